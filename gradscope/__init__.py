@@ -1,0 +1,1 @@
+"""Gradient inspection for JAX."""

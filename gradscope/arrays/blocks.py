@@ -1,0 +1,47 @@
+"""Blocks: the elements of an array in C order, a cache's worth at a time, without a copy of the whole.
+
+A reduction that walks an array once per column reads it from memory once per column. Walking it by blocks, and each
+block once per column, reads memory once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+#: Elements of one block. Large enough that ten calls into NumPy per block cost 5 % of it, small enough that the block
+#: and its float64 copy (1.5 MiB for float32) stay in cache; 64 Ki to 256 Ki measured within 10 % of each other.
+BLOCK_ELEMENTS: Final = 1 << 17
+
+
+def blocks(array: Array, elements: int = BLOCK_ELEMENTS) -> Iterator[Array]:
+    """The elements of `array` in C order, as contiguous one-dimensional blocks in the machine's byte order.
+
+    Args:
+        array: Any shape, strides and byte order.
+        elements: Upper bound on the size of a block. Where it is a multiple of the last axis, every block holds whole
+            rows of that axis.
+
+    Yields:
+        Views where the array is contiguous, copies of a block's size where it is not; nothing for an empty array.
+    """
+    native = array.dtype.newbyteorder("=")
+    if array.flags.c_contiguous and array.dtype == native:
+        flat = array.reshape(-1)
+        for start in range(0, flat.size, elements):
+            yield flat[start : start + elements]
+    elif 0 < array.size <= elements:
+        yield np.ascontiguousarray(array, native).reshape(-1)
+    elif array.size:
+        yield from _blocks_of_slabs(array, elements)
+
+
+def _blocks_of_slabs(array: Array, elements: int) -> Iterator[Array]:
+    step = elements // (array.size // len(array))
+    slabs = array if step == 0 else (array[start : start + step] for start in range(0, len(array), step))
+    for slab in slabs:
+        yield from blocks(slab, elements)

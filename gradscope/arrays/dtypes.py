@@ -1,0 +1,152 @@
+"""Logical dtypes: what a tensor's elements mean, and the plain NumPy dtype in which a file holds them.
+
+The *logical* dtype is the one the model computed with, by JAX's name: `float32`, `bfloat16`, `int4`, `key<fry>`. The
+*stored* dtype is one that every NumPy reads back, little-endian:
+
+- a plain dtype (bool, integers, float16 to float64, complex) is stored as it is;
+- bfloat16 and every smaller float is *viewed* as `|V2` or `|V1`: same bytes, and arithmetic on it fails loudly where an
+  integer view would give wrong numbers. float8_e5m2 too: NumPy cannot read back the header it writes for that one;
+- an integer of less than a byte is *widened* to int8 or uint8, exactly;
+- a typed PRNG key is stored as its key data (uint32, one axis more), which is also what stands for it in memory.
+
+Anything else, longdouble, objects, strings and structs among them, is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.errors import DumpError, UsageError
+
+_PLAIN: Final = {
+    np.dtype(scalar).name: np.dtype(scalar)
+    for scalar in (
+        *(np.bool_, np.float16, np.float32, np.float64, np.complex64, np.complex128),
+        *(np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
+    )
+}
+
+
+def _known_to_ml_dtypes(*names: str) -> dict[str, np.dtype[Any]]:
+    """Those of the named dtypes that the installed ml_dtypes has; each release adds some."""
+    return {name: np.dtype(getattr(ml_dtypes, name)) for name in names if hasattr(ml_dtypes, name)}
+
+
+_VIEWED: Final = _known_to_ml_dtypes(
+    *("bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"),
+)
+_WIDENED: Final = _known_to_ml_dtypes("int1", "int2", "int4", "uint1", "uint2", "uint4")
+_IN_MEMORY: Final = {**_PLAIN, **_VIEWED, **_WIDENED}
+_KEY: Final = re.compile(r"key<[^<>]+>")
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """The logical name of an array's dtype; byte order is no part of it, and a name may be one that is not storable."""
+    return "float0" if dtype.names == ("float0",) else dtype.name
+
+
+def storable(name: str) -> bool:
+    """Whether tensors of a logical dtype can be stored."""
+    return name in _IN_MEMORY or is_key(name)
+
+
+def is_key(name: str) -> bool:
+    """Whether a logical dtype is a typed PRNG key's, whose data has one axis more than the keys."""
+    return _KEY.fullmatch(name) is not None
+
+
+def is_floating(name: str) -> bool:
+    """Whether a logical dtype is a real floating-point one."""
+    return name in _VIEWED or (name in _PLAIN and _PLAIN[name].kind == "f")
+
+
+def is_complex(name: str) -> bool:
+    """Whether a logical dtype is a complex one."""
+    return name in _PLAIN and _PLAIN[name].kind == "c"
+
+
+def as_numpy_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of an array in memory that holds elements of a logical dtype: NumPy's own or ml_dtypes'.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if is_key(name):
+        return _PLAIN["uint32"]
+    if name not in _IN_MEMORY:
+        raise UsageError(
+            f"a tensor of dtype {name} cannot be stored",
+            hint=f"convert it to one of {', '.join(sorted(_IN_MEMORY))}, or leave it out",
+        )
+    return _IN_MEMORY[name]
+
+
+def stored_dtype(name: str) -> np.dtype[Any]:
+    """The plain NumPy dtype, little-endian, in which a file holds elements of a logical dtype.
+
+    Raises:
+        UsageError: Such elements cannot be stored.
+    """
+    in_memory = as_numpy_dtype(name)
+    if name in _VIEWED:
+        return np.dtype(f"V{in_memory.itemsize}")
+    if name in _WIDENED:
+        return np.dtype(np.uint8 if name.startswith("u") else np.int8)
+    return in_memory.newbyteorder("<")
+
+
+def itemsize(name: str) -> int:
+    """Bytes of one stored element of a logical dtype (of a key: of one word of its data).
+
+    Raises:
+        UsageError: Such elements cannot be stored.
+    """
+    return stored_dtype(name).itemsize
+
+
+def encode(array: Array) -> Array:
+    """An array as it is stored.
+
+    Args:
+        array: Any shape, strides and byte order.
+
+    Returns:
+        The same elements in the stored dtype; a view wherever the bytes are the same.
+
+    Raises:
+        UsageError: Its dtype cannot be stored, or it is a masked array, whose mask would be lost.
+    """
+    if isinstance(array, np.ma.MaskedArray):
+        raise UsageError("a masked array cannot be stored", hint="fill it first: array.filled(value)")
+    name = dtype_name(array.dtype)
+    target = stored_dtype(name)
+    return array.view(target) if name in _VIEWED else array.astype(target, copy=False)
+
+
+def decode(stored: Array, name: str) -> Array:
+    """The inverse of `encode`.
+
+    Args:
+        stored: An array of `stored_dtype(name)`, or of that dtype in the other byte order.
+        name: The logical dtype's name.
+
+    Returns:
+        The same elements in `as_numpy_dtype(name)`; a view wherever the bytes are the same.
+
+    Raises:
+        UsageError: There is no such dtype.
+        DumpError: A value does not fit in `name`, an integer of less than a byte.
+    """
+    in_memory = as_numpy_dtype(name)
+    if name in _VIEWED:
+        return stored.view(in_memory)
+    decoded = stored.astype(in_memory, copy=False)
+    if name in _WIDENED and not np.array_equal(decoded.astype(stored.dtype), stored):
+        raise DumpError(f"a value of dtype {stored.dtype} is out of the range of {name}")
+    return decoded

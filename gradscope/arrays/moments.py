@@ -1,0 +1,127 @@
+"""Moments: count, mean, standard deviation and norms of finite elements, in float64, that merge without loss.
+
+Blocks merge by the update of Chan, Golub and LeVeque. Root mean squares are kept rather than sums of squares, and merge
+through `hypot`: so float64 tensors of 1e200 or 1e-200 have a norm, and a power of two in the data is a power of two in
+every moment.
+
+Accuracy: relative errors stay below 1e-9 for any finite input (tested against exact sums; 1e-12 is typical).
+
+References:
+    T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for computing the sample variance", The American Statistician
+    37 (1983) 242-247.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.arrays.scratch import Slot, scratch
+
+#: OpenBLAS splits a dot product of more than 10,000 elements among threads, which stalls while a compiled step keeps
+#: the cores busy; rows of this size stay on the calling thread, and are still twice as fast as `einsum`.
+_DOT_ELEMENTS: Final = 8192
+
+#: Squares of magnitudes in this range, and sums of 2^60 of them, neither overflow nor lose digits in float64.
+_SQUARABLE: Final = (2.0**-450, 2.0**450)
+
+#: Least share of the variance in the mean square at which their difference keeps nine digits of the variance.
+_CANCELLATION: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """The moments of one or more finite elements.
+
+    Attributes:
+        count: Number of elements.
+        mean: Arithmetic mean.
+        std: Population standard deviation (ddof 0).
+        rms: Root mean square.
+    """
+
+    count: int
+    mean: float
+    std: float
+    rms: float
+
+    @property
+    def l2(self) -> float:
+        """Euclidean norm."""
+        return self.rms * math.sqrt(self.count)
+
+    def __add__(self, other: Moments) -> Moments:
+        count = self.count + other.count
+        here, there = self.count / count, other.count / count
+        root_here, root_there = math.sqrt(here), math.sqrt(there)
+        # Halved, because the distance between two float64 may be more than a float64 can say.
+        half_apart = other.mean / 2 - self.mean / 2
+        return Moments(
+            count=count,
+            mean=self.mean + half_apart * (2 * there) if there <= here else other.mean - half_apart * (2 * here),
+            std=math.hypot(self.std * root_here, other.std * root_there, half_apart * (2 * root_here * root_there)),
+            rms=math.hypot(self.rms * root_here, other.rms * root_there),
+        )
+
+
+def moments_of(values: Array, total: float, low: float, high: float) -> Moments:
+    """The moments of a block.
+
+    Args:
+        values: One-dimensional, contiguous, float64, not empty, all finite.
+        total: Their sum; ignored where it may have overflowed.
+        low: The smallest of them.
+        high: The largest of them.
+
+    Returns:
+        Their moments.
+    """
+    if low == high:
+        # Exactly, though the sum may have been rounded. Adding zero makes the mean of negative zeros plain zero.
+        return Moments(count=values.size, mean=low + 0.0, std=0.0, rms=abs(low))
+    largest = max(high, -low)
+    if not _SQUARABLE[0] < largest < _SQUARABLE[1]:
+        return _scaled_moments(values, math.frexp(largest)[1])
+    mean = total / values.size
+    mean_square = _sum_of_squares(values) / values.size
+    std = math.sqrt(_variance(values, mean, mean_square))
+    return Moments(count=values.size, mean=mean, std=std, rms=math.sqrt(mean_square))
+
+
+def sum_of_magnitudes(values: Array, total: float, low: float, high: float) -> float:
+    """The l1 norm of a block; arguments as for `moments_of`."""
+    # Activations behind a rectifier have one sign only, and need no second pass.
+    if low >= 0 or high <= 0:
+        return abs(total)
+    magnitudes = np.abs(values, out=scratch(Slot.WORK, values.size, np.float64))
+    with np.errstate(over="ignore"):
+        return float(magnitudes.sum())
+
+
+def _scaled_moments(values: Array, exponent: int) -> Moments:
+    scaled = np.ldexp(values, -exponent)
+    moments = moments_of(scaled, float(scaled.sum()), float(scaled.min()), float(scaled.max()))
+    return Moments(
+        count=moments.count,
+        mean=math.ldexp(moments.mean, exponent),
+        std=math.ldexp(moments.std, exponent),
+        rms=math.ldexp(moments.rms, exponent),
+    )
+
+
+def _sum_of_squares(values: Array) -> float:
+    rows = values[: values.size // _DOT_ELEMENTS * _DOT_ELEMENTS].reshape(-1, 1, _DOT_ELEMENTS)
+    rest = values[rows.size :]
+    return float(np.matmul(rows, rows.transpose(0, 2, 1)).sum() + np.dot(rest, rest))
+
+
+def _variance(values: Array, mean: float, mean_square: float) -> float:
+    difference = mean_square - mean * mean
+    if difference > _CANCELLATION * mean_square:
+        return difference
+    centred = np.subtract(values, mean, out=scratch(Slot.WORK, values.size, np.float64))
+    return _sum_of_squares(centred) / values.size

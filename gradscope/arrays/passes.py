@@ -1,0 +1,92 @@
+"""The one pass over an array that computes its `Reduction`.
+
+Non-finite elements are counted and left out of everything else. They are looked for only in a block whose sum is not
+finite, which one of them makes it without fail; extremes are no witness, since a compiled minimum may lose a NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from gradscope.arrays.blocks import Array, blocks
+from gradscope.arrays.dtypes import dtype_name, encode, is_complex, is_floating
+from gradscope.arrays.magnitudes import MagnitudeCounter
+from gradscope.arrays.moments import moments_of, sum_of_magnitudes
+from gradscope.arrays.reductions import Extremes, NonFinite, Reduction
+from gradscope.arrays.scratch import Slot, scratch
+from gradscope.arrays.widening import real_values
+
+
+def reduce_array(array: Array, *, magnitudes: bool) -> Reduction:
+    """The reductions of an array.
+
+    Args:
+        array: Any shape, strides and dtype; of a complex one the magnitudes are reduced.
+        magnitudes: Whether to compute what only the full tier has; it takes three times as long.
+
+    Returns:
+        Its reductions; all None for a dtype that is not a number.
+    """
+    name = dtype_name(array.dtype)
+    if is_floating(name) or is_complex(name):
+        return _reduce_real(array, magnitudes=magnitudes)
+    plain = encode(array)
+    return _reduce_integers(plain) if plain.dtype.kind in "biu" else Reduction()
+
+
+def _reduce_integers(array: Array) -> Reduction:
+    zeros = array.size - int(np.count_nonzero(array))
+    extremes = Extremes(low=int(array.min()), high=int(array.max())) if array.size else None
+    return Reduction(zeros=zeros, extremes=extremes)
+
+
+def _reduce_real(array: Array, *, magnitudes: bool) -> Reduction:
+    counter = MagnitudeCounter(_smallest_normal(array.dtype)) if magnitudes else None
+    running = Reduction(zeros=0, nonfinite=NonFinite(nan=0, inf=0, neginf=0))
+    for block in blocks(array):
+        running += _reduce_block(real_values(block), counter)
+    return running if counter is None else replace(running, magnitudes=counter.result())
+
+
+def _reduce_block(values: Array, counter: MagnitudeCounter | None) -> Reduction:
+    wide = _as_float64(values)
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = float(wide.sum())
+    if not math.isfinite(total) and not (finite := np.isfinite(values)).all():
+        broken = Reduction(zeros=0, nonfinite=_nonfinite(values))
+        return broken + _reduce_block(values[finite], counter) if finite.any() else broken
+    low, high = float(values.min()), float(values.max())
+    if counter is not None:
+        counter.add(values, sum_of_magnitudes(wide, total, low, high))
+    return Reduction(
+        zeros=int(np.count_nonzero(np.equal(values, 0, out=scratch(Slot.WORK, values.size, np.bool_)))),
+        nonfinite=NonFinite(nan=0, inf=0, neginf=0),
+        extremes=Extremes(low=low, high=high),
+        moments=moments_of(wide, total, low, high),
+    )
+
+
+def _as_float64(values: Array) -> Array:
+    if values.dtype == np.float64:
+        return values
+    wide = scratch(Slot.WIDE, values.size, np.float64)
+    np.copyto(wide, values)
+    return wide
+
+
+def _nonfinite(values: Array) -> NonFinite:
+    infinite = values[np.isinf(values)]
+    return NonFinite(
+        nan=int(np.count_nonzero(np.isnan(values))),
+        inf=infinite.size,
+        neginf=int(np.count_nonzero(infinite < 0)),
+    )
+
+
+def _smallest_normal(dtype: np.dtype[Any]) -> float:
+    return float(ml_dtypes.finfo(dtype).smallest_normal)

@@ -1,0 +1,90 @@
+"""The layer tree of a run: each layer and turn with what went in and came out, in numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from gradscope import naming
+from gradscope.capture.drafts import Draft
+from gradscope.capture.measured import Power
+from gradscope.capture.order import ExecutionOrder, Iteration
+from gradscope.capture.run import Run
+from gradscope.dump.manifest import Layer
+from gradscope.tracing.frames import FrameKey, ValueKey, iterations
+from gradscope.tracing.layers import LayerCall
+
+_Subject: TypeAlias = tuple[ValueKey, Iteration]
+
+
+class LayerTree:
+    """Collects what a run's drafts tell about layers.
+
+    Args:
+        run: The run.
+        order: Its execution order.
+    """
+
+    def __init__(self, run: Run, order: ExecutionOrder) -> None:
+        self._run = run
+        self._order = order
+        self._loops = {site.value: site.loops for site in run.trace.sites}
+        self._powers: dict[tuple[_Subject, bool], Power] = {}
+        self._names: dict[_Subject, str] = {}
+        self._turns: dict[tuple[FrameKey, Iteration], Iteration] = {}
+
+    def note(self, draft: Draft, power: Power | None) -> None:
+        """Take in one draft."""
+        gradient = naming.is_gradient(draft.family)
+        if power is not None:
+            self._powers[draft.subject, gradient] = power
+        if draft.records and not gradient:
+            value, nominal = draft.subject
+            self._names[draft.subject] = draft.records[0].name
+            self._turns[value.frame, nominal] = draft.records[0].site.iteration
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Every wanted layer in execution order, composites before their parts."""
+        calls = [(call, turn) for call in self._run.trace.layers for turn in iterations(call.frame.loops)]
+        calls.sort(key=lambda at: (self._rank(*at), len(at[0].path.components)))
+        return tuple(self._layer(call, turn) for call, turn in calls if not call.frame.opaque)
+
+    def _rank(self, call: LayerCall, turn: Iteration) -> int:
+        return self._order.rank(call.frame.loops, call.order, turn)
+
+    def _layer(self, call: LayerCall, turn: Iteration) -> Layer:
+        inputs = [self._subject(value, turn) for value in call.inputs]
+        outputs = [self._subject(value, turn) for value in call.outputs]
+        return Layer(
+            path=self._path(call, turn),
+            index=self._rank(call, turn),
+            parent=None if call.parent is None else self._path(call.parent, turn[: len(call.parent.frame.loops)]),
+            source=call.source,
+            primitive=call.primitive,
+            params=tuple(call.params),
+            inputs=tuple(self._names[subject] for subject in inputs if subject in self._names),
+            outputs=tuple(self._names[subject] for subject in outputs if subject in self._names),
+            rms=self._rms(inputs, outputs),
+        )
+
+    def _path(self, call: LayerCall, turn: Iteration) -> str:
+        return str(call.path.at(self._turns.get((call.frame.key, turn), turn)))
+
+    def _subject(self, value: ValueKey, turn: Iteration) -> _Subject:
+        return value, turn[: len(self._loops.get(value, ()))]
+
+    def _rms(self, inputs: list[_Subject], outputs: list[_Subject]) -> Mapping[str, float]:
+        found = {
+            "in": self._together(inputs, gradient=False),
+            "out": self._together(outputs, gradient=False),
+            "grad_in": self._together(inputs, gradient=True),
+            "grad_out": self._together(outputs, gradient=True),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _together(self, subjects: Iterable[_Subject], *, gradient: bool) -> float | None:
+        """Root mean square over all elements of several tensors; None where none of them is known."""
+        powers = [self._powers[subject, gradient] for subject in subjects if (subject, gradient) in self._powers]
+        count = sum(power.count for power in powers)
+        return math.sqrt(sum(power.sum_of_squares for power in powers) / count) if count else None

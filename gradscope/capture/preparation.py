@@ -1,0 +1,142 @@
+"""Preparing a run: arguments made and the observing program compiled, at the same time.
+
+A model's `init` takes as long to compile and run as the program that observes it takes to trace and compile; neither
+needs the other's result, only shapes. So the arguments are made in a thread of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+
+from gradscope.capture.run import Run
+from gradscope.capture.timings import Timings
+from gradscope.instrument.planning import Wanted, make_plan
+from gradscope.instrument.program import observing_program
+from gradscope.instrument.taps import Observer, whole_tensor
+from gradscope.tracing.model import Model
+from gradscope.tracing.tracer import Trace, trace_loss
+from gradscope.tracing.userframes import user_code
+
+#: JAX's ways of saying that a function wants values where it was given shapes.
+_WANTS_VALUES: Final = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """A loss's arguments before they are values: what they will look like, and how to make them.
+
+    Attributes:
+        shapes: The pair (variables, batch) as pytrees of `jax.ShapeDtypeStruct`.
+        make: Makes the pair; slow, and free of side effects, so it may run in a thread.
+    """
+
+    shapes: tuple[Any, Any]
+    make: Callable[[], tuple[Any, Any]]
+
+
+def model_arguments(model: Model, *, seed: int, batch_size: int, dtype: str | None = None, batch: Any = None) -> Arguments:
+    """The arguments of a model's loss.
+
+    Args:
+        model: The model.
+        seed: Seeds one key, split for `init` and `batch`.
+        batch_size: Number of examples.
+        dtype: Floating-point leaves are converted to it; None leaves them.
+        batch: A batch from elsewhere; None for the model's own.
+    """
+    init_key, batch_key = jax.random.split(jax.random.key(seed))
+
+    def init() -> Any:
+        return _converted(model.init(init_key), dtype)
+
+    def own_batch() -> Any:
+        return _converted(model.batch(batch_key, batch_size), dtype)
+
+    def given_batch() -> Any:
+        return _converted(jax.tree_util.tree_map(jnp.asarray, batch), dtype)
+
+    with user_code(f"init of {model.name}"):
+        variables_shape, make_variables = _deferred(init)
+    with user_code(f"batch of {model.name}"):
+        batch_shape, make_batch = _deferred(own_batch if batch is None else given_batch)
+
+    def make() -> tuple[Any, Any]:
+        with user_code(f"init of {model.name}"):
+            variables = make_variables()
+        with user_code(f"batch of {model.name}"):
+            return variables, make_batch()
+
+    return Arguments(shapes=(variables_shape, batch_shape), make=make)
+
+
+def _deferred(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
+    """A function's output shapes, and a way to have its values: compiled as a whole where it can be traced."""
+    try:
+        return jax.eval_shape(function), jax.jit(function)
+    except _WANTS_VALUES:
+        values = function()  # it reads files or branches on values: run it as it is, once
+        return jax.eval_shape(lambda: values), lambda: values
+
+
+def _converted(tree: Any, dtype: str | None) -> Any:
+    if dtype is None:
+        return tree
+    wanted = jnp.dtype(dtype)
+    return jax.tree_util.tree_map(lambda leaf: leaf.astype(wanted) if _is_floating(leaf) else leaf, tree)
+
+
+def _is_floating(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Everything a run needs.
+
+    Attributes:
+        trace: The traced loss.
+        variables: The model's variables.
+        batch: Its batch.
+        start: Runs the compiled program and waits for it.
+    """
+
+    trace: Trace
+    variables: Any
+    batch: Any
+    start: Callable[[], Run]
+
+
+def prepare(
+    model: Model, arguments: Arguments, wanted: Wanted, timings: Timings, observe: Observer = whole_tensor
+) -> Prepared:
+    """Trace, plan and compile while the arguments are being made.
+
+    Raises:
+        ModelError: The user's code failed, or its loss cannot be differentiated.
+        UsageError: A pattern selects nothing.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="arguments") as pool:
+        making = pool.submit(arguments.make)
+        with timings.phase("trace"), user_code(f"loss of {model.name}"):
+            trace = trace_loss(model.loss, *arguments.shapes)
+            plan = make_plan(trace, wanted, observe)
+            program, reached = observing_program(trace, plan)
+            lowered = jax.jit(program).lower(jax.tree_util.tree_leaves(arguments.shapes))
+        with timings.phase("compile"), user_code(f"compiling {model.name}"):
+            compiled = lowered.compile()
+        with timings.phase("initialise"):
+            variables, batch = making.result()
+    leaves: Sequence[Any] = jax.tree_util.tree_leaves((variables, batch))
+
+    def start() -> Run:
+        with timings.phase("run"), user_code(f"running {model.name}"):
+            observed = jax.block_until_ready(compiled(leaves))
+        return Run(trace=trace, plan=plan, wanted=wanted, arguments=leaves, observed=observed, reached=reached)
+
+    return Prepared(trace=trace, variables=variables, batch=batch, start=start)

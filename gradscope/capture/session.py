@@ -1,0 +1,81 @@
+"""A capture session: from a run to the records of a dump and the facts that go beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradscope import naming
+from gradscope.capture.drafts import Draft, drafts
+from gradscope.capture.layers import LayerTree
+from gradscope.capture.measured import Reading
+from gradscope.capture.order import ExecutionOrder
+from gradscope.capture.pipeline import in_order
+from gradscope.capture.run import Run
+from gradscope.dump.manifest import Layer, Ledger, LedgerLine
+from gradscope.dump.record import Reason, Record
+from gradscope.tracing.frames import OPERAND, ValueKey
+
+#: Threads that compute statistics: NumPy lets go of the interpreter lock, and the writer needs the other core.
+WORKERS = 2
+#: Tensors on the host at a time, beside what the device holds.
+AHEAD = 4
+
+
+class Session:
+    """Hands out a run's records one by one; layers, ledger and loss are complete when the last has been handed out.
+
+    Args:
+        run: The run.
+        reading: How observations become statistics.
+    """
+
+    def __init__(self, run: Run, reading: Reading) -> None:
+        self._run = run
+        self._reading = reading
+        self._order = ExecutionOrder.of_trace(run.trace)
+        self._tree = LayerTree(run, self._order)
+        self._captured = 0
+        self._missing: list[LedgerLine] = []
+        self._accounted: set[tuple[ValueKey, str]] = set()
+
+    def records(self) -> Iterator[Record]:
+        """Every record of the run, in the order in which a dump holds them."""
+        pieces = drafts(self._run, self._order)
+        for measured in in_order(self._reading, pieces, workers=WORKERS, ahead=AHEAD):
+            self._tree.note(measured.draft, measured.power)
+            for record in measured.records:
+                self._account(measured.draft, record)
+                yield record
+
+    def loss(self) -> float:
+        """The loss."""
+        return float(np.asarray(self._run.observed.loss))
+
+    def layers(self) -> tuple[Layer, ...]:
+        """The layer tree."""
+        return self._tree.layers()
+
+    def ledger(self) -> Ledger:
+        """The account of every site: what was captured and why the others were not."""
+        return Ledger(captured=self._captured, missing=(*self._missing, *self._left_out()))
+
+    def _account(self, draft: Draft, record: Record) -> None:
+        self._accounted.add((draft.subject[0], draft.family))
+        if record.absent is not None:
+            self._missing.append(LedgerLine(name=record.name, family=record.family, reason=record.absent))
+        elif record.alias_of is None:
+            self._captured += 1
+
+    def _left_out(self) -> Iterator[LedgerLine]:
+        """What was never drafted: sites, by their names without iterations, and arguments."""
+        for site in self._run.trace.sites:
+            reason: Reason = "opaque" if site.opaque else "filtered"
+            for family in (naming.ACTIVATION, naming.ACTIVATION_GRAD):
+                if site.names and (site.value, family) not in self._accounted:
+                    yield LedgerLine(name=site.names[0].template, family=family, reason=reason)
+        for number, leaf in enumerate(self._run.trace.arguments):
+            for family in (leaf.family, naming.gradient_family(leaf.family)):
+                if family is not None and (ValueKey((), OPERAND, number), family) not in self._accounted:
+                    yield LedgerLine(name=leaf.name, family=family, reason="filtered")

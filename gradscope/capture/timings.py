@@ -1,0 +1,29 @@
+"""Where the seconds of a command go, by phase."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Timings:
+    """Seconds by phase.
+
+    Args:
+        started: Called with a phase's name when it begins; a progress display, say.
+    """
+
+    def __init__(self, started: Callable[[str], None] = lambda _: None) -> None:
+        self.seconds: dict[str, float] = {}
+        self._started = started
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what runs inside; a phase entered again adds up."""
+        self._started(name)
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin

@@ -1,0 +1,106 @@
+"""Options that several commands share, as annotated types: the name, the help and the check of each stand here once."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+
+class Format(StrEnum):
+    """How results are written."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+
+
+class Precision(StrEnum):
+    """Matrix multiplication precisions that JAX knows on every backend."""
+
+    DEFAULT = "default"
+    HIGH = "high"
+    HIGHEST = "highest"
+    BFLOAT16 = "bfloat16"
+    TENSORFLOAT32 = "tensorfloat32"
+    FLOAT32 = "float32"
+
+
+class FloatType(StrEnum):
+    """Floating-point types a model can be run in."""
+
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
+_MODEL = "Model"
+_SHOWN = "What is shown"
+_OUTPUT = "Output"
+
+Target: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="The model: a file model.py or model.py:NAME, a module package.module:NAME, or a name of the zoo "
+        "(resnet50, mlp, transformer, linear_regression). NAME may be a call with literal arguments.",
+    ),
+]
+Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of the keys that init and batch receive.", rich_help_panel=_MODEL)]
+BatchSize: TypeAlias = Annotated[int, typer.Option(min=1, help="Number of examples.", rich_help_panel=_MODEL)]
+Data: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="A real batch: members of an .npz become the batch's leaves.", rich_help_panel=_MODEL),
+]
+Dtype: TypeAlias = Annotated[
+    FloatType | None, typer.Option(help="Convert floating-point variables and batch to it.", rich_help_panel=_MODEL)
+]
+X64: TypeAlias = Annotated[bool, typer.Option("--x64", help="Compute in float64.", rich_help_panel=_MODEL)]
+MatmulPrecision: TypeAlias = Annotated[
+    Precision | None, typer.Option(help="Precision of matrix multiplications.", rich_help_panel=_MODEL)
+]
+NoCache: TypeAlias = Annotated[
+    bool,
+    typer.Option("--no-cache", help="Do not keep compiled programs in the user's cache folder.", rich_help_panel=_MODEL),
+]
+Select: TypeAlias = Annotated[
+    list[str],
+    typer.Option(metavar="PATTERN", help="Only these names: a glob, or re:REGEX. Repeatable.", rich_help_panel=_SHOWN),
+]
+Exclude: TypeAlias = Annotated[
+    list[str], typer.Option(metavar="PATTERN", help="Not these names. Repeatable.", rich_help_panel=_SHOWN)
+]
+Depth: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, help="Only layers of at most so many scopes.", rich_help_panel=_SHOWN)
+]
+Families: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help="Only these families, separated by commas: activation, activation_grad, param, param_grad, input, "
+        "input_grad, state, aux.",
+        rich_help_panel=_SHOWN,
+    ),
+]
+Check: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="Exit 1 if one of these findings is made, or 'all'.", rich_help_panel=_SHOWN),
+]
+OutputFormat: TypeAlias = Annotated[
+    Format, typer.Option("--format", help="How results are written to standard output.", rich_help_panel=_OUTPUT)
+]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=_OUTPUT)]
+Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace an output that exists.", rich_help_panel=_OUTPUT)]
+Quiet: TypeAlias = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress and no messages.", rich_help_panel=_OUTPUT)
+]
+Verbose: TypeAlias = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Say why each thing was chosen.", rich_help_panel=_OUTPUT)
+]
+Traceback: TypeAlias = Annotated[
+    bool, typer.Option("--traceback", help="Show the full traceback of an error.", rich_help_panel=_OUTPUT)
+]

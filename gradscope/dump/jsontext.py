@@ -1,0 +1,105 @@
+"""Strict JSON text: standard, finite, without ambiguity.
+
+JSON has no NaN and no infinities; here they are the strings "NaN", "Infinity" and "-Infinity". Reading refuses what
+readers disagree about (a name given twice, the bare tokens `NaN` and `Infinity`) and what would cost a stranger nothing
+and us much (nesting without end).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection
+from typing import Any, Final, cast
+
+from gradscope.dump.record import Json
+from gradscope.errors import DumpError
+
+#: Levels of arrays and objects; a manifest has seven.
+DEPTH_LIMIT: Final = 32
+
+_NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+# ASCII alone, so that the bytes are valid UTF-8 whatever lone surrogates a layer's name holds.
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
+def dumps(value: Json) -> str:
+    """A value as compact JSON text, NaN and infinities as strings."""
+    try:
+        return _ENCODER.encode(value)
+    except ValueError:
+        # Spelling out walks the whole document in Python; few documents need it.
+        return _ENCODER.encode(_spelt_out(value))
+
+
+def loads(text: str | bytes) -> Json:
+    """The value that JSON text stands for; strings stay strings, "NaN" too (see `as_float`).
+
+    Raises:
+        DumpError: The text is not strict JSON, not UTF-8, or nested deeper than `DEPTH_LIMIT`.
+    """
+    try:
+        decoded = text.decode() if isinstance(text, bytes) else text
+        value = json.loads(decoded, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise DumpError("the JSON text is nested too deeply") from None
+    except ValueError as error:
+        raise DumpError(f"the JSON text is malformed: {error}") from error
+    _require_depth(value, DEPTH_LIMIT)
+    return value
+
+
+def as_float(value: Json) -> float:
+    """The float that a JSON value stands for: a number, or one of the three strings.
+
+    Raises:
+        DumpError: It stands for none.
+    """
+    if isinstance(value, str) and value in _NON_FINITE:
+        return _NON_FINITE[value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise DumpError(f"expected a number, found {_shortened(value)}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise DumpError(f"expected a number that a float64 can hold, found one of {len(str(value))} digits") from None
+
+
+def _spelt_out(value: Json) -> Json:
+    match value:
+        case dict():
+            return {name: _spelt_out(each) for name, each in value.items()}
+        case list():
+            return [_spelt_out(each) for each in value]
+        case float() if not math.isfinite(value):
+            return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
+        case _:
+            return value
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("an object names a field twice")
+    return value
+
+
+def _refuse_constant(token: str) -> Json:
+    raise ValueError(f"the bare token {token} is not JSON")
+
+
+def _require_depth(value: Json, levels: int) -> None:
+    # Types are collected at C speed, and only containers looked into: most of a manifest is long lists of counts.
+    if not isinstance(value, dict | list):
+        return
+    if levels == 0:
+        raise DumpError(f"the JSON text is nested deeper than {DEPTH_LIMIT} levels")
+    children = cast("Collection[Json]", value.values() if isinstance(value, dict) else value)
+    if not {dict, list}.isdisjoint(map(type, children)):
+        for child in children:
+            _require_depth(child, levels - 1)
+
+
+def _shortened(value: Json) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."

@@ -1,0 +1,129 @@
+"""The manifest: what a dump holds and where it comes from, as one JSON document inside the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from gradscope.dump.record import Json, Reason, SiteFacts
+
+SCHEMA: Final = 1
+MEMBER: Final = "__gradscope__.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Where a tensor's bytes lie in the file.
+
+    Attributes:
+        member: The zip member's full name, `.npy` included.
+        dtype: NumPy's descriptor of the stored type, `<f4`, `|V2`.
+        crc32: CRC-32 of the whole member, header included, as the zip directory has it.
+        offset: File offset of the first byte of array data, a multiple of 64.
+        size_bytes: Number of bytes of array data.
+    """
+
+    member: str
+    dtype: str
+    crc32: int
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One record as a dump remembers it; `stored` is None where the file holds no tensor for it. See `Record`."""
+
+    family: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    stats: Mapping[str, Json]
+    site: SiteFacts
+    stored: Stored | None = None
+    alias_of: str | None = None
+    absent: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer of the model: one call, in execution order.
+
+    Attributes:
+        path: Its layer path, occurrence included, iterations filled in.
+        index: Execution index of its first equation.
+        parent: Path of the layer around it; None at the top.
+        source: `file:line` of its first equation in the user's code.
+        primitive: Its one primitive, where a leaf has only one; None otherwise.
+        params: Names of the parameters its equations use, in order of use.
+        inputs: Names of the values it reads: activation names where those are known, `input` names otherwise.
+        outputs: Names of its activation entries.
+        rms: `in`, `out`, `grad_in`, `grad_out`: root mean squares over the finite elements of all its inputs or outputs
+            and of the gradients with respect to them; a name is absent where the layer has no such value.
+    """
+
+    path: str
+    index: int
+    parent: str | None = None
+    source: str | None = None
+    primitive: str | None = None
+    params: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    rms: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerLine:
+    """One site whose activation or gradient is not in the dump, and why."""
+
+    name: str
+    family: str
+    reason: Reason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """The account of every floating-point site: how many were captured, and each that was not with its reason."""
+
+    captured: int = 0
+    missing: tuple[LedgerLine, ...] = ()
+
+    def counts(self) -> dict[str, int]:
+        """Number of sites by reason, `captured` first; reasons that do not occur are left out."""
+        counts = {"captured": self.captured}
+        for line in self.missing:
+            counts[line.reason] = counts.get(line.reason, 0) + 1
+        return counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Everything a dump says about itself.
+
+    Attributes:
+        entries: Every record in the order written.
+        layers: The layer tree in execution order.
+        ledger: What was left out and why.
+        loss: The loss; None in a foreign file or an incomplete dump that had not reached it.
+        complete: Whether the run that wrote the dump ended well.
+        tier: `full` when every statistic of numbers.md was computed, `core` when only a compiled step's.
+        provenance: Versions, device, precision, seed, hashes: whatever may explain a difference between two dumps.
+        self_check: `max_rel_l2`, `bit_equal`, `total` and more of a self-check; None when none ran.
+        timings: Seconds by phase.
+        note: One line about the file as a whole ("not written by gradscope", the error that cut it short); "" for none.
+    """
+
+    entries: tuple[Entry, ...]
+    layers: tuple[Layer, ...] = ()
+    ledger: Ledger = field(default_factory=Ledger)
+    loss: float | None = None
+    complete: bool = True
+    tier: Literal["core", "full"] = "full"
+    provenance: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    self_check: Mapping[str, Json] | None = None
+    timings: Mapping[str, float] = field(default_factory=dict[str, float])
+    note: str = ""
+    schema: int = SCHEMA

@@ -1,0 +1,58 @@
+"""Member names: the name under which a tensor lies in the zip file, made from its key and back.
+
+A member's name is its key plus `.npy`. What a zip reader, a file system or NumPy could take for something else than a
+letter of the name is written `%XX`, one for each byte of its UTF-8: control characters, backslashes, lone surrogates,
+the components `.` and `..`, a slash that would make an empty component, the dot of a final `.npy` (`numpy.load` hands out
+layer `a` when asked for a layer `a.npy`), and a `%` that would read as the start of such an escape. Nothing is lost:
+different keys have different member names.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from gradscope.errors import UsageError
+from gradscope.naming import printable
+
+#: Longest name of a member, in bytes of UTF-8.
+LIMIT_BYTES: Final = 1000
+
+_SUFFIX: Final = ".npy"
+_UNSAFE: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\\\ud800-\udfff]"
+    r"|%(?=[0-9A-Fa-f]{2})"
+    r"|(?<![^/])/|/\Z"
+    r"|(?<![^/])\.{1,2}(?=/|\Z)"
+    r"|\.(?=npy\Z)"
+)
+_ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
+_SURROGATE_PAIR: Final = re.compile(r"[\ud800-\udbff][\udc00-\udfff]")
+
+
+def member_name(key: str) -> str:
+    """The name of the zip member that holds the tensor of a key.
+
+    Raises:
+        UsageError: It would be too long, or the key holds two surrogates in a row, which JSON cannot tell from one letter.
+    """
+    if _SURROGATE_PAIR.search(key):
+        raise UsageError(f"the name {printable(key)} holds a surrogate pair instead of the letter it encodes")
+    name = _UNSAFE.sub(lambda match: _escaped(match[0]), key) + _SUFFIX
+    size = len(name.encode())
+    if size > LIMIT_BYTES:
+        raise UsageError(
+            f"the name {printable(key[:40])}... takes {size} bytes in the file, more than {LIMIT_BYTES}",
+            hint="shorten the layer's name or scope",
+        )
+    return name
+
+
+def key_of_member(name: str) -> str:
+    """The inverse of `member_name`."""
+    escaped = name.removesuffix(_SUFFIX).encode(errors="surrogatepass")
+    return _ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), escaped).decode(errors="surrogatepass")
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in text.encode(errors="surrogatepass"))

@@ -1,0 +1,113 @@
+"""The `.npy` header: a magic string, a version, a length, and a Python dictionary that is never evaluated here.
+
+NumPy parses that dictionary with Python's own parser, which a hostile header can keep busy for seconds and make raise a
+dozen different exceptions. Here a regular expression either matches or does not, on at most `HEADER_LIMIT` bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from gradscope.errors import DumpError
+
+#: Longest dictionary that is read, in bytes; NumPy's own take 118 for anything but dozens of axes.
+HEADER_LIMIT: Final = 4096
+#: As many bytes from the start of a member hold every header that is accepted.
+PREFIX_LIMIT: Final = HEADER_LIMIT + 12
+#: Most axes a tensor may have.
+AXES_LIMIT: Final = 32
+
+_MAGIC: Final = b"\x93NUMPY"
+_ALIGNMENT: Final = 64
+_DICTIONARY: Final = re.compile(
+    rb"\{\s*'descr':\s*'([^']{1,16})',\s*'fortran_order':\s*(True|False),\s*'shape':\s*\(([0-9, ]*)\)\s*,?\s*\}\s*"
+)
+_SHAPE: Final = re.compile(rb"(?:\d{1,19}(?:,\s*|\Z))*")
+_DESCRIPTOR: Final = re.compile(r"[<>|=](?:b1|[iu][1248]|f[1248]|c8|c16|V[12])")
+_LARGEST: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NpyHeader:
+    """What a `.npy` header says.
+
+    Attributes:
+        descriptor: NumPy's descriptor of the elements' dtype, `<f4`: a number's, or `|V1`, `|V2`.
+        fortran: Whether the first axis varies fastest; never where there is but one axis.
+        shape: The shape.
+        header_bytes: Bytes before the first element.
+    """
+
+    descriptor: str
+    fortran: bool
+    shape: tuple[int, ...]
+    header_bytes: int
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return int(self.descriptor[2:])
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * self.itemsize
+
+
+def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """The header, of a multiple of 64 bytes, of an array in C order."""
+    dictionary = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}".encode("ascii")
+    padding = -(len(_MAGIC) + 4 + len(dictionary) + 1) % _ALIGNMENT
+    text = dictionary + b" " * padding + b"\n"
+    return _MAGIC + b"\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def parse_npy_header(prefix: bytes) -> NpyHeader:
+    """What the header at the start of `prefix` says.
+
+    Args:
+        prefix: The first `PREFIX_LIMIT` bytes of a `.npy` file or member, or all of it where it is shorter.
+
+    Raises:
+        DumpError: It is not such a header, or one of a dtype or shape that is refused.
+    """
+    start, length = _extent(prefix)
+    match = _DICTIONARY.fullmatch(prefix, start, start + length) if start + length <= len(prefix) else None
+    if match is None:
+        raise DumpError("its npy header is malformed, or of a structured dtype")
+    descriptor, shape = match[1].decode("latin-1"), _parse_shape(match[3])
+    if _DESCRIPTOR.fullmatch(descriptor) is None:
+        objects = " (Python objects, never unpickled)" if "O" in descriptor else ""
+        raise DumpError(f"its dtype {descriptor!r}{objects} is refused")
+    fortran = match[2] == b"True" and len(shape) > 1
+    return NpyHeader(descriptor=descriptor, fortran=fortran, shape=shape, header_bytes=start + length)
+
+
+def _extent(prefix: bytes) -> tuple[int, int]:
+    """Where the dictionary starts and how many bytes it has."""
+    if prefix[:6] != _MAGIC:
+        raise DumpError("it does not start like an npy array")
+    version, width = prefix[6:8], 2 if prefix[6:7] == b"\x01" else 4
+    if version not in (b"\x01\x00", b"\x02\x00", b"\x03\x00"):
+        raise DumpError(f"its npy version {version.hex('.')} is unknown")
+    length = int.from_bytes(prefix[8 : 8 + width], "little")
+    if length > HEADER_LIMIT:
+        raise DumpError(f"its npy header claims {length} bytes, more than {HEADER_LIMIT}")
+    return 8 + width, length
+
+
+def _parse_shape(text: bytes) -> tuple[int, ...]:
+    if _SHAPE.fullmatch(text) is None:
+        raise DumpError("the shape in its npy header is malformed")
+    shape = tuple(int(size) for size in text.split(b",") if size.strip())
+    if len(shape) > AXES_LIMIT:
+        raise DumpError(f"its shape has {len(shape)} axes, more than {AXES_LIMIT}")
+    # NumPy multiplies the sizes that are not zero even where one is.
+    if math.prod(size for size in shape if size) > _LARGEST // 16:
+        raise DumpError(f"its shape {shape} is larger than any memory")
+    return shape

@@ -1,0 +1,64 @@
+"""A record: one tensor's worth of facts on its way from a capture into a dump. Nothing else crosses that bridge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+#: What JSON can say. NaN and infinities are the strings "NaN", "Infinity", "-Infinity" (see `dump.jsontext`).
+Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+
+#: What became of a site's tensor: captured, or why it is not there. `filtered` is the user's own word.
+Reason: TypeAlias = Literal[
+    "captured", "filtered", "non-differentiable", "opaque", "forward-only", "not-executed", "disconnected"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteFacts:
+    """Where a tensor comes from.
+
+    Attributes:
+        index: Execution index: the position of the value's definition in the forward pass. A gradient carries the
+            index of its value, so one order serves both directions.
+        source: `file:line` in the user's code, file without its folder; None where unknown.
+        primitive: The JAX primitive that made the value; None for parameters and inputs.
+        layer: Path of the layer that hands the value on (for a parameter: that uses it); None where there is none.
+        iteration: Index per enclosing loop, outermost first; empty outside loops.
+    """
+
+    index: int
+    source: str | None = None
+    primitive: str | None = None
+    layer: str | None = None
+    iteration: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One tensor, or the reason why there is none.
+
+    Attributes:
+        family: A family of `gradscope.naming`.
+        name: Layer or parameter path, unescaped.
+        shape: The shape as the model computed it.
+        dtype: The logical dtype's name as JAX spells it: `float32`, `bfloat16`, `int4`, `key<fry>`, `float0`.
+        array: The values in a NumPy (or ml_dtypes) array; None in a stats-only dump, for an alias, or where absent.
+        stats: The statistics columns that apply (numbers.md's names), as `TensorStats.to_json` gives them.
+        alias_of: Key of the record that carries the same value under another name; None for a value of its own.
+        absent: Why there is no tensor (`disconnected`: the loss does not depend on it); None where there is one.
+        site: Where it comes from.
+    """
+
+    family: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    array: np.ndarray | None
+    stats: Mapping[str, Json]
+    site: SiteFacts
+    alias_of: str | None = None
+    absent: Reason | None = None

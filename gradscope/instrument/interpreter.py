@@ -1,0 +1,140 @@
+"""The interpreter: runs a traced loss again, equation by equation, and observes the planned sites on the way.
+
+The loop is `docs/autodidax`'s `eval_jaxpr`: an environment, `read`, `write`, and for every equation a rule. Equations
+that run sub-jaxprs have their rules in `rules`; all others, custom rules included, are bound as they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+
+from gradscope.instrument.plan import Plan
+from gradscope.instrument.taps import tap
+from gradscope.tracing.frames import OPERAND, FrameKey
+from gradscope.tracing.jaxcompat import Atom, Equation, FrameKind, Jaxpr, bind, is_literal, kind_of
+
+
+class Captured(NamedTuple):
+    """What a run observed, by site number; a pytree.
+
+    Attributes:
+        values: The observations, with a leading axis for each loop around the site.
+        executed: For sites inside branches: whether the branch ran, likewise per turn.
+        turns: For sites inside `while` loops: how many turns each of those loops ran, outermost first along the last
+            axis; the observation is the last turn's.
+    """
+
+    values: dict[int, Any]
+    executed: dict[int, Any]
+    turns: dict[int, Any]
+
+    @classmethod
+    def nothing(cls) -> Captured:
+        """No observation yet."""
+        return cls({}, {}, {})
+
+    def take(self, other: Captured) -> None:
+        """Add the observations of a frame inside."""
+        for mine, theirs in zip(self, other, strict=True):
+            mine.update(theirs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Where the interpreter is.
+
+    Attributes:
+        plan: What to observe.
+        rules: How equations with sub-jaxprs are run.
+        frame: The frame it is in.
+        depth: Number of loops around that frame.
+        sinks: The sinks of the sites in this frame and inside it, for the present turn of the loops around.
+        reached: Numbers of the sites that a cotangent arrived at; grows while the backward pass is traced.
+    """
+
+    plan: Plan
+    rules: Mapping[FrameKind, Rule]
+    frame: FrameKey = ()
+    depth: int = 0
+    sinks: Mapping[int, Any] = field(default_factory=dict[int, Any])
+    reached: set[int] = field(default_factory=set[int])
+
+    def enter(self, equation: int, branch: int = 0) -> Context:
+        """The context in one of an equation's frames."""
+        return replace(self, frame=(*self.frame, (equation, branch)))
+
+    def with_sinks(self, sinks: Mapping[int, Any]) -> Context:
+        """The same context, with the sinks as the function it is in received them."""
+        return replace(self, sinks=sinks)
+
+    def turn(self, sinks: Mapping[int, Any]) -> Context:
+        """The context in one turn of the loop that this frame is the body of, with that turn's sinks."""
+        return replace(self, depth=self.depth + 1, sinks=sinks)
+
+    @property
+    def inside(self) -> Sequence[int]:
+        """Numbers of the sites in this frame and in the frames inside it."""
+        return self.plan.inside(self.frame)
+
+    def own_sinks(self) -> dict[int, Any]:
+        """The sinks of those sites."""
+        return {number: self.sinks[number] for number in self.inside if number in self.sinks}
+
+
+#: Runs one equation: context, its number, the equation, its operands' values; gives outputs and what was observed.
+Rule: TypeAlias = Callable[[Context, int, Equation, Sequence[Any]], tuple[Sequence[Any], Captured]]
+
+
+def interpret(
+    context: Context, jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[Any]
+) -> tuple[list[Any], Captured]:
+    """Run one frame's jaxpr.
+
+    Args:
+        context: Where it is and what to observe.
+        jaxpr: The open jaxpr.
+        constants: Values of its constant variables.
+        arguments: Values of its inputs.
+
+    Returns:
+        The values of its outputs, and what was observed in it and in the frames inside it.
+    """
+    environment: dict[Atom, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+    captured = Captured.nothing()
+    taps = context.plan.taps(context.frame)
+
+    def read(atom: Atom) -> Any:
+        return atom.val if is_literal(atom) else environment[atom]
+
+    def write(equation: int, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        for position, (variable, value) in enumerate(zip(variables, values, strict=True)):
+            site = taps.get((equation, position))
+            environment[variable] = value if site is None else _observe(context, site, value, captured)
+
+    write(OPERAND, jaxpr.invars, arguments)
+    for number, equation in enumerate(jaxpr.eqns):
+        rule = context.rules.get(kind_of(equation) or "opaque", _as_it_stands)
+        outputs, observed = rule(context, number, equation, [read(atom) for atom in equation.invars])
+        captured.take(observed)
+        write(number, equation.outvars, outputs)
+    return [read(atom) for atom in jaxpr.outvars], captured
+
+
+def _as_it_stands(
+    _context: Context, _number: int, equation: Equation, values: Sequence[Any]
+) -> tuple[Sequence[Any], Captured]:
+    return bind(equation, values), Captured.nothing()
+
+
+def _observe(context: Context, site: int, value: Any, captured: Captured) -> Any:
+    """Observe one value; returns the value to go on with."""
+    # Without `stop_gradient` a scan would carry a tangent for every observation and transpose it from zeros.
+    captured.values[site] = context.plan.observe(jax.lax.stop_gradient(value))
+    sink = context.sinks.get(site)
+    if sink is None:
+        return value
+    return tap(value, sink, context.plan.observe, lambda: context.reached.add(site))

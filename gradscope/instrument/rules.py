@@ -1,0 +1,223 @@
+"""How the interpreter runs the equations that have sub-jaxprs: one rule per kind of frame.
+
+Every rule calls JAX's public function for its construct again, on a body that interprets the sub-jaxpr, and lets the
+body hand out what it observed beside what it computed. Sinks go the opposite way:
+
+    ==========  ==========================  ============================  =============================
+    kind        sinks                       observations                  gradients
+    ==========  ==========================  ============================  =============================
+    call        in the closure              handed up                     yes
+    remat       arguments                   outputs                       yes
+    scan        sequences, one per turn     stacked outputs               yes, per turn
+    cond        in every branch's closure   outputs, zeros where not run  yes, zeros where not run
+    while       none                        carried, the last turn's      no: JAX cannot reverse a while
+    shard_map   split over the mesh         stacked, one per shard        yes, per shard
+    ==========  ==========================  ============================  =============================
+
+`call` frames (`jit`) are run in place, so that one program is compiled and, under `jax.disable_jit`, every operation
+runs by itself. Where a `jit` names shardings for its operands or results, they stay as constraints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from gradscope.instrument.interpreter import Captured, Context, Rule, interpret
+from gradscope.instrument.plan import EMPTY_PLAN, turns
+from gradscope.tracing.jaxcompat import (
+    Equation,
+    FrameKind,
+    SubJaxpr,
+    bind,
+    manual_axes,
+    opened,
+    scan_arity,
+    sub_jaxprs,
+    traced_as,
+    varying,
+)
+
+
+def call_rule(
+    context: Context, number: int, equation: Equation, values: Sequence[Any]
+) -> tuple[Sequence[Any], Captured]:
+    """Run a function call in place."""
+    with traced_as(equation):
+        constrained = _constrained(values, equation.params.get("in_shardings", ()))
+        outputs, captured = _run(context.enter(number), sub_jaxprs(equation)[0], constrained)
+        return _constrained(outputs, equation.params.get("out_shardings", ())), captured
+
+
+def _constrained(values: Sequence[Any], shardings: Sequence[Any]) -> Sequence[Any]:
+    """The values under the shardings that a `jit` asked for; most ask for none."""
+    if not any(isinstance(sharding, jax.sharding.Sharding) for sharding in shardings):
+        return values
+    return [
+        jax.lax.with_sharding_constraint(value, sharding) if isinstance(sharding, jax.sharding.Sharding) else value
+        for value, sharding in zip(values, shardings, strict=True)
+    ]
+
+
+def remat_rule(
+    context: Context, number: int, equation: Equation, values: Sequence[Any]
+) -> tuple[Sequence[Any], Captured]:
+    """Run a checkpointed function under the same policy."""
+    inside = context.enter(number)
+    sub = sub_jaxprs(equation)[0]
+
+    def body(values: Sequence[Any], sinks: Mapping[int, Any]) -> tuple[Sequence[Any], Captured]:
+        return _run(inside.with_sinks(sinks), sub, values)
+
+    params = equation.params
+    checkpointed = jax.checkpoint(body, prevent_cse=params["prevent_cse"], policy=params["policy"])
+    with traced_as(equation):
+        return checkpointed(values, inside.own_sinks())
+
+
+def scan_rule(
+    context: Context, number: int, equation: Equation, values: Sequence[Any]
+) -> tuple[Sequence[Any], Captured]:
+    """Run a scan; sinks are sequences to it, observations stacked outputs."""
+    inside = context.enter(number)
+    sub = sub_jaxprs(equation)[0]
+    arity = scan_arity(equation)
+    first_carry, first_sequence = arity.constants, arity.constants + arity.carries
+    constants = values[:first_carry]
+
+    def body(carries: Sequence[Any], turn: tuple[Sequence[Any], Mapping[int, Any]]) -> Any:
+        slices, sinks = turn
+        outputs, captured = _run(inside.turn(sinks), sub, [*constants, *carries, *slices])
+        return outputs[: arity.carries], (outputs[arity.carries :], captured)
+
+    params = equation.params
+    with traced_as(equation):
+        carries, (stacked, captured) = jax.lax.scan(
+            body,
+            list(values[first_carry:first_sequence]),
+            (list(values[first_sequence:]), inside.own_sinks()),
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+    return [*carries, *stacked], captured
+
+
+def cond_rule(
+    context: Context, number: int, equation: Equation, values: Sequence[Any]
+) -> tuple[Sequence[Any], Captured]:
+    """Run a conditional; every branch hands out the observations of all, zeros for those of the others."""
+    index, *operands = values
+    subs = sub_jaxprs(equation)
+
+    def branch(sub: SubJaxpr) -> Any:
+        def run(*operands: Any) -> tuple[Sequence[Any], Captured]:
+            captured = Captured.nothing()
+            for other in subs:
+                captured.take(_not_executed(context.enter(number, other.branch)))
+            outputs, observed = _run(context.enter(number, sub.branch), sub, operands)
+            captured.take(_executed(context.enter(number, sub.branch)))
+            captured.take(observed)
+            return outputs, captured
+
+        return run
+
+    with traced_as(equation):
+        return jax.lax.switch(index, [branch(sub) for sub in subs], *operands)
+
+
+def _executed(inside: Context) -> Captured:
+    return Captured({}, {n: jnp.ones(_turns_inside(inside, n), bool) for n in inside.inside}, {})
+
+
+def _not_executed(inside: Context) -> Captured:
+    shapes = {number: inside.plan.observed(number, below=inside.depth) for number in inside.inside}
+    values = {number: jnp.zeros(shape.shape, shape.dtype) for number, shape in shapes.items()}
+    executed = {number: jnp.zeros(_turns_inside(inside, number), bool) for number in inside.inside}
+    counts = {number: _no_turns(inside, number) for number in inside.inside}
+    return Captured(values, executed, {number: count for number, count in counts.items() if count.shape[-1]})
+
+
+def _turns_inside(inside: Context, number: int) -> tuple[int, ...]:
+    return turns(inside.plan.sites[number].loops[inside.depth :])
+
+
+def _no_turns(inside: Context, number: int) -> Any:
+    loops = inside.plan.sites[number].loops[inside.depth :]
+    return jnp.zeros((*turns(loops), sum(loop.length is None for loop in loops)), jnp.int32)
+
+
+def while_rule(
+    context: Context, number: int, equation: Equation, values: Sequence[Any]
+) -> tuple[Sequence[Any], Captured]:
+    """Run a while loop; the last turn's observations travel in its carry."""
+    inside = context.enter(number)
+    if not inside.inside:
+        return bind(equation, values), Captured.nothing()
+    params = equation.params
+    condition, condition_constants = opened(params["cond_jaxpr"])
+    first_constant, first_carry = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+
+    def goes_on(state: tuple[Sequence[Any], Captured, Any]) -> Any:
+        outputs, _ = interpret(unplanned, condition, condition_constants, [*values[:first_constant], *state[0]])
+        return outputs[0]
+
+    def body(state: tuple[Sequence[Any], Captured, Any]) -> Any:
+        carries, seen, turn = state
+        outputs, captured = _run(inside.turn({}), sub_jaxprs(equation)[0], [*values[first_constant:first_carry], *carries])
+        seen.take(captured)
+        return outputs, seen, turn + 1
+
+    unplanned = Context(plan=EMPTY_PLAN, rules=context.rules)
+    start = _not_executed(inside.turn({}))
+    with traced_as(equation):
+        outputs, captured, count = jax.lax.while_loop(goes_on, body, (list(values[first_carry:]), start, jnp.int32(0)))
+    for site in inside.inside:
+        deeper = captured.turns.get(site, _no_turns(inside.turn({}), site))
+        here = jnp.broadcast_to(count, (*deeper.shape[:-1], 1))
+        captured.turns[site] = jnp.concatenate([here, deeper], axis=-1)
+    return outputs, captured
+
+
+def shard_map_rule(
+    context: Context, number: int, equation: Equation, values: Sequence[Any]
+) -> tuple[Sequence[Any], Captured]:
+    """Run a sharded map; each shard has its own sinks and hands out its own observations."""
+    inside = context.enter(number)
+    sub = sub_jaxprs(equation)[0]
+    params = equation.params
+    axes = manual_axes(equation)
+    per_shard = PartitionSpec(axes)
+
+    def body(values: Sequence[Any], sinks: Mapping[int, Any]) -> tuple[Sequence[Any], Captured]:
+        one = jax.tree_util.tree_map(lambda sink: sink[0], sinks)
+        outputs, captured = _run(inside.turn(one), sub, values)
+        return outputs, jax.tree_util.tree_map(lambda seen: varying(seen, axes)[None], captured)
+
+    with traced_as(equation):
+        return jax.shard_map(
+            body,
+            mesh=params["mesh"],
+            in_specs=(list(params["in_specs"]), per_shard),
+            out_specs=(list(params["out_specs"]), per_shard),
+            axis_names=frozenset(axes),
+            check_vma=params["check_vma"],
+        )(list(values), inside.own_sinks())
+
+
+def _run(context: Context, sub: SubJaxpr, values: Sequence[Any]) -> tuple[list[Any], Captured]:
+    return interpret(context, sub.jaxpr, sub.constants, values)
+
+
+RULES: Final[Mapping[FrameKind, Rule]] = {
+    "call": call_rule,
+    "remat": remat_rule,
+    "scan": scan_rule,
+    "cond": cond_rule,
+    "while": while_rule,
+    "shard_map": shard_map_rule,
+}

@@ -1,0 +1,72 @@
+"""Taps and sinks: how a value inside a differentiated program is observed without changing it.
+
+A *tap* is the identity on a value with a second argument, the *sink*. Its backward rule returns the cotangent unchanged
+for the value and, as the sink's "gradient", whatever an *observer* makes of the cotangent: the cotangent itself, or
+statistics of it. Differentiating with respect to the sinks then brings every observation out of one `jax.vjp`.
+
+Why not `value + sink`: addition turns -0.0 into 0.0 and gives the compiler something else to fuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+
+class Observer(Protocol):
+    """What is kept of a value: an array computed from it."""
+
+    def __call__(self, value: Any) -> Any:
+        """The observation of `value`, of inexact dtype wherever `value` has one."""
+        ...
+
+
+def whole_tensor(value: Any) -> Any:
+    """The observer that keeps the value itself; of a typed PRNG key, its data."""
+    if jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(value)
+    return value
+
+
+def tap(value: Any, sink: Any, observe: Observer, reached: Callable[[], None]) -> Any:
+    """`value`, unchanged; the gradient with respect to `sink` is `observe` of the cotangent that arrives at `value`.
+
+    Args:
+        value: An array of inexact dtype.
+        sink: Zeros of the shape and dtype that `observe` gives for an array like `value`.
+        observe: The observer of the cotangent.
+        reached: Called while the backward pass is traced, if a cotangent arrives at all: JAX does not run the backward
+            rule of a value that the loss is not differentiably connected to.
+    """
+
+    @jax.custom_vjp
+    def identity(value: Any, _sink: Any) -> Any:
+        return value
+
+    def forward(value: Any, _sink: Any) -> tuple[Any, None]:
+        return value, None
+
+    def backward(_residual: None, cotangent: Any) -> tuple[Any, Any]:
+        reached()
+        return cotangent, observe(cotangent)
+
+    identity.defvjp(forward, backward)
+    return identity(value, sink)
+
+
+def watch(value: Any, reached: Callable[[], None]) -> Any:
+    """`value`, unchanged, with word of whether a cotangent arrives at it: a `tap` that keeps nothing."""
+
+    @jax.custom_vjp
+    def identity(value: Any) -> Any:
+        return value
+
+    def backward(_residual: None, cotangent: Any) -> tuple[Any]:
+        reached()
+        return (cotangent,)
+
+    identity.defvjp(lambda value: (value, None), backward)
+    return identity(value)

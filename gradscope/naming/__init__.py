@@ -1,0 +1,52 @@
+"""Names: families, layer paths, patterns over them, and how a name is shown.
+
+A tensor in a dump has a *key*, `<family>/<name>`: the family says which tensor of a site it is (its activation, its
+gradient, a parameter, ...), the name is a layer path or a parameter path. Names come from users' models and from
+strangers' files; `printable` is what stands between them and a terminal.
+"""
+
+from gradscope.naming.families import (
+    ACTIVATION,
+    ACTIVATION_GRAD,
+    AUX,
+    FAMILIES,
+    INPUT,
+    INPUT_GRAD,
+    PARAM,
+    PARAM_GRAD,
+    SLOT_PREFIX,
+    STATE,
+    TENSOR,
+    UPDATE,
+    gradient_family,
+    is_gradient,
+    key_of,
+    split_key,
+    value_family,
+)
+from gradscope.naming.paths import LayerPath
+from gradscope.naming.patterns import Selection
+from gradscope.naming.printable import printable
+
+__all__ = [
+    "ACTIVATION",
+    "ACTIVATION_GRAD",
+    "AUX",
+    "FAMILIES",
+    "INPUT",
+    "INPUT_GRAD",
+    "PARAM",
+    "PARAM_GRAD",
+    "SLOT_PREFIX",
+    "STATE",
+    "TENSOR",
+    "UPDATE",
+    "LayerPath",
+    "Selection",
+    "gradient_family",
+    "is_gradient",
+    "key_of",
+    "printable",
+    "split_key",
+    "value_family",
+]

@@ -1,0 +1,65 @@
+"""Families: which of a site's tensors a member is, and the key `<family>/<name>` that names it in a dump."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ACTIVATION: Final = "activation"
+ACTIVATION_GRAD: Final = "activation_grad"
+PARAM: Final = "param"
+PARAM_GRAD: Final = "param_grad"
+STATE: Final = "state"
+INPUT: Final = "input"
+INPUT_GRAD: Final = "input_grad"
+AUX: Final = "aux"
+UPDATE: Final = "update"
+TENSOR: Final = "tensor"
+SLOT_PREFIX: Final = "slot"
+
+#: Every family of fixed name, in the order in which tables show them. `slot/<name>` is the one open family.
+FAMILIES: Final = (
+    INPUT,
+    ACTIVATION,
+    ACTIVATION_GRAD,
+    INPUT_GRAD,
+    PARAM,
+    PARAM_GRAD,
+    STATE,
+    AUX,
+    UPDATE,
+    TENSOR,
+)
+
+_GRADIENTS: Final = {ACTIVATION: ACTIVATION_GRAD, PARAM: PARAM_GRAD, INPUT: INPUT_GRAD}
+_VALUES: Final = {gradient: value for value, gradient in _GRADIENTS.items()}
+
+
+def key_of(family: str, name: str) -> str:
+    """The key of one tensor: `activation` and `stage1/conv1` give `activation/stage1/conv1`."""
+    return f"{family}/{name}"
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """The family and name of a key; a key that starts with no known family is a foreign tensor's name."""
+    head, _, rest = key.partition("/")
+    if head == SLOT_PREFIX and "/" in rest:
+        slot, _, name = rest.partition("/")
+        return f"{SLOT_PREFIX}/{slot}", name
+    if head in FAMILIES and rest:
+        return head, rest
+    return TENSOR, key
+
+
+def gradient_family(family: str) -> str | None:
+    """The family that holds the gradients of the loss with respect to `family`; None where there is none."""
+    return _GRADIENTS.get(family)
+
+
+def value_family(family: str) -> str | None:
+    """The family whose gradients `family` holds; None where `family` does not hold gradients."""
+    return _VALUES.get(family)
+
+
+def is_gradient(family: str) -> bool:
+    """Whether `family` holds gradients of the loss."""
+    return family in _VALUES

@@ -1,0 +1,37 @@
+"""The statistics of a tensor that is at hand only piece by piece, as when it is read from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from gradscope.arrays.digest import Digest
+from gradscope.arrays.dtypes import as_numpy_dtype
+from gradscope.arrays.passes import reduce_array
+from gradscope.stats.tensor import TensorStats, Tier
+
+
+def stats_of_chunks(
+    chunks: Iterable[np.ndarray[Any, Any]], *, shape: tuple[int, ...], dtype: str, tier: Tier = "full"
+) -> TensorStats:
+    """The statistics of a tensor whose elements come in chunks.
+
+    Args:
+        chunks: Its elements in C order, in contiguous arrays of its dtype.
+        shape: Its shape.
+        dtype: Its logical dtype's name.
+        tier: As for `tensor_stats`.
+
+    Returns:
+        The same statistics, hash included, as of the whole.
+    """
+    digest = Digest()
+    reduction = reduce_array(np.empty(0, as_numpy_dtype(dtype)), magnitudes=tier == "full")
+    for chunk in chunks:
+        reduction += reduce_array(chunk, magnitudes=tier == "full")
+        digest.add(chunk)
+    return TensorStats(
+        shape=shape, dtype=dtype, reduction=reduction, hash=digest.hexadecimal() if tier == "full" else None
+    )

@@ -1,0 +1,40 @@
+"""A model: three functions, and where they come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+#: Longest stem of a default file name: four bytes a character leave room for a suffix within the usual 255 bytes.
+_LONGEST_SLUG: Final = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model in Flax style. Making one runs none of its functions.
+
+    Attributes:
+        name: What messages call it: `resnet50`, `mymodel`, `resnet50.ResNet(depth=18)`.
+        init: `init(key) -> variables`.
+        batch: `batch(key, size) -> batch`, a pytree whose leading axis is the example.
+        loss: `loss(variables, batch) -> scalar` or `-> (scalar, aux)`.
+        source: Absolute path of its file; None where it has none. Only the file's name may leave the machine.
+        file_sha256: SHA-256 of that file as it was loaded; None where it has none.
+        choices: Sentences that tell why each thing was chosen, for `--verbose`.
+    """
+
+    name: str
+    init: Callable[[Any], Any]
+    batch: Callable[[Any, int], Any]
+    loss: Callable[[Any, Any], Any]
+    source: Path | None = None
+    file_sha256: str | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def slug(self) -> str:
+        """The name as a file name without suffix: whatever a shell or file system could object to becomes a hyphen."""
+        return re.sub(r"[^\w.=]+", "-", self.name)[:_LONGEST_SLUG].strip("-.") or "model"

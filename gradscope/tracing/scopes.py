@@ -1,0 +1,69 @@
+"""Scope paths: a layer path before it is known which turn of its loops is meant.
+
+The stacks of names inside a sub-jaxpr are relative to the equation that runs it, so a path is joined on the way down.
+A loop adds an iteration to the component that encloses it: a scan under the scope `blocks` whose body opens `attn`
+gives `blocks[0]/attn`, `blocks[1]/attn`, ... A loop that no scope encloses marks the first scope inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gradscope.naming import LayerPath
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """A scope's name and the number of loops that run directly under it."""
+
+    name: str
+    loops: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopePath:
+    """Components, outermost first.
+
+    Attributes:
+        components: The scopes.
+        pending_loops: Loops entered before any scope was.
+        occurrence: 1 for the first call under these scopes, in execution order.
+    """
+
+    components: tuple[Component, ...] = ()
+    pending_loops: int = 0
+    occurrence: int = 1
+
+    def scope(self, name: str) -> ScopePath:
+        """The path one scope deeper; a name that contains `/` is several scopes."""
+        path = self
+        for part in filter(None, name.split("/")):
+            component = Component(name=part, loops=path.pending_loops)
+            path = ScopePath(components=(*path.components, component))
+        return path
+
+    def loop(self) -> ScopePath:
+        """The path inside a loop that runs here."""
+        if not self.components:
+            return replace(self, pending_loops=self.pending_loops + 1)
+        last = self.components[-1]
+        return ScopePath(components=(*self.components[:-1], replace(last, loops=last.loops + 1)))
+
+    def occurring(self, occurrence: int) -> ScopePath:
+        """The same scopes, entered for the `occurrence`-th time."""
+        return replace(self, occurrence=occurrence)
+
+    @property
+    def template(self) -> str:
+        """The path with `[*]` for every iteration: `blocks[*]/attn#2`."""
+        return str(self._marked(["*"] * sum(component.loops for component in self.components)))
+
+    def at(self, iteration: Sequence[int]) -> LayerPath:
+        """The layer path at one iteration per enclosing loop, outermost first."""
+        return self._marked([str(turn) for turn in iteration])
+
+    def _marked(self, marks: Sequence[str]) -> LayerPath:
+        remaining = iter(marks)
+        components = tuple(c.name + "".join(f"[{next(remaining)}]" for _ in range(c.loops)) for c in self.components)
+        return LayerPath(components=components, occurrence=self.occurrence)

@@ -1,0 +1,137 @@
+"""Sites: the values of a trace that can be observed, and the names they are known by.
+
+A *site* is one value in one frame; inside loops it stands for one value per turn. A value that several layers hand on
+is one site with several names, the innermost layer's first; the others are aliases. A value that no layer hands on but
+some layer reads has no name: it is observed only to know what went into that layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradscope.naming import LayerPath
+from gradscope.tracing.frames import OPERAND, Frame, FrameKey, Loop, ValueKey
+from gradscope.tracing.jaxcompat import source_of
+from gradscope.tracing.layers import LayerCall
+from gradscope.tracing.scopes import ScopePath
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteName:
+    """One name of a site: a layer's path and, where the layer hands on several values, which of them."""
+
+    path: ScopePath
+    output: int | None = None
+
+    @property
+    def template(self) -> str:
+        """The name with `[*]` for every iteration."""
+        return self.path.template if self.output is None else f"{self.path.template}.{self.output}"
+
+    def at(self, iteration: Sequence[int]) -> LayerPath:
+        """The name at one iteration per enclosing loop."""
+        return self.path.at(iteration).with_output(self.output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A value that can be observed.
+
+    Attributes:
+        value: Where it is made.
+        shape: Its shape, of one turn where it lies in loops.
+        dtype: Its dtype, as JAX has it.
+        names: Its names, innermost layer first; empty for a value that is only some layer's input.
+        loops: The loops around it, outermost first.
+        order: Program order of the equation that makes it.
+        primitive: The primitive that makes it; None for a value a frame receives.
+        source: `file:line` in the user's code.
+        live: Whether the loss depends on it.
+        forward_only: Whether it lies in a loop that cannot be differentiated in reverse.
+        opaque: Whether it lies inside a custom rule, where it cannot be observed.
+    """
+
+    value: ValueKey
+    shape: tuple[int, ...]
+    dtype: Any
+    names: tuple[SiteName, ...]
+    loops: tuple[Loop, ...]
+    order: int
+    primitive: str | None
+    source: str | None
+    live: bool
+    forward_only: bool
+    opaque: bool
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether its dtype has gradients at all."""
+        return bool(jnp.issubdtype(self.dtype, jnp.inexact))
+
+
+def find_sites(root: Frame, layers: Sequence[LayerCall]) -> list[Site]:
+    """Every value that some layer hands on or reads, in program order.
+
+    Args:
+        root: The root frame, liveness marked.
+        layers: Its layers.
+    """
+    frames = {frame.key: frame for frame in root.walk()}
+    names = _names(layers)
+    read = dict.fromkeys(value for layer in layers for value in layer.inputs)
+    values = [value for value in {**names, **read} if not _is_root_input(value)]
+    sites = [_site(frames, value, names.get(value, [])) for value in values if _is_array(frames, value)]
+    return sorted(sites, key=lambda site: (site.order, site.value.position))
+
+
+def _names(layers: Sequence[LayerCall]) -> dict[ValueKey, list[SiteName]]:
+    named: dict[ValueKey, list[SiteName]] = {}
+    for layer in layers:
+        several = len(layer.outputs) > 1
+        for position, value in enumerate(layer.outputs):
+            name = SiteName(path=layer.path, output=position if several else None)
+            named.setdefault(value, []).append(name)
+    # Composites come before their parts in `layers`, and the innermost name is to be the first.
+    return {value: list(reversed(found)) for value, found in named.items()}
+
+
+def _is_root_input(value: ValueKey) -> bool:
+    return not value.frame and value.equation == OPERAND
+
+
+def _is_array(frames: Mapping[FrameKey, Frame], value: ValueKey) -> bool:
+    aval = _aval(frames[value.frame], value)
+    return hasattr(aval, "shape") and hasattr(aval, "dtype")
+
+
+def _aval(frame: Frame, value: ValueKey) -> Any:
+    variables = frame.jaxpr.invars if value.equation == OPERAND else frame.jaxpr.eqns[value.equation].outvars
+    return variables[value.position].aval
+
+
+def _site(frames: Mapping[FrameKey, Frame], value: ValueKey, names: Sequence[SiteName]) -> Site:
+    frame = frames[value.frame]
+    aval = _aval(frame, value)
+    received = value.equation == OPERAND
+    equation = frame.equation if received else frame.jaxpr.eqns[value.equation]
+    return Site(
+        value=value,
+        shape=tuple(aval.shape),
+        dtype=aval.dtype,
+        names=tuple(names),
+        loops=frame.loops,
+        order=frame.start if received else frame.orders[value.equation],
+        primitive=None if received or equation is None else equation.primitive.name,
+        source=None if equation is None else source_of(equation),
+        live=_is_live(frame, value),
+        forward_only=frame.forward_only,
+        opaque=frame.opaque,
+    )
+
+
+def _is_live(frame: Frame, value: ValueKey) -> bool:
+    return bool(frame.live) if value.equation == OPERAND else value.equation in frame.live

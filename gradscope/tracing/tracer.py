@@ -1,0 +1,185 @@
+"""Tracing: from a loss and the shapes of its arguments to everything there is to know before it runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradscope import naming
+from gradscope.errors import ModelError
+from gradscope.tracing import jaxcompat
+from gradscope.tracing.frames import Frame, frame_tree
+from gradscope.tracing.layers import LayerCall, find_layers
+from gradscope.tracing.liveness import mark_live
+from gradscope.tracing.origins import ParameterOrigins
+from gradscope.tracing.sites import Site, find_sites
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """One array among the loss's arguments or auxiliary outputs.
+
+    Attributes:
+        family: `param`, `state`, `input` or `aux`.
+        name: Its path inside its collection.
+        shape: Its shape.
+        dtype: Its dtype, as JAX has it.
+        differentiated: Whether the loss is differentiated with respect to it.
+    """
+
+    family: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    differentiated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A traced loss.
+
+    Attributes:
+        jaxpr: The open jaxpr of `loss(*leaves) -> (loss, *aux leaves)`.
+        constants: Values of its constant variables.
+        arguments: Its inputs, in order.
+        auxiliary: Its outputs beside the loss, in order.
+        aux_tree: The pytree the auxiliary outputs were flattened from; None where the loss returns none.
+        root: Its frames.
+        layers: Its layers, composites before their parts, otherwise in execution order.
+        sites: Its observable values, in program order.
+        fingerprint: SHA-256 over primitives, shapes and scopes: equal for equal programs.
+    """
+
+    jaxpr: jaxcompat.Jaxpr
+    constants: tuple[Any, ...]
+    arguments: tuple[Leaf, ...]
+    auxiliary: tuple[Leaf, ...]
+    aux_tree: Any
+    root: Frame
+    layers: tuple[LayerCall, ...]
+    sites: tuple[Site, ...]
+    fingerprint: str
+
+
+def trace_loss(loss: Callable[[Any, Any], Any], variables: Any, batch: Any) -> Trace:
+    """Trace a model's loss on its arguments or their shapes; runs nothing.
+
+    Args:
+        loss: `loss(variables, batch) -> scalar` or `-> (scalar, aux)`.
+        variables: Pytree of arrays or `jax.ShapeDtypeStruct`; Flax's `{"params": ..., ...}` or parameters alone.
+        batch: Pytree of arrays or `jax.ShapeDtypeStruct`.
+
+    Raises:
+        ModelError: The loss does not return a real scalar.
+    """
+    arguments = (*variable_leaves(variables), *leaves_of(batch, naming.INPUT, differentiated=True))
+    return trace_function(loss, (variables, batch), arguments)
+
+
+def trace_function(function: Callable[..., Any], args: tuple[Any, ...], arguments: Sequence[Leaf]) -> Trace:
+    """Trace a scalar function of any arguments.
+
+    Args:
+        function: Returns a real scalar, or a pair of it and a pytree.
+        args: Its arguments or their shapes.
+        arguments: What each leaf of `args` is.
+
+    Raises:
+        ModelError: The function does not return a real scalar.
+    """
+    leaves, tree = jax.tree_util.tree_flatten(args)
+
+    def flat(*values: Any) -> Any:
+        return function(*jax.tree_util.tree_unflatten(tree, values))
+
+    jaxpr, constants, out = jaxcompat.trace(flat, *leaves)
+    aux = _auxiliary(out)
+    root = frame_tree(jaxpr)
+    mark_live(root, [True, *[False] * (len(jaxpr.outvars) - 1)])
+    layers = find_layers(root, ParameterOrigins(_parameter_names(arguments)))
+    return Trace(
+        jaxpr=jaxpr,
+        constants=constants,
+        arguments=tuple(arguments),
+        auxiliary=leaves_of(aux, naming.AUX),
+        aux_tree=jax.tree_util.tree_structure(aux),
+        root=root,
+        layers=tuple(layers),
+        sites=tuple(find_sites(root, layers)),
+        fingerprint=_fingerprint(root),
+    )
+
+
+def variable_leaves(variables: Any) -> tuple[Leaf, ...]:
+    """The leaves of a model's variables: Flax's `params` collection and the others, or parameters throughout."""
+    if not (isinstance(variables, Mapping) and "params" in variables):
+        return leaves_of(variables, naming.PARAM, differentiated=True)
+    leaves: list[Leaf] = []
+    for name in sorted(variables):  # the order in which JAX flattens a mapping
+        if name == "params":
+            leaves += leaves_of(variables[name], naming.PARAM, differentiated=True)
+        else:
+            leaves += leaves_of({name: variables[name]}, naming.STATE)
+    return tuple(leaves)
+
+
+def leaves_of(tree: Any, family: str, *, differentiated: bool = False) -> tuple[Leaf, ...]:
+    """The leaves of a pytree of arrays or shapes, named by their paths.
+
+    Args:
+        tree: The pytree.
+        family: The family they belong to.
+        differentiated: Whether those of inexact dtype are differentiated.
+    """
+    return tuple(
+        _leaf(family, path, leaf, differentiated) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    )
+
+
+def _leaf(family: str, path: Any, leaf: Any, differentiated: bool) -> Leaf:
+    name = jax.tree_util.keystr(path, simple=True, separator="/") or "value"
+    aval = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+    inexact = bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+    return Leaf(
+        family=family, name=name, shape=tuple(aval.shape), dtype=aval.dtype, differentiated=differentiated and inexact
+    )
+
+
+def _parameter_names(arguments: Sequence[Leaf]) -> dict[int, str]:
+    return {at: leaf.name for at, leaf in enumerate(arguments) if leaf.family == naming.PARAM}
+
+
+def _auxiliary(out: Any) -> Any:
+    """What a loss returns beside the scalar; None for a bare scalar."""
+    scalar, aux = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
+    if not isinstance(scalar, jax.ShapeDtypeStruct):
+        raise ModelError(
+            f"the loss must return a scalar or (scalar, aux), and returned {type(scalar).__name__}",
+            hint="return the loss first, and everything else in one pytree after it",
+        )
+    if scalar.shape != ():
+        raise ModelError(
+            f"the loss must be a scalar, and has shape {scalar.shape}",
+            hint="reduce it over the batch, with .mean() or .sum()",
+        )
+    if not jnp.issubdtype(scalar.dtype, jnp.floating):
+        raise ModelError(
+            f"the loss must be a real floating-point number to be differentiated, and is {scalar.dtype.name}",
+            hint="return the loss itself, not a count or an index",
+        )
+    return aux
+
+
+def _fingerprint(root: Frame) -> str:
+    digest = hashlib.sha256()
+    for frame in root.walk():
+        digest.update(f"{frame.key}{frame.kind}{frame.path}".encode())
+        for equation in frame.jaxpr.eqns:
+            shapes = [str(variable.aval) for variable in equation.outvars]
+            digest.update(f"{equation.primitive.name}{shapes}".encode())
+    return digest.hexdigest()

@@ -1,0 +1,135 @@
+"""The floors of the house: who may import whom, who may catch what, and how large a room may grow."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PACKAGE = REPOSITORY / "gradscope"
+MODELS = REPOSITORY / "models"
+LONGEST_MODULE_LINES = 300
+READ_WING = ("gradscope", "gradscope.dump", "gradscope.stats", "gradscope.compare", "gradscope.report")
+
+
+def test_import_linters_contracts_hold() -> None:
+    run = python("from importlinter.cli import lint_imports_command; lint_imports_command(['--no-cache', '--no-logo'])")
+    assert run.returncode == 0, run.stdout
+
+
+def test_only_the_compatibility_module_touches_jax_extend() -> None:
+    assert modules_where(PACKAGE, lambda node: mentions(node, "jax.extend")) == ["tracing/jaxcompat.py"]
+
+
+def test_nothing_touches_jaxs_private_parts() -> None:
+    assert modules_where(PACKAGE, lambda node: mentions(node, "jax._src")) == []
+    assert modules_where(MODELS, lambda node: mentions(node, "jax._src")) == []
+
+
+def test_only_the_error_boundary_catches_everything() -> None:
+    assert modules_where(PACKAGE, catches_everything) == ["cli/boundary.py"]
+
+
+def test_models_import_nothing_of_gradscope() -> None:
+    assert modules_where(MODELS, lambda node: mentions(node, "gradscope")) == []
+
+
+def test_no_module_is_longer_than_a_reader_can_hold() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in sources(PACKAGE, MODELS)}
+    assert {path.name: lines for path, lines in lengths.items() if lines > LONGEST_MODULE_LINES} == {}
+
+
+@pytest.mark.parametrize("module", READ_WING)
+def test_the_read_wing_starts_without_jax(module: str) -> None:
+    run = python(f"import sys, {module}; print(sorted({{'jax', 'jaxlib'}} & sys.modules.keys()))")
+    assert run.stdout == "[]\n", run.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("import jax.extend.core", True),
+        ("from jax.extend import core", True),
+        ("from jax import extend", True),
+        ("jax.extend.core.jaxpr_as_fun", True),
+        ("import jax.extended", False),
+        ("'jax.extend'", False),
+    ],
+)
+def test_a_mention_is_an_import_or_an_attribute(code: str, found: bool) -> None:
+    assert any(mentions(node, "jax.extend") for node in ast.walk(ast.parse(code))) == found
+
+
+@pytest.mark.parametrize(
+    ("handler", "everything"),
+    [
+        ("except:", True),
+        ("except Exception:", True),
+        ("except (OSError, BaseException) as error:", True),
+        ("except (OSError, ValueError):", False),
+    ],
+)
+def test_catching_everything_is_recognised_in_all_its_forms(handler: str, everything: bool) -> None:
+    tree = ast.parse(f"try:\n    work()\n{handler}\n    pass\n")
+    assert any(catches_everything(node) for node in ast.walk(tree)) == everything
+
+
+def python(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a fresh interpreter, in the checkout."""
+    command = [sys.executable, "-P", "-c", program]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
+def sources(*folders: Path) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted(folder.rglob("*.py"))
+
+
+def modules_where(folder: Path, condition: Callable[[ast.AST], bool]) -> list[str]:
+    """The modules, relative to the folder, in whose syntax tree some node meets the condition."""
+    return [
+        path.relative_to(folder).as_posix()
+        for path in sources(folder)
+        if any(condition(node) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    ]
+
+
+def mentions(node: ast.AST, module: str) -> bool:
+    """Whether a node imports a module, something of it, or reaches it as an attribute."""
+    names = [name for name in dotted_names(node) if name is not None]
+    return any(name == module or name.startswith(f"{module}.") for name in names)
+
+
+def dotted_names(node: ast.AST) -> list[str | None]:
+    match node:
+        case ast.Import(names=aliases):
+            return [alias.name for alias in aliases]
+        case ast.ImportFrom(module=source, names=aliases, level=0):
+            return [f"{source}.{alias.name}" for alias in aliases]
+        case ast.Attribute():
+            return [dotted_name(node)]
+        case _:
+            return []
+
+
+def dotted_name(node: ast.AST) -> str | None:
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=attribute):
+            before = dotted_name(value)
+            return None if before is None else f"{before}.{attribute}"
+        case _:
+            return None
+
+
+def catches_everything(node: ast.AST) -> bool:
+    if not isinstance(node, ast.ExceptHandler):
+        return False
+    caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+    return any(kind is None or dotted_name(kind) in ("Exception", "BaseException") for kind in caught)

@@ -1,0 +1,50 @@
+"""What every test runs under: strict JAX, a cache of its own, examples that come out the same every time.
+
+JAX is told through the environment, so that the read wing's tests never import it and programs started by a test
+inherit the same rules.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+# Two dtypes never meet by accident, two ranks never broadcast by accident.
+os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+# Two devices where there is only a CPU, so that sharded programs can be tested anywhere.
+os.environ["JAX_NUM_CPU_DEVICES"] = "2"
+
+# No deadline: the first example of a test pays for its compilation. The same examples in every run: red stays red.
+hypothesis.settings.register_profile("gradscope", deadline=None, max_examples=50, derandomize=True)
+hypothesis.settings.load_profile("gradscope")
+
+CACHE = "XDG_CACHE_HOME"
+WORKER = "PYTEST_XDIST_WORKER"
+
+
+def pytest_configure() -> None:
+    """Compiled programs go to a folder that this run alone uses, shared by its workers: never the user's."""
+    if WORKER not in os.environ:
+        os.environ[CACHE] = tempfile.mkdtemp(prefix="gradscope-tests-")
+
+
+def pytest_unconfigure() -> None:
+    if WORKER not in os.environ:
+        shutil.rmtree(os.environ[CACHE], ignore_errors=True)
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """JAX with 64-bit types, for the length of a test."""
+    import jax
+
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", before)
