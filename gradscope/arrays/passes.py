@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from gradscope.arrays.blocks import Array, blocks
-from gradscope.arrays.dtypes import dtype_name, encode, is_complex, is_floating
+from gradscope.arrays.dtypes import dtype_name, encode, is_complex, is_floating, storable
 from gradscope.arrays.magnitudes import MagnitudeCounter
 from gradscope.arrays.moments import moments_of, sum_of_magnitudes
 from gradscope.arrays.reductions import Extremes, NonFinite, Reduction
@@ -30,13 +30,12 @@ def reduce_array(array: Array, *, magnitudes: bool) -> Reduction:
         magnitudes: Whether to compute what only the full tier has; it takes three times as long.
 
     Returns:
-        Its reductions; all None for a dtype that is not a number.
+        Its reductions; all None for a dtype that JAX does not compute with.
     """
     name = dtype_name(array.dtype)
     if is_floating(name) or is_complex(name):
         return _reduce_real(array, magnitudes=magnitudes)
-    plain = encode(array)
-    return _reduce_integers(plain) if plain.dtype.kind in "biu" else Reduction()
+    return _reduce_integers(encode(array)) if storable(name) else Reduction()
 
 
 def _reduce_integers(array: Array) -> Reduction:

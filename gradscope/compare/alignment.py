@@ -71,21 +71,22 @@ class Alignment:
 
     def __add__(self, other: Alignment) -> Alignment:
         exponent = max(self.exponent, other.exponent)
-        here, there = sorted((self._in_units(exponent), other._in_units(exponent)), key=lambda part: -part.ref)
+        here, there = sorted((self.in_units(exponent), other.in_units(exponent)), key=lambda part: -part.ref)
         ref = math.hypot(here.ref, there.ref)
-        share = there.ref / ref if ref else 0.0
+        major, minor = (here.ref / ref, there.ref / ref) if ref else (1.0, 0.0)
         apart = (there.slope - here.slope) + (there.correction - here.correction)
         return Alignment(
             ref=ref,
             cand=math.hypot(here.cand, there.cand),
             difference=math.hypot(here.difference, there.difference),
-            residual=math.hypot(here.residual, there.residual, apart * here.ref * share),
+            residual=math.hypot(here.residual, there.residual, apart * there.ref * major),
             slope=here.slope,
-            correction=here.correction + apart * share * share,
+            correction=here.correction + apart * minor * minor,
             exponent=exponent,
         )
 
-    def _in_units(self, exponent: int) -> Alignment:
+    def in_units(self, exponent: int) -> Alignment:
+        """The same lengths in units of 2^exponent."""
         if exponent == self.exponent:
             return self
         power = self.exponent - exponent
@@ -138,13 +139,13 @@ def alignment_of(ref: Array, cand: Array, difference: Array) -> Alignment:
         Its alignment.
     """
     squares, cand_squares = inner(ref, ref), inner(cand, cand)
-    if not (_in_range(squares) and _in_range(cand_squares)) and (exponent := _exponent(ref, cand)):
+    if not _in_range(max(squares, cand_squares)) and (exponent := _exponent(ref, cand)):
         return _scaled_alignment(ref, cand, exponent)
     return _plain_alignment(ref, cand, difference, squares, cand_squares)
 
 
 def _plain_alignment(ref: Array, cand: Array, difference: Array, squares: float, cand_squares: float) -> Alignment:
-    squares = squares if _in_range(squares) else 0.0
+    squares, cand_squares = (each if _in_range(each) else 0.0 for each in (squares, cand_squares))
     square, along = inner(difference, difference), inner(ref, difference) if squares else 0.0
     lengths = Alignment(ref=math.sqrt(squares), cand=math.sqrt(cand_squares), difference=math.sqrt(square))
     if along * along <= squares * square / 2:

@@ -40,7 +40,7 @@ def component_name(name: str) -> str:
 
 def coarser(first: str, second: str) -> str:
     """Of two floating-point dtypes the one with fewer bits of significand; of two complex ones, of their components'."""
-    return min(component_name(first), component_name(second), key=_significand_bits)
+    return min(component_name(first), component_name(second), key=lambda name: (_significand_bits(name), name))
 
 
 def small_magnitude(name: str) -> float:

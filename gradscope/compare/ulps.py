@@ -8,17 +8,13 @@ distances from zero; both zeros are the same place.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.scratch import scratch
 from gradscope.compare.slots import Slot
-
-#: A code that stands for no number is nowhere; it never meets this module, which is asked about finite elements only.
-_NOWHERE: Final = 0
-
 
 def ulp_distances(ref: Array, cand: Array) -> Array:
     """The distance of each element of one block from its partner.
@@ -59,6 +55,6 @@ def _ordinals_of_codes(dtype: np.dtype[Any]) -> Array:
     # Types of a byte and less lay out sign and special codes in five different ways; their values have one order.
     values = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float64)
     finite = np.isfinite(values)
-    ordinals = np.full(256, _NOWHERE, np.int16)
+    ordinals = np.zeros(256, np.int16)
     ordinals[finite] = np.unique(values[finite], return_inverse=True)[1]
     return ordinals

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from gradscope.arrays.histograms import BINS, MagnitudeHistogram
 from gradscope.arrays.magnitudes import Magnitudes
@@ -28,97 +27,116 @@ def number(columns: Mapping[str, Json], name: str) -> float | None:
     Raises:
         DumpError: The column holds something else.
     """
-    with malformed_is_refused():
-        return as_float(columns[name]) if name in columns else None
+    return as_float(columns[name]) if name in columns else None
 
 
-def shape_from_json(value: Json) -> tuple[int, ...]:
-    """The shape that a list of sizes stands for."""
-    return _counts(value)
+def field(columns: Mapping[str, Json], name: str) -> Json:
+    """The value of a column that has to be there.
+
+    Raises:
+        DumpError: It is not.
+    """
+    if name not in columns:
+        raise DumpError(f"the statistics of a tensor lack their {name}")
+    return columns[name]
 
 
-def reduction_from_json(columns: Mapping[str, Json], size: int) -> Reduction:
+def shape_of(columns: Mapping[str, Json]) -> tuple[int, ...]:
+    """The shape that the columns are about.
+
+    Raises:
+        DumpError: There is none, or it is not a list of sizes.
+    """
+    return _counts(columns, "shape")
+
+
+def reduction_of(columns: Mapping[str, Json], size: int) -> Reduction:
     """What was reduced of a tensor of `size` elements, from its columns.
 
     Raises:
-        KeyError, TypeError, ValueError: The columns contradict each other or are not numbers.
+        DumpError: A column is missing, is not a number, or contradicts another.
     """
-    nonfinite = _nonfinite(columns)
+    nonfinite = _nonfinite(columns) if "nan" in columns else None
+    finite = size if nonfinite is None else size - nonfinite.nan - nonfinite.inf
     return Reduction(
-        zeros=_count(columns["zeros"]) if "zeros" in columns else None,
+        zeros=_count(columns, "zeros") if "zeros" in columns else None,
         nonfinite=nonfinite,
         extremes=_extremes(columns, exact=nonfinite is None) if "min" in columns else None,
-        moments=_moments(columns, size - nonfinite.nan - nonfinite.inf) if nonfinite and "mean" in columns else None,
+        moments=_moments(columns, finite) if "mean" in columns else None,
         magnitudes=_magnitudes(columns) if "histogram" in columns else None,
     )
 
 
-@contextmanager
-def malformed_is_refused() -> Iterator[None]:
-    """Turn what a stranger's columns can make the functions of this module raise into a `DumpError`."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError) as error:
-        raise DumpError(
-            f"the statistics of a tensor are malformed: {type(error).__name__}: {error}",
-            hint="write the dump again, or open it with a gradscope of the version that wrote it",
-        ) from error
-
-
-def _nonfinite(columns: Mapping[str, Json]) -> NonFinite | None:
-    if "nan" not in columns:
-        return None
+def _nonfinite(columns: Mapping[str, Json]) -> NonFinite:
     return NonFinite(
-        nan=_count(columns["nan"]),
-        inf=_count(columns["inf"]),
-        neginf=_count(columns["neginf"]) if "neginf" in columns else None,
+        nan=_count(columns, "nan"),
+        inf=_count(columns, "inf"),
+        neginf=_count(columns, "neginf") if "neginf" in columns else None,
     )
 
 
 def _extremes(columns: Mapping[str, Json], *, exact: bool) -> Extremes:
-    number = _integer if exact else as_float
-    return Extremes(low=number(columns["min"]), high=number(columns["max"]))
+    read = _integer if exact else _float
+    extremes = Extremes(low=read(columns, "min"), high=read(columns, "max"))
+    if extremes.low > extremes.high:
+        raise DumpError("the statistics of a tensor have a min above their max")
+    return extremes
 
 
 def _moments(columns: Mapping[str, Json], count: int) -> Moments:
     if count < 1:
-        raise ValueError(f"a mean over {count} elements")
-    return Moments(
-        count=count, mean=as_float(columns["mean"]), std=as_float(columns["std"]), rms=as_float(columns["rms"])
-    )
+        raise DumpError("the statistics of a tensor have a mean over no elements")
+    return Moments(count=count, mean=_float(columns, "mean"), std=_float(columns, "std"), rms=_float(columns, "rms"))
 
 
 def _magnitudes(columns: Mapping[str, Json]) -> Magnitudes:
+    smallest = number(columns, "amin_nz")
+    if smallest is not None and not smallest > 0:
+        raise DumpError("the statistics of a tensor have an amin_nz that is not above zero")
     return Magnitudes(
-        total=as_float(columns.get("l1", 0.0)),
-        smallest=as_float(columns.get("amin_nz", math.inf)),
-        subnormal=_count(columns["subnormal"]),
+        total=number(columns, "l1") or 0.0,
+        smallest=math.inf if smallest is None else smallest,
+        subnormal=_count(columns, "subnormal"),
         histogram=_histogram(columns["histogram"]),
     )
 
 
 def _histogram(value: Json) -> MagnitudeHistogram:
     if not isinstance(value, dict):
-        raise TypeError(f"expected a histogram, found {value!r}")
-    histogram = MagnitudeHistogram(_count(value["first"]), _counts(value["counts"]))
+        raise DumpError(f"expected a histogram, found {type(value).__name__}")
+    histogram = MagnitudeHistogram(_count(value, "first"), _counts(value, "counts"))
     if histogram.end > BINS:
-        raise ValueError(f"a histogram of {BINS} bins has none of number {histogram.end - 1}")
+        raise DumpError(f"a histogram goes beyond the last of {BINS} bins")
     return histogram
 
 
-def _counts(value: Json) -> tuple[int, ...]:
+def _float(columns: Mapping[str, Json], name: str) -> float:
+    return as_float(field(columns, name))
+
+
+def _integer(columns: Mapping[str, Json], name: str) -> int:
+    return _as_integer(field(columns, name), name)
+
+
+def _count(columns: Mapping[str, Json], name: str) -> int:
+    return _as_count(field(columns, name), name)
+
+
+def _counts(columns: Mapping[str, Json], name: str) -> tuple[int, ...]:
+    value = field(columns, name)
     if not isinstance(value, list):
-        raise TypeError(f"expected a list of counts, found {value!r}")
-    return tuple(_count(each) for each in value)
+        raise DumpError(f"expected a list of counts for {name}, found {type(value).__name__}")
+    return tuple(_as_count(each, name) for each in value)
 
 
-def _count(value: Json) -> int:
-    if (count := _integer(value)) < 0:
-        raise ValueError(f"a count of {count}")
+def _as_count(value: Json, name: str) -> int:
+    count = _as_integer(value, name)
+    if count < 0:
+        raise DumpError(f"expected a count for {name}, found a negative number")
     return count
 
 
-def _integer(value: Json) -> int:
+def _as_integer(value: Json, name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"expected an integer, found {value!r}")
+        raise DumpError(f"expected an integer for {name}, found {type(value).__name__}")
     return value

@@ -30,7 +30,7 @@ from gradscope.arrays.reductions import Reduction
 from gradscope.dump.jsontext import as_float
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
-from gradscope.stats.columns import json_number, malformed_is_refused, reduction_from_json, shape_from_json
+from gradscope.stats.columns import field, json_number, number, reduction_of, shape_of
 
 Tier: TypeAlias = Literal["core", "full"]
 
@@ -95,18 +95,17 @@ class TensorStats:
         Raises:
             DumpError: They are not such columns; what is wrong is named.
         """
-        with malformed_is_refused():
-            shape = shape_from_json(columns["shape"])
-            exact = columns.get("exact_quantiles") is True
-            return cls(
-                shape=shape,
-                dtype=str(columns["dtype"]),
-                reduction=reduction_from_json(columns, math.prod(shape)),
-                quantiles=tuple(as_float(columns[f"p{percent}"]) for percent in PERCENTS) if exact else None,
-                hash=str(columns["hash"]) if "hash" in columns else None,
-                dead=as_float(columns["dead"]) if "dead" in columns else None,
-                saturated=as_float(columns["saturated"]) if "saturated" in columns else None,
-            )
+        shape = shape_of(columns)
+        exact = columns.get("exact_quantiles") is True
+        return cls(
+            shape=shape,
+            dtype=str(field(columns, "dtype")),
+            reduction=reduction_of(columns, math.prod(shape)),
+            quantiles=tuple(as_float(field(columns, f"p{percent}")) for percent in PERCENTS) if exact else None,
+            hash=str(columns["hash"]) if "hash" in columns else None,
+            dead=number(columns, "dead"),
+            saturated=number(columns, "saturated"),
+        )
 
     @property
     def tier(self) -> Tier:
@@ -209,7 +208,7 @@ class TensorStats:
     @property
     def dynrange(self) -> float | None:
         """Bits between the smallest and the largest non-zero magnitude."""
-        if self.amax is None or self.amin_nz is None:
+        if not self.amax or self.amin_nz is None:
             return None
         return math.log2(self.amax) - math.log2(self.amin_nz)
 

@@ -27,7 +27,7 @@ def backend_ready() -> None:
             hint="reinstall the pair: pip install --upgrade jax jaxlib",
         ) from error
     try:
-        jax.devices()
+        jax.default_backend()
     except (RuntimeError, AssertionError) as error:  # a bare AssertionError where CUDA is asked for and not installed
         _no_device(error)
 

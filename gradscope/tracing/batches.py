@@ -22,6 +22,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.dump.reader import DumpFile, open_dump
 from gradscope.errors import DumpError
+from gradscope.naming import printable
 
 _KINDS: Final = (
     (jnp.bool_, "boolean"),
@@ -56,20 +57,77 @@ def batch_from_file(path: Path, expected: Any) -> FileBatch:
     Raises:
         DumpError: The file cannot be read, or does not hold such a batch; the message lists every disagreement.
     """
-    wanted, tree = _named_leaves(expected)
+    paths, tree = jax.tree_util.tree_flatten_with_path(expected)
+    wanted = {jax.tree_util.keystr(keys, simple=True, separator="/") or "value": leaf for keys, leaf in paths}
     with open_dump(path) as file:
         arrays = _arrays(file, path, wanted)
-    problems = [*_name_problems(wanted, arrays)]
-    for name in wanted.keys() & arrays.keys():
-        problems.extend(_leaf_problems(name, wanted[name], arrays[name]))
-    sizes = {name: array.shape[0] for name, array in arrays.items() if name in wanted and array.ndim}
-    if len(set(sizes.values())) > 1:
-        problems.append(f"leaves disagree on the number of examples: {_listed(sizes)}")
+    problems = list(_problems(wanted, arrays))
     if problems:
-        raise DumpError(f"{path} is not a batch for this model: {'; '.join(sorted(problems))}", hint=_hint(wanted))
-    leaves = [arrays[name].astype(leaf.dtype, copy=False) for name, leaf in wanted.items()]
+        leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in wanted.items())
+        raise DumpError(
+            f"{path} is no batch for this model: {'; '.join(problems)}", hint=f"the model's own batch is {leaves}"
+        )
     return FileBatch(
-        batch=jax.tree_util.tree_unflatten(tree, leaves),
-        size=next(iter(sizes.values()), 1),
-        notes=tuple(_conversions(wanted, arrays)),
+        batch=jax.tree_util.tree_unflatten(tree, [_as(leaf.dtype, arrays[name]) for name, leaf in wanted.items()]),
+        size=next(iter(_sizes(arrays).values()), 1),
+        notes=tuple(_notes(wanted, arrays)),
     )
+
+
+def _arrays(file: DumpFile, path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    entries = [entry for entry in file.manifest.entries if entry.family in (naming.TENSOR, naming.INPUT)]
+    arrays = {entry.name: file.array(naming.key_of(entry.family, entry.name)) for entry in entries}
+    if path.suffix == ".npy" and len(wanted) == 1:
+        return dict(zip(wanted, arrays.values(), strict=True))
+    return arrays
+
+
+def _problems(wanted: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
+    for name, leaf in wanted.items():
+        if name in arrays:
+            yield from _leaf_problems(name, leaf, arrays[name])
+        else:
+            yield f"it lacks {printable(name)}"
+    yield from (f"the model has no {printable(name)}" for name in arrays if name not in wanted)
+    sizes = {name: size for name, size in _sizes(arrays).items() if name in wanted}
+    if len(set(sizes.values())) > 1:
+        counts = ", ".join(f"{printable(name)} {size}" for name, size in sizes.items())
+        yield f"its leaves differ in their number of examples ({counts})"
+
+
+def _leaf_problems(name: str, leaf: Any, array: np.ndarray) -> Iterator[str]:
+    if array.ndim != leaf.ndim or array.shape[1:] != leaf.shape[1:]:
+        yield f"{printable(name)} has shape {list(array.shape)}, expected {_any_size(leaf.shape)}"
+    if _kind(array.dtype) != _kind(leaf.dtype):
+        yield f"{printable(name)} is {_kind(array.dtype)} ({array.dtype}), expected {_kind(leaf.dtype)} ({leaf.dtype})"
+    elif _kind(leaf.dtype) == "integer" and not _fits(leaf.dtype, array):
+        yield f"{printable(name)} has values from {array.min()} to {array.max()}, which {leaf.dtype} cannot hold"
+
+
+def _any_size(shape: tuple[int, ...]) -> str:
+    return "[" + ", ".join(["N", *map(str, shape[1:])][: len(shape)]) + "]"
+
+
+def _kind(dtype: Any) -> str:
+    return next((kind for general, kind in _KINDS if jnp.issubdtype(dtype, general)), str(dtype))
+
+
+def _fits(dtype: Any, array: np.ndarray) -> bool:
+    limits = jnp.iinfo(dtype)
+    return array.size == 0 or bool(limits.min <= int(array.min()) and int(array.max()) <= limits.max)
+
+
+def _sizes(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Number of examples by leaf; scalars have none."""
+    return {name: array.shape[0] for name, array in arrays.items() if array.ndim}
+
+
+def _as(dtype: Any, array: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, as it does in JAX
+        return array.astype(dtype, copy=False)
+
+
+def _notes(wanted: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
+    for name, leaf in wanted.items():
+        if arrays[name].dtype != leaf.dtype:
+            yield f"{printable(name)} was converted from {arrays[name].dtype} to {leaf.dtype}"

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradscope.tracing.frames import OPERAND, Frame, ValueKey, resolve
-from gradscope.tracing.jaxcompat import Atom, Equation, is_dropped, is_literal, scopes, source_of
+from gradscope.tracing.jaxcompat import Atom, Equation, is_dropped, is_literal, source_of
 from gradscope.tracing.origins import ParameterOrigins
 from gradscope.tracing.scopes import ScopePath
+from gradscope.tracing.scoping import Scoping, scoping_of
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -64,7 +65,7 @@ def find_layers(root: Frame, origins: ParameterOrigins) -> list[LayerCall]:
         origins: Which atoms are parameters.
     """
     layers: list[LayerCall] = []
-    _enter(root, None, origins, layers)
+    _enter(root, None, scoping_of(root, origins), origins, layers)
     layers.sort(key=lambda layer: (layer.order, len(layer.path.components)))
     seen: Counter[str] = Counter()
     for layer in layers:
@@ -73,17 +74,19 @@ def find_layers(root: Frame, origins: ParameterOrigins) -> list[LayerCall]:
     return layers
 
 
-def _enter(frame: Frame, around: LayerCall | None, origins: ParameterOrigins, layers: list[LayerCall]) -> None:
-    runs = _runs(frame, around)
+def _enter(
+    frame: Frame, around: LayerCall | None, scoping: Scoping, origins: ParameterOrigins, layers: list[LayerCall]
+) -> None:
+    runs = _runs(frame, around, scoping)
     _connect(frame, runs, origins)
     layers.extend(dict.fromkeys(layer for stack in runs for layer in stack))
     for number, children in frame.children.items():
         inside = runs[number][-1] if runs[number] else around
         for child in children:
-            _enter(child, inside, origins, layers)
+            _enter(child, inside, scoping, origins, layers)
 
 
-def _runs(frame: Frame, around: LayerCall | None) -> list[tuple[LayerCall, ...]]:
+def _runs(frame: Frame, around: LayerCall | None, scoping: Scoping) -> list[tuple[LayerCall, ...]]:
     """For each equation, the layers it lies in within this frame, outermost first.
 
     A turn of a loop that runs under a scope is itself a layer: `blocks[3]` beside `blocks[3]/attn`.
@@ -95,7 +98,7 @@ def _runs(frame: Frame, around: LayerCall | None) -> list[tuple[LayerCall, ...]]
     open_scopes: tuple[Any, ...] = ()
     open_layers = turn
     for number, equation in enumerate(frame.jaxpr.eqns):
-        entered = scopes(equation)
+        entered = scoping(frame, equation)
         shared = _shared_prefix(open_scopes, entered)
         open_layers = open_layers[: len(turn) + shared]
         for scope in entered[shared:]:

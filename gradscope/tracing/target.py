@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from gradscope.errors import UsageError
 from gradscope.naming.patterns import nearest_hint
@@ -89,9 +89,9 @@ def parse_target(text: str) -> Target:
     """
     place, colon, name = text.partition(":")
     if not place:
-        _refuse(text, "there is no file, module or zoo name" + " before the colon" * bool(colon))
+        raise _malformed(text, "there is no file, module or zoo name" + " before the colon" * bool(colon))
     if colon and not name:
-        _refuse(text, "there is no name after the colon")
+        raise _malformed(text, "there is no name after the colon")
     return Target(text=text, rule=_rule(text, place), place=place, attribute=_attribute(text, name) if name else None)
 
 
@@ -100,7 +100,7 @@ def _rule(text: str, place: str) -> Rule:
         return "path"
     parts = place.split(".")
     if not all(part.isidentifier() for part in parts):
-        _refuse(text, f"{place!r} is neither a file nor the name of a module or of a zoo model")
+        raise _malformed(text, f"{place!r} is neither a file nor the name of a module or of a zoo model")
     if _is_module(parts[0]):
         return "module"
     if place in zoo_names():
@@ -128,8 +128,8 @@ def _files_here() -> list[str]:
 def _attribute(text: str, name: str) -> Attribute:
     try:
         node = ast.parse(name.strip(), mode="eval").body
-    except (SyntaxError, ValueError):  # ValueError: a NUL character
-        _refuse(text, f"{name!r} is not a name, nor a call of one")
+    except (SyntaxError, ValueError) as error:  # ValueError: a NUL character
+        raise _malformed(text, f"{name!r} is not a name, nor a call of one") from error
     if not isinstance(node, ast.Call):
         return Attribute(text=name, path=_dotted(text, node))
     return Attribute(text=name, path=_dotted(text, node.func), call=_call(text, node))
@@ -140,14 +140,14 @@ def _dotted(text: str, node: ast.expr) -> tuple[str, ...]:
         return (node.id,)
     if isinstance(node, ast.Attribute):
         return (*_dotted(text, node.value), node.attr)
-    _refuse(text, f"{ast.unparse(node)!r} is not a dotted name")
+    raise _malformed(text, f"{ast.unparse(node)!r} is not a dotted name")
 
 
 def _call(text: str, node: ast.Call) -> Call:
     keyword: dict[str, Any] = {}
     for argument in node.keywords:
         if argument.arg is None:
-            _refuse(text, f"'**{ast.unparse(argument.value)}' is not a keyword argument")
+            raise _malformed(text, f"'**{ast.unparse(argument.value)}' is not a keyword argument")
         keyword[argument.arg] = _literal(text, argument.value)
     return Call(positional=tuple(_literal(text, argument) for argument in node.args), keyword=keyword)
 
@@ -155,9 +155,9 @@ def _call(text: str, node: ast.Call) -> Call:
 def _literal(text: str, node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
-    except (ValueError, TypeError):  # TypeError: an unhashable key of a dictionary
-        _refuse(text, f"argument {ast.unparse(node)!r} is not a literal")
+    except (ValueError, TypeError) as error:  # TypeError: an unhashable key of a dictionary
+        raise _malformed(text, f"argument {ast.unparse(node)!r} is not a literal") from error
 
 
-def _refuse(text: str, reason: str) -> NoReturn:
-    raise UsageError(f"{text!r} does not name a model: {reason}", hint=_FORMS.format(zoo=", ".join(zoo_names())))
+def _malformed(text: str, reason: str) -> UsageError:
+    return UsageError(f"{text!r} does not name a model: {reason}", hint=_FORMS.format(zoo=", ".join(zoo_names())))

@@ -177,23 +177,33 @@ def test_infinite_numbers_are_words_in_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "value"),
+    ("column", "value", "says"),
     [
-        ("shape", "4"),
-        ("shape", [-1]),
-        ("nan", 9),
-        ("mean", "many"),
-        ("zeros", None),
-        ("zeros", -1),
-        ("histogram", [1]),
-        ("histogram", {"first": 10**9, "counts": [1]}),
-        ("histogram", {"first": 0, "counts": [-1]}),
+        ("shape", "4", "expected a list of counts for shape, found str"),
+        ("shape", [-1], "expected a count for shape, found a negative number"),
+        ("nan", 9, "a mean over no elements"),
+        ("mean", "many", "expected a number, found 'many'"),
+        ("min", 99.0, "a min above their max"),
+        ("amin_nz", 0.0, "amin_nz that is not above zero"),
+        ("zeros", None, "expected an integer for zeros, found NoneType"),
+        ("zeros", True, "expected an integer for zeros, found bool"),
+        ("histogram", [1], "expected a histogram, found list"),
+        ("histogram", {"first": 0}, "lack their counts"),
+        ("histogram", {"first": 10**9, "counts": [1]}, "beyond the last of 32752 bins"),
     ],
 )
-def test_malformed_columns_are_refused(column: str, value: object) -> None:
+def test_malformed_columns_are_refused(column: str, value: object, says: str) -> None:
     columns = tensor_stats(np.arange(4, dtype=np.float32)).to_json()
-    with pytest.raises(DumpError, match="malformed"):
+    with pytest.raises(DumpError, match=says):
         TensorStats.from_json({**columns, column: value})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("column", ["shape", "dtype", "inf", "std", "max", "subnormal"])
+def test_missing_columns_are_named(column: str) -> None:
+    columns = tensor_stats(np.arange(4, dtype=np.float32)).to_json()
+    del columns[column]
+    with pytest.raises(DumpError, match=f"lack their {column}"):
+        TensorStats.from_json(columns)
 
 
 def test_units_are_dead_where_nothing_is_above_zero() -> None:

@@ -1,0 +1,45 @@
+"""Cells as text: one writer per kind of column, the same for every format that people read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from gradscope.report.numbers import count_column, number_column, share_column
+from gradscope.report.screen import Screen
+from gradscope.report.table import Cell, Column, Kind
+
+#: The kinds that stand to the right, so that digits meet.
+RIGHT: Final[frozenset[Kind]] = frozenset({"number", "share", "count"})
+
+_NUMERIC: Final[Mapping[Kind, Callable[[Sequence[Any]], list[str]]]] = MappingProxyType(
+    {"number": number_column, "share": share_column, "count": count_column}
+)
+
+
+def column_texts(column: Column, cells: Sequence[Cell], screen: Screen) -> list[str]:
+    """The cells of one column as text, numbers aligned with each other.
+
+    Args:
+        column: The column.
+        cells: Its cells.
+        screen: Where the text goes.
+
+    Returns:
+        One text per cell; blank for a cell that holds nothing.
+    """
+    if column.kind in _NUMERIC:
+        return _NUMERIC[column.kind](cells)
+    return [screen.show(cell_text(cell)) for cell in cells]
+
+
+def cell_text(cell: Cell) -> str:
+    """A cell that is not a number: a shape as JAX writes it, words with commas between them."""
+    if cell is None:
+        return ""
+    if not isinstance(cell, tuple):
+        return str(cell)
+    if all(isinstance(each, str) for each in cell):
+        return ", ".join(map(str, cell))
+    return f"[{','.join(map(str, cell))}]"

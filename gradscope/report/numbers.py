@@ -1,0 +1,108 @@
+"""Numbers as people read them: short, aligned, and never rounded to a lie.
+
+"0" stands only for an exact zero, and 100% only for all. A number has three significant digits; an integer has all of
+its digits. One column has one *notation*: plain decimals where all of its numbers read well so, exponents for all
+otherwise, so that sizes compare at a glance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+#: Magnitudes outside of these need an exponent.
+_PLAIN_FROM: Final = 1e-3
+_PLAIN_TO: Final = 9999.5
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The lowest and the highest of several numbers."""
+
+    low: float
+    high: float
+
+
+def number(value: float) -> str:
+    """One number by itself."""
+    return _plain(value) if _reads_plain(value) else _scientific(value)
+
+
+def share(value: float) -> str:
+    """A share of a whole from 0 to 1, in percent; what is nearly nothing or nearly all says so."""
+    if 0 < value < 0.001:
+        return "<0.1%"
+    if 0.999 < value < 1:
+        return ">99.9%"
+    return f"{value:.0%}" if value in (0, 1) else f"{value:.1%}"
+
+
+def count(value: float) -> str:
+    """A number of things."""
+    return f"{value:,}"
+
+
+def number_column(cells: Sequence[float | Range | None]) -> list[str]:
+    """The numbers of one column in one notation, aligned at the decimal point; blank where there is none."""
+    written = _plain if all(_reads_plain(end) for cell in cells for end in _ends(cell)) else _scientific
+    return _column(cells, written)
+
+
+def share_column(cells: Sequence[float | Range | None]) -> list[str]:
+    """The shares of one column, not yet aligned."""
+    return _column(cells, share)
+
+
+def count_column(cells: Sequence[float | Range | None]) -> list[str]:
+    """The counts of one column, not yet aligned."""
+    return _column(cells, count)
+
+
+def _column(cells: Sequence[float | Range | None], written: Callable[[float], str]) -> list[str]:
+    ends = [[written(end) for end in _ends(cell)] for cell in cells]
+    lows = _on_the_point([each[0] if each else "" for each in ends])
+    highs = _on_the_point([each[1] if len(each) > 1 else "" for each in ends])
+    width = 2 + max(map(len, highs), default=0)
+    if width == 2:
+        return lows
+    return [low + (f"..{high}" if high.strip() else " " * width) for low, high in zip(lows, highs, strict=True)]
+
+
+def _ends(cell: float | Range | None) -> tuple[float, ...]:
+    if cell is None:
+        return ()
+    return (cell.low, cell.high) if isinstance(cell, Range) else (cell,)
+
+
+def _reads_plain(value: float) -> bool:
+    return isinstance(value, int) or not math.isfinite(value) or value == 0 or _PLAIN_FROM <= abs(value) < _PLAIN_TO
+
+
+def _plain(value: float) -> str:
+    if isinstance(value, int) or not math.isfinite(value) or value == 0:
+        return f"{value:.0f}" if isinstance(value, float) else str(value)
+    return f"{value:.{max(2 - math.floor(math.log10(abs(value))), 0)}f}"
+
+
+def _scientific(value: float) -> str:
+    return f"{value:.2e}" if isinstance(value, float) and math.isfinite(value) and value != 0 else _plain(value)
+
+
+def _on_the_point(texts: Sequence[str]) -> list[str]:
+    """Texts of one width: numbers with their units digits above each other, words such as `nan` to the right."""
+    split = [_split(text) for text in texts]
+    head = max((len(each[0]) for each in split), default=0)
+    tail = max((len(each[1]) for each in split), default=0)
+    width = max([head + tail, *map(len, texts)])
+    aligned = [f"{before:>{width - tail}}{behind:<{tail}}" for before, behind in split]
+    return [line if line.strip() else text.rjust(width) for line, text in zip(aligned, texts, strict=True)]
+
+
+def _split(text: str) -> tuple[str, str]:
+    """What stands before the decimal point, and the point with all that follows; nothing twice for a word."""
+    if not text.lstrip("-<>")[:1].isdigit():
+        return "", ""
+    before, point, behind = text.partition(".")
+    return before, point + behind

@@ -1,0 +1,49 @@
+"""Where an equation's scopes come from: the name stack, or, in a model without any scope, the next best thing.
+
+A trace in which no equation has a scope still has layers. An equation that reads a parameter belongs to what the
+parameter belongs to: `dense1/kernel` and `dense1/bias` make `dense1`. An equation that reads none is named by the line of
+the user's code that traced it, `forward:12`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from gradscope.tracing.frames import Frame
+from gradscope.tracing.jaxcompat import Equation, kind_of, scopes, user_frame
+from gradscope.tracing.origins import ParameterOrigins
+
+#: The scopes of an equation, outermost first: objects with a `name`, the same object within one entry into a scope.
+Scoping: TypeAlias = Callable[[Frame, Equation], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class InferredScope:
+    """A scope that nobody opened."""
+
+    name: str
+
+
+def scoping_of(root: Frame, origins: ParameterOrigins) -> Scoping:
+    """The scoping that suits a trace."""
+    if any(scopes(equation) for frame in root.walk() for equation in frame.jaxpr.eqns):
+        return lambda _, equation: scopes(equation)
+    known: dict[str, InferredScope] = {}
+
+    def inferred(frame: Frame, equation: Equation) -> tuple[InferredScope, ...]:
+        name = _inferred_name(frame, equation, origins)
+        return () if name is None else (known.setdefault(name, InferredScope(name)),)
+
+    return inferred
+
+
+def _inferred_name(frame: Frame, equation: Equation, origins: ParameterOrigins) -> str | None:
+    if frame.opaque or kind_of(equation) not in (None, "opaque"):
+        return None  # a custom rule is one thing, and what other equations run has names of its own
+    for atom in equation.invars:
+        for parameter in origins.names(frame, atom):
+            return parameter.rpartition("/")[0] or parameter
+    line = user_frame(equation)
+    return None if line is None else f"{line[2]}:{line[1]}"
