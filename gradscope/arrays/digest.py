@@ -27,7 +27,7 @@ class Digest:
         """Take in the bytes of a contiguous block."""
         # The interpreter lock is free while a block is hashed, so another thread may compute at the same time. The view
         # is needed because the buffer protocol does not know the dtypes of ml_dtypes.
-        self._hash.update(block.view(np.uint8))
+        self._hash.update(block.view(np.uint8).data)
 
     def hexadecimal(self) -> str:
         """The 32 hexadecimal digits of what has been taken in so far."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -88,4 +88,4 @@ def _nonfinite(values: Array) -> NonFinite:
 
 
 def _smallest_normal(dtype: np.dtype[Any]) -> float:
-    return float(ml_dtypes.finfo(dtype).smallest_normal)
+    return float(cast("Any", ml_dtypes.finfo(dtype)).smallest_normal)

@@ -28,7 +28,7 @@ def real_values(block: Array) -> Array:
     if block.dtype.kind == "c":
         with np.errstate(over="ignore"):
             return np.abs(block.astype(np.complex128))
-    if block.dtype in (np.float32, np.float64):
+    if block.dtype.name in ("float32", "float64"):
         return block
     # A table of all codes: NumPy's and ml_dtypes' own casts took 1.5 times (bfloat16) to 8 times (float8) as long.
     codes = block.view(_code_type(block.dtype))

@@ -8,12 +8,14 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from gradscope import naming
+from gradscope.arrays.dtypes import is_floating, itemsize
 from gradscope.capture.drafts import Draft
 from gradscope.dump.record import Record
 from gradscope.instrument.core import core_numbers
 from gradscope.stats.core import stats_from_core
 from gradscope.stats.tensor import TensorStats, tensor_stats
 from gradscope.stats.units import activation_stats
+from gradscope.tracing.userframes import user_code
 
 
 class Power(NamedTuple):
@@ -46,22 +48,30 @@ class TensorReading:
     Attributes:
         keep: Whether the records carry the tensors; a stats-only dump does without.
         exact_quantiles: Whether quantiles come from the sorted values and not from the histogram.
+        widen: Whether floating-point tensors narrower than float32 are kept as float32.
     """
 
     keep: bool = True
     exact_quantiles: bool = False
+    widen: bool = False
 
     def __call__(self, draft: Draft) -> Measured:
         """The records of a draft, with full statistics."""
         if draft.fetch is None:
             return Measured(draft, draft.records, None)
-        array = draft.fetch()
+        with user_code("reading what was captured"):
+            array = draft.fetch()
         stats = self._statistics(draft, array)
         records = draft.records
         if records:
-            own = replace(records[0], array=array if self.keep else None, stats=stats.to_json())
-            records = (own, *records[1:])
+            own = replace(records[0], stats=stats.to_json())
+            records = (self._kept(own, array) if self.keep else own, *records[1:])
         return Measured(draft, records, power_of(stats))
+
+    def _kept(self, record: Record, array: np.ndarray) -> Record:
+        if self.widen and is_floating(record.dtype) and itemsize(record.dtype) < np.dtype(np.float32).itemsize:
+            return replace(record, array=array.astype(np.float32), dtype="float32")
+        return replace(record, array=array)
 
     def _statistics(self, draft: Draft, array: np.ndarray) -> TensorStats:
         if draft.family == naming.ACTIVATION and draft.records:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import jax
@@ -16,9 +17,11 @@ import jax.numpy as jnp
 
 from gradscope.capture.run import Run
 from gradscope.capture.timings import Timings
+from gradscope.instrument.plan import Plan
 from gradscope.instrument.planning import Wanted, make_plan
 from gradscope.instrument.program import observing_program
 from gradscope.instrument.taps import Observer, whole_tensor
+from gradscope.tracing.batches import batch_from_file
 from gradscope.tracing.model import Model
 from gradscope.tracing.tracer import Trace, trace_loss
 from gradscope.tracing.userframes import user_code
@@ -34,45 +37,50 @@ class Arguments:
     Attributes:
         shapes: The pair (variables, batch) as pytrees of `jax.ShapeDtypeStruct`.
         make: Makes the pair; slow, and free of side effects, so it may run in a thread.
+        batch_size: Number of examples.
+        notes: Sentences about what was done to a batch from a file.
     """
 
     shapes: tuple[Any, Any]
     make: Callable[[], tuple[Any, Any]]
+    batch_size: int
+    notes: tuple[str, ...] = ()
 
 
-def model_arguments(model: Model, *, seed: int, batch_size: int, dtype: str | None = None, batch: Any = None) -> Arguments:
+def model_arguments(
+    model: Model, *, seed: int, batch_size: int, dtype: str | None = None, data: Path | None = None
+) -> Arguments:
     """The arguments of a model's loss.
 
     Args:
         model: The model.
         seed: Seeds one key, split for `init` and `batch`.
-        batch_size: Number of examples.
+        batch_size: Number of examples of the model's own batch.
         dtype: Floating-point leaves are converted to it; None leaves them.
-        batch: A batch from elsewhere; None for the model's own.
+        data: A file that holds the batch; None for the model's own.
+
+    Raises:
+        ModelError: `init` or `batch` failed.
+        DumpError: The file does not hold a batch such as the model's own.
     """
     init_key, batch_key = jax.random.split(jax.random.key(seed))
-
-    def init() -> Any:
-        return _converted(model.init(init_key), dtype)
-
-    def own_batch() -> Any:
-        return _converted(model.batch(batch_key, batch_size), dtype)
-
-    def given_batch() -> Any:
-        return _converted(jax.tree_util.tree_map(jnp.asarray, batch), dtype)
-
     with user_code(f"init of {model.name}"):
-        variables_shape, make_variables = _deferred(init)
+        variables, make_variables = _deferred(lambda: _converted(model.init(init_key), dtype))
     with user_code(f"batch of {model.name}"):
-        batch_shape, make_batch = _deferred(own_batch if batch is None else given_batch)
+        batch, make_batch = _deferred(lambda: _converted(model.batch(batch_key, batch_size), dtype))
+    notes: tuple[str, ...] = ()
+    if data is not None:
+        read = batch_from_file(data, batch)
+        batch_size, notes = read.size, read.notes
+        batch, make_batch = _deferred(lambda: jax.tree_util.tree_map(jnp.asarray, read.batch))
 
     def make() -> tuple[Any, Any]:
         with user_code(f"init of {model.name}"):
-            variables = make_variables()
+            made = make_variables()
         with user_code(f"batch of {model.name}"):
-            return variables, make_batch()
+            return made, make_batch()
 
-    return Arguments(shapes=(variables_shape, batch_shape), make=make)
+    return Arguments(shapes=(variables, batch), make=make, batch_size=batch_size, notes=notes)
 
 
 def _deferred(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
@@ -101,14 +109,18 @@ class Prepared:
 
     Attributes:
         trace: The traced loss.
+        plan: What will be observed.
         variables: The model's variables.
         batch: Its batch.
+        leaves: The leaves of both.
         start: Runs the compiled program and waits for it.
     """
 
     trace: Trace
+    plan: Plan
     variables: Any
     batch: Any
+    leaves: Sequence[Any]
     start: Callable[[], Run]
 
 
@@ -139,4 +151,4 @@ def prepare(
             observed = jax.block_until_ready(compiled(leaves))
         return Run(trace=trace, plan=plan, wanted=wanted, arguments=leaves, observed=observed, reached=reached)
 
-    return Prepared(trace=trace, variables=variables, batch=batch, start=start)
+    return Prepared(trace=trace, plan=plan, variables=variables, batch=batch, leaves=leaves, start=start)

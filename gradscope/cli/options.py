@@ -38,6 +38,12 @@ class FloatType(StrEnum):
     FLOAT64 = "float64"
 
 
+class CastType(StrEnum):
+    """Types that narrow tensors may be stored as."""
+
+    FLOAT32 = "float32"
+
+
 _MODEL = "Model"
 _SHOWN = "What is shown"
 _OUTPUT = "Output"
@@ -62,6 +68,14 @@ Dtype: TypeAlias = Annotated[
 X64: TypeAlias = Annotated[bool, typer.Option("--x64", help="Compute in float64.", rich_help_panel=_MODEL)]
 MatmulPrecision: TypeAlias = Annotated[
     Precision | None, typer.Option(help="Precision of matrix multiplications.", rich_help_panel=_MODEL)
+]
+SelfCheck: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--self-check",
+        help="Run the plain program too, and say how far observing it changed the gradients.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 NoCache: TypeAlias = Annotated[
     bool,
@@ -94,6 +108,26 @@ OutputFormat: TypeAlias = Annotated[
     Format, typer.Option("--format", help="How results are written to standard output.", rich_help_panel=_OUTPUT)
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=_OUTPUT)]
+Sort: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Sort rows by this column, -COLUMN for largest first.", rich_help_panel=_SHOWN),
+]
+NoFold: TypeAlias = Annotated[
+    bool, typer.Option("--no-fold", help="On a terminal, a line for every turn of a loop.", rich_help_panel=_SHOWN)
+]
+StatsOnly: TypeAlias = Annotated[
+    bool, typer.Option("--stats-only", help="Write statistics and no tensors.", rich_help_panel=_OUTPUT)
+]
+ExactQuantiles: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--exact-quantiles", help="Quantiles from the sorted values, not from the histogram.", rich_help_panel=_OUTPUT
+    ),
+]
+Cast: TypeAlias = Annotated[
+    CastType | None,
+    typer.Option(help="Store bfloat16 and float8 tensors as this, for readers that lack them.", rich_help_panel=_OUTPUT),
+]
 Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace an output that exists.", rich_help_panel=_OUTPUT)]
 Quiet: TypeAlias = Annotated[
     bool, typer.Option("--quiet", "-q", help="No progress and no messages.", rich_help_panel=_OUTPUT)
@@ -104,3 +138,27 @@ Verbose: TypeAlias = Annotated[
 Traceback: TypeAlias = Annotated[
     bool, typer.Option("--traceback", help="Show the full traceback of an error.", rich_help_panel=_OUTPUT)
 ]
+
+
+def chosen_format(output_format: Format, *, json: bool) -> Format:
+    """The format asked for, `--json` being short for one of them."""
+    return Format.JSON if json else output_format
+
+
+def family_set(families: str | None) -> frozenset[str] | None:
+    """The families of a `--families` list; None where all are asked for.
+
+    Raises:
+        UsageError: There is no such family.
+    """
+    from gradscope.errors import UsageError
+    from gradscope.naming import FAMILIES
+    from gradscope.naming.patterns import nearest_hint
+
+    if families is None:
+        return None
+    asked = [name.strip() for name in families.split(",") if name.strip()]
+    for name in asked:
+        if name not in FAMILIES:
+            raise UsageError(f"there is no family {name!r}", hint=nearest_hint(name, FAMILIES))
+    return frozenset(asked)

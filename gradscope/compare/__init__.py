@@ -1,1 +1,41 @@
-"""TODO"""
+"""Comparing two dumps: the same or not, and where they first part.
+
+Vocabulary:
+
+- `a` is the *reference*, `b` the *candidate*, `d = b - a`. Tolerances are on `rel_l2 = l2(d) / l2(a)`.
+- A *pairing* says which tensor is whose counterpart; a *row* is the judgement on one tensor, and there is one for every
+  name of either dump.
+- *Evidence* is what a pair shows (metrics of its elements, or what its statistics prove where the elements are not in
+  the dump), a *tolerance* is what it is judged by, *needed* is the smallest tolerance that would have passed.
+- The *first divergence* is the first row over tolerance in execution order, and in the backward pass in reverse.
+- *Growth* tells error made in a layer from error inherited by it.
+
+Sharp edges: nothing is broadcast and no kinds of dtype are mixed, both are differences. Metrics are over positions
+where both sides are finite; positions that are not, and disagree, are counted and never within tolerance. Where a dump
+holds statistics only, a row can prove a difference but not sameness, and says by what it was judged.
+
+Why 0/0 is 0 but the `norm_ratio` of two zero tensors 1 (2026-11): equal tensors have the same metrics whatever is in
+them, so that they can be settled by their bytes.
+"""
+
+from gradscope.compare.comparing import compare
+from gradscope.compare.comparison import Comparison, Verdict
+from gradscope.compare.divergence import Divergence
+from gradscope.compare.growth import FLAGGED
+from gradscope.compare.options import CompareOptions
+from gradscope.compare.pairing import Match, Pairing, pair
+from gradscope.compare.rows import Row, Status
+
+__all__ = [
+    "FLAGGED",
+    "CompareOptions",
+    "Comparison",
+    "Divergence",
+    "Match",
+    "Pairing",
+    "Row",
+    "Status",
+    "Verdict",
+    "compare",
+    "pair",
+]

@@ -16,8 +16,8 @@ the update of Chan, Golub and LeVeque for a regression through the origin. At th
 of the angle, `1 - c = s^2 / (1 + c)` where c > 0, and `1 - c` itself where that cannot cancel.
 
 Accuracy: within a block the residual is taken across a multiple of `a` that floating point represents exactly, so the
-sine has a relative error near 1e-15 for types of up to 24 bits and, in float64, an absolute one near 1e-16; it is better
-still where the vectors differ by little but direction. `1-cos` is then right for values far below 1e-16.
+sine has a relative error near 1e-15 for types of up to 24 bits and, in float64, an absolute one near 1e-16; it is
+better still where the vectors differ by little but direction. `1-cos` is then right for values far below 1e-16.
 
 Sharp edges, all in float64: of two sides one of which is 2^450 times smaller than the other, the smaller counts as
 zero; a norm beyond 1.8e308 is kept by a common exponent, so ratios of such norms are right.

@@ -6,7 +6,7 @@ exactly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -86,8 +86,8 @@ class Deviation:
     count: int = 0
     peak: Peak | None = None
     mismatched: int = 0
-    relations: Relations = Relations()
-    ulps: Ulps = Ulps()
+    relations: Relations = field(default_factory=Relations)
+    ulps: Ulps = field(default_factory=Ulps)
 
     def __add__(self, other: Deviation) -> Deviation:
         return Deviation(
@@ -108,7 +108,7 @@ def peak_of(ref: Array, cand: Array, distances: Array) -> Peak | None:
     index = int(distances.argmax())
     if not distances[index]:
         return None
-    return Peak(magnitude=distances[index].item(), index=index, ref=_scalar(ref[index]), cand=_scalar(cand[index]))
+    return Peak(magnitude=distances[index].item(), index=index, ref=ref[index].item(), cand=cand[index].item())
 
 
 def mismatches(magnitudes: Array, distances: Array, yardstick: Yardstick) -> int:
@@ -146,9 +146,3 @@ def _higher(first: Peak | None, second: Peak | None) -> Peak | None:
     if first is None or second is None:
         return first or second
     return second if second.magnitude > first.magnitude else first
-
-
-def _scalar(element: np.generic) -> Scalar:
-    # An ml_dtypes number is a NumPy scalar whose `item()` is not Python's.
-    value = element.item()
-    return value if isinstance(value, bool | int | float | complex) else float(value)

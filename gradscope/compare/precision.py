@@ -11,7 +11,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from gradscope.arrays.dtypes import as_numpy_dtype, is_complex, is_floating
+from gradscope.arrays.dtypes import as_numpy_dtype, is_complex, is_floating, stored_dtype
 
 #: The least magnitude at which a relative error says something, where it is not 2^-p of a significand of p bits: wide
 #: types are judged by half their digits, because a sum that cancels loses the others in the best of programs.
@@ -33,13 +33,21 @@ def kind_of(name: str) -> str:
     return "boolean" if name == "bool" else name
 
 
+def comparable(first: str, second: str) -> bool:
+    """Whether there is a type in which elements of two logical dtypes can be subtracted as what they are."""
+    if kind_of(first) != kind_of(second):
+        return False
+    # uint64 and a signed integer have no integer type in common.
+    return kind_of(first) != "integer" or np.result_type(stored_dtype(first), stored_dtype(second)).kind in "iu"
+
+
 def component_name(name: str) -> str:
     """The dtype of the real numbers that a floating-point or complex dtype is made of."""
     return {"complex64": "float32", "complex128": "float64"}.get(name, name)
 
 
 def coarser(first: str, second: str) -> str:
-    """Of two floating-point dtypes the one with fewer bits of significand; of two complex ones, of their components'."""
+    """Of two floating-point dtypes the one with fewer bits of significand; for complex ones, of their components."""
     return min(component_name(first), component_name(second), key=lambda name: (_significand_bits(name), name))
 
 
@@ -53,7 +61,7 @@ def small_magnitude(name: str) -> float:
 
 
 def ulp_allowance(name: str) -> int:
-    """The distance in units in the last place above which an element counts for `ulp_share`: 1 up to 16 bits, else 32."""
+    """The distance in units in the last place above which `ulp_share` counts an element: 1 up to 16 bits, else 32."""
     return 1 if as_numpy_dtype(name).itemsize <= 2 else 32
 
 
@@ -62,11 +70,15 @@ def saturating_cast(block: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, A
     target = as_numpy_dtype(name)
     if block.dtype == target:
         return block
-    limits = ml_dtypes.finfo(target)
-    wide = block.astype(np.float64)
-    return np.clip(wide, float(limits.min), float(limits.max)).astype(target)
+    largest = float(_limits(name).max)
+    return np.clip(block.astype(np.float64), -largest, largest).astype(target)
 
 
 @cache
 def _significand_bits(name: str) -> int:
-    return int(ml_dtypes.finfo(as_numpy_dtype(name)).nmant) + 1
+    return int(_limits(name).nmant) + 1
+
+
+def _limits(name: str) -> Any:
+    # ml_dtypes types the fields of its `finfo` by halves.
+    return ml_dtypes.finfo(as_numpy_dtype(name))

@@ -16,6 +16,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.arrays.scratch import scratch
 from gradscope.compare.slots import Slot
 
+
 def ulp_distances(ref: Array, cand: Array) -> Array:
     """The distance of each element of one block from its partner.
 

@@ -49,6 +49,13 @@ def loads(text: str | bytes) -> Json:
     return value
 
 
+def from_float(value: float) -> Json:
+    """A float as JSON can say it: itself, or one of the three strings."""
+    if math.isfinite(value):
+        return value
+    return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
+
+
 def as_float(value: Json) -> float:
     """The float that a JSON value stands for: a number, or one of the three strings.
 
@@ -71,8 +78,8 @@ def _spelt_out(value: Json) -> Json:
             return {name: _spelt_out(each) for name, each in value.items()}
         case list():
             return [_spelt_out(each) for each in value]
-        case float() if not math.isfinite(value):
-            return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
+        case float():
+            return from_float(value)
         case _:
             return value
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from gradscope.dump.jsonfields import Fields
-from gradscope.dump.jsontext import dumps, loads
+from gradscope.dump.jsontext import dumps, from_float, loads
 from gradscope.dump.manifest import SCHEMA, Entry, Layer, Ledger, LedgerLine, Manifest, Stored
 from gradscope.dump.record import Json, Reason, SiteFacts
 from gradscope.errors import DumpError
@@ -70,7 +70,10 @@ def _json(value: Any) -> Json:
     if isinstance(value, tuple):
         return [_json(each) for each in cast("tuple[Any, ...]", value)]
     if isinstance(value, Mapping):
-        return dict(cast("Mapping[str, Json]", value))
+        items = cast("Mapping[str, Json]", value).items()
+        return {name: from_float(each) if type(each) is float else each for name, each in items}
+    if isinstance(value, float):
+        return from_float(value)
     return _object(value) if hasattr(value, "__dataclass_fields__") else value
 
 

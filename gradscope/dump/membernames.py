@@ -2,9 +2,9 @@
 
 A member's name is its key plus `.npy`. What a zip reader, a file system or NumPy could take for something else than a
 letter of the name is written `%XX`, one for each byte of its UTF-8: control characters, backslashes, lone surrogates,
-the components `.` and `..`, a slash that would make an empty component, the dot of a final `.npy` (`numpy.load` hands out
-layer `a` when asked for a layer `a.npy`), and a `%` that would read as the start of such an escape. Nothing is lost:
-different keys have different member names.
+the components `.` and `..`, a slash that would make an empty component, the dot of a final `.npy` (`numpy.load` hands
+out layer `a` when asked for a layer `a.npy`), and a `%` that would read as the start of such an escape. Nothing is
+lost: different keys have different member names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def member_name(key: str) -> str:
     """The name of the zip member that holds the tensor of a key.
 
     Raises:
-        UsageError: It would be too long, or the key holds two surrogates in a row, which JSON cannot tell from one letter.
+        UsageError: It would be too long, or the key spells a letter as two surrogates, which JSON cannot
+            tell from the letter itself.
     """
     if _SURROGATE_PAIR.search(key):
         raise UsageError(f"the name {printable(key)} holds a surrogate pair instead of the letter it encodes")

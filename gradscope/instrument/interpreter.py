@@ -23,7 +23,7 @@ class Captured(NamedTuple):
 
     Attributes:
         values: The observations, with a leading axis for each loop around the site.
-        executed: For sites inside branches: whether the branch ran, likewise per turn.
+        executed: For sites inside branches and `while` loops: whether the branch or the loop ran, likewise per turn.
         turns: For sites inside `while` loops: how many turns each of those loops ran, outermost first along the last
             axis; the observation is the last turn's.
     """

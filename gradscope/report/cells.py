@@ -31,15 +31,13 @@ def column_texts(column: Column, cells: Sequence[Cell], screen: Screen) -> list[
     """
     if column.kind in _NUMERIC:
         return _NUMERIC[column.kind](cells)
-    return [screen.show(cell_text(cell)) for cell in cells]
+    return [screen.show(_text(column.kind, cell)) for cell in cells]
 
 
-def cell_text(cell: Cell) -> str:
+def _text(kind: Kind, cell: Cell) -> str:
     """A cell that is not a number: a shape as JAX writes it, words with commas between them."""
     if cell is None:
         return ""
     if not isinstance(cell, tuple):
         return str(cell)
-    if all(isinstance(each, str) for each in cell):
-        return ", ".join(map(str, cell))
-    return f"[{','.join(map(str, cell))}]"
+    return f"[{','.join(map(str, cell))}]" if kind == "shape" else ", ".join(map(str, cell))

@@ -47,27 +47,30 @@ def count(value: float) -> str:
 def number_column(cells: Sequence[float | Range | None]) -> list[str]:
     """The numbers of one column in one notation, aligned at the decimal point; blank where there is none."""
     written = _plain if all(_reads_plain(end) for cell in cells for end in _ends(cell)) else _scientific
-    return _column(cells, written)
+    return _column(cells, written, _on_the_point)
 
 
 def share_column(cells: Sequence[float | Range | None]) -> list[str]:
-    """The shares of one column, not yet aligned."""
-    return _column(cells, share)
+    """The shares of one column, percent signs above each other."""
+    return _column(cells, share, _to_the_right)
 
 
 def count_column(cells: Sequence[float | Range | None]) -> list[str]:
-    """The counts of one column, not yet aligned."""
-    return _column(cells, count)
+    """The counts of one column, units above each other."""
+    return _column(cells, count, _to_the_right)
 
 
-def _column(cells: Sequence[float | Range | None], written: Callable[[float], str]) -> list[str]:
+def _column(
+    cells: Sequence[float | Range | None],
+    written: Callable[[float], str],
+    aligned: Callable[[Sequence[str]], list[str]],
+) -> list[str]:
     ends = [[written(end) for end in _ends(cell)] for cell in cells]
-    lows = _on_the_point([each[0] if each else "" for each in ends])
-    highs = _on_the_point([each[1] if len(each) > 1 else "" for each in ends])
-    width = 2 + max(map(len, highs), default=0)
-    if width == 2:
+    lows = aligned([each[0] if each else "" for each in ends])
+    if all(len(each) < 2 for each in ends):
         return lows
-    return [low + (f"..{high}" if high.strip() else " " * width) for low, high in zip(lows, highs, strict=True)]
+    highs = aligned([each[1] if len(each) > 1 else "" for each in ends])
+    return [low + (f"..{high}" if high.strip() else "  " + high) for low, high in zip(lows, highs, strict=True)]
 
 
 def _ends(cell: float | Range | None) -> tuple[float, ...]:
@@ -98,6 +101,11 @@ def _on_the_point(texts: Sequence[str]) -> list[str]:
     width = max([head + tail, *map(len, texts)])
     aligned = [f"{before:>{width - tail}}{behind:<{tail}}" for before, behind in split]
     return [line if line.strip() else text.rjust(width) for line, text in zip(aligned, texts, strict=True)]
+
+
+def _to_the_right(texts: Sequence[str]) -> list[str]:
+    width = max(map(len, texts), default=0)
+    return [text.rjust(width) for text in texts]
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -6,11 +6,15 @@ and the middle of long names to fit; in a pipe nothing is ever cut, since nobody
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
+from typing import Final
 
 from rich.cells import cell_len, set_cell_size
 
 from gradscope import naming
+
+_NARROWEST_PARAGRAPH: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,14 @@ class Screen:
             return set_cell_size(text, max(width, 0))
         tail = room - room // 2
         return set_cell_size(text, room // 2) + self.ellipsis + set_cell_size(text[::-1], tail)[::-1]
+
+    def wrap(self, sentence: str, indent: str = "") -> str:
+        """The sentence in lines that fit, all but the first indented; names in it are not torn apart."""
+        if self.width is None:
+            return sentence
+        room = max(self.width - len(indent), _NARROWEST_PARAGRAPH)
+        lines = textwrap.wrap(sentence, room, break_long_words=False, break_on_hyphens=False)
+        return f"\n{indent}".join(lines)
 
 
 def pad(text: str, width: int, *, right: bool = False) -> str:

@@ -45,7 +45,7 @@ class Column:
 
     def holds(self, cells: Sequence[Cell]) -> bool:
         """Whether there is anything to show in a column of these cells."""
-        return any(cell not in (None, (), 0) if self.only_nonzero else cell not in (None, ()) for cell in cells)
+        return any(cell is not None and not (self.only_nonzero and cell == 0) for cell in cells)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

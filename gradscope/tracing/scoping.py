@@ -45,5 +45,8 @@ def _inferred_name(frame: Frame, equation: Equation, origins: ParameterOrigins) 
     for atom in equation.invars:
         for parameter in origins.names(frame, atom):
             return parameter.rpartition("/")[0] or parameter
-    line = user_frame(equation)
-    return None if line is None else f"{line[2]}:{line[1]}"
+    frame_of_user = user_frame(equation)
+    if frame_of_user is None:
+        return None
+    _, line, function = frame_of_user
+    return f"{function.rpartition('.')[2]}:{line}"

@@ -184,7 +184,8 @@ def expected(loss: Loss, variables: Any, batch: Any) -> dict[str, Seen]:
 
     zeros = jax.tree_util.tree_map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(shapes, variables, batch))
     added = {name: zero for name, zero in zeros.items() if jnp.issubdtype(zero.dtype, jnp.inexact)}
-    gradients, values = jax.grad(perturbed, has_aux=True)(added)
+    with jax.disable_jit():  # a probe inside a jitted function hands out values, not tracers
+        gradients, values = jax.grad(perturbed, has_aux=True)(added)
     return {name: Seen(activation=value, gradient=gradients.get(name)) for name, value in values.items()}
 
 

@@ -14,12 +14,12 @@ import pytest
 from models.transformer import Transformer, causal_softmax
 
 SMALL = Transformer(layers=2, width=16, heads=2, vocabulary=11, length=6)
-SMALL_FORWARD = jax.jit(SMALL.forward)
+SMALL_INIT, SMALL_BATCH, SMALL_FORWARD = jax.jit(SMALL.init), jax.jit(SMALL.batch), jax.jit(SMALL.forward)
 
 
 @pytest.fixture
 def example() -> tuple[Any, Any]:
-    return jax.jit(SMALL.init)(jax.random.key(0)), jax.jit(SMALL.batch)(jax.random.key(1))
+    return SMALL_INIT(jax.random.key(0)), SMALL_BATCH(jax.random.key(1))
 
 
 def test_unrolling_and_checkpointing_change_neither_loss_nor_gradients(x64: None, example: tuple[Any, Any]) -> None:

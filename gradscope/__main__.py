@@ -1,0 +1,5 @@
+"""`python -m gradscope`: the same as the `gradscope` command."""
+
+from gradscope.cli.main import main
+
+main()

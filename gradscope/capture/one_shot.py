@@ -1,0 +1,138 @@
+"""One batch of one model into one dump: everything that `gradscope dump` does between its options and its table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from gradscope import naming
+from gradscope.arrays.dtypes import as_numpy_dtype
+from gradscope.capture.measured import TensorReading
+from gradscope.capture.preparation import Arguments, Prepared, prepare
+from gradscope.capture.provenance import command_line, content_hash, machine_provenance, model_provenance
+from gradscope.capture.selfcheck import self_check
+from gradscope.capture.session import Session
+from gradscope.capture.timings import Timings
+from gradscope.dump.manifest import Manifest
+from gradscope.dump.record import Json
+from gradscope.dump.writer import DumpWriter
+from gradscope.errors import MachineError, ModelError
+from gradscope.instrument.planning import Wanted
+from gradscope.tracing.model import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpRequest:
+    """What a dump is to hold.
+
+    Attributes:
+        wanted: Which tensors.
+        reading: How they are measured, and whether they are kept.
+        self_check: Whether to run the plain program too.
+        facts: Provenance that only the caller knows, such as the seed.
+    """
+
+    wanted: Wanted = field(default_factory=Wanted)
+    reading: TensorReading = field(default_factory=TensorReading)
+    self_check: bool = False
+    facts: dict[str, Json] = field(default_factory=dict[str, Json])
+
+
+def dump_model(
+    model: Model,
+    arguments: Arguments,
+    request: DumpRequest,
+    writer: DumpWriter,
+    timings: Timings,
+    wrote: Callable[[int], None] = lambda _: None,
+) -> Manifest:
+    """Run a model's loss on its arguments, forward and backward, and write what was seen.
+
+    Args:
+        model: The model.
+        arguments: Its arguments.
+        request: What the dump is to hold.
+        writer: Writes it; entered already.
+        timings: Receives the seconds of each phase.
+        wrote: Called after each record with the number of bytes of tensors written so far.
+
+    Returns:
+        The manifest of the dump, which is on the disk by then.
+
+    Raises:
+        ModelError: The user's code failed.
+        MachineError: Memory or disk ran out. What was captured until then is saved beside the asked path.
+        UsageError: A pattern selects nothing.
+    """
+    prepared = prepare(model, arguments, request.wanted, timings)
+    if request.reading.keep:
+        writer.require_space(_tensor_bytes(prepared))
+    run = prepared.start()
+    session = Session(run, request.reading)
+    provenance = _provenance(model, prepared, request)
+    with _salvaging(writer, provenance):
+        with timings.phase("write"):
+            _write(session, writer, wrote)
+        checked = None
+        if request.self_check:
+            with timings.phase("self-check"):
+                checked = self_check(model.loss, prepared, run)
+    return writer.commit(
+        layers=session.layers(),
+        ledger=session.ledger(),
+        loss=session.loss(),
+        provenance=provenance,
+        self_check=checked,
+        timings=timings.seconds,
+    )
+
+
+def _write(session: Session, writer: DumpWriter, wrote: Callable[[int], None]) -> None:
+    total = 0
+    for record in session.records():
+        entry = writer.add(record)
+        total += entry.stored.size_bytes if entry.stored else 0
+        wrote(total)
+
+
+@contextmanager
+def _salvaging(writer: DumpWriter, provenance: dict[str, Json]) -> Iterator[None]:
+    """Where a run fails after it has captured something, save that beside the asked path, and say where."""
+    try:
+        yield
+    except (ModelError, MachineError) as failure:
+        try:
+            saved = writer.commit_incomplete(failure.message, provenance=provenance)
+        except MachineError:
+            raise failure from None  # the disk is what failed
+        failure.hint = f"what was captured until then is in {saved.name}"
+        raise
+
+
+def _tensor_bytes(prepared: Prepared) -> int:
+    """Bytes of the tensors that a run's records will carry; refuses by name what cannot be stored."""
+    plan, arguments = prepared.plan, prepared.trace.arguments
+    leaves = sum(_bytes(leaf.shape, leaf.dtype) * (1 + leaf.differentiated) for leaf in arguments)
+    named = [number for number, site in enumerate(plan.sites) if site.names]
+    sizes = {number: _bytes(plan.observed(number).shape, plan.sites[number].dtype) for number in named}
+    return leaves + sum(sizes.values()) + sum(size for number, size in sizes.items() if number in plan.gradients)
+
+
+def _bytes(shape: tuple[int, ...], dtype: object) -> int:
+    return math.prod(shape) * as_numpy_dtype(str(dtype)).itemsize
+
+
+def _provenance(model: Model, prepared: Prepared, request: DumpRequest) -> dict[str, Json]:
+    inputs = [leaf.family == naming.INPUT for leaf in prepared.trace.arguments]
+    batch = [value for value, is_input in zip(prepared.leaves, inputs, strict=True) if is_input]
+    return {
+        "model": model.name,
+        **model_provenance(model.source, model.file_sha256),
+        **request.facts,
+        "batch_sha256": content_hash(batch),
+        "trace_fingerprint": prepared.trace.fingerprint,
+        **machine_provenance(),
+        "argv": command_line(),
+    }

@@ -1,0 +1,135 @@
+"""The error boundary: where whatever a command raises becomes an exit status and a few lines on standard error.
+
+Expected failures (`gradscope.errors`) say what failed and what to do. An environment that failed beneath us (memory, a
+full disk, a refused permission) is exit status 5. A reader that has gone away (`| head`) is no failure: the process
+ends as quietly as one that SIGPIPE ends. Everything else is a bug of gradscope's, says so, and asks for a report.
+
+Nothing else in gradscope catches `Exception`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import platform
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from gradscope.errors import GradscopeError, MachineError, ModelError
+from gradscope.naming import printable
+
+#: Exit statuses that no `GradscopeError` has. 130 and 141 are what a shell makes of SIGINT and SIGPIPE.
+BUG: Final = 70
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+
+#: What an operating system refuses for reasons that lie outside gradscope and the user's request.
+_ENVIRONMENT: Final = frozenset(
+    {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC,
+     errno.EPERM, errno.EROFS}
+)  # fmt: skip
+
+
+def guarded(program: Callable[[], object], arguments: Sequence[str]) -> int:
+    """Run a program and return its exit status; tell of any failure on standard error.
+
+    Args:
+        program: What to run; it may leave by `SystemExit`.
+        arguments: The command line without the program's name. `--traceback` among them adds tracebacks to messages;
+            it is looked for here because an error may come before options are read.
+    """
+    try:
+        return _status(program)
+    except BrokenPipeError:
+        return BROKEN_PIPE
+    except (Exception, KeyboardInterrupt) as failure:
+        return _report(failure, arguments)
+    finally:
+        _release_output()
+
+
+def _status(program: Callable[[], object]) -> int:
+    """Run a program to its end, output delivered."""
+    status: object = 0
+    try:
+        program()
+    except SystemExit as leaving:
+        # Typer makes exit status 1 of a broken pipe, which is ours for "different".
+        if isinstance(leaving.__context__, BrokenPipeError):
+            raise leaving.__context__ from None
+        status = leaving.code or 0
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return status if isinstance(status, int) else BUG
+
+
+def _release_output() -> None:
+    """Leave Python nothing to write when it ends, where it would fail once more, with an exit status of its own."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _report(failure: BaseException, arguments: Sequence[str]) -> int:
+    """Tell of a failure on standard error; returns its exit status."""
+    status, lines = _verdict(failure, arguments)
+    if "--traceback" in arguments:
+        lines = [*"".join(traceback.format_exception(failure)).splitlines(), *lines]
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):  # nobody is left to tell
+            sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
+    return status
+
+
+def _verdict(failure: BaseException, arguments: Sequence[str]) -> tuple[int, list[str]]:
+    """The exit status of a failure, and the lines that tell of it."""
+    if isinstance(failure, KeyboardInterrupt):
+        return INTERRUPTED, ["gradscope: interrupted"]
+    expected = failure if isinstance(failure, GradscopeError) else _environment_failure(failure)
+    if expected is None:
+        return BUG, _bug_report(failure, arguments)
+    return expected.exit_code, list(_told(expected))
+
+
+def _environment_failure(failure: BaseException) -> MachineError | None:
+    """What the environment did to us, as an error of ours; None where the failure is of another kind."""
+    if isinstance(failure, MemoryError):
+        return MachineError("out of memory", hint="use a smaller --batch-size or --select fewer layers")
+    if isinstance(failure, OSError) and failure.errno in _ENVIRONMENT:
+        return MachineError(str(failure), hint="check free space and permissions")
+    return None
+
+
+def _told(error: GradscopeError) -> Iterator[str]:
+    yield from f"gradscope: error: {error.message}".splitlines()
+    if error.hint is not None:
+        yield from f"hint: {error.hint}".splitlines()
+    if isinstance(error, ModelError):
+        yield from error.user_frames.splitlines()
+
+
+def _bug_report(failure: BaseException, arguments: Sequence[str]) -> list[str]:
+    frames = traceback.extract_tb(failure.__traceback__)
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+    text = str(failure).partition("\n")[0]
+    return [
+        f"gradscope: error: this is a bug in gradscope: {type(failure).__name__}: {text}{where}",
+        f"seen in: gradscope {_version('gradscope-jax')}, jax {_version('jax')}, Python {platform.python_version()}",
+        f"command: {shlex.join(['gradscope', *arguments])}",
+        "hint: please report these lines, and what --traceback adds to them",
+    ]
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,100 @@
+"""Interrupts: Ctrl-C and SIGTERM end the process at once, wherever it is.
+
+Python hears of a signal between two of its own instructions. A process that is inside XLA, compiling or computing,
+hears of it when XLA is done, minutes later, and an orderly exit would wait for XLA's threads or crash in them. So the
+signal is taken where the operating system delivers it: Python's C handler writes its number into a socket
+(`signal.set_wakeup_fd`), a thread reads it, runs the cleanups, and leaves by `os._exit`. Signals that arrive in Python
+code go the same way: there is one path, and no `KeyboardInterrupt` that JAX could turn into another error.
+
+Sharp edges: a cleanup runs in that thread while the main thread goes on, and must bear it; none may keep the process
+for longer than the grace, after which it ends whether they are done or not. Buffered output is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType
+from typing import Final, NoReturn, Self
+
+#: Seconds that cleanups have before the process ends without them.
+GRACE_SECONDS: Final = 0.75
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+#: What is read from the socket when no signal came but the guard ends; no signal has this number.
+_DISMISSED: Final = 0
+
+#: Clears the line that a progress bar was writing and shows the cursor that it hid.
+_RESTORE_TERMINAL: Final = b"\r\x1b[2K\x1b[?25h"
+
+
+class Interrupts:
+    """While it is entered, SIGINT and SIGTERM run cleanups and end the process with 130 or 143.
+
+    It is entered in the main thread. A signal that the process was told to ignore (`nohup`, a background job of a shell
+    without job control) stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self._cleanups: list[Callable[[], object]] = []
+        self._restore = ExitStack()
+        # Kept here because the signal handler knows only a file descriptor: a collected socket would close it.
+        self._reader, self._writer = socket.socketpair()
+
+    def on_interrupt(self, cleanup: Callable[[], object]) -> None:
+        """Run `cleanup` if the process is interrupted; the last one registered runs first."""
+        self._cleanups.append(cleanup)
+
+    def __enter__(self) -> Self:
+        self._writer.setblocking(False)
+        self._restore.callback(
+            signal.set_wakeup_fd, signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        )
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._restore.callback(signal.signal, number, signal.signal(number, _leave_to_watcher))
+        threading.Thread(target=self._watch, name="interrupts", daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._restore.close()
+        self._writer.send(bytes([_DISMISSED]))
+
+    def _watch(self) -> None:
+        """Wait for a signal, which ends the process, or for the end of the guard."""
+        with self._reader, self._writer:
+            while (received := self._reader.recv(1)[0]) != _DISMISSED:
+                if received in _SIGNALS:
+                    self._end_process(received)
+
+    def _end_process(self, number: int) -> NoReturn:
+        status = 128 + number
+        try:
+            threading.Timer(GRACE_SECONDS, os._exit, (status,)).start()
+            _tell()
+            with ExitStack() as cleanups:  # one that fails does not keep the others from running
+                for cleanup in self._cleanups:
+                    cleanups.callback(cleanup)
+        finally:
+            os._exit(status)
+
+
+def _leave_to_watcher(number: int, frame: FrameType | None) -> None:
+    """Do nothing: that a handler in Python stands here is what makes the C handler write to the socket."""
+
+
+def _tell() -> None:
+    """Say that the process was interrupted, past Python's buffers, whose locks the main thread may hold."""
+    if sys.__stderr__ is None:  # closed before we started: its number may by now be that of another file
+        return
+    stderr = sys.__stderr__.fileno()
+    restored = _RESTORE_TERMINAL if os.isatty(stderr) else b""
+    with contextlib.suppress(OSError):
+        os.write(stderr, restored + b"gradscope: interrupted\n")

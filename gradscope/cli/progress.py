@@ -1,0 +1,63 @@
+"""Progress: what a slow command is doing, on standard error and only where somebody watches."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+#: What each phase of a dump is, to a reader.
+_PHASES: Final = {
+    "trace": "tracing the loss",
+    "compile": "compiling",
+    "initialise": "making parameters and batch",
+    "run": "running forward and backward",
+    "write": "measuring and writing",
+    "self-check": "running the plain program",
+}
+
+
+class Progress:
+    """A line that tells the present phase, replaced by the next and gone at the end.
+
+    Args:
+        quiet: Whether to say nothing, as off a terminal.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._silent = quiet or not sys.stderr.isatty()
+        self._status: Status | None = None
+        self._began = time.perf_counter()
+        self._count = 0
+
+    def __enter__(self) -> Self:
+        if not self._silent:
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status("starting", spinner="dots")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def phase(self, name: str) -> None:
+        """A phase of `capture.timings` begins."""
+        self._count = 0
+        self._show(_PHASES.get(name, name))
+
+    def wrote(self, total_bytes: int) -> None:
+        """One more tensor is written."""
+        self._count += 1
+        self._show(f"measuring and writing: {self._count:,} tensors, {total_bytes / 1e6:,.0f} MB")
+
+    def _show(self, text: str) -> None:
+        if self._status is not None:
+            self._status.update(f"{text} ({time.perf_counter() - self._began:.0f} s)")

@@ -1,0 +1,120 @@
+"""Evidence: what a pair of tensors shows, before anybody judges it.
+
+It comes from the elements where both dumps hold them, else from the statistics. What cannot be compared at all (two
+shapes, two kinds of dtype, a tensor against none) is evidence too: no tolerance would pass it. Nothing is broadcast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gradscope.arrays.dtypes import is_key
+from gradscope.compare.measuring import measure
+from gradscope.compare.options import CompareOptions
+from gradscope.compare.precision import comparable
+from gradscope.compare.summaries import hashes_agree, least_rel_l2
+from gradscope.compare.wording import brief, counted
+from gradscope.compare.yardstick import yardstick_of
+from gradscope.dump.manifest import Entry
+from gradscope.dump.record import Json
+from gradscope.dump.source import DumpSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a pair shows.
+
+    Attributes:
+        metrics: The metrics that apply, by column name; empty where nothing was compared.
+        needed: The smallest tolerance on `rel_l2` that would pass; inf where none would.
+        bit_equal: Whether the bytes are the same; None where that cannot be known.
+        why: What is to be said beside the metrics; "" where they speak for themselves.
+    """
+
+    metrics: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    needed: float = math.inf
+    bit_equal: bool | None = False
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One tensor of one dump: the entry that owns the values, not an alias of it."""
+
+    source: DumpSource
+    key: str
+
+    @property
+    def entry(self) -> Entry:
+        """What the dump says about it."""
+        return self.source.entry(self.key)
+
+
+def evidence_of(ref: Side, cand: Side, options: CompareOptions) -> Evidence:
+    """What a pair shows.
+
+    Args:
+        ref: The reference's tensor.
+        cand: The candidate's.
+        options: `rtol` and `atol` of these are used.
+
+    Returns:
+        The evidence.
+
+    Raises:
+        DumpError: One of the dumps is damaged.
+    """
+    one, other = ref.entry, cand.entry
+    if one.absent is not None and other.absent is not None:
+        return Evidence(needed=0.0, bit_equal=True, why=f"no tensor on either side ({one.absent})")
+    if obstacle := _obstacle(one, other):
+        return Evidence(why=obstacle)
+    if one.stored is None or other.stored is None:
+        return _from_statistics(one, other)
+    return _from_values(ref, cand, options)
+
+
+def _obstacle(ref: Entry, cand: Entry) -> str:
+    """Why two entries cannot be compared; "" where they can."""
+    if ref.absent is not None:
+        return f"the reference has no tensor ({ref.absent}), the candidate has one"
+    if cand.absent is not None:
+        return f"the candidate has no tensor ({cand.absent}), the reference has one"
+    if ref.shape != cand.shape:
+        return f"the shape is {ref.shape} in the reference and {cand.shape} in the candidate"
+    if not comparable(ref.dtype, cand.dtype):
+        return f"{ref.dtype} in the reference cannot be compared with {cand.dtype} in the candidate"
+    return ""
+
+
+def _from_values(ref: Side, cand: Side, options: CompareOptions) -> Evidence:
+    one, other = ref.entry, cand.entry
+    yardstick = yardstick_of(one.dtype, other.dtype, rtol=options.rtol, atol=options.atol)
+    metrics = measure(lambda: ref.source.chunks(ref.key), lambda: cand.source.chunks(cand.key), yardstick)
+    words = metrics.size // math.prod(one.shape) if is_key(one.dtype) and metrics.size else 0
+    conflicts = metrics.nonfinite_mismatch
+    return Evidence(
+        metrics=metrics.columns((*one.shape, words) if words else one.shape),
+        needed=metrics.needed,
+        bit_equal=metrics.bit_equal,
+        why=f"{counted(conflicts, 'position')} finite on one side only, or not finite in two ways" if conflicts else "",
+    )
+
+
+def _from_statistics(ref: Entry, cand: Entry) -> Evidence:
+    """The evidence of statistics, where at least one dump holds no tensor."""
+    agree = hashes_agree(ref, cand)
+    if agree:
+        metrics: dict[str, Json] = {"norm_ratio": 1.0, "bit_equal": True}
+        return Evidence(metrics=metrics, needed=0.0, bit_equal=True, why="judged by its hash: there is no tensor")
+    bound = least_rel_l2(ref.stats, cand.stats)
+    if bound is None:
+        return Evidence(bit_equal=agree, why="there is neither a tensor nor a statistic to compare")
+    return Evidence(
+        metrics={"norm_ratio": bound.norm_ratio} if bound.norm_ratio is not None else {},
+        needed=bound.rel_l2,
+        bit_equal=agree,
+        why=f"judged by its statistics: there is no tensor, and rel_l2 is at least {brief(bound.rel_l2)}",
+    )

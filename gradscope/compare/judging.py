@@ -1,0 +1,75 @@
+"""Judging: from evidence and a tolerance to a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradscope.compare.evidence import Evidence
+from gradscope.compare.pairing import Match
+from gradscope.compare.rows import Row, Status
+from gradscope.compare.wording import brief
+from gradscope.dump.manifest import Entry, Ledger
+from gradscope.naming.patterns import Pattern
+
+
+def judge(match: Match, entry: Entry, evidence: Evidence, tolerance: float | None, growth: float | None) -> Row:
+    """The row of a pair.
+
+    Args:
+        match: How the pair was found.
+        entry: The reference's entry.
+        evidence: What the pair shows.
+        tolerance: The tolerance on `rel_l2`; None where only equal bytes are the same.
+        growth: Its growth, where it has one.
+
+    Returns:
+        The row.
+    """
+    passes = evidence.bit_equal is True if tolerance is None else evidence.needed <= tolerance
+    return Row(
+        name=entry.name,
+        family=entry.family,
+        status="same" if passes else "different",
+        index=entry.site.index,
+        matched_by=match.matched_by,
+        metrics=evidence.metrics if growth is None else {**evidence.metrics, "growth": growth},
+        tolerance=tolerance,
+        needed=evidence.needed,
+        why=evidence.why or ("" if passes else _why(evidence, tolerance)),
+    )
+
+
+def one_sided(entry: Entry, status: Status, allowed: Sequence[Pattern], other: Ledger) -> Row:
+    """The row of a tensor that one dump alone has.
+
+    Args:
+        entry: Its entry.
+        status: `missing` or `extra`.
+        allowed: Patterns of names and keys that may be on one side only.
+        other: The account of the dump that lacks it, which may know why.
+
+    Returns:
+        The row.
+    """
+    permitted = any(pattern.matches(entry.name, f"{entry.family}/{entry.name}") for pattern in allowed)
+    return Row(
+        name=entry.name,
+        family=entry.family,
+        status=status,
+        index=entry.site.index,
+        why=_why_missing(entry, status, other) + (", which is allowed" if permitted else ""),
+        counts=not permitted,
+    )
+
+
+def _why(evidence: Evidence, tolerance: float | None) -> str:
+    if tolerance is None:
+        return "the bytes differ"
+    return f"rel_l2 {brief(evidence.needed)} is over the tolerance {brief(tolerance)}"
+
+
+def _why_missing(entry: Entry, status: Status, other: Ledger) -> str:
+    side = "candidate" if status == "missing" else "reference"
+    reasons = (line.reason for line in other.missing if (line.family, line.name) == (entry.family, entry.name))
+    reason = next(reasons, None)
+    return f"not in the {side}" + (f" ({reason})" if reason else "")

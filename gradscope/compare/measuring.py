@@ -1,0 +1,174 @@
+"""Measuring: the metrics of two tensors from their elements, in one pass, a cache's worth at a time.
+
+Tensors of equal bytes are the rule in a good comparison, and are settled by their bytes alone at the speed of memory; a
+tensor that differs is then measured from its beginning, every metric at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+
+from gradscope.arrays.blocks import BLOCK_ELEMENTS, Array, blocks
+from gradscope.arrays.dtypes import encode
+from gradscope.arrays.scratch import scratch
+from gradscope.arrays.widening import real_values
+from gradscope.compare.alignment import alignment_of
+from gradscope.compare.deviation import (
+    Deviation,
+    Relations,
+    Ulps,
+    mismatches,
+    peak_of,
+    relations_of,
+    sign_flips,
+    ulps_of,
+)
+from gradscope.compare.metrics import Metrics
+from gradscope.compare.precision import saturating_cast
+from gradscope.compare.slots import Slot
+from gradscope.compare.yardstick import Yardstick
+
+#: The elements of one tensor in C order, in one-dimensional contiguous pieces of any size.
+Chunks: TypeAlias = Callable[[], Iterable[Array]]
+
+
+def measure(ref: Chunks, cand: Chunks, yardstick: Yardstick) -> Metrics:
+    """The metrics of two tensors of one size.
+
+    Args:
+        ref: Gives the reference's elements; called once or twice.
+        cand: Gives the candidate's.
+        yardstick: What they are measured against.
+
+    Returns:
+        Their metrics.
+    """
+    size = 0
+    for one, other in _paired(ref(), cand()):
+        if not _same_bytes(one, other):
+            break
+        size += one.size
+    else:
+        return Metrics(kind=yardstick.kind, size=size, deviation=Deviation(count=size))
+    with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
+        return _measured(_paired(ref(), cand()), yardstick)
+
+
+def _measured(pairs: Iterable[tuple[Array, Array]], yardstick: Yardstick) -> Metrics:
+    total = Metrics(kind=yardstick.kind)
+    for ref, cand in pairs:
+        total += _measured_block(ref, cand, yardstick)
+    return replace(total, bit_equal=False)
+
+
+def _paired(ref: Iterable[Array], cand: Iterable[Array]) -> Iterator[tuple[Array, Array]]:
+    """Blocks of one size from both sides, however each side is cut."""
+    others = _block_stream(cand)
+    other = next(others, None)
+    for block in _block_stream(ref):
+        one = block
+        while one.size and other is not None:
+            size = min(one.size, other.size)
+            yield one[:size], other[:size]
+            one, other = one[size:], other[size:] if other.size > size else next(others, None)
+
+
+def _block_stream(chunks: Iterable[Array]) -> Iterator[Array]:
+    for chunk in chunks:
+        yield from blocks(chunk, BLOCK_ELEMENTS)
+
+
+def _same_bytes(ref: Array, cand: Array) -> bool:
+    if ref.dtype != cand.dtype:
+        return False
+    word = np.dtype(f"u{min(ref.dtype.itemsize, 8)}")
+    return np.array_equal(ref.view(word), cand.view(word))
+
+
+def _measured_block(ref: Array, cand: Array, yardstick: Yardstick) -> Metrics:
+    if yardstick.kind not in ("float", "complex"):
+        return _exact_block(ref, cand, yardstick)
+    one, other = _widened(ref, Slot.REF), _widened(cand, Slot.CAND)
+    difference = np.subtract(other, one, out=scratch(Slot.DIFFERENCE, one.size, np.float64))
+    # Anything that is not finite on either side is not finite in the difference, nor in its sum.
+    if not math.isfinite(difference.sum()):
+        finite = np.isfinite(_elements(one, yardstick)) & np.isfinite(_elements(other, yardstick))
+        if not finite.all():
+            return _partly_finite_block(ref, cand, finite, yardstick)
+    alignment = alignment_of(one, other, difference)
+    magnitudes = np.abs(_elements(one, yardstick), out=scratch(Slot.MAGNITUDE, ref.size, np.float64))
+    distances = np.abs(_elements(difference, yardstick), out=difference[: ref.size])
+    deviation = Deviation(
+        count=ref.size,
+        peak=peak_of(ref, cand, distances),
+        mismatched=mismatches(magnitudes, distances, yardstick),
+        relations=_relations(one, other, magnitudes, distances, yardstick),
+        ulps=_ulps(ref, cand, yardstick),
+    )
+    return Metrics(kind=yardstick.kind, size=ref.size, alignment=alignment, deviation=deviation)
+
+
+def _widened(block: Array, slot: Slot) -> Array:
+    """The components of a floating-point or complex block in float64; the block itself where it is float64."""
+    components = block.view(f"f{block.dtype.itemsize // 2}") if block.dtype.kind == "c" else block
+    if components.dtype == np.float64:
+        return components
+    wide = scratch(slot, components.size, np.float64)
+    np.copyto(wide, real_values(components))
+    return wide
+
+
+def _elements(components: Array, yardstick: Yardstick) -> Array:
+    return components.view(np.complex128) if yardstick.kind == "complex" else components
+
+
+def _partly_finite_block(ref: Array, cand: Array, finite: Array, yardstick: Yardstick) -> Metrics:
+    broken = ~finite
+    one = _elements(_widened(ref[broken], Slot.REF), yardstick)
+    other = _elements(_widened(cand[broken], Slot.CAND), yardstick)
+    agreeing = (np.isnan(one) & np.isnan(other)) | (one == other)
+    conflicts = int(np.count_nonzero(~agreeing))
+    at = np.flatnonzero(finite)
+    if not at.size:
+        return Metrics(kind=yardstick.kind, size=ref.size, nonfinite_mismatch=conflicts)
+    rest = _measured_block(ref[at], cand[at], yardstick)
+    peak = rest.deviation.peak and replace(rest.deviation.peak, index=int(at[rest.deviation.peak.index]))
+    return replace(rest, size=ref.size, nonfinite_mismatch=conflicts, deviation=replace(rest.deviation, peak=peak))
+
+
+def _relations(ref: Array, cand: Array, magnitudes: Array, distances: Array, yardstick: Yardstick) -> Relations:
+    relations = relations_of(magnitudes, distances, yardstick.small)
+    # An element that changes sign moves by at least its own magnitude.
+    if yardstick.kind == "complex" or relations.max_rel < 1:
+        return relations
+    return replace(relations, flipped=sign_flips(ref, cand, yardstick.small))
+
+
+def _ulps(ref: Array, cand: Array, yardstick: Yardstick) -> Ulps:
+    if yardstick.kind == "complex":
+        return Ulps()
+    one, other = saturating_cast(ref, yardstick.dtype), saturating_cast(cand, yardstick.dtype)
+    return ulps_of(one, other, yardstick.ulp_allowance)
+
+
+def _exact_block(ref: Array, cand: Array, yardstick: Yardstick) -> Metrics:
+    """The metrics of integers, booleans and key data: differences exact also where float64 is not."""
+    one, other = encode(ref), encode(cand)
+    common = np.uint8 if one.dtype == np.bool_ else np.result_type(one, other)
+    one, other = one.astype(common), other.astype(common)
+    distances = (np.maximum(one, other) - np.minimum(one, other)).view(f"u{one.dtype.itemsize}")
+    difference = distances.astype(np.float64)
+    np.negative(difference, where=other < one, out=difference)
+    wide = one.astype(np.float64)
+    deviation = Deviation(
+        count=ref.size,
+        peak=peak_of(ref, cand, distances),
+        mismatched=mismatches(np.abs(wide), distances, yardstick),
+    )
+    alignment = alignment_of(wide, other.astype(np.float64), difference)
+    return Metrics(kind=yardstick.kind, size=ref.size, alignment=alignment, deviation=deviation)

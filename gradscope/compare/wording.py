@@ -1,0 +1,18 @@
+"""How numbers and counts read in a sentence."""
+
+from __future__ import annotations
+
+import math
+
+
+def brief(number: float) -> str:
+    """A number in two digits: `2.1e-2`, `0`, `inf`."""
+    if number == 0 or not math.isfinite(number):
+        return f"{number:g}"
+    significand, exponent = f"{number:.1e}".split("e")
+    return f"{significand}e{int(exponent)}"
+
+
+def counted(count: int, singular: str, plural: str | None = None) -> str:
+    """A count with its noun: `1 name`, `2 names`."""
+    return f"{count} {singular if count == 1 else plural or singular + 's'}"

@@ -1,0 +1,206 @@
+"""Writing a dump, one record at a time: the old file stays whole until the new one is, whatever happens in between.
+
+    with DumpWriter(path, force=True) as writer:
+        for record in records:
+            writer.add(record)
+        writer.commit(loss=loss)
+
+Leaving the block without `commit` leaves no trace. Memory is bounded by a chunk, not by a tensor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self, TypedDict, Unpack
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.arrays.dtypes import as_numpy_dtype, dtype_name, is_key, stored_dtype
+from gradscope.dump.jsontext import dumps
+from gradscope.dump.manifest import MEMBER, Entry, Layer, Ledger, Manifest, Stored
+from gradscope.dump.manifestjson import manifest_to_text
+from gradscope.dump.membernames import member_name
+from gradscope.dump.npyheader import AXES_LIMIT, npy_header
+from gradscope.dump.partials import PartialFile, sweep
+from gradscope.dump.record import Json, Record
+from gradscope.dump.targets import checked_target, incomplete_target, require_space
+from gradscope.dump.zipwriter import Payload, ZipWriter
+from gradscope.errors import UsageError
+from gradscope.naming import key_of, printable, split_key
+
+
+class ManifestFields(TypedDict, total=False):
+    """What a caller says about a dump as a whole: the fields of `Manifest` beside its entries and its outcome."""
+
+    layers: tuple[Layer, ...]
+    ledger: Ledger
+    loss: float | None
+    tier: Literal["core", "full"]
+    provenance: Mapping[str, Json]
+    self_check: Mapping[str, Json] | None
+    timings: Mapping[str, float]
+
+
+class DumpWriter:
+    """Writes one dump.
+
+    Args:
+        path: Where to; a symbolic link is followed.
+        force: Whether a file that exists there may be replaced.
+
+    Raises:
+        UsageError: The path cannot be used, or a file exists there.
+        MachineError: Its folder is read-only.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        self._target = checked_target(Path(path), force=force)
+        self._file = PartialFile(self._target)
+        self._zip = ZipWriter(self._file)
+        self._entries: dict[str, Entry] = {}
+
+    def __enter__(self) -> Self:
+        sweep(self._target)
+        try:
+            self._file.create()
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def require_space(self, size_bytes: int) -> None:
+        """Refuse to go on where the disk has no room for what the dump will take.
+
+        Args:
+            size_bytes: How much that is, as far as it is known.
+
+        Raises:
+            MachineError: The disk has less.
+        """
+        require_space(self._target, size_bytes)
+
+    def add(self, record: Record) -> Entry:
+        """Write a record.
+
+        Args:
+            record: Its name and family together not used before.
+
+        Returns:
+            The record as the dump remembers it.
+
+        Raises:
+            UsageError: It cannot be stored under that name or with that dtype, or the name is taken.
+            MachineError: The disk is full or fails.
+        """
+        key = key_of(record.family, record.name)
+        if key in self._entries:
+            raise UsageError(f"{printable(key)} is already in the dump")
+        if split_key(key) != (record.family, record.name) or not record.name:
+            raise UsageError(f"{printable(key)!r} is not the key of a tensor: it has no known family, or no name")
+        if record.alias_of is not None and not self._is_original(record.alias_of):
+            raise UsageError(f"{printable(key)} is said to be {printable(record.alias_of)}, which is not in the dump")
+        stored = None if record.array is None else self._store(key, record, record.array)
+        self._entries[key] = Entry(
+            family=record.family,
+            name=record.name,
+            shape=record.shape,
+            dtype=record.dtype,
+            stats=record.stats,
+            site=record.site,
+            stored=stored,
+            alias_of=record.alias_of,
+            absent=record.absent,
+        )
+        return self._entries[key]
+
+    def commit(self, **fields: Unpack[ManifestFields]) -> Manifest:
+        """Make the dump whole and put it in its place; when this returns it is on the disk.
+
+        Args:
+            **fields: What to say about the dump as a whole.
+
+        Returns:
+            The manifest.
+
+        Raises:
+            MachineError: The disk is full or fails; what was at the path is still there.
+        """
+        manifest = Manifest(entries=tuple(self._entries.values()), **fields)
+        self._publish(manifest, self._target)
+        return manifest
+
+    def commit_incomplete(self, error: str, **fields: Unpack[ManifestFields]) -> Path:
+        """Save what a failed run had captured, beside the path and never under it.
+
+        Args:
+            error: What cut the run short; the manifest's note.
+            **fields: What to say about the dump as a whole.
+
+        Returns:
+            Where it is: NAME.incomplete.npz, replaced if there was one.
+
+        Raises:
+            MachineError: The disk is full or fails.
+        """
+        manifest = Manifest(entries=tuple(self._entries.values()), complete=False, note=error, **fields)
+        target = incomplete_target(self._target)
+        self._publish(manifest, target)
+        return target
+
+    def discard(self) -> None:
+        """Remove what has been written, unless it is committed; at any time, from any thread, more than once."""
+        self._file.discard()
+
+    def _is_original(self, key: str) -> bool:
+        return key in self._entries and self._entries[key].alias_of is None
+
+    def _store(self, key: str, record: Record, array: Array) -> Stored:
+        _require_agreement(key, record, array)
+        dtype = stored_dtype(record.dtype)
+        header = npy_header(dtype, array.shape)
+        member = member_name(key)
+        placed = self._zip.add(
+            member,
+            Payload(head=header, array=array),
+            len(header) + array.size * dtype.itemsize,
+            facts=_facts(record.dtype, dtype),
+        )
+        return Stored(
+            member=member,
+            dtype=dtype.str,
+            crc32=placed.crc32,
+            offset=placed.offset + len(header),
+            size_bytes=array.size * dtype.itemsize,
+        )
+
+    def _publish(self, manifest: Manifest, target: Path) -> None:
+        text = manifest_to_text(manifest).encode("ascii")
+        self._zip.add(MEMBER, Payload(head=text, array=np.empty(0, np.uint8)), len(text))
+        self._file.publish(target, self._zip.finish())
+
+    def _leave(self) -> None:
+        self._file.discard()
+        self._file.close()
+
+
+def _require_agreement(key: str, record: Record, array: Array) -> None:
+    """Refuse an array that is not what its record says."""
+    shape = array.shape[:-1] if is_key(record.dtype) else array.shape
+    if shape != record.shape or array.ndim > AXES_LIMIT:
+        raise UsageError(f"{printable(key)} is said to have shape {record.shape}, its array has {array.shape}")
+    if dtype_name(array.dtype) != dtype_name(as_numpy_dtype(record.dtype)):
+        raise UsageError(f"{printable(key)} is said to have dtype {record.dtype}, its array has {array.dtype}")
+
+
+def _facts(logical: str, stored: np.dtype[np.generic]) -> bytes:
+    """What `recover` needs beside the `.npy` header: the logical dtype where the stored one is another."""
+    return dumps({"dtype": logical}).encode("ascii") if logical != dtype_name(stored) else b""

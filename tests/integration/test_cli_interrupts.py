@@ -1,0 +1,200 @@
+"""Ctrl-C and SIGTERM in real processes, at moments when Python itself would not listen."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+#: Seconds from signal to end: one on a machine of one's own, two where others compute, too.
+PROMPTLY = 2.0
+
+#: Every program opens a partial file, promises to remove it, tells when its stage begins, and never ends by itself.
+PROLOGUE = """
+import sys, time
+from pathlib import Path
+from gradscope.cli.interrupts import Interrupts
+
+interrupts = Interrupts()
+partial = Path("partial")
+
+def begin():
+    partial.write_bytes(b"begun")
+    interrupts.on_interrupt(partial.unlink)
+    print("begun", flush=True)
+"""
+
+STAGES = {
+    "waiting": """
+with interrupts:
+    begin()
+    time.sleep(60)
+""",
+    "writing": """
+with interrupts, partial.open("wb") as file:
+    begin()
+    while True:
+        file.write(bytes(1 << 16))
+        file.seek(0)
+""",
+    "tracing": """
+import jax, jax.numpy as jnp
+def endless(x):
+    while True:
+        x = jnp.sin(x)
+with interrupts:
+    begin()
+    jax.jit(endless).lower(1.0)
+""",
+    "compiling": """
+import jax, jax.numpy as jnp
+def slow_to_compile(x):
+    for n in range(500):
+        x = jnp.cumsum(jnp.sin(x) * jnp.tanh(x + n))
+    return x
+with interrupts:
+    lowered = jax.jit(slow_to_compile).lower(jnp.ones(100))
+    begin()
+    lowered.compile()
+""",
+    "running": """
+import jax
+with interrupts:
+    endless = jax.jit(lambda x: jax.lax.while_loop(lambda x: x >= 0, lambda x: 1 - x, x)).lower(0).compile()
+    begin()
+    jax.block_until_ready(endless(0))
+""",
+    "calling back": """
+import jax, jax.numpy as jnp
+def slow_on_host(x):
+    begin()
+    time.sleep(60)
+with interrupts:
+    jax.block_until_ready(jax.jit(lambda x: jax.pure_callback(slow_on_host, x, x))(jnp.float32(0)))
+""",
+}
+
+
+@contextmanager
+def process(program: str, folder: Path, **streams: int) -> Iterator[subprocess.Popen[str]]:
+    """A running program that has begun its stage."""
+    command = [sys.executable, "-c", PROLOGUE + program]
+    streams = {"stderr": subprocess.PIPE, **streams}
+    with subprocess.Popen(command, cwd=folder, text=True, stdout=subprocess.PIPE, **streams) as running:  # type: ignore[call-overload]
+        try:
+            assert running.stdout.readline() == "begun\n"
+            yield running
+        finally:
+            running.kill()
+
+
+def interrupted(running: subprocess.Popen[str], number: signal.Signals) -> int:
+    """The exit status after a signal, which must come promptly."""
+    running.send_signal(number)
+    return running.wait(PROMPTLY)
+
+
+@pytest.mark.parametrize(
+    ("stage", "number", "delay", "status"),
+    [
+        ("waiting", signal.SIGINT, 0.0, 130),
+        ("writing", signal.SIGTERM, 0.11, 143),
+        ("tracing", signal.SIGINT, 0.23, 130),
+        ("compiling", signal.SIGINT, 0.31, 130),
+        ("compiling", signal.SIGTERM, 0.07, 143),
+        ("running", signal.SIGINT, 0.17, 130),
+        ("running", signal.SIGTERM, 0.29, 143),
+        ("calling back", signal.SIGINT, 0.13, 130),
+    ],
+)
+def test_a_signal_ends_the_process_at_once_and_leaves_no_litter(
+    tmp_path: Path, stage: str, number: signal.Signals, delay: float, status: int
+) -> None:
+    with process(STAGES[stage], tmp_path) as running:
+        time.sleep(delay)
+        assert interrupted(running, number) == status
+        assert running.stderr is not None
+        assert running.stderr.read() == "gradscope: interrupted\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cleanups_run_from_the_last_to_the_first_and_one_that_fails_keeps_none_from_running(tmp_path: Path) -> None:
+    program = """
+with interrupts:
+    log = open("log", "a", buffering=1)
+    interrupts.on_interrupt(lambda: log.write("first\\n"))
+    interrupts.on_interrupt(lambda: 1 / 0)
+    interrupts.on_interrupt(lambda: log.write("last\\n"))
+    begin()
+    time.sleep(60)
+"""
+    with process(program, tmp_path) as running:
+        assert interrupted(running, signal.SIGINT) == 130
+    assert (tmp_path / "log").read_text() == "last\nfirst\n"
+
+
+def test_a_cleanup_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+    program = """
+with interrupts:
+    interrupts.on_interrupt(lambda: time.sleep(60))
+    begin()
+    time.sleep(60)
+"""
+    with process(program, tmp_path) as running:
+        assert interrupted(running, signal.SIGTERM) == 143
+
+
+def test_a_signal_that_was_ignored_stays_ignored(tmp_path: Path) -> None:
+    program = """
+import os, signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+with interrupts:
+    begin()
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.1)
+sys.exit(7)
+"""
+    with process(program, tmp_path) as running:
+        assert running.wait(PROMPTLY) == 7
+
+
+def test_afterwards_signals_mean_what_they_meant_before(tmp_path: Path) -> None:
+    program = """
+with interrupts:
+    pass
+try:
+    begin()
+    time.sleep(60)
+except KeyboardInterrupt:
+    sys.exit(9)
+"""
+    with process(program, tmp_path) as running:
+        assert interrupted(running, signal.SIGINT) == 9
+
+
+def test_a_terminal_gets_its_cursor_back(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    with process(STAGES["waiting"], tmp_path, stderr=theirs) as running:
+        assert interrupted(running, signal.SIGINT) == 130
+    assert os.read(ours, 1000) == b"\r\x1b[2K\x1b[?25hgradscope: interrupted\r\n"
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_nothing_is_written_where_standard_error_was_closed(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import os, signal, time\nfrom gradscope.cli.interrupts import Interrupts\n"
+        "file = open('file', 'w')\nassert file.fileno() == 2\n"
+        "with Interrupts():\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(60)\n"
+    )
+    run = subprocess.run(["sh", "-c", f"{sys.executable} program.py 2>&-"], cwd=tmp_path, check=False, timeout=20)
+    assert run.returncode == 143
+    assert (tmp_path / "file").read_text() == ""

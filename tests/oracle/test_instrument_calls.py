@@ -1,0 +1,439 @@
+"""Functions called inside a loss: `jit`, `checkpoint`, custom rules, `vmap`, gradients of its own, effects."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tests.oracle.engine import Probe, assert_close, bits, check, check_gradients, expected, layer, observe, unprobed
+
+WEIGHTS = {"w": jnp.linspace(-1.0, 1.0, 9).reshape(3, 3), "b": jnp.linspace(0.0, 0.5, 3)}
+INPUTS = jnp.linspace(-1.0, 2.0, 12).reshape(4, 3)
+
+
+def dense(weights: dict[str, Any], x: Any) -> Any:
+    return jnp.tanh(x @ weights["w"] + weights["b"][None])
+
+
+# --- jit ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_jitted_function_is_looked_into() -> None:
+    def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
+        @jax.jit
+        def network(x: Any) -> Any:
+            x = layer("first", dense, weights, x, probe=probe)
+            return layer("second", dense, weights, x, probe=probe)
+
+        return network(x).sum()
+
+    check(loss, WEIGHTS, INPUTS)
+
+
+def test_one_jitted_function_called_under_two_scopes_is_two_layers() -> None:
+    jitted = jax.jit(lambda weights, x: layer("inner", dense, weights, x))
+
+    def loss(weights: Any, x: Any) -> Any:
+        return layer("two", jitted, weights, layer("one", jitted, weights, x)).sum()
+
+    def twin(weights: Any, x: Any, probe: Probe) -> Any:
+        one = probe("one/inner", probe("one", dense(weights, x)))
+        return probe("two/inner", probe("two", dense(weights, one))).sum()
+
+    check(loss, WEIGHTS, INPUTS, twin=twin)
+
+
+def test_one_jitted_function_called_twice_in_a_row_is_two_calls_of_its_layers() -> None:
+    jitted = jax.jit(lambda weights, x: layer("inner", dense, weights, x))
+
+    def loss(weights: Any, x: Any) -> Any:
+        return jitted(weights, jitted(weights, x)).sum()
+
+    def twin(weights: Any, x: Any, probe: Probe) -> Any:
+        return probe("inner#2", dense(weights, probe("inner", dense(weights, x)))).sum()
+
+    check(loss, WEIGHTS, INPUTS, twin=twin)
+
+
+def test_jits_nest() -> None:
+    def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
+        @jax.jit
+        def outer(x: Any) -> Any:
+            inner = jax.jit(lambda x: layer("inner", dense, weights, x, probe=probe, at="outer/inner"))
+            return inner(x) * 2
+
+        return layer("outer", outer, x, probe=probe).sum()
+
+    check(loss, WEIGHTS, INPUTS)
+
+
+def test_a_jitted_function_that_hands_back_its_operand() -> None:
+    def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
+        made = layer("made", dense, weights, x, probe=probe)
+        handed = jax.jit(lambda x, y: (x, y * 2, 1.0))(made, weights["b"])
+        return (handed[0] * handed[1][None] * handed[2]).sum()
+
+    check(loss, WEIGHTS, INPUTS)
+
+
+def test_shardings_of_a_jit_stay() -> None:
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    jitted = jax.jit(dense, in_shardings=(replicated, split), out_shardings=split)
+
+    def loss(weights: Any, x: Any) -> Any:
+        return layer("split", jitted, weights, x).sum()
+
+    def twin(weights: Any, x: Any, probe: Probe) -> Any:
+        return probe("split", dense(weights, x)).sum()
+
+    observation = check(loss, WEIGHTS, INPUTS, twin=twin)
+    assert observation.seen["split"].activation.sharding.is_equivalent_to(split, 2)
+
+
+def test_donated_operands_of_an_inner_jit_are_kept() -> None:
+    jitted = jax.jit(lambda weights, x: layer("inner", dense, weights, x), donate_argnums=1)
+
+    def loss(weights: Any, x: Any) -> Any:
+        doubled = x * 2
+        return jitted(weights, doubled).sum()
+
+    def twin(weights: Any, x: Any, probe: Probe) -> Any:
+        return probe("inner", dense(weights, x * 2)).sum()
+
+    check(loss, WEIGHTS, INPUTS, twin=twin)
+
+
+# --- checkpoint --------------------------------------------------------------------------------------------------
+
+POLICIES = {
+    "none": None,
+    "everything": jax.checkpoint_policies.everything_saveable,
+    "nothing": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_saveable,
+    "by name": jax.checkpoint_policies.save_only_these_names("middle"),
+    "by other name": jax.checkpoint_policies.save_any_names_but_these("middle"),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
+@pytest.mark.parametrize("prevent_cse", [True, False])
+def test_a_checkpointed_function_is_looked_into(policy: Any, prevent_cse: bool) -> None:
+    def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
+        def block(weights: Any, x: Any) -> Any:
+            x = checkpoint_name(layer("first", dense, weights, x, probe=probe), "middle")
+            return layer("second", dense, weights, x, probe=probe)
+
+        return jax.checkpoint(block, policy=policy, prevent_cse=prevent_cse)(weights, x).sum()
+
+    def twin(weights: Any, x: Any, probe: Probe) -> Any:
+        first = probe("first", dense(weights, x))
+        return probe("second", dense(weights, first)).sum()
+
+    check(loss, WEIGHTS, INPUTS, twin=twin)
+
+
+def test_a_checkpoint_recomputes_what_its_policy_says() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        block = jax.checkpoint(lambda weights, x: layer("block", dense, weights, x))
+        return block(weights, x).sum()
+
+    plain = str(jax.make_jaxpr(jax.grad(loss))(WEIGHTS, INPUTS))
+    observation = observe(loss, WEIGHTS, INPUTS)
+    from gradscope.instrument.program import observing_program
+
+    program, _ = observing_program(observation.trace, observation.plan)
+    observing = str(jax.make_jaxpr(program)(jax.tree_util.tree_leaves((WEIGHTS, INPUTS))))
+    assert plain.count("differentiated=True") == observing.count("differentiated=True") == 1
+
+
+# --- custom rules ------------------------------------------------------------------------------------------------
+
+
+@jax.custom_vjp
+def doubting(x: Any) -> Any:
+    """Sine with a backward rule that is wrong on purpose."""
+    with jax.named_scope("within"):
+        return jnp.sin(x)
+
+
+doubting.defvjp(lambda x: (doubting(x), x), lambda x, cotangent: (cotangent * 7 + x,))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 2))
+def scaled(factor: float, x: Any, function: Any) -> Any:
+    return function(x) * factor
+
+
+scaled.defvjp(
+    lambda factor, x, function: (scaled(factor, x, function), x),
+    lambda factor, function, x, cotangent: (cotangent * 3 * factor * function(x),),
+)
+
+
+@jax.custom_jvp
+def skewed(x: Any) -> Any:
+    with jax.named_scope("within"):
+        return jnp.cos(x)
+
+
+skewed.defjvp(lambda primals, tangents: (skewed(*primals), tangents[0] * 5 * primals[0]))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def applied(function: Any, x: Any) -> Any:
+    return function(x)
+
+
+applied.defjvp(lambda function, primals, tangents: (function(*primals), tangents[0] * 2 * primals[0]))
+
+CUSTOM_RULES = {
+    "custom_vjp": doubting,
+    "custom_vjp with arguments not differentiated": lambda x: scaled(2.0, x, jnp.sin),
+    "custom_jvp": skewed,
+    "custom_jvp with arguments not differentiated": lambda x: applied(jnp.sin, x),
+    "custom_jvp under jit": jax.jit(skewed),
+    "custom_vjp under jit": jax.jit(doubting),
+    "custom_vjp under vmap": jax.vmap(doubting),
+    "custom_jvp under vmap": jax.vmap(skewed),
+    "custom_vjp under checkpoint": jax.checkpoint(doubting),
+    "closure": lambda x: jax.closure_convert(jnp.sin, x)[0](x),
+}
+
+
+@pytest.mark.parametrize("function", CUSTOM_RULES.values(), ids=CUSTOM_RULES.keys())
+def test_a_custom_rule_is_kept_right_or_wrong(function: Any) -> None:
+    def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
+        x = layer("before", dense, weights, x, probe=probe)
+        x = layer("custom", function, x, probe=probe)
+        return layer("after", dense, weights, x, probe=probe).sum()
+
+    check(loss, WEIGHTS, INPUTS, exactly=False)
+
+
+@pytest.mark.parametrize("function", [doubting, skewed], ids=["custom_vjp", "custom_jvp"])
+def test_what_lies_inside_a_custom_rule_is_known_and_not_observed(function: Any) -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        return layer("custom", function, dense(weights, x)).sum()
+
+    observation = observe(loss, WEIGHTS, INPUTS)
+    inside = [site for site in observation.trace.sites if [name.template for name in site.names] == ["custom/within"]]
+    assert [site.opaque for site in inside] == [True]
+    assert set(observation.seen) == {"custom"}
+
+
+NN = {
+    function.__name__: function
+    for function in (
+        jax.nn.relu, jax.nn.relu6, jax.nn.gelu, jax.nn.silu, jax.nn.softplus, jax.nn.softmax, jax.nn.log_softmax,
+        jax.nn.logsumexp, jax.nn.log_sigmoid, jax.nn.selu, jax.nn.celu, jax.nn.hard_swish,
+        jnp.linalg.norm, jnp.linalg.inv, jnp.linalg.slogdet, jnp.sort, jnp.cumsum, jnp.cumprod, jnp.median, jnp.var,
+        jnp.nanmean, jax.scipy.special.expit, jax.scipy.special.erf, jax.scipy.special.gammaln,
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", NN.values(), ids=NN.keys())
+def test_functions_with_rules_of_their_own(function: Any) -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        x = layer("dense", lambda w, x: jnp.tanh(x @ w) / 2, weights["w"], x[:3])
+        out = layer("function", function, x)
+        return layer("sum", lambda out: sum(leaf.sum() for leaf in jax.tree_util.tree_leaves(out)), out)
+
+    def twin(weights: Any, x: Any, probe: Probe) -> Any:
+        out = function(probe("dense", jnp.tanh(x[:3] @ weights["w"]) / 2))
+        return probe("sum", sum(leaf.sum() for leaf in jax.tree_util.tree_leaves(out)))
+
+    check(loss, WEIGHTS, INPUTS, twin=twin, exactly=False)
+
+
+def test_a_linear_solve_and_an_implicit_root() -> None:
+    def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
+        matrix = weights["w"] + 4 * jnp.eye(3)
+        solved = layer("solve", jnp.linalg.solve, matrix, x.T, probe=probe)
+
+        def root(of: Any) -> Any:
+            def newton(function: Any, guess: Any) -> Any:
+                return jax.lax.fori_loop(0, 8, lambda _, y: (y + of / y) / 2, guess)
+
+            def tangent_solve(function: Any, y: Any) -> Any:
+                return y / function(jnp.ones_like(y))
+
+            return jax.lax.custom_root(lambda y: y * y - of, jnp.ones_like(of), newton, tangent_solve)
+
+        return layer("root", root, 1 + solved.sum() ** 2, probe=probe)
+
+    check(loss, WEIGHTS, INPUTS)
+
+
+# --- transformations inside the loss ------------------------------------------------------------------------------
+
+
+def test_scopes_inside_a_vmapped_function() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        def one(row: Any) -> Any:
+            row = layer("first", lambda row: jnp.tanh(row @ weights["w"]), row)
+            return layer("second", lambda row: jnp.sin(row + weights["b"]), row)
+
+        return layer("batched", jax.vmap(one), x).sum()
+
+    def twin(weights: Any, x: Any, probe: Probe) -> Any:
+        first = probe("batched/first", jnp.tanh(x @ weights["w"]))
+        return probe("batched", probe("batched/second", jnp.sin(first + weights["b"][None]))).sum()
+
+    check(loss, WEIGHTS, INPUTS, twin=twin)
+
+
+def test_a_gradient_taken_inside_the_loss() -> None:
+    """A gradient penalty: the inner backward pass is part of the outer forward pass."""
+
+    def energy(x: Any, weights: Any) -> Any:
+        x = layer("first", dense, weights, x)
+        return layer("second", dense, weights, x).sum()
+
+    def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
+        penalty = jax.grad(energy)(x, weights)
+        return layer("penalty", lambda g: (g * g).sum(), penalty, probe=probe)
+
+    observation = check(loss, WEIGHTS, INPUTS, exactly=False)
+    assert {"first", "second"} <= {name.split("#")[0].split(".")[0] for name in observation.seen}
+
+
+@pytest.mark.parametrize("inner", [jax.jit, jax.checkpoint, jax.vmap], ids=["jit", "checkpoint", "vmap"])
+def test_a_gradient_of_a_transformed_function_inside_the_loss(inner: Any) -> None:
+    def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
+        def energy(x: Any) -> Any:
+            return inner(lambda row: layer("inner", lambda row: jnp.tanh(row @ weights["w"]), row))(x).sum()
+
+        gradient = layer("gradient", jax.grad(energy), x, probe=probe)
+        return (gradient**2).sum()
+
+    check(loss, WEIGHTS, INPUTS, exactly=False)
+
+
+def test_a_jacobian_forward_and_a_hessian_inside_the_loss() -> None:
+    def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
+        jacobian = layer("jacobian", jax.jacfwd(lambda row: jnp.tanh(row @ weights["w"])), x[0], probe=probe)
+        hessian = layer("hessian", jax.hessian(lambda row: jnp.tanh(row @ weights["w"]).sum()), x[1], probe=probe)
+        return (jacobian * hessian).sum()
+
+    check(loss, WEIGHTS, INPUTS)
+
+
+def test_a_scan_differentiated_inside_the_loss() -> None:
+    def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
+        def energy(row: Any) -> Any:
+            def body(carry: Any, _: None) -> Any:
+                return layer("step", lambda carry: jnp.tanh(carry @ weights["w"]), carry), None
+
+            return jax.lax.scan(body, row, None, length=3)[0].sum()
+
+        return (layer("gradient", jax.grad(energy), x[0], probe=probe) ** 2).sum()
+
+    check(loss, WEIGHTS, INPUTS, exactly=False)
+
+
+# --- effects -----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_loss_prints_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        y = layer("dense", dense, weights, x)
+        jax.debug.print("sum {}", y.sum() > 1e9)
+        return y.sum()
+
+    observe(loss, WEIGHTS, INPUTS)
+    jax.effects_barrier()
+    assert capsys.readouterr().out == "sum False\n"
+
+
+def test_printing_in_order_inside_loops_and_branches(capsys: pytest.CaptureFixture[str]) -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        def body(carry: Any, row: Any) -> Any:
+            jax.debug.print("turn {}", carry, ordered=True)
+            branch = partial(jax.debug.print, "odd {}", carry, ordered=True)
+            jax.lax.cond(carry % 2 == 1, branch, lambda: None)
+            return carry + 1, layer("row", lambda row: row @ weights["w"], row)
+
+        return jax.lax.scan(body, jnp.int32(0), x)[1].sum()
+
+    observe(loss, WEIGHTS, INPUTS)
+    jax.effects_barrier()
+    assert capsys.readouterr().out.split("\n") == ["turn 0", "turn 1", "odd 1", "turn 2", "turn 3", "odd 3", ""]
+
+
+def test_a_host_callback_inside_a_layer() -> None:
+    def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
+        def hosted(x: Any) -> Any:
+            shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+            return x * jax.pure_callback(np.sin, shape, jax.lax.stop_gradient(x), vmap_method="sequential")
+
+        return layer("dense", dense, weights, layer("hosted", hosted, x, probe=probe), probe=probe).sum()
+
+    check(loss, WEIGHTS, INPUTS)
+
+
+# --- transformations around the observing program ----------------------------------------------------------------
+
+
+def test_a_program_may_be_mapped() -> None:
+    from gradscope.instrument.planning import Wanted, make_plan
+    from gradscope.instrument.program import observing_program
+    from gradscope.tracing.tracer import trace_loss
+
+    def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
+        x = layer("first", dense, weights, x, probe=probe)
+        return layer("second", lambda x: jnp.where(x.sum() > 0, x, -x), x, probe=probe).sum()
+
+    batches = jnp.stack([INPUTS, -INPUTS, INPUTS * 2])
+    trace = trace_loss(loss, WEIGHTS, INPUTS)
+    plan = make_plan(trace, Wanted())
+    program, reached = observing_program(trace, plan)
+    weights = jax.tree_util.tree_leaves(WEIGHTS)
+    mapped = jax.vmap(lambda x: program([*weights, x]))(batches)
+    assert len(reached.sites) == 2
+    for number, batch in enumerate(batches):
+        wanted = expected(loss, WEIGHTS, batch)
+        for at, name in enumerate(["first", "second"]):
+            assert_close(mapped.captured.values[at][number], wanted[name].activation)
+            assert_close(mapped.cotangents[at][number], wanted[name].gradient)
+
+
+def test_a_program_is_not_changed_by_running_it() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        return layer("dense", dense, weights, x).sum()
+
+    first, second = observe(loss, WEIGHTS, INPUTS), observe(loss, WEIGHTS, INPUTS)
+    leaves = zip(*map(jax.tree_util.tree_leaves, (first.observed, second.observed)), strict=True)
+    assert all(bits(one) == bits(other) for one, other in leaves)
+
+
+def test_constants_closed_over() -> None:
+    table = np.linspace(-1, 1, 300, dtype=np.float32).reshape(100, 3)
+
+    def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
+        embedded = layer("embed", lambda: jnp.asarray(table)[jnp.array([3, 5, 99])], probe=probe)
+        inner = jax.jit(lambda x: x @ jnp.asarray(table[:3]))
+        return layer("dense", dense, weights, inner(embedded), probe=probe).sum() + x.sum()
+
+    check(loss, WEIGHTS, INPUTS)
+
+
+def test_gradients_of_a_loss_checked_elsewhere_are_those_of_a_nested_program() -> None:
+    """Everything at once: a checkpointed, jitted, vmapped block with a custom rule inside."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        def row(row: Any) -> Any:
+            return layer("rule", doubting, layer("mix", lambda row: jax.nn.relu(row @ weights["w"]), row))
+
+        return jax.checkpoint(jax.jit(jax.vmap(row)))(x).sum()
+
+    check_gradients(loss, WEIGHTS, INPUTS)

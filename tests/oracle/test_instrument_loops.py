@@ -1,0 +1,394 @@
+"""Loops inside a loss: a record per turn of a scan, and of a `while` the last turn."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.oracle.engine import Probe, assert_close, check, check_gradients, layer, observe
+
+WEIGHTS = jnp.linspace(-1.0, 1.0, 36).reshape(4, 3, 3)
+INPUTS = jnp.linspace(-1.0, 2.0, 6).reshape(2, 3)
+
+
+def attend(weight: Any, x: Any) -> Any:
+    return jnp.tanh(x @ weight)
+
+
+def feed(x: Any) -> Any:
+    return jnp.sin(x) + x
+
+
+def scanned(weights: Any, x: Any, **options: Any) -> Any:
+    """Four residual blocks of two layers under one scan; hands on the last activation and what each block made."""
+
+    def block(carry: Any, weight: Any) -> Any:
+        attended = layer("attn", attend, weight, carry)
+        return carry + layer("mlp", feed, attended), attended
+
+    return layer("blocks", lambda: jax.lax.scan(block, x, weights, **options))
+
+
+def unrolled(weights: Any, x: Any, probe: Probe, *, reverse: bool = False) -> Any:
+    """The same, one turn after the other, each record under the name of its turn."""
+    made: dict[int, Any] = {}
+    turns = reversed(range(len(weights))) if reverse else range(len(weights))
+    for turn in turns:
+        made[turn] = probe(f"blocks[{turn}].1", probe(f"blocks[{turn}]/attn", attend(weights[turn], x)))
+        x = probe(f"blocks[{turn}].0", x + probe(f"blocks[{turn}]/mlp", feed(made[turn])))
+    return probe("blocks.0", x), probe("blocks.1", jnp.stack([made[turn] for turn in range(len(weights))]))
+
+
+@pytest.mark.parametrize("options", [{}, {"unroll": 2}, {"unroll": 4}, {"_split_transpose": True}], ids=str)
+def test_a_scan_is_its_unrolled_twin_turn_by_turn(options: dict[str, Any]) -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        last, made = scanned(weights, x, **options)
+        return (last**2).sum() + made.sum()
+
+    def twin(weights: Any, x: Any, probe: Probe) -> Any:
+        last, made = unrolled(weights, x, probe)
+        return (last**2).sum() + made.sum()
+
+    check(loss, WEIGHTS, INPUTS, twin=twin)
+
+
+def test_a_reverse_scan_numbers_its_turns_by_place_and_not_by_time() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        last, made = scanned(weights, x, reverse=True)
+        return (last**2).sum() + made.sum()
+
+    def twin(weights: Any, x: Any, probe: Probe) -> Any:
+        last, made = unrolled(weights, x, probe, reverse=True)
+        return (last**2).sum() + made.sum()
+
+    check(loss, WEIGHTS, INPUTS, twin=twin)
+
+
+@pytest.mark.parametrize(
+    "policy", [None, jax.checkpoint_policies.dots_saveable, jax.checkpoint_policies.everything_saveable], ids=str
+)
+@pytest.mark.parametrize("place", ["inside", "outside"])
+def test_a_scan_of_checkpointed_blocks(policy: Any, place: str) -> None:
+    def run(weights: Any, x: Any) -> Any:
+        def block(carry: Any, weight: Any) -> Any:
+            return carry + layer("mlp", feed, layer("attn", attend, weight, carry)), None
+
+        body = jax.checkpoint(block, prevent_cse=False, policy=policy) if place == "inside" else block
+        return layer("blocks", lambda: jax.lax.scan(body, x, weights)[0])
+
+    def loss(weights: Any, x: Any) -> Any:
+        return (run if place == "inside" else jax.checkpoint(run, policy=policy))(weights, x).sum()
+
+    def twin(weights: Any, x: Any, probe: Probe) -> Any:
+        for turn in range(4):
+            attended = probe(f"blocks[{turn}]/attn", attend(weights[turn], x))
+            x = probe(f"blocks[{turn}]", x + probe(f"blocks[{turn}]/mlp", feed(attended)))
+        return probe("blocks", x).sum()
+
+    check(loss, WEIGHTS, INPUTS, twin=twin)
+
+
+def test_scans_nest() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        def inner(carry: Any, factor: Any) -> Any:
+            return layer("step", lambda carry: jnp.sin(carry * factor), carry), None
+
+        def outer(carry: Any, weight: Any) -> Any:
+            carry = layer("attn", attend, weight, carry)
+            return layer("inner", lambda: jax.lax.scan(inner, carry, jnp.arange(1.0, 4.0))[0]), None
+
+        return layer("outer", lambda: jax.lax.scan(outer, x, weights)[0]).sum()
+
+    def twin(weights: Any, x: Any, probe: Probe) -> Any:
+        for turn in range(4):
+            here = f"outer[{turn}]"
+            x = probe(f"{here}/attn", attend(weights[turn], x))
+            for step in range(3):
+                x = probe(f"{here}/inner[{step}]", probe(f"{here}/inner[{step}]/step", jnp.sin(x * (step + 1.0))))
+            x = probe(here, probe(f"{here}/inner", x))
+        return probe("outer", x).sum()
+
+    check(loss, WEIGHTS, INPUTS, twin=twin)
+
+
+def test_nested_scans_without_a_scope_between_add_up_their_turns() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        def inner(carry: Any, factor: Any) -> Any:
+            return layer("step", lambda carry: jnp.sin(carry * factor), carry), None
+
+        def outer(carry: Any, weight: Any) -> Any:
+            return jax.lax.scan(inner, carry, weight[0])[0], None
+
+        return jax.lax.scan(outer, x, weights)[0].sum()
+
+    def twin(weights: Any, x: Any, probe: Probe) -> Any:
+        for turn in range(4):
+            for step in range(3):
+                x = probe(f"step[{turn}][{step}]", jnp.sin(x * weights[turn, 0, step]))
+        return x.sum()
+
+    check(loss, WEIGHTS, INPUTS, twin=twin)
+
+
+def test_a_scan_of_no_turns_has_no_records() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        return scanned(weights[:0], x)[0].sum()
+
+    observation = check_gradients(loss, WEIGHTS, INPUTS)
+    assert set(observation.seen) <= {"blocks"}
+
+
+def test_a_scan_of_one_turn() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        return (scanned(weights[:1], x)[0] ** 2).sum()
+
+    def twin(weights: Any, x: Any, probe: Probe) -> Any:
+        attended = probe("blocks[0].1", probe("blocks[0]/attn", attend(weights[0], x)))
+        return (probe("blocks", probe("blocks[0].0", x + probe("blocks[0]/mlp", feed(attended)))) ** 2).sum()
+
+    observation = check_gradients(loss, WEIGHTS, INPUTS)
+    assert {"blocks[0]/attn", "blocks[0]/mlp"} <= set(observation.seen)
+    del twin
+
+
+def test_weights_that_a_scan_reads_whole_are_constants_of_it() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        def block(carry: Any, _: None) -> Any:
+            return layer("attn", attend, weights[0], carry), None
+
+        return jax.lax.scan(block, x, None, length=3)[0].sum()
+
+    def twin(weights: Any, x: Any, probe: Probe) -> Any:
+        for turn in range(3):
+            x = probe(f"attn[{turn}]", attend(weights[0], x))
+        return x.sum()
+
+    check(loss, WEIGHTS, INPUTS, twin=twin)
+
+
+def test_a_map_and_a_vectorised_map() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        mapped = jax.lax.map(lambda row: layer("row", attend, weights[0], row), x)
+        batched = jax.lax.map(lambda row: layer("batch", attend, weights[1], row), mapped, batch_size=2)
+        return batched.sum()
+
+    def twin(weights: Any, x: Any, probe: Probe) -> Any:
+        rows = jnp.stack([probe(f"row[{turn}]", attend(weights[0], x[turn])) for turn in range(2)])
+        return attend(weights[1], rows).sum()
+
+    check(loss, WEIGHTS, INPUTS, twin=twin, exactly=False)
+
+
+def test_an_associative_scan_and_cumulative_operations() -> None:
+    def loss(weights: Any, x: Any, probe: Probe = lambda _, value: value) -> Any:
+        x = layer("associative", partial(jax.lax.associative_scan, jnp.multiply), x, probe=probe)
+        return (layer("cumulative", partial(jax.lax.cumsum, axis=1), x, probe=probe) * weights[0, :2]).sum()
+
+    check(loss, WEIGHTS, INPUTS)
+
+
+def test_gradients_accumulate_over_the_turns_that_read_one_value() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        shared = layer("shared", attend, weights[0], x)
+
+        def block(carry: Any, weight: Any) -> Any:
+            return layer("use", lambda carry: carry @ weight + shared, carry), None
+
+        return jax.lax.scan(block, x, weights)[0].sum()
+
+    def twin(weights: Any, x: Any, probe: Probe) -> Any:
+        shared = probe("shared", attend(weights[0], x))
+        for turn in range(4):
+            x = probe(f"use[{turn}]", x @ weights[turn] + shared)
+        return x.sum()
+
+    check(loss, WEIGHTS, INPUTS, twin=twin)
+
+
+# --- while -------------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_of_known_length_is_a_scan() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        def body(turn: Any, carry: Any) -> Any:
+            return layer("step", attend, weights[0], carry)
+
+        return jax.lax.fori_loop(0, 3, body, x).sum()
+
+    def twin(weights: Any, x: Any, probe: Probe) -> Any:
+        for turn in range(3):
+            x = probe(f"step[{turn}]", attend(weights[0], x))
+        return x.sum()
+
+    check(loss, WEIGHTS, INPUTS, twin=twin)
+
+
+def counted(turns: Any, x: Any, weight: Any) -> Any:
+    """A loop whose number of turns only running it tells."""
+    body = lambda _, carry: layer("step", attend, weight, carry)  # noqa: E731
+    return layer("loop", lambda: jax.lax.fori_loop(0, turns, body, x))
+
+
+def looping(weights: Any, batch: Any) -> Any:
+    x, turns = batch
+    made = counted(turns, jax.lax.stop_gradient(x), jax.lax.stop_gradient(weights[0]))
+    return (layer("dense", attend, weights[1], x) * made).sum()
+
+
+@pytest.mark.parametrize("turns", [1, 2, 5])
+def test_a_while_loop_shows_its_last_turn(turns: int) -> None:
+    observation = check_gradients(looping, WEIGHTS, (INPUTS, jnp.int32(turns)))
+    wanted = INPUTS
+    for _ in range(turns):
+        wanted = attend(WEIGHTS[0], wanted)
+    step = observation.seen[f"loop[{turns - 1}]/step"]
+    assert_close(step.activation, wanted)
+    assert step.gradient is None
+    assert_close(observation.seen["loop"].activation, wanted)
+    assert observation.seen["loop"].gradient is None
+
+
+def test_a_while_loop_of_no_turns_has_nothing_to_show() -> None:
+    observation = check_gradients(looping, WEIGHTS, (INPUTS, jnp.int32(0)))
+    assert observation.seen["loop[0]/step"].activation is None
+    assert_close(observation.seen["loop"].activation, INPUTS)
+
+
+def test_turns_are_counted_for_every_while_loop_around_a_value() -> None:
+    def loss(weights: Any, batch: Any) -> Any:
+        x, turns = batch
+
+        def outer(turn: Any, carry: Any) -> Any:
+            return layer("outer", counted, turn + 1, carry, jax.lax.stop_gradient(weights[0]))
+
+        made = jax.lax.fori_loop(0, turns, outer, jax.lax.stop_gradient(x))
+        return (attend(weights[1], x) * made).sum()
+
+    observation = check_gradients(loss, WEIGHTS, (INPUTS, jnp.int32(3)))
+    wanted = INPUTS
+    for _ in range(6):
+        wanted = attend(WEIGHTS[0], wanted)
+    assert_close(observation.seen["outer[2]/loop[2]/step"].activation, wanted)
+
+
+def test_a_while_loop_inside_a_scan_counts_its_turns_in_each() -> None:
+    def loss(weights: Any, batch: Any) -> Any:
+        x, turns = batch
+
+        def block(carry: Any, scanned: Any) -> Any:
+            weight, turn = scanned
+            made = counted(turn, jax.lax.stop_gradient(carry), jax.lax.stop_gradient(weight))
+            return layer("dense", attend, weight, carry) * made, None
+
+        return layer("blocks", lambda: jax.lax.scan(block, x, (weights, turns))[0]).sum()
+
+    turns = jnp.array([2, 0, 1, 3], jnp.int32)
+    observation = check_gradients(loss, WEIGHTS, (INPUTS, turns))
+    x = INPUTS
+    for block, number in enumerate(turns.tolist()):
+        made = x
+        for _ in range(number):
+            made = attend(WEIGHTS[block], made)
+        step = observation.seen[f"blocks[{block}]/loop[{max(number - 1, 0)}]/step"]
+        if number:
+            assert_close(step.activation, made)
+        else:
+            assert step.activation is None
+        x = attend(WEIGHTS[block], x) * made
+
+
+def test_a_scan_inside_a_while_loop_shows_every_turn_of_the_last() -> None:
+    def loss(weights: Any, batch: Any) -> Any:
+        x, turns = batch
+
+        def body(_: Any, carry: Any) -> Any:
+            block = lambda carry, weight: (layer("attn", attend, weight, carry), None)  # noqa: E731
+            return layer("inner", lambda: jax.lax.scan(block, carry, jax.lax.stop_gradient(weights))[0])
+
+        made = layer("outer", lambda: jax.lax.fori_loop(0, turns, body, jax.lax.stop_gradient(x)))
+        return (attend(weights[1], x) * made).sum()
+
+    observation = check_gradients(loss, WEIGHTS, (INPUTS, jnp.int32(2)))
+    x = INPUTS
+    for turn in range(8):
+        x = attend(WEIGHTS[turn % 4], x)
+        if turn >= 4:
+            assert_close(observation.seen[f"outer[1]/inner[{turn - 4}]/attn"].activation, x)
+
+
+def test_a_while_loop_with_a_condition_on_what_it_closes_over() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        limit = jax.lax.stop_gradient(jnp.abs(x).sum())
+
+        def go_on(state: Any) -> Any:
+            return jnp.logical_and(state[1].sum() < limit, state[0] < 10)
+
+        def body(state: Any) -> Any:
+            return state[0] + 1, layer("grow", lambda x: x * 2 + 1, state[1])
+
+        turns, made = jax.lax.while_loop(go_on, body, (0, jnp.zeros(3)))
+        return (attend(weights[0], x) * made[None]).sum() * turns
+
+    observation = check_gradients(loss, WEIGHTS, INPUTS)
+    np.testing.assert_array_equal(observation.seen["grow[1]"].activation, [3.0, 3.0, 3.0])
+
+
+def test_a_while_loop_that_forward_mode_passes_through_and_reverse_mode_never_needs() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        made = counted(jnp.int32(2), x, weights[0])  # differentiable operands, and the result is cut off
+        return (attend(weights[1], x) * jax.lax.stop_gradient(made)).sum()
+
+    observation = check_gradients(loss, WEIGHTS, INPUTS)
+    assert observation.seen["loop[1]/step"].gradient is None
+
+
+def test_a_while_loop_carries_keys_and_flags() -> None:
+    def loss(weights: Any, batch: Any) -> Any:
+        x, key, turns = batch
+
+        def body(_: Any, state: Any) -> Any:
+            key, flag, total = state
+            key, use = layer("split", jax.random.split, key)
+            drawn = layer("draw", lambda: jax.random.normal(use, (3,)))
+            return key, layer("flip", jnp.logical_not, flag), total + drawn
+
+        _, flag, total = jax.lax.fori_loop(0, turns, body, (key, jnp.bool_(False), jnp.zeros(3)))
+        return (attend(weights[0], x) * jnp.where(flag, total, -total)[None]).sum()
+
+    for key in (jax.random.key(3), jax.random.PRNGKey(3)):
+        observation = check_gradients(loss, WEIGHTS, (INPUTS, key, jnp.int32(3)))
+        _, use = jax.random.split(jax.random.split(jax.random.split(key)[0])[0])
+        assert_close(observation.seen["draw[2]"].activation, jax.random.normal(use, (3,)))
+        assert observation.seen["flip[2]"].activation.dtype == bool
+
+
+def test_loops_inside_a_vmapped_function() -> None:
+    def loss(weights: Any, batch: Any) -> Any:
+        x, turns = batch
+
+        def one(row: Any, turns: Any) -> Any:
+            made = counted(turns, jax.lax.stop_gradient(row), jax.lax.stop_gradient(weights[0]))
+            block = lambda carry, weight: (layer("attn", attend, weight, carry), None)  # noqa: E731
+            return layer("blocks", lambda: jax.lax.scan(block, row, weights)[0]) * made
+
+        return jax.vmap(one)(x, turns).sum()
+
+    observation = check_gradients(loss, WEIGHTS, (INPUTS, jnp.array([1, 3], jnp.int32)))
+    x = INPUTS
+    for turn in range(4):
+        x = attend(WEIGHTS[turn], x)
+        assert_close(observation.seen[f"blocks[{turn}]/attn"].activation, x)
+
+
+def test_what_a_layer_reads_inside_a_loop_is_observed_with_it() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        return scanned(weights, x)[0].sum()
+
+    observation = observe(loss, WEIGHTS, INPUTS)
+    read = {value for found in observation.trace.layers for value in found.inputs}
+    assert read <= {site.value for site in observation.plan.sites} | {((), -1, 1)}

@@ -1,0 +1,54 @@
+"""A machine on which JAX cannot work says so in one line, before anything is traced."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+from gradscope.errors import MachineError
+from gradscope.tracing.backend import backend_ready
+try:
+    backend_ready()
+    print("ready")
+except MachineError as error:
+    print(error)
+"""
+
+
+def outcome(folder: Path, **environment: str) -> str:
+    """What a fresh interpreter says about its backend; it imports from `folder` first."""
+    command = [sys.executable, "-c", PROGRAM]
+    variables = {**os.environ, **environment}
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_cpu_is_enough(tmp_path: Path) -> None:
+    assert outcome(tmp_path, JAX_PLATFORMS="cpu") == "ready\n"
+
+
+@pytest.mark.parametrize("platform", ["cuda", "nonsense"])
+def test_a_platform_that_is_not_there_is_named_beside_those_that_are(tmp_path: Path, platform: str) -> None:
+    if platform == "cuda" and outcome(tmp_path, JAX_PLATFORMS=platform) == "ready\n":
+        pytest.skip("CUDA is installed here")
+    expected = f"JAX has no device for JAX_PLATFORMS='{platform}'; installed: cpu"
+    assert outcome(tmp_path, JAX_PLATFORMS=platform).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        ("RuntimeError('jaxlib is version 0.1, but this version of jax requires 0.2')", "jaxlib is version 0.1, but"),
+        ("ModuleNotFoundError('jax requires jaxlib to be installed')", "jax requires jaxlib"),
+        ("AttributeError(\"module 'numpy' has no attribute 'exceptions'\")", "no attribute 'exceptions'"),
+    ],
+)
+def test_versions_that_do_not_fit_are_named(tmp_path: Path, raised: str, message: str) -> None:
+    (tmp_path / "jax.py").write_text(f"raise {raised}")
+    said = outcome(tmp_path)
+    assert said.startswith("JAX cannot be imported (Python 3.")
+    assert message in said
