@@ -17,7 +17,7 @@ from gradscope.capture.session import Session
 from gradscope.capture.timings import Timings
 from gradscope.dump.manifest import Manifest
 from gradscope.dump.record import Json
-from gradscope.dump.writer import DumpWriter
+from gradscope.dump.sink import RecordSink
 from gradscope.errors import MachineError, ModelError
 from gradscope.instrument.planning import Wanted
 from gradscope.tracing.model import Model
@@ -44,7 +44,7 @@ def dump_model(
     model: Model,
     arguments: Arguments,
     request: DumpRequest,
-    writer: DumpWriter,
+    writer: RecordSink,
     timings: Timings,
     wrote: Callable[[int], None] = lambda _: None,
 ) -> Manifest:
@@ -54,12 +54,12 @@ def dump_model(
         model: The model.
         arguments: Its arguments.
         request: What the dump is to hold.
-        writer: Writes it; entered already.
+        writer: Takes the records.
         timings: Receives the seconds of each phase.
         wrote: Called after each record with the number of bytes of tensors written so far.
 
     Returns:
-        The manifest of the dump, which is on the disk by then.
+        The manifest of the dump, which is whole by then.
 
     Raises:
         ModelError: The user's code failed.
@@ -89,7 +89,7 @@ def dump_model(
     )
 
 
-def _write(session: Session, writer: DumpWriter, wrote: Callable[[int], None]) -> None:
+def _write(session: Session, writer: RecordSink, wrote: Callable[[int], None]) -> None:
     total = 0
     for record in session.records():
         entry = writer.add(record)
@@ -98,7 +98,7 @@ def _write(session: Session, writer: DumpWriter, wrote: Callable[[int], None]) -
 
 
 @contextmanager
-def _salvaging(writer: DumpWriter, provenance: dict[str, Json]) -> Iterator[None]:
+def _salvaging(writer: RecordSink, provenance: dict[str, Json]) -> Iterator[None]:
     """Where a run fails after it has captured something, save that beside the asked path, and say where."""
     try:
         yield
@@ -107,7 +107,8 @@ def _salvaging(writer: DumpWriter, provenance: dict[str, Json]) -> Iterator[None
             saved = writer.commit_incomplete(failure.message, provenance=provenance)
         except MachineError:
             raise failure from None  # the disk is what failed
-        failure.hint = f"what was captured until then is in {saved.name}"
+        if saved is not None:
+            failure.hint = f"what was captured until then is in {saved.name}"
         raise
 
 

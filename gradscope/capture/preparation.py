@@ -6,6 +6,7 @@ needs the other's result, only shapes. So the arguments are made in a thread of 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from gradscope.tracing.batches import batch_from_file
 from gradscope.tracing.model import Model
 from gradscope.tracing.tracer import Trace, trace_loss
 from gradscope.tracing.userframes import user_code
+
+#: Examples in a batch where neither the user nor the model says how many.
+BATCH_SIZE: Final = 8
 
 #: JAX's ways of saying that a function wants values where it was given shapes.
 _WANTS_VALUES: Final = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
@@ -48,14 +52,14 @@ class Arguments:
 
 
 def model_arguments(
-    model: Model, *, seed: int, batch_size: int, dtype: str | None = None, data: Path | None = None
+    model: Model, *, seed: int, batch_size: int | None = None, dtype: str | None = None, data: Path | None = None
 ) -> Arguments:
     """The arguments of a model's loss.
 
     Args:
         model: The model.
         seed: Seeds one key, split for `init` and `batch`.
-        batch_size: Number of examples of the model's own batch.
+        batch_size: Number of examples of the model's own batch; None for the model's own default.
         dtype: Floating-point leaves are converted to it; None leaves them.
         data: A file that holds the batch; None for the model's own.
 
@@ -64,14 +68,15 @@ def model_arguments(
         DumpError: The file does not hold a batch such as the model's own.
     """
     init_key, batch_key = jax.random.split(jax.random.key(seed))
+    size = _default_size(model) if batch_size is None else batch_size
     with user_code(f"init of {model.name}"):
         variables, make_variables = _deferred(lambda: _converted(model.init(init_key), dtype))
     with user_code(f"batch of {model.name}"):
-        batch, make_batch = _deferred(lambda: _converted(model.batch(batch_key, batch_size), dtype))
+        batch, make_batch = _deferred(lambda: _converted(model.batch(batch_key, size), dtype))
     notes: tuple[str, ...] = ()
     if data is not None:
         read = batch_from_file(data, batch)
-        batch_size, notes = read.size, read.notes
+        size, notes = read.size, read.notes
         batch, make_batch = _deferred(lambda: jax.tree_util.tree_map(jnp.asarray, read.batch))
 
     def make() -> tuple[Any, Any]:
@@ -80,7 +85,13 @@ def model_arguments(
         with user_code(f"batch of {model.name}"):
             return made, make_batch()
 
-    return Arguments(shapes=(variables, batch), make=make, batch_size=batch_size, notes=notes)
+    return Arguments(shapes=(variables, batch), make=make, batch_size=size, notes=notes)
+
+
+def _default_size(model: Model) -> int:
+    """The number of examples that a model's `batch` has as its default, or one that suits most."""
+    default = list(inspect.signature(model.batch).parameters.values())[1].default
+    return default if isinstance(default, int) else BATCH_SIZE
 
 
 def _deferred(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:

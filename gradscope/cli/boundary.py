@@ -12,12 +12,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import platform
 import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -60,10 +58,12 @@ def _status(program: Callable[[], object]) -> int:
     try:
         program()
     except SystemExit as leaving:
-        # Typer makes exit status 1 of a broken pipe, which is ours for "different".
+        status = leaving.code or 0
+        # Typer makes 1 of a broken pipe, which is our status for "different", and says nothing of Ctrl-C.
         if isinstance(leaving.__context__, BrokenPipeError):
             raise leaving.__context__ from None
-        status = leaving.code or 0
+        if status == INTERRUPTED:
+            raise KeyboardInterrupt from leaving
     if sys.stdout is not None:
         sys.stdout.flush()
     return status if isinstance(status, int) else BUG
@@ -122,13 +122,15 @@ def _bug_report(failure: BaseException, arguments: Sequence[str]) -> list[str]:
     text = str(failure).partition("\n")[0]
     return [
         f"gradscope: error: this is a bug in gradscope: {type(failure).__name__}: {text}{where}",
-        f"seen in: gradscope {_version('gradscope-jax')}, jax {_version('jax')}, Python {platform.python_version()}",
+        f"seen in: gradscope {_version('gradscope-jax')}, jax {_version('jax')}, Python {sys.version.split()[0]}",
         f"command: {shlex.join(['gradscope', *arguments])}",
         "hint: please report these lines, and what --traceback adds to them",
     ]
 
 
 def _version(distribution: str) -> str:
+    from importlib import metadata  # it costs every start 20 ms, and is needed only here
+
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

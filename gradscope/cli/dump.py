@@ -24,7 +24,7 @@ class _Options:
     target: str
     output: Path | None
     seed: int
-    batch_size: int
+    batch_size: int | None
     data: Path | None
     dtype: str | None
     self_check: bool
@@ -43,7 +43,7 @@ def dump(
         typer.Option("--output", "-o", metavar="FILE.npz", help="Where to write; by default NAME.npz here."),
     ] = None,
     seed: options.Seed = 0,
-    batch_size: options.BatchSize = 8,
+    batch_size: options.BatchSize = None,
     data: options.Data = None,
     dtype: options.Dtype = None,
     x64: options.X64 = False,
@@ -73,9 +73,9 @@ def dump(
     """
     from gradscope.cli.findings import SELF_CHECK, checked_rules, trips
     from gradscope.cli.jaxsetup import set_up_jax
-    from gradscope.cli.reporting import print_dump
+    from gradscope.cli.printing import print_report
     from gradscope.naming import Selection
-    from gradscope.report.query import Query
+    from gradscope.report import Query, dump_report
     from gradscope.stats import find
 
     rules = checked_rules(check) | {SELF_CHECK}
@@ -91,8 +91,8 @@ def dump(
     wanted = Wanted(selection=selection, families=EVERYTHING if chosen is None else chosen, depth=depth)
     path, manifest = _run(asked, wanted)
     findings = find(manifest)
-    print_dump("dump", path, manifest, findings, Query(sort=sort), options.chosen_format(output_format, json=json),
-               fold=not no_fold)  # fmt: skip
+    report = dump_report("dump", str(path), manifest, findings, query=Query(sort=sort), fold=not no_fold)
+    print_report(report, options.chosen_format(output_format, json=json))
     if trips(findings, rules):
         raise typer.Exit(1)
 

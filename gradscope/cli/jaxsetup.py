@@ -21,7 +21,7 @@ def set_up_jax(*, x64: bool, matmul_precision: str | None, cache: bool) -> None:
         UsageError: No such precision.
         MachineError: JAX or its backend cannot be used here.
     """
-    from gradscope.tracing.userframes import backend_ready
+    from gradscope.tracing.backend import backend_ready
 
     backend_ready()
     import jax

@@ -57,7 +57,10 @@ Target: TypeAlias = Annotated[
     ),
 ]
 Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of the keys that init and batch receive.", rich_help_panel=_MODEL)]
-BatchSize: TypeAlias = Annotated[int, typer.Option(min=1, help="Number of examples.", rich_help_panel=_MODEL)]
+BatchSize: TypeAlias = Annotated[
+    int | None,
+    typer.Option(min=1, help="Number of examples; by default what the model's batch says.", rich_help_panel=_MODEL),
+]
 Data: TypeAlias = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="A real batch: members of an .npz become the batch's leaves.", rich_help_panel=_MODEL),

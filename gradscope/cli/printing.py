@@ -1,4 +1,4 @@
-"""Printing: the only way that results reach standard output."""
+"""Printing: the only way that results reach standard output, in the format asked for."""
 
 from __future__ import annotations
 
@@ -6,35 +6,29 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from gradscope.cli.options import Format
+
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from gradscope.report.screen import Screen
+    from gradscope.report import Report, Screen
+
+#: Columns of a terminal that does not tell.
+_USUAL_WIDTH = 80
 
 
-def screen() -> Screen:
-    """What standard output is: a terminal of some width, or a pipe in which nothing is cut."""
-    from gradscope.report.screen import Screen
+def print_report(report: Report, output_format: Format) -> None:
+    """Print what a command has to say."""
+    from gradscope import report as render
 
-    unicode = "utf" in (sys.stdout.encoding or "").lower()
-    return Screen(width=_terminal_width() if sys.stdout.isatty() else None, unicode=unicode)
-
-
-def _terminal_width() -> int:
-    asked = os.environ.get("COLUMNS", "")
-    if asked.isdecimal() and int(asked) > 0:
-        return int(asked)
-    return os.get_terminal_size(sys.stdout.fileno()).columns or 80
-
-
-def print_text(text: Text) -> None:
-    """Print laid out text; in colour on a terminal that wants it."""
-    if not sys.stdout.isatty():
-        sys.stdout.write(text.plain)
-        return
-    from rich.console import Console
-
-    Console(file=sys.stdout, width=_terminal_width(), highlight=False).print(text, end="", soft_wrap=True)
+    if output_format is Format.TABLE:
+        _print_text(render.to_text(report, _screen()))
+    elif output_format is Format.JSON:
+        print_plain(render.to_json(report))
+    elif output_format is Format.CSV:
+        print_plain(render.to_csv(report))
+    else:
+        print_plain(render.to_markdown(report))
 
 
 def print_plain(text: str) -> None:
@@ -47,3 +41,28 @@ def say(line: str) -> None:
     from gradscope.naming import printable
 
     sys.stderr.write(printable(line) + "\n")
+
+
+def _screen() -> Screen:
+    """What standard output is: a terminal of some width, or a pipe in which nothing is cut."""
+    from gradscope.report import Screen
+
+    unicode = "utf" in (sys.stdout.encoding or "").lower()
+    return Screen(width=_terminal_width() if sys.stdout.isatty() else None, unicode=unicode)
+
+
+def _terminal_width() -> int:
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    return os.get_terminal_size(sys.stdout.fileno()).columns or _USUAL_WIDTH
+
+
+def _print_text(text: Text) -> None:
+    if not sys.stdout.isatty():
+        print_plain(text.plain)
+        return
+    from rich.console import Console
+
+    # The lines fit already: a console as wide as it can be has no reason to wrap them.
+    Console(file=sys.stdout, highlight=False).print(text, end="", soft_wrap=True)

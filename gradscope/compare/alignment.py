@@ -70,6 +70,9 @@ class Alignment:
     exponent: int = 0
 
     def __add__(self, other: Alignment) -> Alignment:
+        # Zero vectors have a unit of lengths like any other, and must not press it upon the rest.
+        if not (self.ref or self.cand) or not (other.ref or other.cand):
+            return other if other.ref or other.cand else self
         exponent = max(self.exponent, other.exponent)
         here, there = sorted((self.in_units(exponent), other.in_units(exponent)), key=lambda part: -part.ref)
         ref = math.hypot(here.ref, there.ref)

@@ -1,23 +1,19 @@
-"""Measuring: the metrics of two tensors from their elements, in one pass, a cache's worth at a time.
-
-Tensors of equal bytes are the rule in a good comparison, and are settled by their bytes alone at the speed of memory; a
-tensor that differs is then measured from its beginning, every metric at once.
-"""
+"""Measuring: every metric of two tensors from their elements, in one pass, a cache's worth at a time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TypeAlias
 
 import numpy as np
 
-from gradscope.arrays.blocks import BLOCK_ELEMENTS, Array, blocks
+from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
 from gradscope.arrays.scratch import scratch
 from gradscope.arrays.widening import real_values
 from gradscope.compare.alignment import alignment_of
+from gradscope.compare.blockpairs import block_pairs, same_bytes
 from gradscope.compare.deviation import (
     Deviation,
     Relations,
@@ -33,61 +29,24 @@ from gradscope.compare.precision import saturating_cast
 from gradscope.compare.slots import Slot
 from gradscope.compare.yardstick import Yardstick
 
-#: The elements of one tensor in C order, in one-dimensional contiguous pieces of any size.
-Chunks: TypeAlias = Callable[[], Iterable[Array]]
 
-
-def measure(ref: Chunks, cand: Chunks, yardstick: Yardstick) -> Metrics:
-    """The metrics of two tensors of one size.
+def measure(ref: Iterable[Array], cand: Iterable[Array], yardstick: Yardstick) -> Metrics:
+    """The metrics of two tensors, or of two stretches of them.
 
     Args:
-        ref: Gives the reference's elements; called once or twice.
-        cand: Gives the candidate's.
+        ref: The reference's elements in C order, in pieces of any size.
+        cand: As many elements of the candidate.
         yardstick: What they are measured against.
 
     Returns:
         Their metrics.
     """
-    size = 0
-    for one, other in _paired(ref(), cand()):
-        if not _same_bytes(one, other):
-            break
-        size += one.size
-    else:
-        return Metrics(kind=yardstick.kind, size=size, deviation=Deviation(count=size))
-    with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
-        return _measured(_paired(ref(), cand()), yardstick)
-
-
-def _measured(pairs: Iterable[tuple[Array, Array]], yardstick: Yardstick) -> Metrics:
     total = Metrics(kind=yardstick.kind)
-    for ref, cand in pairs:
-        total += _measured_block(ref, cand, yardstick)
-    return replace(total, bit_equal=False)
-
-
-def _paired(ref: Iterable[Array], cand: Iterable[Array]) -> Iterator[tuple[Array, Array]]:
-    """Blocks of one size from both sides, however each side is cut."""
-    others = _block_stream(cand)
-    other = next(others, None)
-    for block in _block_stream(ref):
-        one = block
-        while one.size and other is not None:
-            size = min(one.size, other.size)
-            yield one[:size], other[:size]
-            one, other = one[size:], other[size:] if other.size > size else next(others, None)
-
-
-def _block_stream(chunks: Iterable[Array]) -> Iterator[Array]:
-    for chunk in chunks:
-        yield from blocks(chunk, BLOCK_ELEMENTS)
-
-
-def _same_bytes(ref: Array, cand: Array) -> bool:
-    if ref.dtype != cand.dtype:
-        return False
-    word = np.dtype(f"u{min(ref.dtype.itemsize, 8)}")
-    return np.array_equal(ref.view(word), cand.view(word))
+    with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
+        for one, other in block_pairs(ref, cand):
+            bit_equal = same_bytes(one, other)
+            total += replace(_measured_block(one, other, yardstick), bit_equal=bit_equal)
+    return total
 
 
 def _measured_block(ref: Array, cand: Array, yardstick: Yardstick) -> Metrics:

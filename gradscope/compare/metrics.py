@@ -1,7 +1,8 @@
 """The metrics of one pair of tensors, by the names of their columns.
 
 Law: the metrics of two stretches of a pair add up to the metrics of the whole, whatever the stretches: counts, maxima
-and the position of the worst element exactly, norms and angles to rounding.
+and the position of the worst element exactly, norms and angles to rounding. The metrics of no stretch at all have the
+columns of two equal tensors, which are the same whatever is in them.
 """
 
 from __future__ import annotations

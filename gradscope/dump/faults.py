@@ -11,7 +11,7 @@ from gradscope.naming import printable
 
 @contextmanager
 def located(place: str) -> Generator[None]:
-    """Put a place, a path or the name of a tensor, in front of the message of a `DumpError` that comes out of the block."""
+    """Put a place, a path or a tensor's name, in front of the message of a `DumpError` that comes out of the block."""
     try:
         yield
     except DumpError as error:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from gradscope.dump.record import Json, Reason, SiteFacts
+from gradscope.dump.record import Json, Reason, Record, SiteFacts
 
 SCHEMA: Final = 1
 MEMBER: Final = "__gradscope__.json"
@@ -44,6 +44,21 @@ class Entry:
     stored: Stored | None = None
     alias_of: str | None = None
     absent: Reason | None = None
+
+    @classmethod
+    def of(cls, record: Record, stored: Stored | None = None) -> Entry:
+        """What a dump remembers of a record."""
+        return cls(
+            family=record.family,
+            name=record.name,
+            shape=record.shape,
+            dtype=record.dtype,
+            stats=record.stats,
+            site=record.site,
+            stored=stored,
+            alias_of=record.alias_of,
+            absent=record.absent,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

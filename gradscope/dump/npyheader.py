@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,13 +23,13 @@ PREFIX_LIMIT: Final = HEADER_LIMIT + 12
 #: Most axes a tensor may have.
 AXES_LIMIT: Final = 32
 
-_MAGIC: Final = b"\x93NUMPY"
+MAGIC: Final = b"\x93NUMPY"
 _ALIGNMENT: Final = 64
 _DICTIONARY: Final = re.compile(
     rb"\{\s*'descr':\s*'([^']{1,16})',\s*'fortran_order':\s*(True|False),\s*'shape':\s*\(([0-9, ]*)\)\s*,?\s*\}\s*"
 )
 _SHAPE: Final = re.compile(rb"(?:\d{1,19}(?:,\s*|\Z))*")
-_DESCRIPTOR: Final = re.compile(r"[<>|=](?:b1|[iu][1248]|f[1248]|c8|c16|V[12])")
+_DESCRIPTOR: Final = re.compile(r"[<>|=](?:b1|[iu][1248]|f[248]|c8|c16)|[<|]V[12]|<f1")
 _LARGEST: Final = 2**63 - 1
 
 
@@ -62,9 +63,9 @@ class NpyHeader:
 def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """The header, of a multiple of 64 bytes, of an array in C order."""
     dictionary = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}".encode("ascii")
-    padding = -(len(_MAGIC) + 4 + len(dictionary) + 1) % _ALIGNMENT
+    padding = -(len(MAGIC) + 4 + len(dictionary) + 1) % _ALIGNMENT
     text = dictionary + b" " * padding + b"\n"
-    return _MAGIC + b"\x01\x00" + len(text).to_bytes(2, "little") + text
+    return MAGIC + b"\x01\x00" + len(text).to_bytes(2, "little") + text
 
 
 def parse_npy_header(prefix: bytes) -> NpyHeader:
@@ -90,7 +91,7 @@ def parse_npy_header(prefix: bytes) -> NpyHeader:
 
 def _extent(prefix: bytes) -> tuple[int, int]:
     """Where the dictionary starts and how many bytes it has."""
-    if prefix[:6] != _MAGIC:
+    if prefix[:6] != MAGIC:
         raise DumpError("it does not start like an npy array")
     version, width = prefix[6:8], 2 if prefix[6:7] == b"\x01" else 4
     if version not in (b"\x01\x00", b"\x02\x00", b"\x03\x00"):
@@ -104,7 +105,16 @@ def _extent(prefix: bytes) -> tuple[int, int]:
 def _parse_shape(text: bytes) -> tuple[int, ...]:
     if _SHAPE.fullmatch(text) is None:
         raise DumpError("the shape in its npy header is malformed")
-    shape = tuple(int(size) for size in text.split(b",") if size.strip())
+    return checked_shape(int(size) for size in text.split(b",") if size.strip())
+
+
+def checked_shape(sizes: Iterable[int]) -> tuple[int, ...]:
+    """A stranger's shape, which NumPy can make an array of if the bytes are there.
+
+    Raises:
+        DumpError: It has too many axes, or is too large.
+    """
+    shape = tuple(sizes)
     if len(shape) > AXES_LIMIT:
         raise DumpError(f"its shape has {len(shape)} axes, more than {AXES_LIMIT}")
     # NumPy multiplies the sizes that are not zero even where one is.

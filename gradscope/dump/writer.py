@@ -11,38 +11,26 @@ Leaving the block without `commit` leaves no trace. Memory is bounded by a chunk
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, TypedDict, Unpack
+from typing import Self, Unpack
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import as_numpy_dtype, dtype_name, is_key, stored_dtype
-from gradscope.dump.jsontext import dumps
-from gradscope.dump.manifest import MEMBER, Entry, Layer, Ledger, Manifest, Stored
+from gradscope.dump.manifest import MEMBER, Entry, Manifest, Stored
 from gradscope.dump.manifestjson import manifest_to_text
+from gradscope.dump.memberfacts import member_facts
 from gradscope.dump.membernames import member_name
 from gradscope.dump.npyheader import AXES_LIMIT, npy_header
 from gradscope.dump.partials import PartialFile, sweep
-from gradscope.dump.record import Json, Record
+from gradscope.dump.record import Record
+from gradscope.dump.sink import ManifestFields
 from gradscope.dump.targets import checked_target, incomplete_target, require_space
 from gradscope.dump.zipwriter import Payload, ZipWriter
 from gradscope.errors import UsageError
 from gradscope.naming import key_of, printable, split_key
-
-
-class ManifestFields(TypedDict, total=False):
-    """What a caller says about a dump as a whole: the fields of `Manifest` beside its entries and its outcome."""
-
-    layers: tuple[Layer, ...]
-    ledger: Ledger
-    loss: float | None
-    tier: Literal["core", "full"]
-    provenance: Mapping[str, Json]
-    self_check: Mapping[str, Json] | None
-    timings: Mapping[str, float]
 
 
 class DumpWriter:
@@ -109,17 +97,7 @@ class DumpWriter:
         if record.alias_of is not None and not self._is_original(record.alias_of):
             raise UsageError(f"{printable(key)} is said to be {printable(record.alias_of)}, which is not in the dump")
         stored = None if record.array is None else self._store(key, record, record.array)
-        self._entries[key] = Entry(
-            family=record.family,
-            name=record.name,
-            shape=record.shape,
-            dtype=record.dtype,
-            stats=record.stats,
-            site=record.site,
-            stored=stored,
-            alias_of=record.alias_of,
-            absent=record.absent,
-        )
+        self._entries[key] = Entry.of(record, stored)
         return self._entries[key]
 
     def commit(self, **fields: Unpack[ManifestFields]) -> Manifest:
@@ -172,7 +150,7 @@ class DumpWriter:
             member,
             Payload(head=header, array=array),
             len(header) + array.size * dtype.itemsize,
-            facts=_facts(record.dtype, dtype),
+            facts=member_facts(record.dtype),
         )
         return Stored(
             member=member,
@@ -199,8 +177,3 @@ def _require_agreement(key: str, record: Record, array: Array) -> None:
         raise UsageError(f"{printable(key)} is said to have shape {record.shape}, its array has {array.shape}")
     if dtype_name(array.dtype) != dtype_name(as_numpy_dtype(record.dtype)):
         raise UsageError(f"{printable(key)} is said to have dtype {record.dtype}, its array has {array.dtype}")
-
-
-def _facts(logical: str, stored: np.dtype[np.generic]) -> bytes:
-    """What `recover` needs beside the `.npy` header: the logical dtype where the stored one is another."""
-    return dumps({"dtype": logical}).encode("ascii") if logical != dtype_name(stored) else b""

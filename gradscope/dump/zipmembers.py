@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gradscope.dump.inputfile import InputFile
 from gradscope.dump.streams import ByteStream, InflatingStream, PlainStream
 from gradscope.dump.zipdirectory import Member
@@ -9,7 +11,8 @@ from gradscope.dump.zipextra import parse_extra, wide_numbers
 from gradscope.dump.zipformat import EXTRA_FACTS, LOCAL, LOCAL_SIGNATURE, STORED
 from gradscope.errors import DumpError
 
-_SIZES_FOLLOW: int = 0x8
+#: Flag of a member whose header was written before its size was known.
+_SIZES_FOLLOW: Final = 0x8
 
 
 def data_offset(file: InputFile, member: Member, limit: int) -> int:

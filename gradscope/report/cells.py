@@ -38,6 +38,8 @@ def _text(kind: Kind, cell: Cell) -> str:
     """A cell that is not a number: a shape as JAX writes it, words with commas between them."""
     if cell is None:
         return ""
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
     if not isinstance(cell, tuple):
         return str(cell)
     return f"[{','.join(map(str, cell))}]" if kind == "shape" else ", ".join(map(str, cell))

@@ -1,57 +1,104 @@
-"""The report of one dump: its rows, findings and facts, and the tables made of them."""
+"""The report of one dump: its rows, what was found in them, and the facts about the run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rich.text import Text
-
 from gradscope import naming
 from gradscope.dump.manifest import Manifest
-from gradscope.report.facts import facts
-from gradscope.report.findings import lay_out_findings
+from gradscope.dump.record import Json
+from gradscope.report.document import Document, Remark, Remarks
+from gradscope.report.facts import facts, facts_json
 from gradscope.report.folding import folded
-from gradscope.report.layout import lay_out
 from gradscope.report.query import Query
 from gradscope.report.rows import Row, rows_of
 from gradscope.report.screen import Screen
 from gradscope.report.sections import sections
-from gradscope.report.styles import DIM
+from gradscope.report.styles import style_of_words
 from gradscope.report.table import Table
 from gradscope.stats import Finding
 
-#: Where the facts below the tables begin, behind their labels.
-_INDENT: Final = " " * 12
+#: Version of the JSON: it grows when a key changes its meaning or goes away.
+SCHEMA: Final = 1
+#: How many findings of one rule a terminal shows: the hundredth says nothing new.
+_FINDINGS_PER_RULE: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpReport:
-    """What is reported of a dump, in whatever format.
+    """What is reported of a dump.
 
     Attributes:
+        command: The command that reports, `dump` or `show`.
         path: The dump's file, as the user named it.
         manifest: Its manifest.
-        rows: The rows asked for, in the order asked for.
+        selected: The rows asked for, in the order asked for.
         findings: The findings about those rows.
         in_order: Whether the rows stand in execution order.
+        fold: Whether on a terminal the iterations of a loop share a line.
     """
 
+    command: str
     path: str
     manifest: Manifest
-    rows: tuple[Row, ...]
+    selected: tuple[Row, ...]
     findings: tuple[Finding, ...]
     in_order: bool
+    fold: bool
+
+    def document(self, screen: Screen) -> Document:
+        """The tables, the findings, and the facts about the run last."""
+        tables = self.tables(screen)
+        nothing = Remarks(remarks=() if tables else (Remark(label="tensors", text="none"),))
+        about_run = (Remark(label=label, text=text) for label, text in facts(self.path, self.manifest))
+        return (*tables, nothing, _findings(self.findings), Remarks(remarks=tuple(about_run)))
+
+    def tables(self, screen: Screen) -> tuple[Table, ...]:
+        """One table per family of values."""
+        notes: dict[str, list[str]] = {}
+        for finding in self.findings:
+            notes.setdefault(_key(finding), []).append(finding.rule)
+        tables = sections(self.selected, notes, in_order=self.in_order)
+        if not self.fold or not self.in_order or screen.width is None:
+            return tables
+        iterated = {row.key for row in self.selected if "iteration" in row.values}
+        return tuple(folded(table, iterated) for table in tables)
+
+    def rows(self) -> list[dict[str, Json]]:
+        """Name, family and values of each row."""
+        return [row.to_json() for row in self.selected]
+
+    def to_json(self) -> dict[str, Json]:
+        """Rows, findings and facts."""
+        return {
+            "schema": SCHEMA,
+            "command": self.command,
+            **facts_json(self.path, self.manifest),
+            "rows": list(self.rows()),
+            "findings": [_finding_json(finding) for finding in self.findings],
+        }
 
 
-def dump_report(path: str, manifest: Manifest, findings: tuple[Finding, ...], query: Query | None = None) -> DumpReport:
+def dump_report(
+    command: str,
+    path: str,
+    manifest: Manifest,
+    findings: Sequence[Finding],
+    *,
+    query: Query | None = None,
+    fold: bool = True,
+) -> DumpReport:
     """What a dump has to say about the rows that a query asks for.
 
     Args:
+        command: The command that reports, `dump` or `show`.
         path: The dump's file, as the user named it.
         manifest: Its manifest.
         findings: What `gradscope.stats.find` found in it.
         query: Which rows; all in execution order where None.
+        fold: Whether on a terminal the iterations of a loop share a line.
 
     Returns:
         The report.
@@ -62,48 +109,36 @@ def dump_report(path: str, manifest: Manifest, findings: tuple[Finding, ...], qu
     """
     asked = Query() if query is None else query
     rows = asked(rows_of(manifest))
-    keys = {row.own_key for row in rows} | {row.key for row in rows}
-    shown = tuple(each for each in findings if naming.key_of(each.family, each.name) in keys)
-    return DumpReport(path=path, manifest=manifest, rows=rows, findings=shown, in_order=asked.sort is None)
+    keys = {row.key for row in rows} | {row.own_key for row in rows}
+    return DumpReport(
+        command=command,
+        path=path,
+        manifest=manifest,
+        selected=rows,
+        findings=tuple(each for each in findings if _key(each) in keys),
+        in_order=asked.sort is None,
+        fold=fold,
+    )
 
 
-def dump_tables(report: DumpReport, *, fold: bool = False) -> tuple[Table, ...]:
-    """The tables of a report, one per family of values.
-
-    Args:
-        report: The report.
-        fold: Whether the iterations of a loop share a line; only in execution order.
-    """
-    notes: dict[str, list[str]] = {}
-    for finding in report.findings:
-        notes.setdefault(naming.key_of(finding.family, finding.name), []).append(finding.rule)
-    tables = sections(report.rows, notes, in_order=report.in_order)
-    if not fold or not report.in_order:
-        return tables
-    iterated = {row.key for row in report.rows if "iteration" in row.values}
-    return tuple(folded(table, iterated) for table in tables)
+def _findings(findings: Sequence[Finding]) -> Remarks:
+    remarks = (Remark(label=each.rule, text=_sentence(each), style=style_of_words(each.rule)) for each in findings)
+    return Remarks(title=f"Findings ({len(findings):,})", remarks=tuple(remarks), at_most=_FINDINGS_PER_RULE)
 
 
-def lay_out_dump(report: DumpReport, screen: Screen, *, fold: bool = True) -> Text:
-    """A report as text: tables, findings, and the facts about the run last.
-
-    Args:
-        report: The report.
-        screen: Where the text goes.
-        fold: Whether the iterations of a loop share a line; in a pipe they never do.
-
-    Returns:
-        Lines, each with its line feed.
-    """
-    tables = dump_tables(report, fold=fold and screen.width is not None)
-    blocks = [lay_out(table, screen) for table in tables] or [Text("No tensors.\n", DIM)]
-    blocks += [lay_out_findings(report.findings, screen), _lay_out_facts(report, screen)]
-    return Text("\n").join(block for block in blocks if block)
+def _sentence(finding: Finding) -> str:
+    place = f" ({finding.source})" if finding.source else ""
+    return f"{_key(finding)} {finding.why}{place}"
 
 
-def _lay_out_facts(report: DumpReport, screen: Screen) -> Text:
-    text = Text()
-    for label, what in facts(report.path, report.manifest):
-        text.append(label.ljust(len(_INDENT)), DIM)
-        text.append(screen.wrap(screen.show(what), _INDENT) + "\n")
-    return text
+def _finding_json(finding: Finding) -> dict[str, Json]:
+    facts: dict[str, Json] = {"rule": finding.rule, "name": finding.name, "family": finding.family, "why": finding.why}
+    if finding.source is not None:
+        facts["source"] = finding.source
+    if finding.iteration:
+        facts["iteration"] = list(finding.iteration)
+    return facts
+
+
+def _key(finding: Finding) -> str:
+    return naming.key_of(finding.family, finding.name)

@@ -1,10 +1,11 @@
-"""The footer of a dump's tables: what is true of the run as a whole, a line each."""
+"""Facts about a run as a whole: the footer below a dump's tables, and the same in JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from gradscope.dump.jsontext import as_float
 from gradscope.dump.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.report.numbers import count, number
@@ -18,6 +19,22 @@ def facts(path: str, manifest: Manifest) -> tuple[tuple[str, str], ...]:
     return tuple((label, text) for label, text in _facts(path, manifest) if text)
 
 
+def facts_json(path: str, manifest: Manifest) -> dict[str, Json]:
+    """What is known of the run; a fact that is not there has no key."""
+    found: dict[str, Json] = {
+        "dump": path,
+        "loss": manifest.loss,
+        "ledger": dict(manifest.ledger.counts()),
+        "self_check": None if manifest.self_check is None else dict(manifest.self_check),
+        "timings": dict(manifest.timings),
+        "provenance": dict(manifest.provenance),
+        "complete": manifest.complete,
+        "tier": manifest.tier,
+        "note": manifest.note or None,
+    }
+    return {name: fact for name, fact in found.items() if fact is not None}
+
+
 def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "loss", "" if manifest.loss is None else f"{manifest.loss:.6g}"
     counts = manifest.ledger.counts()
@@ -25,6 +42,7 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
     yield "seconds", ", ".join(f"{phase} {number(seconds)}" for phase, seconds in manifest.timings.items())
     yield "run", ", ".join(_provenance(manifest.provenance))
+    yield "statistics", "" if manifest.tier == "full" else f"of the {manifest.tier} tier only"
     yield "dump", path
     yield "note", manifest.note
     yield "incomplete", "" if manifest.complete else "the run that wrote this dump did not finish"
@@ -32,8 +50,9 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 def _self_check(found: Mapping[str, Json]) -> str:
     """How the observed gradients compare with those of the plain program."""
-    total, equal, largest = found.get("total"), found.get("bit_equal"), found.get("max_rel_l2")
-    return f"{equal} of {total} parameter gradients are bit for bit those of the plain program, rel_l2 at most {largest}"
+    total, equal = found.get("total"), found.get("bit_equal")
+    equality = f"{equal} of {total} parameter gradients are bit for bit those of the plain program"
+    return f"{equality}; the largest rel_l2 is {number(as_float(found.get('max_rel_l2', 0.0)))}"
 
 
 def _provenance(provenance: Mapping[str, Json]) -> Iterator[str]:

@@ -52,7 +52,7 @@ def lay_out(table: Table, screen: Screen) -> Text:
     items = _items(shown, screen)
     labels = [screen.show(INDENT * item.depth + item.label) for item in items]
     fitting = _fitting(blocks, min(widest(labels), _name_cap(screen)), screen)
-    name_width = _name_width(labels, fitting, screen)
+    name_width = _name_width([shown.columns[0].heading, *labels], fitting, screen)
 
     text = Text()
     _append_headings(text, shown, fitting, name_width, screen)
@@ -112,7 +112,7 @@ def _width(blocks: Sequence[_Block]) -> int:
 
 
 def _name_width(labels: list[str], blocks: Sequence[_Block], screen: Screen) -> int:
-    natural = max(widest(labels), len("name"))
+    natural = widest(labels)
     if screen.width is None:
         return natural
     return min(natural, max(screen.width - _width(blocks), _NARROWEST_NAME))
@@ -124,7 +124,7 @@ def _append_headings(text: Text, table: Table, blocks: Sequence[_Block], name_wi
     if groups.strip():
         text.append(f"{' ' * name_width}{groups}".rstrip() + "\n", DIM)
     headings = (pad(each.column.heading, each.width, right=each.column.kind in RIGHT) for each in blocks)
-    text.append(_GAP.join([pad("name", name_width), *headings]).rstrip() + "\n", HEADING)
+    text.append(_GAP.join([pad(table.columns[0].heading, name_width), *headings]).rstrip() + "\n", HEADING)
 
 
 def _groups(blocks: Sequence[_Block], screen: Screen) -> str:

@@ -1,6 +1,6 @@
-"""Markdown: tables fit for a pull request.
+"""Markdown: documents fit for a pull request.
 
-Names and other words stand in code spans: a hosting site turns `embed#2` into a link to an issue and `<b>` into markup.
+Words from a dump stand in code spans or escaped: a hosting site makes a link of `embed#2` and markup of `<b>`.
 """
 
 from __future__ import annotations
@@ -10,36 +10,60 @@ from collections.abc import Sequence
 from typing import Final
 
 from gradscope.report.cells import RIGHT, column_texts
+from gradscope.report.document import Document, Remark, Remarks
 from gradscope.report.screen import Screen
 from gradscope.report.table import Table
 
 _SCREEN: Final = Screen()
 
 
-def to_markdown(table: Table) -> str:
-    """A table in GitHub's Markdown, with its title as a heading and its remarks below.
+def document_markdown(document: Document) -> str:
+    """A document in GitHub's Markdown: tables under headings, remarks as lists.
 
     Args:
-        table: The table.
+        document: What to show; remarks without a remark are left out.
 
     Returns:
-        Lines, each with its line feed.
+        Lines, each with its line feed, and an empty one between blocks.
     """
+    blocks = [_table(each) if isinstance(each, Table) else _remarks(each) for each in document]
+    return "\n".join("".join(f"{line}\n" for line in lines) for lines in blocks if lines)
+
+
+def _table(table: Table) -> list[str]:
     shown = table.without_empty_columns()
     columns = [_cells(shown, position) for position in range(len(shown.columns))]
-    lines = [
-        f"### {shown.title}",
+    return [
+        f"### {_escaped(shown.title)}",
         "",
-        _line([column.full_heading for column in shown.columns]),
+        _line([_escaped(column.full_heading) for column in shown.columns]),
         _line(["---:" if column.kind in RIGHT else "---" for column in shown.columns]),
         *map(_line, zip(*columns, strict=True)),
-        *(text for remark in shown.remarks for text in ("", code_free(remark))),
+        *(text for remark in shown.remarks for text in ("", _escaped(remark))),
     ]
-    return "".join(f"{line}\n" for line in lines)
 
 
-def code_span(text: str) -> str:
-    """The text in a code span, whatever backticks it has; pipes escaped, as even code spans in a table need."""
+def _cells(table: Table, position: int) -> list[str]:
+    column = table.columns[position]
+    texts = [text.strip() for text in column_texts(column, table.cells(position), _SCREEN)]
+    return texts if column.kind in RIGHT else [_code_span(text) for text in texts]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _remarks(block: Remarks) -> list[str]:
+    heading = [f"### {_escaped(block.title)}", ""] if block.title and block.remarks else []
+    return [*heading, *map(_item, block.remarks)]
+
+
+def _item(remark: Remark) -> str:
+    return f"- **{_escaped(remark.label)}** {_escaped(remark.text)}"
+
+
+def _code_span(text: str) -> str:
+    """The text in a code span, whatever backticks it has; pipes escaped, as a table needs even there."""
     if not text:
         return ""
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
@@ -47,16 +71,6 @@ def code_span(text: str) -> str:
     return f"{fence}{blank}{text}{blank}{fence}".replace("|", r"\|")
 
 
-def code_free(text: str) -> str:
-    """The text outside of a code span: characters that Markdown would act on escaped."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~@])", r"\\\1", text)
-
-
-def _cells(table: Table, position: int) -> list[str]:
-    column = table.columns[position]
-    texts = [text.strip() for text in column_texts(column, table.cells(position), _SCREEN)]
-    return texts if column.kind in RIGHT else [code_span(text) for text in texts]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _escaped(text: str) -> str:
+    """The text with everything escaped that Markdown would act on."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~@])", r"\\\1", _SCREEN.show(text))

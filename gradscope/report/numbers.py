@@ -80,17 +80,22 @@ def _ends(cell: float | Range | None) -> tuple[float, ...]:
 
 
 def _reads_plain(value: float) -> bool:
-    return isinstance(value, int) or not math.isfinite(value) or value == 0 or _PLAIN_FROM <= abs(value) < _PLAIN_TO
+    return _has_no_digits_to_lose(value) or _PLAIN_FROM <= abs(value) < _PLAIN_TO
 
 
 def _plain(value: float) -> str:
-    if isinstance(value, int) or not math.isfinite(value) or value == 0:
+    if _has_no_digits_to_lose(value):
         return f"{value:.0f}" if isinstance(value, float) else str(value)
     return f"{value:.{max(2 - math.floor(math.log10(abs(value))), 0)}f}"
 
 
 def _scientific(value: float) -> str:
-    return f"{value:.2e}" if isinstance(value, float) and math.isfinite(value) and value != 0 else _plain(value)
+    return _plain(value) if _has_no_digits_to_lose(value) else f"{value:.2e}"
+
+
+def _has_no_digits_to_lose(value: float) -> bool:
+    """Whether a value is written the same in any notation: an integer, zero, or no finite number."""
+    return isinstance(value, int) or not math.isfinite(value) or not value
 
 
 def _on_the_point(texts: Sequence[str]) -> list[str]:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-
 from gradscope import naming
 from gradscope.errors import UsageError
 from gradscope.naming import Selection

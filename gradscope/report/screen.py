@@ -1,7 +1,7 @@
 """Screens: what text is laid out for, and how names and long words are made to fit it.
 
-A *screen* is either a terminal of some width or, with no width, a pipe or a file. On a terminal a table gives up columns
-and the middle of long names to fit; in a pipe nothing is ever cut, since nobody can widen it afterwards.
+A *screen* is either a terminal of some width or, with no width, a pipe or a file. On a terminal a table gives up
+columns and the middle of long names to fit; in a pipe nothing is ever cut, since nobody can widen it afterwards.
 """
 
 from __future__ import annotations

@@ -7,21 +7,69 @@ is. The cells of a line are the values of at most two rows; nothing is computed 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from gradscope import naming
+from gradscope.dump.record import Json
+from gradscope.report.picks import Pick, nonfinite, pick
 from gradscope.report.rows import Row, value_family
-from gradscope.report.table import Cell, Column, Kind, Line, Table
-
-Side: TypeAlias = Literal["value", "gradient"]
+from gradscope.report.table import Cell, Column, Line, Table
 
 #: The dtype that goes without saying.
 _USUAL_DTYPE: Final = "float32"
 #: Reasons for a missing tensor that are no news: the user's own wish, and a dtype that has no gradient.
 _EXPECTED: Final = frozenset({"filtered", "non-differentiable"})
+#: The group of columns that show the gradient's row; all others show the value's.
+_GRADIENT: Final = "gradient"
+_NAME: Final = Column(heading="name", kind="name")
+_NOTES: Final = Column(heading="notes", kind="words")
 
+_SHAPE: Final = pick("shape", 3, "shape")
+_DTYPE: Final = pick("dtype", 3, "text")
+_AFTER: Final = (pick("source", 7, "text"), pick("alias_of", 9, "text"))
+_LAYERS: Final = (
+    pick("mean", 8, group="activation"),
+    pick("std", 4, group="activation"),
+    pick("rms", 1, group="activation"),
+    pick("zeros", 3, "share", group="activation"),
+    pick("dead", 2, "share", group="activation"),
+    pick("saturated", 6, "share", group="activation", only_nonzero=True),
+    *nonfinite("activation"),
+    pick("fwd_gain", 5, group="activation"),
+    pick("rms", 1, group=_GRADIENT),
+    pick("amax", 8, group=_GRADIENT),
+    pick("zeros", 6, "share", group=_GRADIENT),
+    *nonfinite(_GRADIENT),
+    pick("bwd_gain", 5, group=_GRADIENT),
+    pick("bwd_total", 2, group=_GRADIENT),
+)
+_PARAMETERS: Final = (
+    pick("mean", 8, group="param"),
+    pick("std", 4, group="param"),
+    pick("l2", 1, group="param"),
+    pick("amax", 6, group="param"),
+    *nonfinite("param"),
+    pick("l2", 1, group=_GRADIENT),
+    pick("rms", 5, group=_GRADIENT),
+    pick("amax", 6, group=_GRADIENT),
+    pick("zeros", 4, "share", group=_GRADIENT),
+    *nonfinite(_GRADIENT),
+    pick("g/w", 1, group=_GRADIENT),
+)
+_OTHERS: Final = (
+    pick("mean", 3),
+    pick("std", 1),
+    pick("min", 2),
+    pick("max", 2),
+    pick("zeros", 4, "share"),
+    *nonfinite(),
+    pick("rms", 1, group=_GRADIENT),
+    pick("amax", 5, group=_GRADIENT),
+    *nonfinite(_GRADIENT),
+)
+_PICKS: Final = MappingProxyType({naming.ACTIVATION: _LAYERS, naming.PARAM: _PARAMETERS})
 _TITLES: Final = MappingProxyType(
     {
         naming.INPUT: "Inputs",
@@ -35,99 +83,21 @@ _TITLES: Final = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pick:
-    """A column of a section: the value it shows, and of which of the two rows of a line."""
+@dataclass(slots=True, kw_only=True)
+class _Pair:
+    """The rows of one line: of a value, of its gradient, or of both."""
 
-    value: str
-    side: Side
-    column: Column
+    value: Row | None = None
+    gradient: Row | None = None
 
-    def cell(self, row: Row | None) -> Cell:
-        """The value as a cell: a list as a tuple, a count as a share where the column wants one."""
-        value = None if row is None else row.values.get(self.value)
-        if isinstance(value, list):
-            return tuple(map(str, value)) if self.column.kind != "shape" else tuple(_sizes(value))
-        if self.column.kind == "share" and row is not None and type(value) is int:
-            size = row.values.get("size")
-            return value / size if isinstance(size, int) and size else None
-        return None if isinstance(value, dict) else value
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(row for row in (self.value, self.gradient) if row is not None)
 
-
-def _sizes(value: Iterable[object]) -> Iterable[int]:
-    return (size for size in value if isinstance(size, int))
-
-
-def _pick(
-    value: str,
-    priority: int,
-    *,
-    side: Side = "value",
-    group: str = "",
-    kind: Kind = "number",
-    only_nonzero: bool = False,
-) -> Pick:
-    column = Column(heading=value, kind=kind, group=group, priority=priority, only_nonzero=only_nonzero)
-    return Pick(value=value, side=side, column=column)
-
-
-def _nonfinite(*, side: Side = "value", group: str = "") -> tuple[Pick, ...]:
-    """Counts of what is not finite: next to the name in weight, and no columns where all is well."""
-    return tuple(_pick(name, 1, side=side, group=group, kind="count", only_nonzero=True) for name in ("nan", "inf"))
-
-
-_SHAPE: Final = (_pick("shape", 3, kind="shape"), _pick("dtype", 3, kind="text"))
-_ORIGIN: Final = (_pick("source", 7, kind="text"), _pick("alias_of", 9, kind="text"))
-
-_LAYERS: Final = (
-    *_SHAPE,
-    _pick("mean", 8, group="activation"),
-    _pick("std", 4, group="activation"),
-    _pick("rms", 1, group="activation"),
-    _pick("zeros", 3, group="activation", kind="share"),
-    _pick("dead", 2, group="activation", kind="share"),
-    _pick("saturated", 6, group="activation", kind="share", only_nonzero=True),
-    *_nonfinite(group="activation"),
-    _pick("fwd_gain", 5, group="activation"),
-    _pick("rms", 1, side="gradient", group="gradient"),
-    _pick("amax", 8, side="gradient", group="gradient"),
-    _pick("zeros", 6, side="gradient", group="gradient", kind="share"),
-    *_nonfinite(side="gradient", group="gradient"),
-    _pick("bwd_gain", 5, side="gradient", group="gradient"),
-    _pick("bwd_total", 2, side="gradient", group="gradient"),
-)
-
-_PARAMETERS: Final = (
-    *_SHAPE,
-    _pick("mean", 8, group="param"),
-    _pick("std", 4, group="param"),
-    _pick("l2", 1, group="param"),
-    _pick("amax", 6, group="param"),
-    *_nonfinite(group="param"),
-    _pick("l2", 1, side="gradient", group="gradient"),
-    _pick("rms", 5, side="gradient", group="gradient"),
-    _pick("amax", 6, side="gradient", group="gradient"),
-    _pick("zeros", 4, side="gradient", group="gradient", kind="share"),
-    *_nonfinite(side="gradient", group="gradient"),
-    _pick("g/w", 1, side="gradient", group="gradient"),
-)
-
-_OTHERS: Final = (
-    *_SHAPE,
-    _pick("mean", 3),
-    _pick("std", 1),
-    _pick("min", 2),
-    _pick("max", 2),
-    _pick("zeros", 4, kind="share"),
-    *_nonfinite(),
-    _pick("rms", 1, side="gradient", group="gradient"),
-    _pick("amax", 5, side="gradient", group="gradient"),
-    *_nonfinite(side="gradient", group="gradient"),
-)
-
-_PICKS: Final = MappingProxyType({naming.ACTIVATION: _LAYERS, naming.PARAM: _PARAMETERS})
-_NAME: Final = Column(heading="name", kind="name")
-_NOTES: Final = Column(heading="notes", kind="words")
+    def values(self, group: str) -> Mapping[str, Json]:
+        """The values that a column of some group shows."""
+        row = self.gradient if group == _GRADIENT else self.value
+        return {} if row is None else row.values
 
 
 def sections(rows: Sequence[Row], notes: Mapping[str, Sequence[str]], *, in_order: bool) -> tuple[Table, ...]:
@@ -141,40 +111,34 @@ def sections(rows: Sequence[Row], notes: Mapping[str, Sequence[str]], *, in_orde
     Returns:
         One table per family of values, in the order in which the families first occur; every row is in one line.
     """
-    families: dict[str, dict[str, dict[Side, Row]]] = {}
+    families: dict[str, dict[str, _Pair]] = {}
     for row in rows:
-        side: Side = "gradient" if naming.is_gradient(row.family) else "value"
-        families.setdefault(value_family(row.family), {}).setdefault(row.name, {})[side] = row
-    return tuple(_section(family, lines, notes, in_order=in_order) for family, lines in families.items())
+        pair = families.setdefault(value_family(row.family), {}).setdefault(row.name, _Pair())
+        if naming.is_gradient(row.family):
+            pair.gradient = row
+        else:
+            pair.value = row
+    return tuple(_section(family, pairs, notes, in_order=in_order) for family, pairs in families.items())
 
 
-def _section(
-    family: str, names: Mapping[str, Mapping[Side, Row]], notes: Mapping[str, Sequence[str]], *, in_order: bool
-) -> Table:
+def _section(family: str, pairs: Mapping[str, _Pair], notes: Mapping[str, Sequence[str]], *, in_order: bool) -> Table:
     picks = _PICKS.get(family, _OTHERS)
     return Table(
-        title=f"{_TITLES.get(family, family)} ({len(names):,})",
-        columns=(_NAME, *(pick.column for pick in picks), _NOTES, *(pick.column for pick in _ORIGIN)),
-        lines=tuple(_line(name, sides, picks, notes) for name, sides in names.items()),
+        title=f"{_TITLES.get(family, family)} ({len(pairs):,})",
+        columns=(_NAME, *(each.column for each in (_SHAPE, _DTYPE, *picks)), _NOTES, *(each.column for each in _AFTER)),
+        lines=tuple(_line(name, pair, picks, notes) for name, pair in pairs.items()),
         in_order=in_order,
     )
 
 
-def _line(name: str, sides: Mapping[Side, Row], picks: Sequence[Pick], notes: Mapping[str, Sequence[str]]) -> Line:
-    value = sides.get("value")
-    rows = tuple(sides.values())
-    described = _without_usual_dtype(value or rows[0])
-    cells = (pick.cell(described if pick in _SHAPE else sides.get(pick.side)) for pick in picks)
-    words = tuple(dict.fromkeys(word for row in rows for word in _words(row, notes)))
-    origin = (pick.cell(value or rows[0]) for pick in _ORIGIN)
-    return Line(cells=(name, *cells, words or None, *origin), keys=tuple(row.key for row in rows))
-
-
-def _without_usual_dtype(row: Row) -> Row:
-    """The row without its dtype, where that goes without saying."""
-    if row.values.get("dtype") != _USUAL_DTYPE:
-        return row
-    return replace(row, values={name: value for name, value in row.values.items() if name != "dtype"})
+def _line(name: str, pair: _Pair, picks: Sequence[Pick], notes: Mapping[str, Sequence[str]]) -> Line:
+    facts = pair.rows[0].values
+    usual = facts.get("dtype") == _USUAL_DTYPE
+    words = tuple(dict.fromkeys(word for row in pair.rows for word in _words(row, notes)))
+    cells: list[Cell] = [name, _SHAPE.cell(facts), None if usual else _DTYPE.cell(facts)]
+    cells += [each.cell(pair.values(each.column.group)) for each in picks]
+    cells += [words or None, *(each.cell(facts) for each in _AFTER)]
+    return Line(cells=tuple(cells), keys=tuple(row.key for row in pair.rows))
 
 
 def _words(row: Row, notes: Mapping[str, Sequence[str]]) -> Iterable[str]:

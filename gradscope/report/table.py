@@ -17,7 +17,7 @@ from gradscope.report.numbers import Range
 Kind: TypeAlias = Literal["name", "text", "words", "shape", "number", "share", "count"]
 
 #: One value; None where none applies.
-Cell: TypeAlias = "None | bool | int | float | str | tuple[int, ...] | tuple[str, ...] | Range"
+Cell: TypeAlias = "bool | int | float | str | tuple[int, ...] | tuple[str, ...] | Range | None"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

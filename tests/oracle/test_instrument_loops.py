@@ -39,8 +39,8 @@ def unrolled(weights: Any, x: Any, probe: Probe, *, reverse: bool = False) -> An
     made: dict[int, Any] = {}
     turns = reversed(range(len(weights))) if reverse else range(len(weights))
     for turn in turns:
-        made[turn] = probe(f"blocks[{turn}].1", probe(f"blocks[{turn}]/attn", attend(weights[turn], x)))
-        x = probe(f"blocks[{turn}].0", x + probe(f"blocks[{turn}]/mlp", feed(made[turn])))
+        made[turn] = probe(f"blocks[{turn}].0", probe(f"blocks[{turn}]/attn", attend(weights[turn], x)))
+        x = probe(f"blocks[{turn}].1", x + probe(f"blocks[{turn}]/mlp", feed(made[turn])))
     return probe("blocks.0", x), probe("blocks.1", jnp.stack([made[turn] for turn in range(len(weights))]))
 
 
@@ -139,21 +139,18 @@ def test_a_scan_of_no_turns_has_no_records() -> None:
     def loss(weights: Any, x: Any) -> Any:
         return scanned(weights[:0], x)[0].sum()
 
-    observation = check_gradients(loss, WEIGHTS, INPUTS)
-    assert set(observation.seen) <= {"blocks"}
+    assert set(observe(loss, WEIGHTS, INPUTS).seen) == {"blocks"}
 
 
-def test_a_scan_of_one_turn() -> None:
+def test_a_scan_of_one_turn_is_numbered_all_the_same() -> None:
     def loss(weights: Any, x: Any) -> Any:
         return (scanned(weights[:1], x)[0] ** 2).sum()
 
     def twin(weights: Any, x: Any, probe: Probe) -> Any:
-        attended = probe("blocks[0].1", probe("blocks[0]/attn", attend(weights[0], x)))
-        return (probe("blocks", probe("blocks[0].0", x + probe("blocks[0]/mlp", feed(attended)))) ** 2).sum()
+        attended = probe("blocks[0]/attn", attend(weights[0], x))
+        return (probe("blocks", probe("blocks[0]", x + probe("blocks[0]/mlp", feed(attended)))) ** 2).sum()
 
-    observation = check_gradients(loss, WEIGHTS, INPUTS)
-    assert {"blocks[0]/attn", "blocks[0]/mlp"} <= set(observation.seen)
-    del twin
+    check(loss, WEIGHTS, INPUTS, twin=twin)
 
 
 def test_weights_that_a_scan_reads_whole_are_constants_of_it() -> None:

@@ -191,10 +191,10 @@ def jax_name(module: nn.Module, attribute: str) -> str:
 def kernel_to_jax_layout(parameter: Tensor) -> np.ndarray:
     """OIHW to HWIO, [out, in] to [in, out], vectors as they are."""
     axes = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}[parameter.ndim]
-    return np.ascontiguousarray(parameter.detach().permute(axes).numpy())
+    return parameter.detach().permute(axes).numpy().copy()
 
 
 def to_jax_layout(activation: Tensor) -> np.ndarray:
     """NCHW to NHWC, everything else as it is."""
     activation = activation.detach()
-    return np.ascontiguousarray((activation.permute(0, 2, 3, 1) if activation.ndim == 4 else activation).numpy())
+    return (activation.permute(0, 2, 3, 1) if activation.ndim == 4 else activation).numpy().copy()

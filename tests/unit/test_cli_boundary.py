@@ -109,8 +109,9 @@ def test_a_traceback_is_shown_on_request_and_before_the_message(capsys: pytest.C
     assert lines[-1] == "gradscope: error: damaged"
 
 
-def test_an_interrupt_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(KeyboardInterrupt(), capsys) == ["gradscope: interrupted"]
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(130)])
+def test_an_interrupt_is_told_in_a_line(interrupt: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(interrupt, capsys) == ["gradscope: interrupted"]
 
 
 PRINTING = """

@@ -1,0 +1,153 @@
+"""Making dumps: of any function in one call, or step by step inside a training loop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from gradscope.api.reading import Dump
+from gradscope.capture.measured import TensorReading
+from gradscope.capture.observe import Keep, Signature, observing_value_and_grad
+from gradscope.capture.one_shot import DumpRequest, dump_model
+from gradscope.capture.preparation import Arguments
+from gradscope.capture.provenance import machine_provenance
+from gradscope.capture.seen import Seen
+from gradscope.capture.timings import Timings
+from gradscope.dump.manifest import Manifest
+from gradscope.dump.memory import MemoryWriter
+from gradscope.dump.writer import DumpWriter
+from gradscope.instrument.planning import EVERYTHING, Wanted
+from gradscope.naming import Selection
+from gradscope.tracing.model import Model
+
+
+def capture(
+    loss: Callable[[Any, Any], Any],
+    variables: Any,
+    batch: Any,
+    *,
+    select: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    families: Sequence[str] | None = None,
+    depth: int | None = None,
+    stats_only: bool = False,
+    self_check: bool = False,
+) -> Dump:
+    """Run a loss forward and backward once and keep what `gradscope dump` would write, in memory.
+
+    Args:
+        loss: `loss(variables, batch) -> scalar` or `-> (scalar, aux)`.
+        variables: Pytree of arrays; Flax's `{"params": ..., ...}` or parameters alone.
+        batch: Pytree of arrays.
+        select: Patterns of names to keep; all where empty.
+        exclude: Patterns of names to leave out.
+        families: Families to keep; all where None.
+        depth: Only layers of at most so many scopes.
+        stats_only: Keep statistics and no tensors.
+        self_check: Run the plain program too, and record how far observing changed the gradients.
+
+    Raises:
+        ModelError: The loss failed, or is not a scalar that can be differentiated.
+        UsageError: A pattern selects nothing.
+    """
+    name = getattr(loss, "__name__", "loss")
+    model = Model(name=name, init=lambda _: variables, batch=lambda _key, _size: batch, loss=loss)
+    arguments = Arguments(
+        shapes=jax.eval_shape(lambda: (variables, batch)), make=lambda: (variables, batch), batch_size=0
+    )
+    request = DumpRequest(
+        wanted=_wanted(select, exclude, families, depth),
+        reading=TensorReading(keep=not stats_only),
+        self_check=self_check,
+    )
+    writer = MemoryWriter()
+    return Dump(writer.dump(dump_model(model, arguments, request, writer, Timings())))
+
+
+def value_and_grad(
+    function: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    select: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    families: Sequence[str] | None = None,
+    depth: int | None = None,
+    observe: Keep = "stats",
+) -> Callable[..., tuple[tuple[Any, Any], Seen]]:
+    """A drop-in for `jax.value_and_grad` that also observes.
+
+    The result is pure: it composes with `jit`, `vmap`, `shard_map`, `lax.scan` and donation. Value and gradients are bit
+    for bit those of `jax.value_and_grad` operation by operation, and up to the rounding that fusion decides under `jit`.
+
+    Args:
+        function: Returns a real scalar, or a pair of it and a pytree if `has_aux`.
+        argnums: Which positional arguments to differentiate.
+        has_aux: Whether `function` returns a pair.
+        select: Patterns of names to observe; all where empty.
+        exclude: Patterns of names to leave out.
+        families: Families to observe; where None, activations, parameters and the gradients of both.
+        depth: Only layers of at most so many scopes.
+        observe: Core statistics, or whole tensors.
+
+    Returns:
+        A function that returns `((value, gradients), seen)`, or `(((value, aux), gradients), seen)`.
+    """
+    wanted = _wanted(_several(select), _several(exclude), families, depth)
+    return observing_value_and_grad(function, Signature(argnums=argnums, has_aux=has_aux), wanted, observe)
+
+
+def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False) -> Manifest:
+    """Write observations, or a dump in memory, to a file.
+
+    Args:
+        path: Where to.
+        what: What `value_and_grad` or `capture` gave, off the device or on it.
+        force: Whether a file that exists may be replaced.
+
+    Raises:
+        UsageError: The path cannot be used, or a file exists there.
+        MachineError: The folder is read-only, the disk full.
+    """
+    with DumpWriter(path, force=force) as writer:
+        if isinstance(what, Dump):
+            return _save_dump(writer, what)
+        session = what.session()
+        for record in session.records():
+            writer.add(record)
+        return writer.commit(
+            layers=session.layers(),
+            ledger=session.ledger(),
+            loss=session.loss(),
+            tier="core" if what.watching.statistics else "full",
+            provenance=machine_provenance(),
+        )
+
+
+def _save_dump(writer: DumpWriter, dump: Dump) -> Manifest:
+    for record in dump.records():
+        writer.add(record)
+    manifest = dump.manifest
+    return writer.commit(
+        layers=manifest.layers,
+        ledger=manifest.ledger,
+        loss=manifest.loss,
+        tier=manifest.tier,
+        provenance=manifest.provenance,
+        self_check=manifest.self_check,
+        timings=manifest.timings,
+    )
+
+
+def _several(patterns: str | Sequence[str]) -> Sequence[str]:
+    return (patterns,) if isinstance(patterns, str) else patterns
+
+
+def _wanted(
+    select: Sequence[str], exclude: Sequence[str], families: Sequence[str] | None, depth: int | None
+) -> Wanted:
+    chosen = EVERYTHING if families is None else frozenset(families)
+    return Wanted(selection=Selection.parse(select, exclude), families=chosen, depth=depth)

@@ -1,0 +1,163 @@
+"""Opening dumps, asking them things, comparing two. Never imports JAX."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gradscope.arrays.blocks import Array
+from gradscope.compare import CompareOptions, Comparison
+from gradscope.compare import compare as compare_sources
+from gradscope.dump.manifest import Layer, Ledger, Manifest
+from gradscope.dump.reader import open_dump
+from gradscope.dump.source import DumpSource
+from gradscope.naming import Selection
+from gradscope.report import Query, Screen, dump_report, to_text
+from gradscope.stats import Finding, TensorStats, Thresholds, find
+
+
+class Dump(Mapping[str, Array]):
+    """A dump: arrays by key, `param_grad/head/kernel`, and what is known about them.
+
+    A dump from a file reads an array when it is asked for, and every time anew. Iterating gives the keys that have an
+    array or are an alias of one that has.
+
+    Args:
+        source: Where its tensors are.
+        path: The file it came from; "" for one in memory.
+    """
+
+    def __init__(self, source: DumpSource, path: str = "") -> None:
+        self.source = source
+        self.path = path
+
+    def __getitem__(self, key: str) -> Array:
+        if key not in self.source.keys():
+            raise KeyError(key)
+        return self.source.array(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key in self.source.keys() if self.source.entry(self.source.resolve(key)).absent is None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, key: object) -> bool:
+        return key in tuple(self)
+
+    @property
+    def manifest(self) -> Manifest:
+        """All that the dump says about itself."""
+        return self.source.manifest
+
+    @property
+    def loss(self) -> float | None:
+        """The loss; None in a file that gradscope did not write."""
+        return self.manifest.loss
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The layer tree in execution order."""
+        return self.manifest.layers
+
+    @property
+    def ledger(self) -> Ledger:
+        """The account of every site: how many were captured, and why each of the others was not."""
+        return self.manifest.ledger
+
+    def stats(self, key: str) -> TensorStats:
+        """The statistics of a tensor, as the run that made the dump computed them.
+
+        Raises:
+            UsageError: There is no such key.
+            DumpError: The dump has no statistics for it.
+        """
+        return TensorStats.from_json(self.source.entry(self.source.resolve(key)).stats)
+
+    def findings(self, thresholds: Thresholds | None = None) -> tuple[Finding, ...]:
+        """What the rules find in it, in execution order."""
+        return find(self.manifest, thresholds)
+
+    def table(self, *, width: int | None = None, query: Query | None = None) -> str:
+        """The tables that `gradscope show` prints.
+
+        Args:
+            width: Columns to fit them in; None cuts nothing.
+            query: Which rows; all where None.
+        """
+        report = dump_report("show", self.path, self.manifest, self.findings(), query=query)
+        return to_text(report, Screen(width=width)).plain
+
+    def records(self) -> Iterator[Record]:
+        """Every record of the dump, tensors included, as a writer takes them."""
+        for entry in self.manifest.entries:
+            key = key_of(entry.family, entry.name)
+            own = entry.alias_of is None and entry.absent is None and self._has_tensor(key)
+            yield entry.record(self.source.array(key) if own else None)
+
+    def __repr__(self) -> str:
+        return f"<gradscope.Dump {self.path or 'in memory'}: {len(self)} tensors, loss {self.loss}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; a dump in memory has none."""
+        self.source.close()
+
+
+def load(path: str | os.PathLike[str]) -> Dump:
+    """Open a dump, or any .npz, .npy or .safetensors file, without running anything in it.
+
+    Raises:
+        DumpError: It is missing, damaged or refused.
+    """
+    return Dump(open_dump(Path(path)), os.fspath(path))
+
+
+def compare(
+    ref: Dump,
+    cand: Dump,
+    *,
+    tol: float | None = None,
+    rtol: float = 1e-5,
+    atol: float = 1e-8,
+    bitwise: bool = False,
+    select: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    allow_missing: Sequence[str] = (),
+) -> Comparison:
+    """Match two dumps tensor by tensor and judge them; the result's truth value is the verdict.
+
+    Args:
+        ref: The reference.
+        cand: The candidate.
+        tol: One tolerance on `rel_l2` for every tensor; None for the defaults by dtype and family.
+        rtol: Relative part of numpy's rule, for the metric `mismatch`.
+        atol: Its absolute part.
+        bitwise: Whether only equal bytes are the same.
+        select: Patterns of names that take part; all where empty.
+        exclude: Patterns of names that do not.
+        allow_missing: Regular expressions of names that may be on one side only.
+
+    Raises:
+        UsageError: A pattern selects nothing or is not one, or a tolerance is negative.
+        DumpError: One of the dumps is damaged.
+    """
+    options = CompareOptions(
+        selection=Selection.parse(select, exclude),
+        allow_missing=tuple(allow_missing),
+        rel_l2=tol,
+        bitwise=bitwise,
+        rtol=rtol,
+        atol=atol,
+    )
+    return compare_sources(ref.source, cand.source, options=options)

@@ -1,0 +1,70 @@
+"""`gradscope compare`: are two dumps the same, and where do they part?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradscope.cli import options
+from gradscope.cli.options import Format
+
+_HOW = "How strictly"
+
+
+def compare(
+    ref: Annotated[Path, typer.Argument(metavar="REF", help="The reference dump.")],
+    cand: Annotated[Path, typer.Argument(metavar="CAND", help="The dump that is judged by it.")],
+    tol: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="One tolerance on rel_l2 for every tensor; by default by dtype.", rich_help_panel=_HOW),
+    ] = None,
+    rtol: Annotated[
+        float, typer.Option(min=0.0, help="Relative tolerance of the metric mismatch.", rich_help_panel=_HOW)
+    ] = 1e-5,
+    atol: Annotated[
+        float, typer.Option(min=0.0, help="Absolute tolerance of the metric mismatch.", rich_help_panel=_HOW)
+    ] = 1e-8,
+    bitwise: Annotated[
+        bool, typer.Option("--bitwise", help="Only equal bytes are the same.", rich_help_panel=_HOW)
+    ] = False,
+    allow_missing: Annotated[
+        list[str],
+        typer.Option(
+            metavar="REGEX", help="Names on one side only that do not count. Repeatable.", rich_help_panel=_HOW
+        ),
+    ] = [],  # noqa: B006 - typer reads the default and never changes it
+    select: options.Select = [],  # noqa: B006
+    exclude: options.Exclude = [],  # noqa: B006
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show the rows that are the same, too.", rich_help_panel="What is shown")
+    ] = False,
+    worst_first: Annotated[
+        bool, typer.Option("--worst-first", help="Largest rel_l2 first.", rich_help_panel="What is shown")
+    ] = False,
+    output_format: options.OutputFormat = Format.TABLE,
+    json: options.Json = False,
+    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
+) -> None:
+    """Match two dumps tensor by tensor and judge them. Runs no model and needs no JAX.
+
+    Exit status: 0 the same within tolerance, 1 different, 2 nothing could be compared.
+    """
+    from gradscope.cli.printing import print_report
+    from gradscope.compare import CompareOptions
+    from gradscope.compare import compare as compared
+    from gradscope.dump.reader import open_dump
+    from gradscope.naming import Selection
+    from gradscope.report import ComparisonReport
+
+    asked = CompareOptions(
+        selection=Selection.parse(select, exclude), allow_missing=tuple(allow_missing), rel_l2=tol, bitwise=bitwise,
+        rtol=rtol, atol=atol,
+    )  # fmt: skip
+    with open_dump(ref) as reference, open_dump(cand) as candidate:
+        comparison = compared(reference, candidate, options=asked)
+    report = ComparisonReport(comparison=comparison, everything=everything, worst_first=worst_first)
+    print_report(report, options.chosen_format(output_format, json=json))
+    if comparison.exit_code:
+        raise typer.Exit(comparison.exit_code)

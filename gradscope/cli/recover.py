@@ -1,0 +1,25 @@
+"""`gradscope recover`: what an interrupted run had finished."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradscope.cli import options
+
+
+def recover(
+    partial: Annotated[Path, typer.Argument(metavar="PARTIAL", help="The .partial file that a killed run left.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.npz", help="Where to save what is whole.")],
+    force: options.Force = False,
+    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
+) -> None:
+    """Save the tensors that a killed run had finished."""
+    from gradscope.cli.printing import print_plain
+    from gradscope.dump.recover import recover as recovered
+    from gradscope.naming import printable
+
+    found = recovered(partial, output, force=force)
+    print_plain(f"{printable(str(output))}: {found}\n")

@@ -1,0 +1,57 @@
+"""`gradscope show`: the tables of a saved dump."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from gradscope.cli import options
+from gradscope.cli.options import Format
+
+Dump: TypeAlias = Annotated[Path, typer.Argument(metavar="DUMP", help="A dump, or any .npz, .npy or .safetensors file.")]
+
+
+def show(
+    dump: Dump,
+    tensor: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="One tensor in detail, with its histogram: activation/stem/conv, say."),
+    ] = None,
+    ledger: Annotated[bool, typer.Option("--ledger", help="Every site that is not in the dump, and why.")] = False,
+    select: options.Select = [],  # noqa: B006 - typer reads the default and never changes it
+    exclude: options.Exclude = [],  # noqa: B006
+    depth: options.Depth = None,
+    families: options.Families = None,
+    check: options.Check = None,
+    sort: options.Sort = None,
+    no_fold: options.NoFold = False,
+    output_format: options.OutputFormat = Format.TABLE,
+    json: options.Json = False,
+    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
+) -> None:
+    """Print the tables of a saved dump: layers, parameters, findings. Runs no model and needs no JAX."""
+    from gradscope.cli.findings import checked_rules, trips
+    from gradscope.cli.printing import print_report
+    from gradscope.dump.reader import open_dump
+    from gradscope.naming import Selection
+    from gradscope.report import LedgerReport, Query, dump_report, tensor_report
+    from gradscope.stats import find
+
+    rules = checked_rules(check)
+    query = Query(
+        selection=Selection.parse(select, exclude), families=options.family_set(families), depth=depth, sort=sort
+    )
+    with open_dump(dump) as source:
+        manifest = source.manifest
+    findings = find(manifest)
+    if tensor is not None:
+        report = tensor_report(str(dump), manifest, tensor, findings)
+    elif ledger:
+        report = LedgerReport(path=str(dump), manifest=manifest)
+    else:
+        report = dump_report("show", str(dump), manifest, findings, query=query, fold=not no_fold)
+    print_report(report, options.chosen_format(output_format, json=json))
+    if trips(findings, rules):
+        raise typer.Exit(1)

@@ -1,0 +1,99 @@
+"""A dump in a file, opened: its structure has been checked, its tensors are read when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gradscope.arrays.blocks import Array
+from gradscope.dump.faults import located
+from gradscope.dump.inputfile import InputFile
+from gradscope.dump.manifest import Entry, Manifest
+from gradscope.dump.source import EntryIndex
+from gradscope.dump.storedtensor import CHUNK_BYTES, StoredTensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What has been found in a file: its manifest, and by key the tensors that it holds."""
+
+    manifest: Manifest
+    tensors: Mapping[str, StoredTensor]
+
+
+class DumpFile:
+    """A `DumpSource` in a file or a folder; close it, or use it as a context manager.
+
+    Any number of threads may read at the same time.
+
+    Args:
+        path: Where it is.
+        contents: What is in it.
+        files: The open files its tensors are read from.
+    """
+
+    def __init__(self, path: Path, contents: Contents, files: Sequence[InputFile]) -> None:
+        self.path = path
+        self._contents = contents
+        self._files = files
+        self._index = EntryIndex(contents.manifest)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def manifest(self) -> Manifest:
+        """See `DumpSource`."""
+        return self._contents.manifest
+
+    def keys(self) -> tuple[str, ...]:
+        """See `DumpSource`."""
+        return self._index.keys()
+
+    def entry(self, key: str) -> Entry:
+        """See `DumpSource`."""
+        return self._index.entry(key)
+
+    def resolve(self, key: str) -> str:
+        """See `DumpSource`."""
+        return self._index.resolve(key)
+
+    def array(self, key: str) -> Array:
+        """See `DumpSource`."""
+        with located(self._place(key)):
+            return self._tensor(key).array()
+
+    def chunks(self, key: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Array]:
+        """See `DumpSource`."""
+        with located(self._place(key)):
+            yield from self._tensor(key).chunks(chunk_bytes)
+
+    def check(self, key: str) -> None:
+        """Read a tensor and keep nothing of it.
+
+        Raises:
+            UsageError: There is no such entry, or no tensor for it.
+            DumpError: Its bytes are damaged.
+            MachineError: The disk fails.
+        """
+        with located(self._place(key)):
+            self._tensor(key).check()
+
+    def close(self) -> None:
+        """Close the files; what has been read stays."""
+        for file in self._files:
+            file.close()
+
+    def _tensor(self, key: str) -> StoredTensor:
+        return self._contents.tensors[self._index.tensor_key(key, self._contents.tensors)]
+
+    def _place(self, key: str) -> str:
+        return f"{self.path}: {key}"

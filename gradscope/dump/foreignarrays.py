@@ -1,0 +1,73 @@
+"""Foreign `.npz` and `.npy` files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from gradscope.dump.faults import located
+from gradscope.dump.foreign import NOTE, ForeignTensor
+from gradscope.dump.inputfile import InputFile
+from gradscope.dump.memberfacts import logical_dtype, stored_as
+from gradscope.dump.npyheader import PREFIX_LIMIT, parse_npy_header
+from gradscope.dump.storedtensor import StoredTensor
+from gradscope.dump.streams import ByteStream, PlainStream
+from gradscope.dump.zipdirectory import Directory, Member
+from gradscope.dump.zipmembers import data_offset, member_stream
+from gradscope.errors import DumpError
+
+_SUFFIX = ".npy"
+
+
+def archive_note(directory: Directory) -> str:
+    """What is to be said about a foreign `.npz` as a whole."""
+    ignored = directory.trailing_bytes
+    return f"{NOTE}; {ignored} bytes behind its end are ignored" if ignored else NOTE
+
+
+def archive_tensors(file: InputFile, directory: Directory) -> Iterator[ForeignTensor]:
+    """The tensors of a foreign `.npz`.
+
+    Raises:
+        DumpError: A member is damaged, or is not an array of numbers.
+    """
+    for name, member in directory.members.items():
+        with located(name):
+            yield _member_tensor(file, member, directory.limits[name])
+
+
+def array_tensor(file: InputFile, name: str) -> ForeignTensor:
+    """The tensor of a `.npy` file.
+
+    Raises:
+        DumpError: The file is damaged, or does not hold an array of numbers.
+    """
+    stream = partial(PlainStream, file, offset=0, size_bytes=file.size_bytes, crc32=None)
+    tensor = _tensor(stream, file.size_bytes, b"")
+    return ForeignTensor(name=name, crc32=0, offset=tensor.header_bytes, tensor=tensor)
+
+
+def _member_tensor(file: InputFile, member: Member, limit: int) -> ForeignTensor:
+    if not member.name.endswith(_SUFFIX):
+        raise DumpError("it is not an array, and an npz holds nothing else")
+    offset = data_offset(file, member, limit)
+    tensor = _tensor(partial(member_stream, file, member, offset), member.size_bytes, member.facts)
+    return ForeignTensor(
+        name=member.name.removesuffix(_SUFFIX), crc32=member.crc32, offset=offset, tensor=tensor
+    )
+
+
+def _tensor(open_stream: Callable[[], ByteStream], size_bytes: int, facts: bytes) -> StoredTensor:
+    prefix = bytearray(min(PREFIX_LIMIT, size_bytes))
+    open_stream().fill(memoryview(prefix))
+    header = parse_npy_header(bytes(prefix))
+    if header.header_bytes + header.data_bytes != size_bytes:
+        raise DumpError(f"its shape {header.shape} and its {size_bytes} bytes do not agree")
+    return StoredTensor(
+        shape=header.shape,
+        logical=logical_dtype(facts, header.descriptor),
+        stored=stored_as(header.descriptor),
+        fortran=header.fortran,
+        header_bytes=header.header_bytes,
+        open_stream=open_stream,
+    )
