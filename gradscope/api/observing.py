@@ -17,8 +17,10 @@ from gradscope.capture.provenance import machine_provenance
 from gradscope.capture.seen import Seen
 from gradscope.capture.timings import Timings
 from gradscope.dump.manifest import Manifest
-from gradscope.dump.memory import MemoryWriter
+from gradscope.dump.memory import MemoryDump, MemoryWriter
+from gradscope.dump.source import DumpSource
 from gradscope.dump.writer import DumpWriter
+from gradscope.errors import UsageError
 from gradscope.instrument.planning import EVERYTHING, Wanted
 from gradscope.naming import Selection
 from gradscope.tracing.model import Model
@@ -80,8 +82,8 @@ def value_and_grad(
 ) -> Callable[..., tuple[tuple[Any, Any], Seen]]:
     """A drop-in for `jax.value_and_grad` that also observes.
 
-    The result is pure: it composes with `jit`, `vmap`, `shard_map`, `lax.scan` and donation. Value and gradients are bit
-    for bit those of `jax.value_and_grad` operation by operation, and up to the rounding that fusion decides under `jit`.
+    The result is pure: it composes with `jit`, `vmap`, `shard_map`, `lax.scan` and donation. Value and gradients are
+    those of `jax.value_and_grad`: bit for bit operation by operation, under `jit` up to the rounding of fusions.
 
     Args:
         function: Returns a real scalar, or a pair of it and a pytree if `has_aux`.
@@ -109,12 +111,12 @@ def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False
         force: Whether a file that exists may be replaced.
 
     Raises:
-        UsageError: The path cannot be used, or a file exists there.
+        UsageError: The path cannot be used, a file exists there, or the dump is in a file already.
         MachineError: The folder is read-only, the disk full.
     """
     with DumpWriter(path, force=force) as writer:
         if isinstance(what, Dump):
-            return _save_dump(writer, what)
+            return _save_dump(writer, what.source)
         session = what.session()
         for record in session.records():
             writer.add(record)
@@ -127,10 +129,12 @@ def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False
         )
 
 
-def _save_dump(writer: DumpWriter, dump: Dump) -> Manifest:
-    for record in dump.records():
+def _save_dump(writer: DumpWriter, source: DumpSource) -> Manifest:
+    if not isinstance(source, MemoryDump):
+        raise UsageError("the dump is in a file already", hint="copy the file")
+    for record in source.records():
         writer.add(record)
-    manifest = dump.manifest
+    manifest = source.manifest
     return writer.commit(
         layers=manifest.layers,
         ledger=manifest.ledger,
@@ -146,8 +150,6 @@ def _several(patterns: str | Sequence[str]) -> Sequence[str]:
     return (patterns,) if isinstance(patterns, str) else patterns
 
 
-def _wanted(
-    select: Sequence[str], exclude: Sequence[str], families: Sequence[str] | None, depth: int | None
-) -> Wanted:
+def _wanted(select: Sequence[str], exclude: Sequence[str], families: Sequence[str] | None, depth: int | None) -> Wanted:
     chosen = EVERYTHING if families is None else frozenset(families)
     return Wanted(selection=Selection.parse(select, exclude), families=chosen, depth=depth)

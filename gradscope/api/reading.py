@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -28,19 +27,20 @@ class Dump(Mapping[str, Array]):
     Args:
         source: Where its tensors are.
         path: The file it came from; "" for one in memory.
+        close: Gives back what the source holds open.
     """
 
-    def __init__(self, source: DumpSource, path: str = "") -> None:
+    def __init__(self, source: DumpSource, path: str = "", close: Callable[[], object] = lambda: None) -> None:
         self.source = source
         self.path = path
+        self.close = close
 
     def __getitem__(self, key: str) -> Array:
-        if key not in self.source.keys():
-            raise KeyError(key)
         return self.source.array(key)
 
     def __iter__(self) -> Iterator[str]:
-        return (key for key in self.source.keys() if self.source.entry(self.source.resolve(key)).absent is None)
+        keys = self.source.keys()
+        return (key for key in keys if self.source.entry(self.source.resolve(key)).absent is None)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -91,13 +91,6 @@ class Dump(Mapping[str, Array]):
         report = dump_report("show", self.path, self.manifest, self.findings(), query=query)
         return to_text(report, Screen(width=width)).plain
 
-    def records(self) -> Iterator[Record]:
-        """Every record of the dump, tensors included, as a writer takes them."""
-        for entry in self.manifest.entries:
-            key = key_of(entry.family, entry.name)
-            own = entry.alias_of is None and entry.absent is None and self._has_tensor(key)
-            yield entry.record(self.source.array(key) if own else None)
-
     def __repr__(self) -> str:
         return f"<gradscope.Dump {self.path or 'in memory'}: {len(self)} tensors, loss {self.loss}>"
 
@@ -109,10 +102,6 @@ class Dump(Mapping[str, Array]):
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Close the file; a dump in memory has none."""
-        self.source.close()
-
 
 def load(path: str | os.PathLike[str]) -> Dump:
     """Open a dump, or any .npz, .npy or .safetensors file, without running anything in it.
@@ -120,7 +109,8 @@ def load(path: str | os.PathLike[str]) -> Dump:
     Raises:
         DumpError: It is missing, damaged or refused.
     """
-    return Dump(open_dump(Path(path)), os.fspath(path))
+    source = open_dump(path)
+    return Dump(source, os.fspath(path), source.close)
 
 
 def compare(

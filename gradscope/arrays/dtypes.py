@@ -15,6 +15,7 @@ Anything else, longdouble, objects, strings and structs among them, is refused b
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any, Final
 
 import ml_dtypes
@@ -87,6 +88,7 @@ def as_numpy_dtype(name: str) -> np.dtype[Any]:
     return _IN_MEMORY[name]
 
 
+@lru_cache(maxsize=64)
 def stored_dtype(name: str) -> np.dtype[Any]:
     """The plain NumPy dtype, little-endian, in which a file holds elements of a logical dtype.
 

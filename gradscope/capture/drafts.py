@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,37 +21,63 @@ from gradscope.tracing.sites import Site
 from gradscope.tracing.tracer import Leaf
 
 
+class Origin(NamedTuple):
+    """Which value in which nominal turn a draft belongs to, and what is known of where it is made."""
+
+    value: ValueKey
+    turn: Iteration
+    facts: SiteFacts
+
+
+#: Gives an observation on the host, or says why there is none.
+Source: TypeAlias = "Callable[[], np.ndarray] | Reason"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """One tensor of a run, or the reason why there is none.
 
     Attributes:
-        subject: The value and the nominal turn it belongs to, by which a layer finds what went into it.
+        origin: The value it belongs to, by which a layer finds what went into it.
         family: Its family.
         fetch: Gives the observation on the host; None where there is none.
-        records: What is to be written of it, without arrays and statistics: first its own, then its aliases. Empty for a
-            value that is observed only to measure a layer's input.
+        records: What is to be written of it, without arrays and statistics: first its own, then its aliases. Empty for
+            a value that is observed only to measure a layer's input.
     """
 
-    subject: tuple[ValueKey, Iteration]
+    origin: Origin
     family: str
     fetch: Callable[[], np.ndarray] | None
     records: tuple[Record, ...]
 
 
 def drafts(run: Run, order: ExecutionOrder) -> Iterator[Draft]:
-    """Every tensor of a run: arguments and their gradients, values and theirs in execution order, auxiliary outputs."""
-    owners = _owners(run.trace.layers)
-    for number, leaf in enumerate(run.trace.arguments):
-        yield from _argument_drafts(run, order, number, owners.get(leaf.name) if leaf.family != naming.INPUT else None)
+    """Every tensor of a run: arguments by first use, values in execution order, gradients behind theirs, then outputs."""
+    origins = _argument_origins(run, order)
+    for number in sorted(range(len(origins)), key=lambda at: origins[at].facts.index):
+        yield from _argument_drafts(run, number, origins[number])
     turns = [(number, turn) for number in range(len(run.plan.sites)) for turn in turns_of(run, number)]
-    ranked = sorted(turns, key=lambda at: _rank(order, run.plan.sites[at[0]], at[1]))
-    for number, turn in ranked:
+    for number, turn in sorted(turns, key=lambda at: _rank(order, run.plan.sites[at[0]], at[1])):
         yield from _site_drafts(run, order, number, turn)
-    last = order.rank_after_all
     for number, (leaf, value) in enumerate(zip(run.trace.auxiliary, run.observed.auxiliary, strict=True)):
-        subject = (ValueKey((), len(run.trace.jaxpr.eqns), number), ())
-        yield from _leaf_drafts(run, subject, leaf.family, leaf, SiteFacts(index=last), _fetching(value))
+        key = ValueKey((), len(run.trace.jaxpr.eqns), number)
+        origin = Origin(key, (), SiteFacts(index=order.rank_after_all))
+        yield from _leaf_drafts(run, leaf.family, leaf, origin, _fetching(value))
+
+
+def _argument_origins(run: Run, order: ExecutionOrder) -> list[Origin]:
+    """For each argument, where it is first used: what a parameter is known by."""
+    owners = _owners(run.trace.layers)
+    origins: list[Origin] = []
+    for number, leaf in enumerate(run.trace.arguments):
+        owner = owners.get(leaf.name) if leaf.family == naming.PARAM else None
+        facts = SiteFacts(index=0)
+        if owner is not None:
+            first = (0,) * len(owner.frame.loops)
+            rank = order.rank(owner.frame.loops, owner.order, first)
+            facts = SiteFacts(index=rank, layer=str(owner.path.at(first)), source=owner.source)
+        origins.append(Origin(ValueKey((), OPERAND, number), (), facts))
+    return origins
 
 
 def _owners(layers: tuple[LayerCall, ...]) -> dict[str, LayerCall]:
@@ -65,43 +91,33 @@ def _owners(layers: tuple[LayerCall, ...]) -> dict[str, LayerCall]:
     return owners
 
 
-def _argument_drafts(run: Run, order: ExecutionOrder, number: int, owner: LayerCall | None) -> Iterator[Draft]:
+def _argument_drafts(run: Run, number: int, origin: Origin) -> Iterator[Draft]:
     leaf = run.trace.arguments[number]
-    subject = (ValueKey((), OPERAND, number), ())
-    site = SiteFacts(index=0)
-    if owner is not None:
-        first = (0,) * len(owner.frame.loops)
-        rank = order.rank(owner.frame.loops, owner.order, first)
-        site = SiteFacts(index=rank, layer=str(owner.path.at(first)), source=owner.source)
-    yield from _leaf_drafts(run, subject, leaf.family, leaf, site, _fetching(run.arguments[number]))
+    yield from _leaf_drafts(run, leaf.family, leaf, origin, _fetching(run.arguments[number]))
     gradient = naming.gradient_family(leaf.family)
-    if gradient is None:
-        return
+    if gradient is not None:
+        yield from _leaf_drafts(run, gradient, leaf, origin, _gradient(run, number))
+
+
+def _gradient(run: Run, number: int) -> Source:
+    """The gradient with respect to an argument, or why there is none."""
+    leaf = run.trace.arguments[number]
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return "non-differentiable"
     if not leaf.differentiated:
-        inexact = jnp.issubdtype(leaf.dtype, jnp.inexact)
-        yield from _leaf_drafts(run, subject, gradient, leaf, site, "filtered" if inexact else "non-differentiable")
-    elif number not in run.reached.arguments:
-        yield from _leaf_drafts(run, subject, gradient, leaf, site, "disconnected")
-    else:
-        yield from _leaf_drafts(run, subject, gradient, leaf, site, _fetching(run.observed.gradients[number]))
+        return "filtered"
+    return _fetching(run.observed.gradients[number]) if number in run.reached.arguments else "disconnected"
 
 
-def _leaf_drafts(
-    run: Run,
-    subject: tuple[ValueKey, Iteration],
-    family: str,
-    leaf: Leaf,
-    site: SiteFacts,
-    source: Callable[[], np.ndarray] | Reason,
-) -> Iterator[Draft]:
+def _leaf_drafts(run: Run, family: str, leaf: Leaf, origin: Origin, source: Source) -> Iterator[Draft]:
     shown = run.wanted.wants(family, leaf.name)
     if shown or family in (naming.INPUT, naming.INPUT_GRAD):
-        yield _draft(subject, _record(family, leaf.name, leaf.shape, leaf.dtype, site), source, shown=shown)
+        record = _record(family, leaf.name, leaf, origin)
+        yield _draft(record, origin, source, shown=shown)
 
 
 def _site_drafts(run: Run, order: ExecutionOrder, number: int, turn: Turn) -> Iterator[Draft]:
     site = run.plan.sites[number]
-    subject = (site.value, turn.nominal)
     facts = SiteFacts(
         index=_rank(order, site, turn),
         source=site.source,
@@ -109,12 +125,13 @@ def _site_drafts(run: Run, order: ExecutionOrder, number: int, turn: Turn) -> It
         layer=str(site.names[0].path.at(turn.iteration)) if site.names else None,
         iteration=turn.iteration,
     )
-    value = run.observed.captured.values[number]
-    yield _named(run, site, subject, naming.ACTIVATION, facts, _fetching(value, turn.at) if turn.executed else "not-executed")
-    yield _named(run, site, subject, naming.ACTIVATION_GRAD, facts, _cotangent(run, number, turn))
+    origin = Origin(site.value, turn.nominal, facts)
+    value = _fetching(run.observed.captured.values[number], turn.at) if turn.executed else "not-executed"
+    yield _named(run, site, naming.ACTIVATION, origin, value)
+    yield _named(run, site, naming.ACTIVATION_GRAD, origin, _cotangent(run, number, turn))
 
 
-def _cotangent(run: Run, number: int, turn: Turn) -> Callable[[], np.ndarray] | Reason:
+def _cotangent(run: Run, number: int, turn: Turn) -> Source:
     """The gradient with respect to a site in one turn, or why there is none."""
     site = run.plan.sites[number]
     if not turn.executed:
@@ -128,34 +145,28 @@ def _cotangent(run: Run, number: int, turn: Turn) -> Callable[[], np.ndarray] | 
     return "filtered" if has_gradient(site) and number not in run.plan.gradients else "disconnected"
 
 
-def _named(
-    run: Run,
-    site: Site,
-    subject: tuple[ValueKey, Iteration],
-    family: str,
-    facts: SiteFacts,
-    source: Callable[[], np.ndarray] | Reason,
-) -> Draft:
+def _named(run: Run, site: Site, family: str, origin: Origin, source: Source) -> Draft:
     """The draft of one site in one turn, under every name that is wanted."""
-    names = [str(n.at(facts.iteration)) for n in site.names if run.wanted.wants_layer(family, n, facts.iteration)]
-    record = _record(family, names[0] if names else "", site.shape, site.dtype, facts)
-    draft = _draft(subject, record, source, shown=bool(names))
+    iteration = origin.facts.iteration
+    names = [str(name.at(iteration)) for name in site.names if run.wanted.wants_layer(family, name, iteration)]
+    record = _record(family, names[0] if names else "", site, origin)
+    draft = _draft(record, origin, source, shown=bool(names))
     own = naming.key_of(family, record.name)
     aliases = [replace(record, name=name, alias_of=own) for name in names[1:]]
     return replace(draft, records=(*draft.records, *aliases))
 
 
-def _record(family: str, name: str, shape: tuple[int, ...], dtype: Any, site: SiteFacts) -> Record:
-    return Record(family=family, name=name, shape=shape, dtype=str(dtype), array=None, stats={}, site=site)
+def _record(family: str, name: str, value: Leaf | Site, origin: Origin) -> Record:
+    return Record(
+        family=family, name=name, shape=value.shape, dtype=str(value.dtype), array=None, stats={}, site=origin.facts
+    )
 
 
-def _draft(
-    subject: tuple[ValueKey, Iteration], record: Record, source: Callable[[], np.ndarray] | Reason, *, shown: bool
-) -> Draft:
+def _draft(record: Record, origin: Origin, source: Source, *, shown: bool) -> Draft:
     if isinstance(source, str):
         record = replace(record, absent=source)
     fetch = None if isinstance(source, str) else source
-    return Draft(subject=subject, family=record.family, fetch=fetch, records=(record,) if shown else ())
+    return Draft(origin=origin, family=record.family, fetch=fetch, records=(record,) if shown else ())
 
 
 def _rank(order: ExecutionOrder, site: Site, turn: Turn) -> int:

@@ -30,7 +30,7 @@ class LayerTree:
         self._run = run
         self._order = order
         self._loops = {site.value: site.loops for site in run.trace.sites}
-        self._powers: dict[tuple[_Subject, bool], Power] = {}
+        self._powers: dict[tuple[ValueKey, Iteration, bool], Power] = {}
         self._names: dict[_Subject, str] = {}
         self._turns: dict[tuple[FrameKey, Iteration], Iteration] = {}
 
@@ -38,11 +38,10 @@ class LayerTree:
         """Take in one draft."""
         gradient = naming.is_gradient(draft.family)
         if power is not None:
-            self._powers[draft.subject, gradient] = power
+            self._powers[draft.origin.value, draft.origin.turn, gradient] = power
         if draft.records and not gradient:
-            value, nominal = draft.subject
-            self._names[draft.subject] = draft.records[0].name
-            self._turns[value.frame, nominal] = draft.records[0].site.iteration
+            self._names[draft.origin.value, draft.origin.turn] = draft.records[0].name
+            self._turns[draft.origin.value.frame, draft.origin.turn] = draft.origin.facts.iteration
 
     def layers(self) -> tuple[Layer, ...]:
         """Every wanted layer in execution order, composites before their parts."""
@@ -85,6 +84,7 @@ class LayerTree:
 
     def _together(self, subjects: Iterable[_Subject], *, gradient: bool) -> float | None:
         """Root mean square over all elements of several tensors; None where none of them is known."""
-        powers = [self._powers[subject, gradient] for subject in subjects if (subject, gradient) in self._powers]
-        count = sum(power.count for power in powers)
-        return math.sqrt(sum(power.sum_of_squares for power in powers) / count) if count else None
+        found = (self._powers.get((*subject, gradient)) for subject in subjects)
+        powers = [power for power in found if power is not None]
+        elements = sum(power.elements for power in powers)
+        return math.sqrt(sum(power.sum_of_squares for power in powers) / elements) if elements else None

@@ -22,7 +22,7 @@ class Power(NamedTuple):
     """Sum of squares and number of a tensor's finite elements; powers of several tensors add up."""
 
     sum_of_squares: float
-    count: int
+    elements: int
 
 
 class Measured(NamedTuple):

@@ -62,7 +62,7 @@ def observing_value_and_grad(
         if signature.has_aux:
             value = (value, jax.tree_util.tree_unflatten(trace.aux_tree, observed.auxiliary))
         seen = _seen(Watching(trace, plan, wanted, reached), observed, values)
-        return (value, _gradients(signature, args, leaves, observed)), seen
+        return (value, _gradients(signature, args, observed)), seen
 
     return observing
 
@@ -89,7 +89,7 @@ def _require_aux(aux_tree: Any, signature: Signature) -> None:
         raise TypeError("the function returns a pair: pass has_aux=True")
 
 
-def _gradients(signature: Signature, args: Sequence[Any], leaves: Sequence[Leaf], observed: Observed) -> Any:
+def _gradients(signature: Signature, args: Sequence[Any], observed: Observed) -> Any:
     sizes = [len(jax.tree_util.tree_leaves(arg)) for arg in args]
     gradients: list[Any] = []
     for number in signature.numbers:

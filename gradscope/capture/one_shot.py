@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -46,7 +46,6 @@ def dump_model(
     request: DumpRequest,
     writer: RecordSink,
     timings: Timings,
-    wrote: Callable[[int], None] = lambda _: None,
 ) -> Manifest:
     """Run a model's loss on its arguments, forward and backward, and write what was seen.
 
@@ -56,7 +55,6 @@ def dump_model(
         request: What the dump is to hold.
         writer: Takes the records.
         timings: Receives the seconds of each phase.
-        wrote: Called after each record with the number of bytes of tensors written so far.
 
     Returns:
         The manifest of the dump, which is whole by then.
@@ -74,7 +72,8 @@ def dump_model(
     provenance = _provenance(model, prepared, request)
     with _salvaging(writer, provenance):
         with timings.phase("write"):
-            _write(session, writer, wrote)
+            for record in session.records():
+                writer.add(record)
         checked = None
         if request.self_check:
             with timings.phase("self-check"):
@@ -89,16 +88,8 @@ def dump_model(
     )
 
 
-def _write(session: Session, writer: RecordSink, wrote: Callable[[int], None]) -> None:
-    total = 0
-    for record in session.records():
-        entry = writer.add(record)
-        total += entry.stored.size_bytes if entry.stored else 0
-        wrote(total)
-
-
 @contextmanager
-def _salvaging(writer: RecordSink, provenance: dict[str, Json]) -> Iterator[None]:
+def _salvaging(writer: RecordSink, provenance: dict[str, Json]) -> Generator[None]:
     """Where a run fails after it has captured something, save that beside the asked path, and say where."""
     try:
         yield

@@ -11,7 +11,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, workers: int, ahead: int) -> Iterator[Result]:
+def in_order(
+    function: Callable[[Item], Result], items: Iterable[Item], *, workers: int, ahead: int
+) -> Iterator[Result]:
     """`function` of each item, in order.
 
     Args:

@@ -26,14 +26,15 @@ _DISTRIBUTIONS: Final = (
 def machine_provenance() -> dict[str, Json]:
     """Versions, backend, device and the settings that change numbers."""
     device = jax.devices()[0]
+    config: Any = jax.config  # its flags are not typed
     return {
         "python": platform.python_version(),
         "versions": {name: version for name in _DISTRIBUTIONS if (version := _version(name)) is not None},
         "backend": jax.default_backend(),
         "device": device.device_kind,
         "device_count": jax.device_count(),
-        "x64": bool(jax.config.jax_enable_x64),
-        "matmul_precision": jax.config.jax_default_matmul_precision or "default",
+        "x64": bool(config.jax_enable_x64),
+        "matmul_precision": config.jax_default_matmul_precision or "default",
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
 

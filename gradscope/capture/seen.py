@@ -1,7 +1,7 @@
 """What an observing step hands its caller: a pytree of observations that knows their names.
 
-Its leaves are device arrays, so it travels through `jit`, `vmap`, `scan` and `shard_map` like any output; its names were
-fixed when the step was traced. On the host it is a run like any other, and can be saved as a dump.
+Its leaves are device arrays, so it travels through `jit`, `vmap`, `scan` and `shard_map` like any output; its names
+were fixed when the step was traced. On the host it is a run like any other, and can be saved as a dump.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Place(NamedTuple):
 
 @jax.tree_util.register_pytree_node_class
 class Seen(Mapping[str, Any]):
-    """Observations by key, `activation_grad/encoder/block[3]/mlp`: `CoreStatistics`, or tensors if those were asked for.
+    """Observations by key, `activation_grad/encoder/block[3]/mlp`: `CoreStatistics`, or tensors where asked for.
 
     Args:
         watching: What was observed.

@@ -62,7 +62,7 @@ class Session:
         return Ledger(captured=self._captured, missing=(*self._missing, *self._left_out()))
 
     def _account(self, draft: Draft, record: Record) -> None:
-        self._accounted.add((draft.subject[0], draft.family))
+        self._accounted.add((draft.origin.value, draft.family))
         if record.absent is not None:
             self._missing.append(LedgerLine(name=record.name, family=record.family, reason=record.absent))
         elif record.alias_of is None:

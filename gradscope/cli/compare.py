@@ -18,7 +18,9 @@ def compare(
     cand: Annotated[Path, typer.Argument(metavar="CAND", help="The dump that is judged by it.")],
     tol: Annotated[
         float | None,
-        typer.Option(min=0.0, help="One tolerance on rel_l2 for every tensor; by default by dtype.", rich_help_panel=_HOW),
+        typer.Option(
+            min=0.0, help="One tolerance on rel_l2 for every tensor; by default by dtype.", rich_help_panel=_HOW
+        ),
     ] = None,
     rtol: Annotated[
         float, typer.Option(min=0.0, help="Relative tolerance of the metric mismatch.", rich_help_panel=_HOW)

@@ -119,14 +119,12 @@ def _run(asked: _Options, wanted: Wanted) -> tuple[Path, Manifest]:
         _tell(model, arguments.notes, asked)
         request = DumpRequest(
             wanted=wanted,
-            reading=TensorReading(
-                keep=not asked.stats_only, exact_quantiles=asked.exact_quantiles, widen=asked.widen
-            ),
+            reading=TensorReading(keep=not asked.stats_only, exact_quantiles=asked.exact_quantiles, widen=asked.widen),
             self_check=asked.self_check,
             facts={"seed": asked.seed, "batch_size": arguments.batch_size},
         )
         with writer:
-            manifest = dump_model(model, arguments, request, writer, Timings(progress.phase), progress.wrote)
+            manifest = dump_model(model, arguments, request, writer, Timings(progress.phase))
     return path, manifest
 
 

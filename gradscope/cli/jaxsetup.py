@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 
 def set_up_jax(*, x64: bool, matmul_precision: str | None, cache: bool) -> None:
@@ -26,12 +27,13 @@ def set_up_jax(*, x64: bool, matmul_precision: str | None, cache: bool) -> None:
     backend_ready()
     import jax
 
-    jax.config.update("jax_enable_x64", x64 or jax.config.jax_enable_x64)
+    config: Any = jax.config  # its flags are not typed
+    config.update("jax_enable_x64", x64 or config.jax_enable_x64)
     if matmul_precision is not None:
-        jax.config.update("jax_default_matmul_precision", matmul_precision)
-    if cache and jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        config.update("jax_default_matmul_precision", matmul_precision)
+    if cache and config.jax_compilation_cache_dir is None:
+        config.update("jax_compilation_cache_dir", str(cache_folder()))
+        config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def cache_folder() -> Path:

@@ -40,7 +40,7 @@ def _print_version(*, asked: bool) -> None:
 @app.callback()
 def _options(
     *,
-    version: Annotated[  # noqa: ARG001 - its callback does all there is to do
+    version: Annotated[
         bool, typer.Option("--version", callback=lambda asked: _print_version(asked=asked), is_eager=True,
                            help="Show the version.")
     ] = False,

@@ -56,14 +56,18 @@ Target: TypeAlias = Annotated[
         "(resnet50, mlp, transformer, linear_regression). NAME may be a call with literal arguments.",
     ),
 ]
-Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of the keys that init and batch receive.", rich_help_panel=_MODEL)]
+Seed: TypeAlias = Annotated[
+    int, typer.Option(help="Seed of the keys that init and batch receive.", rich_help_panel=_MODEL)
+]
 BatchSize: TypeAlias = Annotated[
     int | None,
     typer.Option(min=1, help="Number of examples; by default what the model's batch says.", rich_help_panel=_MODEL),
 ]
 Data: TypeAlias = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="A real batch: members of an .npz become the batch's leaves.", rich_help_panel=_MODEL),
+    typer.Option(
+        metavar="FILE", help="A real batch: members of an .npz become the batch's leaves.", rich_help_panel=_MODEL
+    ),
 ]
 Dtype: TypeAlias = Annotated[
     FloatType | None, typer.Option(help="Convert floating-point variables and batch to it.", rich_help_panel=_MODEL)
@@ -82,7 +86,9 @@ SelfCheck: TypeAlias = Annotated[
 ]
 NoCache: TypeAlias = Annotated[
     bool,
-    typer.Option("--no-cache", help="Do not keep compiled programs in the user's cache folder.", rich_help_panel=_MODEL),
+    typer.Option(
+        "--no-cache", help="Do not keep compiled programs in the user's cache folder.", rich_help_panel=_MODEL
+    ),
 ]
 Select: TypeAlias = Annotated[
     list[str],
@@ -129,9 +135,13 @@ ExactQuantiles: TypeAlias = Annotated[
 ]
 Cast: TypeAlias = Annotated[
     CastType | None,
-    typer.Option(help="Store bfloat16 and float8 tensors as this, for readers that lack them.", rich_help_panel=_OUTPUT),
+    typer.Option(
+        help="Store bfloat16 and float8 tensors as this, for readers that lack them.", rich_help_panel=_OUTPUT
+    ),
 ]
-Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace an output that exists.", rich_help_panel=_OUTPUT)]
+Force: TypeAlias = Annotated[
+    bool, typer.Option("--force", help="Replace an output that exists.", rich_help_panel=_OUTPUT)
+]
 Quiet: TypeAlias = Annotated[
     bool, typer.Option("--quiet", "-q", help="No progress and no messages.", rich_help_panel=_OUTPUT)
 ]

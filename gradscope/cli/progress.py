@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -31,8 +30,6 @@ class Progress:
     def __init__(self, *, quiet: bool) -> None:
         self._silent = quiet or not sys.stderr.isatty()
         self._status: Status | None = None
-        self._began = time.perf_counter()
-        self._count = 0
 
     def __enter__(self) -> Self:
         if not self._silent:
@@ -50,14 +47,5 @@ class Progress:
 
     def phase(self, name: str) -> None:
         """A phase of `capture.timings` begins."""
-        self._count = 0
-        self._show(_PHASES.get(name, name))
-
-    def wrote(self, total_bytes: int) -> None:
-        """One more tensor is written."""
-        self._count += 1
-        self._show(f"measuring and writing: {self._count:,} tensors, {total_bytes / 1e6:,.0f} MB")
-
-    def _show(self, text: str) -> None:
         if self._status is not None:
-            self._status.update(f"{text} ({time.perf_counter() - self._began:.0f} s)")
+            self._status.update(_PHASES.get(name, name))

@@ -10,7 +10,9 @@ import typer
 from gradscope.cli import options
 from gradscope.cli.options import Format
 
-Dump: TypeAlias = Annotated[Path, typer.Argument(metavar="DUMP", help="A dump, or any .npz, .npy or .safetensors file.")]
+Dump: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="DUMP", help="A dump, or any .npz, .npy or .safetensors file.")
+]
 
 
 def show(

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import TypeAlias
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array, blocks
 
+#: A block of the reference and the block of the candidate in the same place.
+Pair: TypeAlias = tuple[Array, Array]
 
-def block_pairs(ref: Iterable[Array], cand: Iterable[Array]) -> Iterator[tuple[Array, Array]]:
+#: Begins to give the elements of a tensor in C order, in pieces of any size.
+Chunks: TypeAlias = Callable[[], Iterable[Array]]
+
+
+def block_pairs(ref: Iterable[Array], cand: Iterable[Array]) -> Iterator[Pair]:
     """Blocks of one size from both sides, however each side is cut.
 
     Both sides are drawn to their ends, where a file's checksum is checked.
@@ -31,9 +39,26 @@ def block_pairs(ref: Iterable[Array], cand: Iterable[Array]) -> Iterator[tuple[A
             one, other = one[size:], other[size:] if other.size > size else next(others, None)
 
 
-def equal_bytes(ref: Iterable[Array], cand: Iterable[Array]) -> bool:
-    """Whether two tensors of one size have the same dtype and the same bytes; arguments as for `block_pairs`."""
-    return all(same_bytes(*pair) for pair in block_pairs(ref, cand))
+def unequal_pairs(ref: Chunks, cand: Chunks) -> Iterator[Pair] | None:
+    """The block pairs of two tensors of one size, from their beginning, or nothing to look at.
+
+    Equal tensors are the rule in a good comparison, and are settled by their bytes at the speed of memory.
+
+    Args:
+        ref: Begins to give the reference's elements; called once or twice.
+        cand: Begins to give the candidate's.
+
+    Returns:
+        The pairs; None where dtype and bytes are the same.
+    """
+    pairs = block_pairs(ref(), cand())
+    first = next(pairs, None)
+    if first is None:
+        return None
+    # Where everything differs by noise the first block does, and nothing need be read twice.
+    if not same_bytes(*first):
+        return chain([first], pairs)
+    return None if all(same_bytes(*pair) for pair in pairs) else block_pairs(ref(), cand())
 
 
 def same_bytes(ref: Array, cand: Array) -> bool:

@@ -23,7 +23,7 @@ from gradscope.compare.rows import Row
 from gradscope.compare.tolerance import default_tolerance, reduced_matmul
 from gradscope.dump.jsontext import as_float
 from gradscope.dump.source import DumpSource
-from gradscope.naming import Selection
+from gradscope.naming import Selection, key_of
 from gradscope.naming.patterns import Pattern
 
 _DEFAULTS: Final = CompareOptions()
@@ -82,12 +82,11 @@ def _selected(source: DumpSource, selection: Selection) -> list[str]:
 
 
 def _require_matches(selection: Selection, *sources: DumpSource) -> None:
-    selection.require_matches(chain.from_iterable(pair for source in sources for pair in _names(source)))
+    selection.require_matches(chain.from_iterable(named for source in sources for named in _names(source)))
 
 
 def _names(source: DumpSource) -> list[tuple[str, str]]:
-    keys = source.keys()
-    return [(key, source.entry(key).name) for key in keys]
+    return [(key_of(entry.family, entry.name), entry.name) for entry in source.manifest.entries]
 
 
 def _matched_rows(pairs: _Pairs, options: CompareOptions) -> dict[str, Row]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import is_key
-from gradscope.compare.blockpairs import equal_bytes
+from gradscope.compare.blockpairs import unequal_pairs
 from gradscope.compare.measuring import measure
 from gradscope.compare.metrics import Metrics
 from gradscope.compare.options import CompareOptions
 from gradscope.compare.precision import comparable
-from gradscope.compare.summaries import hashes_agree, least_rel_l2
+from gradscope.compare.summaries import Bound, hashes_agree, least_rel_l2
 from gradscope.compare.wording import brief, counted
 from gradscope.compare.yardstick import yardstick_of
 from gradscope.dump.manifest import Entry
@@ -109,11 +109,8 @@ def _obstacle(ref: Entry, cand: Entry) -> str:
 def _from_values(ref: Side, cand: Side, options: CompareOptions) -> Evidence:
     one, other = ref.entry, cand.entry
     yardstick = yardstick_of(one.dtype, other.dtype, rtol=options.rtol, atol=options.atol)
-    # Equal tensors are the rule in a good comparison, and settled at the speed of memory; one that differs is then
-    # measured from its beginning.
-    if equal_bytes(ref.chunks(), cand.chunks()):
-        return Evidence(metrics=Metrics(kind=yardstick.kind).columns(one.shape), needed=0.0, bit_equal=True)
-    metrics = measure(ref.chunks(), cand.chunks(), yardstick)
+    pairs = unequal_pairs(ref.chunks, cand.chunks)
+    metrics = Metrics(kind=yardstick.kind) if pairs is None else measure(pairs, yardstick)
     words = metrics.size // math.prod(one.shape) if is_key(one.dtype) and metrics.size else 0
     conflicts = metrics.nonfinite_mismatch
     return Evidence(
@@ -137,5 +134,11 @@ def _from_statistics(ref: Entry, cand: Entry) -> Evidence:
         metrics={"norm_ratio": bound.norm_ratio} if bound.norm_ratio is not None else {},
         needed=bound.rel_l2,
         bit_equal=agree,
-        why=f"judged by its statistics: there is no tensor, and rel_l2 is at least {brief(bound.rel_l2)}",
+        why=f"judged by its statistics: there is no tensor, and {_proof(bound)}",
     )
+
+
+def _proof(bound: Bound) -> str:
+    if math.isinf(bound.rel_l2):
+        return "no tolerance covers what they differ in"
+    return f"rel_l2 is at least {brief(bound.rel_l2)}"

@@ -47,8 +47,13 @@ def growths(layers: Sequence[Layer], errors: Mapping[str, Error]) -> dict[str, f
         inherited = [errors[source].rel_l2 for source in sources.get(key, ()) if source in errors]
         floor = error.tolerance * _FLOOR
         if inherited and floor > 0:
-            found[key] = error.rel_l2 / max(floor, *inherited)
+            found[key] = _quotient(error.rel_l2, max(floor, *inherited))
     return found
+
+
+def _quotient(own: float, inherited: float) -> float:
+    # Infinity over infinity is an error that was handed on as it came.
+    return 1.0 if own == inherited else own / inherited
 
 
 def _sources(layers: Sequence[Layer]) -> dict[str, list[str]]:

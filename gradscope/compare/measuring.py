@@ -13,7 +13,7 @@ from gradscope.arrays.dtypes import encode
 from gradscope.arrays.scratch import scratch
 from gradscope.arrays.widening import real_values
 from gradscope.compare.alignment import alignment_of
-from gradscope.compare.blockpairs import block_pairs, same_bytes
+from gradscope.compare.blockpairs import Pair, same_bytes
 from gradscope.compare.deviation import (
     Deviation,
     Relations,
@@ -30,12 +30,11 @@ from gradscope.compare.slots import Slot
 from gradscope.compare.yardstick import Yardstick
 
 
-def measure(ref: Iterable[Array], cand: Iterable[Array], yardstick: Yardstick) -> Metrics:
+def measure(pairs: Iterable[Pair], yardstick: Yardstick) -> Metrics:
     """The metrics of two tensors, or of two stretches of them.
 
     Args:
-        ref: The reference's elements in C order, in pieces of any size.
-        cand: As many elements of the candidate.
+        pairs: Their blocks in C order.
         yardstick: What they are measured against.
 
     Returns:
@@ -43,7 +42,7 @@ def measure(ref: Iterable[Array], cand: Iterable[Array], yardstick: Yardstick) -
     """
     total = Metrics(kind=yardstick.kind)
     with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
-        for one, other in block_pairs(ref, cand):
+        for one, other in pairs:
             bit_equal = same_bytes(one, other)
             total += replace(_measured_block(one, other, yardstick), bit_equal=bit_equal)
     return total

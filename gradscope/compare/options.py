@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from gradscope.errors import UsageError
@@ -23,8 +24,8 @@ class CompareOptions:
         threads: How many tensors are compared at a time.
 
     Raises:
-        UsageError: A tolerance is negative or NaN, there is no thread, or a tolerance is given for `bitwise`, which
-            knows none.
+        UsageError: A tolerance is negative or not finite, there is no thread, or there is a tolerance beside `bitwise`,
+            which knows none.
     """
 
     selection: Selection = field(default_factory=Selection)
@@ -37,8 +38,8 @@ class CompareOptions:
 
     def __post_init__(self) -> None:
         for name, value in (("rel_l2", self.rel_l2 or 0.0), ("rtol", self.rtol), ("atol", self.atol)):
-            if not value >= 0:
-                raise UsageError(f"{name} is {value}, expected zero or more")
+            if not 0 <= value < math.inf:
+                raise UsageError(f"{name} is {value}, expected a finite number, zero or more")
         if self.threads < 1:
             raise UsageError(f"threads is {self.threads}, expected one or more")
         if self.bitwise and self.rel_l2 is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -73,7 +74,7 @@ def _in_brackets(row: Row) -> str:
     if "rel_l2" not in row.metrics:
         return f" ({row.why})"
     growth = as_float(row.metrics.get("growth", 0.0))
-    blame = f", {growth:.0f}x its inputs" if growth > FLAGGED else ""
+    blame = f", {growth:.0f}x its inputs" if FLAGGED < growth < math.inf else ""
     conflict = f"; {row.why}" if row.metrics["nonfinite_mismatch"] else ""
     return f" (rel_l2 {brief(as_float(row.metrics['rel_l2']))}{blame}{conflict})"
 

@@ -1,4 +1,4 @@
-"""A zip file of ours, opened: the manifest and the directory must tell the same story, member by member, byte by byte."""
+"""A zip file of ours, opened: manifest and directory must tell the same story, byte by byte."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def _entries_by_key(manifest: Manifest) -> dict[str, Entry]:
             continue
         own = entries.get(entry.alias_of)
         if own is None or own.alias_of is not None or entry.stored is not None:
-            raise DumpError(f"{printable(key)} is said to be {printable(entry.alias_of)}, which is no tensor of its own")
+            raise DumpError(
+                f"{printable(key)} is said to be {printable(entry.alias_of)}, which is no tensor of its own"
+            )
     return entries
 
 

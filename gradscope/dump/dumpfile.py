@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +11,6 @@ from typing import Self
 
 from gradscope.arrays.blocks import Array
 from gradscope.dump.faults import located
-from gradscope.dump.inputfile import InputFile
 from gradscope.dump.manifest import Entry, Manifest
 from gradscope.dump.source import EntryIndex
 from gradscope.dump.storedtensor import CHUNK_BYTES, StoredTensor
@@ -32,13 +32,13 @@ class DumpFile:
     Args:
         path: Where it is.
         contents: What is in it.
-        files: The open files its tensors are read from.
+        opened: What to close with it: the files its tensors are read from.
     """
 
-    def __init__(self, path: Path, contents: Contents, files: Sequence[InputFile]) -> None:
+    def __init__(self, path: Path, contents: Contents, opened: ExitStack) -> None:
         self.path = path
         self._contents = contents
-        self._files = files
+        self._opened = opened
         self._index = EntryIndex(contents.manifest)
 
     def __enter__(self) -> Self:
@@ -89,8 +89,7 @@ class DumpFile:
 
     def close(self) -> None:
         """Close the files; what has been read stays."""
-        for file in self._files:
-            file.close()
+        self._opened.close()
 
     def _tensor(self, key: str) -> StoredTensor:
         return self._contents.tensors[self._index.tensor_key(key, self._contents.tensors)]

@@ -52,9 +52,7 @@ def _member_tensor(file: InputFile, member: Member, limit: int) -> ForeignTensor
         raise DumpError("it is not an array, and an npz holds nothing else")
     offset = data_offset(file, member, limit)
     tensor = _tensor(partial(member_stream, file, member, offset), member.size_bytes, member.facts)
-    return ForeignTensor(
-        name=member.name.removesuffix(_SUFFIX), crc32=member.crc32, offset=offset, tensor=tensor
-    )
+    return ForeignTensor(name=member.name.removesuffix(_SUFFIX), crc32=member.crc32, offset=offset, tensor=tensor)
 
 
 def _tensor(open_stream: Callable[[], ByteStream], size_bytes: int, facts: bytes) -> StoredTensor:

@@ -18,6 +18,7 @@ from gradscope.errors import DumpError
 #: Levels of arrays and objects; a manifest has seven.
 DEPTH_LIMIT: Final = 32
 
+_CONTAINERS: Final = frozenset({dict, list})
 _NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 # ASCII alone, so that the bytes are valid UTF-8 whatever lone surrogates a layer's name holds.
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
@@ -102,9 +103,10 @@ def _require_depth(value: Json, levels: int) -> None:
     if levels == 0:
         raise DumpError(f"the JSON text is nested deeper than {DEPTH_LIMIT} levels")
     children = cast("Collection[Json]", value.values() if isinstance(value, dict) else value)
-    if not {dict, list}.isdisjoint(map(type, children)):
+    if not _CONTAINERS.isdisjoint(map(type, children)):
         for child in children:
-            _require_depth(child, levels - 1)
+            if type(child) in _CONTAINERS:
+                _require_depth(child, levels - 1)
 
 
 def _shortened(value: Json) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +16,7 @@ _UNSAID: Final = {"|V2": "bfloat16", "<V2": "bfloat16", "<f1": "float8_e5m2"}
 _STORED_UNDER: Final = {"<f1": "|V1"}
 
 
+@lru_cache(maxsize=64)
 def member_facts(logical: str) -> bytes:
     """The JSON text for a member's extra field; b"" where its `.npy` header says everything."""
     return dumps({"dtype": logical}).encode("ascii") if logical != dtype_name(stored_dtype(logical)) else b""

@@ -53,6 +53,21 @@ class MemoryDump:
         array = self.array(key)
         return blocks(array, max(1, chunk_bytes // array.itemsize))
 
+    def records(self) -> Iterator[Record]:
+        """The records it was made of, as a writer takes them."""
+        for entry in self._manifest.entries:
+            yield Record(
+                family=entry.family,
+                name=entry.name,
+                shape=entry.shape,
+                dtype=entry.dtype,
+                array=self._arrays.get(key_of(entry.family, entry.name)),
+                stats=entry.stats,
+                site=entry.site,
+                alias_of=entry.alias_of,
+                absent=entry.absent,
+            )
+
 
 class MemoryWriter:
     """A `RecordSink` that keeps what it takes."""

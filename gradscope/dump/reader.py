@@ -6,9 +6,10 @@ alone; what is not whole and consistent is refused with one line that says what 
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -41,12 +42,27 @@ def open_dump(path: str | os.PathLike[str]) -> DumpFile:
         MachineError: It cannot be read.
     """
     path = Path(path)
-    with located(str(path)), ExitStack() as opened:
+    with located(str(path)), _collection_paused(), ExitStack() as opened:
         if _is_folder(path):
             contents = foreign_contents(_folder_tensors(path, opened))
         else:
             contents = _contents(opened.enter_context(InputFile(path)))
         return DumpFile(path, contents, opened.pop_all())
+
+
+@contextmanager
+def _collection_paused() -> Generator[None]:
+    """Keep the garbage collector from looking, again and again, through the many objects that opening makes.
+
+    A third of the time it took to open a dump of 10,000 tensors was the collector's.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _is_folder(path: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 #: What JSON can say. NaN and infinities are the strings "NaN", "Infinity", "-Infinity" (see `dump.jsontext`).
-Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 #: What became of a site's tensor: captured, or why it is not there. `filtered` is the user's own word.
 Reason: TypeAlias = Literal[

@@ -1,7 +1,7 @@
 """Saving the finished tensors of a dump that was never finished: a `.partial` of a killed run, or a dump cut short.
 
-Each member describes itself, so no directory is needed: the file is walked from the start, header by header, up to the
-first member that is not whole.
+Each member describes itself, so no directory is needed: the file is walked from its start, header by header, up to the
+first member that is not whole. Statistics, layers and provenance stood in the manifest and are lost.
 """
 
 from __future__ import annotations
@@ -9,12 +9,143 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gradscope.arrays.dtypes import is_key
 from gradscope.dump.faults import located
 from gradscope.dump.inputfile import InputFile
 from gradscope.dump.manifest import MEMBER
-from gradscope.dump.memberfacts import logical_dtype
-from gradscope.dump.membernames import key_of_member
+from gradscope.dump.memberfacts import logical_dtype, stored_as
+from gradscope.dump.membernames import key_of_member, member_name
 from gradscope.dump.npyheader import PREFIX_LIMIT, parse_npy_header
+from gradscope.dump.partials import lock
+from gradscope.dump.record import Record, SiteFacts
+from gradscope.dump.storedtensor import StoredTensor
+from gradscope.dump.streams import PlainStream
+from gradscope.dump.writer import DumpWriter
+from gradscope.dump.zipformat import STORED
+from gradscope.dump.zipmembers import LocalHeader, read_local_header
+from gradscope.errors import DumpError, UsageError
+from gradscope.naming import key_of, split_key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What was saved.
+
+    Attributes:
+        path: The new dump.
+        tensors: Number of tensors in it.
+        size_bytes: Bytes of those.
+        lost_bytes: Bytes of the old file behind the last whole tensor.
+    """
+
+    path: Path
+    tensors: int
+    size_bytes: int
+    lost_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Finished:
+    """A whole member: its tensor's record, and the file offset behind it."""
+
+    record: Record
+    size_bytes: int
+    end: int
+
+
+def recover(source: str | os.PathLike[str], out: str | os.PathLike[str], *, force: bool = False) -> Recovery:
+    """Write the finished tensors of an unfinished dump into a new one, which says that it is not complete.
+
+    Memory is bounded by the largest tensor. The unfinished dump stays as it is.
+
+    Args:
+        source: The unfinished dump.
+        out: Where the new one goes.
+        force: Whether a file that exists there may be replaced.
+
+    Raises:
+        UsageError: The new dump cannot be written there.
+        DumpError: No tensor in the old one is finished, or it is still being written.
+        MachineError: Reading or writing failed.
+    """
+    source, out = Path(source), Path(out)
+    tensors = size_bytes = end = 0
+    with located(str(source)), InputFile(source) as file:
+        # The lock keeps the new dump's writer from sweeping the old file away, should they have the same target.
+        if not lock(file.fileno()):
+            raise DumpError("it is still being written", hint="wait for the process that writes it to end")
+        with DumpWriter(out, force=force) as writer:
+            writer.require_space(file.size_bytes)
+            for finished in _finished_members(file):
+                writer.add(finished.record)
+                tensors, size_bytes, end = tensors + 1, size_bytes + finished.size_bytes, finished.end
+            if not tensors:
+                raise DumpError("no tensor in it is whole")
+            writer.commit(complete=False, note=f"recovered from {source.name}")
+    return Recovery(path=out, tensors=tensors, size_bytes=size_bytes, lost_bytes=file.size_bytes - end)
+
+
+def _finished_members(file: InputFile) -> Iterator[_Finished]:
+    """The whole members from the start of a file on."""
+    keys: set[str] = set()
+    position = 0
+    while True:
+        try:
+            finished = _read_member(file, position, len(keys))
+        except DumpError:
+            return
+        key = key_of(finished.record.family, finished.record.name)
+        if key in keys:
+            return
+        keys.add(key)
+        position = finished.end
+        yield finished
+
+
+def _read_member(file: InputFile, position: int, number: int) -> _Finished:
+    header = read_local_header(file, position)
+    end = header.data_offset + header.size_bytes
+    if header.name == MEMBER.encode() or header.method != STORED or end > file.size_bytes:
+        raise DumpError("it is not the member of a tensor, or not whole")
+    tensor = _tensor(file, header)
+    array = tensor.array()
+    family, name = split_key(_key(header.name))
+    record = Record(
+        family=family,
+        name=name,
+        shape=array.shape[:-1] if is_key(tensor.logical) else array.shape,
+        dtype=tensor.logical,
+        array=array,
+        stats={},
+        site=SiteFacts(index=number),
+    )
+    return _Finished(record=record, size_bytes=tensor.size_bytes, end=end)
+
+
+def _tensor(file: InputFile, header: LocalHeader) -> StoredTensor:
+    parsed = parse_npy_header(file.read(header.data_offset, min(PREFIX_LIMIT, header.size_bytes)))
+    if parsed.header_bytes + parsed.data_bytes != header.size_bytes:
+        raise DumpError(f"its shape {parsed.shape} and its {header.size_bytes} bytes do not agree")
+    return StoredTensor(
+        shape=parsed.shape,
+        logical=logical_dtype(header.facts, parsed.descriptor),
+        stored=stored_as(parsed.descriptor),
+        fortran=parsed.fortran,
+        header_bytes=parsed.header_bytes,
+        open_stream=partial(
+            PlainStream, file, offset=header.data_offset, size_bytes=header.size_bytes, crc32=header.crc32
+        ),
+    )
+
+
+def _key(name: bytes) -> str:
+    try:
+        key = key_of_member(name.decode())
+        if key and member_name(key).encode() == name:
+            return key
+    except (UnicodeDecodeError, UsageError):
+        pass
+    raise DumpError(f"its name {name!r:.80} is not one that a dump has")

@@ -11,7 +11,7 @@ from gradscope.dump.record import Json, Record
 
 
 class ManifestFields(TypedDict, total=False):
-    """What a caller says about a dump as a whole: the fields of `Manifest` beside its entries and its outcome."""
+    """What a caller says about a dump as a whole: the fields of `Manifest` beside its entries."""
 
     layers: tuple[Layer, ...]
     ledger: Ledger
@@ -20,6 +20,8 @@ class ManifestFields(TypedDict, total=False):
     provenance: Mapping[str, Json]
     self_check: Mapping[str, Json] | None
     timings: Mapping[str, float]
+    complete: bool
+    note: str
 
 
 class RecordSink(Protocol):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradscope.dump.reader import open_dump
+from gradscope.naming import key_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +43,15 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     """
     with open_dump(path) as dump:
         manifest = dump.manifest
-        places = {key: entry.stored for key in dump.keys() if (entry := dump.entry(key)).stored is not None}
-        for key in places:
-            dump.check(key)
+        places = [entry.stored for entry in manifest.entries if entry.stored is not None]
+        for entry in manifest.entries:
+            if entry.stored is not None:
+                dump.check(key_of(entry.family, entry.name))
     return Verification(
         path=Path(path),
         entries=len(manifest.entries),
         tensors=len(places),
-        size_bytes=sum(place.size_bytes for place in places.values()),
+        size_bytes=sum(place.size_bytes for place in places),
         complete=manifest.complete,
         note=manifest.note,
     )

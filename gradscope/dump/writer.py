@@ -129,7 +129,8 @@ class DumpWriter:
         Raises:
             MachineError: The disk is full or fails.
         """
-        manifest = Manifest(entries=tuple(self._entries.values()), complete=False, note=error, **fields)
+        fields.update(complete=False, note=error)
+        manifest = Manifest(entries=tuple(self._entries.values()), **fields)
         target = incomplete_target(self._target)
         self._publish(manifest, target)
         return target
@@ -173,7 +174,9 @@ class DumpWriter:
 def _require_agreement(key: str, record: Record, array: Array) -> None:
     """Refuse an array that is not what its record says."""
     shape = array.shape[:-1] if is_key(record.dtype) else array.shape
-    if shape != record.shape or array.ndim > AXES_LIMIT:
+    if array.ndim > AXES_LIMIT:
+        raise UsageError(f"{printable(key)} has {array.ndim} axes, more than {AXES_LIMIT}")
+    if shape != record.shape:
         raise UsageError(f"{printable(key)} is said to have shape {record.shape}, its array has {array.shape}")
     if dtype_name(array.dtype) != dtype_name(as_numpy_dtype(record.dtype)):
         raise UsageError(f"{printable(key)} is said to have dtype {record.dtype}, its array has {array.dtype}")

@@ -5,9 +5,9 @@ a site; its *sink* is a second argument through which the cotangent's observatio
 jaxpr again with taps in place, by one *rule* per kind of frame; `jax.vjp` of that, with respect to parameters and
 sinks together, is the *observing program*.
 
-Laws (each has a test): an empty plan changes nothing; observing twice is observing once; operation by operation, loss
-and gradients are bit for bit those of `jax.value_and_grad`; a scan of n turns gives n records.
+Laws (each has a test): an empty plan changes nothing; observing twice is observing once; operation by operation,
+loss and gradients are bit for bit those of `jax.value_and_grad`; a scan of n turns gives n records.
 
-Why cotangents leave through sinks and values as plain outputs (2026-11): in one program both are read off the same pass,
-and on the CPU tensors as outputs made ResNet-50's step faster than the plain one, because they undo bad fusions.
+Why cotangents leave through sinks and values as plain outputs (2026-11): one program reads both off the same pass, and
+on the CPU tensors as outputs made ResNet-50's step faster than the plain one, because they undo bad fusions.
 """

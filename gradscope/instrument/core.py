@@ -5,8 +5,8 @@ reduction is a kernel to be compiled, and 350 of them triple the compile time of
 running time; a host callback that hands each tensor to NumPy in cache-sized blocks costs a fraction of that, and leaves
 the compile time as it is.
 
-The vector is float32, since it travels as the "gradient" of a sink. A count does not fit float32 exactly beyond 2^24, so
-each is laid down as two digits to the base 2^16.
+The vector is float32, since it travels as the "gradient" of a sink. A count does not fit float32 exactly beyond 2^24,
+so each is laid down as two digits to the base 2^16.
 """
 
 from __future__ import annotations
@@ -76,9 +76,7 @@ CORE_NUMBERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def _on_host(value: Any) -> Any:
-    return jax.pure_callback(
-        _reduced, jax.ShapeDtypeStruct((WIDTH,), jnp.float32), value, vmap_method="sequential"
-    )
+    return jax.pure_callback(_reduced, jax.ShapeDtypeStruct((WIDTH,), jnp.float32), value, vmap_method="sequential")
 
 
 def _reduced(value: Any) -> np.ndarray:

@@ -168,7 +168,9 @@ def while_rule(
 
     def body(state: tuple[Sequence[Any], Captured, Any]) -> Any:
         carries, seen, turn = state
-        outputs, captured = _run(inside.turn({}), sub_jaxprs(equation)[0], [*values[first_constant:first_carry], *carries])
+        outputs, captured = _run(
+            inside.turn({}), sub_jaxprs(equation)[0], [*values[first_constant:first_carry], *carries]
+        )
         seen.take(_executed(inside.turn({})))
         seen.take(captured)
         return outputs, seen, turn + 1

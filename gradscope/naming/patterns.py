@@ -1,4 +1,4 @@
-"""Patterns that select names: `encoder/*`, `param_grad/*`, `re:block\\[[0-3]\\]/.*`.
+r"""Patterns that select names: `encoder/*`, `param_grad/*`, `re:block\[[0-3]\]/.*`.
 
 A glob knows `*` (any run of characters, `/` included) and `?` (one character); brackets are literal, because layer
 names carry them. `re:` makes the rest a regular expression that must match the whole name. Either kind may be written
@@ -72,7 +72,9 @@ class Selection:
         known = list(names)
         for pattern in self.select:
             if not any(pattern.matches(name) for name in known):
-                raise UsageError(f"pattern {pattern.spelling!r} selects nothing", hint=nearest_hint(pattern.spelling, known))
+                raise UsageError(
+                    f"pattern {pattern.spelling!r} selects nothing", hint=nearest_hint(pattern.spelling, known)
+                )
 
 
 def nearest_hint(wanted: str, known: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ _UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def printable(name: str) -> str:
-    r"""The name with every control character, escape sequence, bidi mark and lone surrogate shown as `\xNN` or `\uNNNN`.
+    r"""The name with control characters, escape sequences, bidi marks and lone surrogates shown as `\xNN` or `\uNNNN`.
 
     Markup is not this function's matter: a renderer must never interpret a name as markup in the first place.
     """

@@ -16,6 +16,7 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.compare import Comparison, Row
+from gradscope.compare.wording import counted
 from gradscope.dump.jsontext import dumps
 from gradscope.dump.record import Json
 from gradscope.report.document import Document, Remark, Remarks
@@ -111,7 +112,7 @@ class ComparisonReport:
         same = Counter(row.family for row in self.comparison.rows if row.status == "same")
         if same and not self.everything:
             families = ", ".join(f"{count(same[family])} {family}" for family in sorted(same, key=_place))
-            yield Remark(label="the same", text=f"{families} (--all shows them)")
+            yield Remark(label="same", text=f"{families} (--all shows them)")
         yield from _what_would_pass([row for row in self.comparison.rows if row.counts])
 
 
@@ -133,8 +134,8 @@ def _place(family: str) -> tuple[bool, int]:
 
 
 def _line(row: Row) -> Line:
-    cells = (each.cell(row.to_json()) for each in _PICKS)
-    return Line(cells=(row.name, *cells), keys=(naming.key_of(row.family, row.name),))
+    values = row.to_json()
+    return Line(cells=(row.name, *(each.cell(values) for each in _PICKS)), keys=(naming.key_of(row.family, row.name),))
 
 
 def _badness(row: Row) -> float:
@@ -151,18 +152,17 @@ def _what_would_pass(rows: Sequence[Row]) -> Iterator[Remark]:
     hopeless = [row for row in differing if row.needed == math.inf]
     if len(hopeless) < len(differing):
         # One tolerance for all replaces the defaults, so it has to do for the rows that passed by theirs, too.
-        text = f"--tol {_rounded_up(max(needed))} is the smallest tolerance on rel_l2 for all rows"
+        text = f"--tol {rounded_up(max(needed))} is the smallest tolerance on rel_l2 for all rows"
         yield Remark(label="would pass", text=text + (f" but {len(hopeless):,}" if hopeless else ""))
     if hopeless:
-        yield Remark(label="never pass", text=f"{len(hopeless):,} rows, at any tolerance")
+        yield Remark(label="never passes", text=f"{counted(len(hopeless), 'row')}, at any tolerance")
     one_sided = sum(row.status in ("missing", "extra") for row in rows)
     if one_sided:
-        yield Remark(
-            label="one side", text=f"--allow-missing REGEX lets names pass that one dump lacks ({one_sided:,})"
-        )
+        text = f"--allow-missing REGEX lets names pass that one dump lacks, here {count(one_sided)}"
+        yield Remark(label="one side only", text=text)
 
 
-def _rounded_up(tolerance: float) -> str:
+def rounded_up(tolerance: float) -> str:
     """The tolerance in two digits, never less than it is."""
     return f"{Context(prec=2, rounding=ROUND_CEILING).create_decimal(Decimal(tolerance)):.1e}"
 

@@ -24,7 +24,7 @@ _GAP: Final = "  "
 _NARROWEST_NAME: Final = 12
 _SHARE_FOR_NAMES: Final = 0.4
 #: Remarks get at most this share of a terminal; what they say stands in full below the tables.
-_SHARE_FOR_WORDS: Final = 0.25
+_SHARE_FOR_WORDS: Final = 0.35
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

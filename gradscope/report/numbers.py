@@ -66,11 +66,12 @@ def _column(
     aligned: Callable[[Sequence[str]], list[str]],
 ) -> list[str]:
     ends = [[written(end) for end in _ends(cell)] for cell in cells]
-    lows = aligned([each[0] if each else "" for each in ends])
-    if all(len(each) < 2 for each in ends):
-        return lows
-    highs = aligned([each[1] if len(each) > 1 else "" for each in ends])
-    return [low + (f"..{high}" if high.strip() else "  " + high) for low, high in zip(lows, highs, strict=True)]
+    lows = [each[0] if each else "" for each in ends]
+    highs = [f"..{each[1]}" if len(each) > 1 else "" for each in ends]
+    if not any(highs):
+        return aligned(lows)
+    width = max(map(len, highs))
+    return [low + high.ljust(width) for low, high in zip(_to_the_right(lows), highs, strict=True)]
 
 
 def _ends(cell: float | Range | None) -> tuple[float, ...]:

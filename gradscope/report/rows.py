@@ -93,11 +93,14 @@ class _Facts:
 
     def _rank(self, entry: Entry, first: Mapping[tuple[str, str], int]) -> tuple[int, ...]:
         family = value_family(entry.family)
-        layer = self._layer(entry) if family == naming.ACTIVATION else None
-        # A composite hands on its value last, but it is read first.
-        moment = (entry.site.index if layer is None else layer.index, entry.name.count("/"), entry.site.index)
         place = _PLACES.get(family, len(_PLACES))
-        return (place, *moment, first[family, entry.name], int(naming.is_gradient(entry.family)))
+        # Last: the position in the file, so that a gradient stays behind its own value.
+        behind = (entry.site.index, first[family, entry.name], int(naming.is_gradient(entry.family)))
+        if family != naming.ACTIVATION:
+            return (place, *behind)
+        layer = self._layer(entry)
+        # A composite hands on its value last, but it is read first.
+        return (place, entry.site.index if layer is None else layer.index, entry.name.count("/"), *behind)
 
     def _layer(self, entry: Entry) -> Layer | None:
         """The layer an activation is named after, with or without the mark of one of its outputs."""

@@ -6,7 +6,7 @@ is. The cells of a line are the values of at most two rows; nothing is computed 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -141,8 +141,7 @@ def _line(name: str, pair: _Pair, picks: Sequence[Pick], notes: Mapping[str, Seq
     return Line(cells=tuple(cells), keys=tuple(row.key for row in pair.rows))
 
 
-def _words(row: Row, notes: Mapping[str, Sequence[str]]) -> Iterable[str]:
-    yield from notes.get(row.own_key, ())
-    absent = row.values.get("absent")
-    if absent is not None and absent not in _EXPECTED:
-        yield str(absent)
+def _words(row: Row, notes: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    """What was found in a tensor; where nothing was, why it is not there."""
+    found, absent = notes.get(row.own_key, ()), row.values.get("absent")
+    return found if found or absent is None or absent in _EXPECTED else (str(absent),)

@@ -11,7 +11,7 @@ Vocabulary, from the outside in:
 
 Everything that depends on JAX's version is in `jaxcompat`. Nothing here runs a step of the model.
 
-Why layers come from the name stack (2026-11): every framework either emits scopes or can be made to, they survive all of
-JAX's transformations, and nothing in the user's source has to change. Why by the identity of `Scope` objects and not by
-their names: a layer that is called twice in a row has the same name twice, but opens its scope twice.
+Why layers come from the name stack (2026-11): every framework either emits scopes or can be made to, they survive all
+of JAX's transformations, and nothing in the user's source has to change. Why by the identity of `Scope` objects and not
+by their names: a layer that is called twice in a row has the same name twice, but opens its scope twice.
 """

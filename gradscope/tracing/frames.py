@@ -152,7 +152,14 @@ def _child(frame: Frame, number: int, equation: Equation, sub: SubJaxpr, order: 
         loops = (*loops, Loop(loop_length(equation), order, bool(equation.params.get("reverse"))))
     key = (*frame.key, (number, sub.branch))
     return Frame(
-        key=key, kind=sub.kind, jaxpr=sub.jaxpr, path=path, loops=loops, parent=frame, equation=equation, start=order + 1
+        key=key,
+        kind=sub.kind,
+        jaxpr=sub.jaxpr,
+        path=path,
+        loops=loops,
+        parent=frame,
+        equation=equation,
+        start=order + 1,
     )
 
 
@@ -169,7 +176,7 @@ def operands(frame: Frame) -> Sequence[Atom | None]:
 
 
 def unchanged_operands(frame: Frame) -> Sequence[Atom | None]:
-    """As `operands`, with None where the frame receives another value than the atom's: a turn's carry, slice or shard."""
+    """As `operands`, with None where the frame receives another value than the atom's: a carry, a slice, a shard."""
     atoms = operands(frame)
     equation = frame.equation
     if equation is None or frame.kind in ("call", "remat", "cond", "opaque"):

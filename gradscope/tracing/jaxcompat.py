@@ -190,9 +190,10 @@ def varying(value: Any, axes: Sequence[str]) -> Any:
     missing = tuple(axis for axis in axes if axis not in getattr(jax.typeof(value), "vma", axes))
     if not missing:
         return value
-    if hasattr(jax.lax, "pcast"):
-        return jax.lax.pcast(value, missing, to="varying")
-    return jax.lax.pvary(value, missing)  # its name before 0.9
+    lax: Any = jax.lax
+    if hasattr(lax, "pcast"):
+        return lax.pcast(value, missing, to="varying")
+    return lax.pvary(value, missing)  # its name before 0.9
 
 
 def trace(function: Callable[..., Any], *args: Any) -> tuple[Jaxpr, tuple[Any, ...], Any]:
@@ -216,7 +217,7 @@ def bind(equation: Equation, values: Sequence[Any]) -> list[Any]:
 
 
 class traced_as:  # noqa: N801 - a context manager that reads as a clause
-    """Trace what follows under an equation's name stack, source line and context, so that a re-trace keeps its names."""
+    """Trace what follows under an equation's name stack, source line and context: a re-trace keeps its names."""
 
     __slots__ = ("_contexts", "_equation")
 
@@ -244,7 +245,9 @@ def scopes(equation: Equation) -> tuple[Any, ...]:
     Transforms (`vmap`, `jvp`, ...) are dropped, and so are the scopes that `jnp.einsum` names after its equation.
     """
     return tuple(
-        item for item in equation.source_info.name_stack.stack if type(item).__name__ == "Scope" and "->" not in item.name
+        item
+        for item in equation.source_info.name_stack.stack
+        if type(item).__name__ == "Scope" and "->" not in item.name
     )
 
 

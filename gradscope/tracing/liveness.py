@@ -24,7 +24,9 @@ def mark_live(frame: Frame, needed_outputs: Sequence[bool]) -> list[bool]:
         For each variable the frame receives, whether it is needed.
     """
     needed = {
-        atom for atom, wanted in zip(frame.jaxpr.outvars, needed_outputs, strict=True) if wanted and not is_literal(atom)
+        atom
+        for atom, wanted in zip(frame.jaxpr.outvars, needed_outputs, strict=True)
+        if wanted and not is_literal(atom)
     }
     frame.needed_outputs |= needed
     for number in reversed(range(len(frame.jaxpr.eqns))):

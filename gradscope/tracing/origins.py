@@ -1,8 +1,8 @@
 """Which values of a trace are parameters in another guise.
 
 A parameter keeps its name through the primitives that only view or convert it, and into the frames that receive it (a
-scan's slice of a stacked parameter is still that parameter), so that a layer that computes in bfloat16 is still known to
-use its float32 kernel.
+scan's slice of a stacked parameter is still that parameter), so that a layer that computes in bfloat16 is still known
+to use its float32 kernel.
 """
 
 from __future__ import annotations

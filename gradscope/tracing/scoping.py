@@ -1,8 +1,8 @@
 """Where an equation's scopes come from: the name stack, or, in a model without any scope, the next best thing.
 
 A trace in which no equation has a scope still has layers. An equation that reads a parameter belongs to what the
-parameter belongs to: `dense1/kernel` and `dense1/bias` make `dense1`. An equation that reads none is named by the line of
-the user's code that traced it, `forward:12`.
+parameter belongs to: `dense1/kernel` and `dense1/bias` make `dense1`. An equation that reads none is named by the line
+of the user's code that traced it, `forward:12`.
 """
 
 from __future__ import annotations

@@ -136,9 +136,7 @@ def leaves_of(tree: Any, family: str, *, differentiated: bool = False) -> tuple[
         family: The family they belong to.
         differentiated: Whether those of inexact dtype are differentiated.
     """
-    return tuple(
-        _leaf(family, path, leaf, differentiated) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    )
+    return tuple(_leaf(family, path, leaf, differentiated) for path, leaf in jax.tree_util.tree_leaves_with_path(tree))
 
 
 def _leaf(family: str, path: Any, leaf: Any, differentiated: bool) -> Leaf:

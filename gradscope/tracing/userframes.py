@@ -21,7 +21,6 @@ from traceback import FrameSummary, StackSummary
 from types import TracebackType
 from typing import Final
 
-import gradscope
 from gradscope.errors import GradscopeError, MachineError, ModelError
 from gradscope.tracing.jaxcompat import is_library_file
 
@@ -34,7 +33,7 @@ _JAX_STACK: Final = "JaxStackTraceBeforeTransformation"
 
 _EMBEDDED_TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+")
 
-_PACKAGE: Final = str(Path(gradscope.__file__).parent) + "/"
+_PACKAGE: Final = str(Path(__file__).resolve().parents[1]) + "/"
 
 _HINTS: Final = (
     (SystemExit, "", "put what runs as a script under if __name__ == '__main__':"),

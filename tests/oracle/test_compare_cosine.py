@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradscope.compare.blockpairs import block_pairs
 from gradscope.compare.measuring import measure
 from gradscope.compare.metrics import Metrics
 from gradscope.compare.yardstick import yardstick_of
@@ -26,7 +27,7 @@ def exact_one_minus_cosine(a: Array, b: Array) -> float:
 
 
 def metrics(a: Array, b: Array) -> Metrics:
-    return measure([a], [b], yardstick_of(a.dtype.name, b.dtype.name, rtol=0, atol=0))
+    return measure(block_pairs([a], [b]), yardstick_of(a.dtype.name, b.dtype.name, rtol=0, atol=0))
 
 
 def nearly_parallel(dtype: Any, scale: float, noise: float) -> tuple[Array, Array]:

@@ -9,18 +9,26 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from gradscope.compare.blockpairs import block_pairs
 from gradscope.compare.measuring import measure
 from gradscope.compare.yardstick import yardstick_of
 
 RTOL, ATOL = 1e-3, 1e-6
 FLOATS = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
-SMALL = {"float64": 2**-26, "float32": 2**-14, "float16": 2**-11, "bfloat16": 2**-8, "float8_e4m3fn": 2**-4, "float8_e5m2": 2**-3}
+SMALL = {
+    "float64": 2**-26,
+    "float32": 2**-14,
+    "float16": 2**-11,
+    "bfloat16": 2**-8,
+    "float8_e4m3fn": 2**-4,
+    "float8_e5m2": 2**-3,
+}
 ALLOWANCE = {"float64": 32, "float32": 32, "float16": 1, "bfloat16": 1, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
 
 def columns(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> dict[str, Any]:
     yardstick = yardstick_of(a.dtype.name, b.dtype.name, rtol=RTOL, atol=ATOL)
-    return measure([a.reshape(-1)], [b.reshape(-1)], yardstick).columns(a.shape)
+    return measure(block_pairs([a.reshape(-1)], [b.reshape(-1)]), yardstick).columns(a.shape)
 
 
 def noisy_pair(dtype: Any, seed: int = 0, noise: float = 0.1) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

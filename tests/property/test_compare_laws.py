@@ -12,20 +12,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from gradscope.compare.blockpairs import block_pairs
 from gradscope.compare.measuring import measure
 from gradscope.compare.metrics import Metrics
 from gradscope.compare.pairing import pair
 from gradscope.compare.yardstick import yardstick_of
 
 Array = np.ndarray[Any, Any]
-DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, np.complex64, np.int32, np.bool_]
+DTYPES = [
+    np.float32,
+    np.float64,
+    np.float16,
+    ml_dtypes.bfloat16,
+    ml_dtypes.float8_e5m2,
+    np.complex64,
+    np.int32,
+    np.bool_,
+]
 ANY_FLOAT = st.floats(width=32)
 ROUNDED = ("rel_l2", "1-cos", "norm_ratio", "sqnr_db")
 
 
 def measured(a: Array, b: Array) -> Metrics:
     yardstick = yardstick_of(a.dtype.name, b.dtype.name, rtol=1e-3, atol=1e-6)
-    return measure([a], [b], yardstick)
+    return measure(block_pairs([a], [b]), yardstick)
 
 
 def columns(a: Array, b: Array) -> dict[str, Any]:
@@ -75,7 +85,7 @@ def test_the_sides_may_come_in_chunks_of_their_own(tensors: tuple[Array, Array],
     def cut(side: Array, size: int) -> list[Array]:
         return [side[start : start + size] for start in range(0, side.size, size)]
 
-    chunked = measure(cut(a, one), cut(b, other), yardstick).columns(a.shape)
+    chunked = measure(block_pairs(cut(a, one), cut(b, other)), yardstick).columns(a.shape)
     whole = columns(a, b)
     for name in ROUNDED:
         assert chunked.pop(name) == pytest.approx(whole.pop(name), rel=1e-9, abs=1e-30)

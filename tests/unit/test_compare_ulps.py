@@ -44,7 +44,9 @@ def test_both_zeros_are_one_place(dtype: Any) -> None:
     assert distance(0.0, -0.0, dtype) == 0
 
 
-@pytest.mark.parametrize(("dtype", "largest"), [(np.float16, 0x7BFF), (np.float32, 0x7F7FFFFF), (np.float64, 0x7FEFFFFFFFFFFFFF)])
+@pytest.mark.parametrize(
+    ("dtype", "largest"), [(np.float16, 0x7BFF), (np.float32, 0x7F7FFFFF), (np.float64, 0x7FEFFFFFFFFFFFFF)]
+)
 def test_the_whole_range_does_not_overflow(dtype: Any, largest: int) -> None:
     limits = np.finfo(dtype)
     assert distance(limits.min, limits.max, dtype) == 2 * largest

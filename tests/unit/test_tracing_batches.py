@@ -90,7 +90,13 @@ def test_the_inputs_of_a_dump_are_a_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [("float64", "float32"), ("float32", "bfloat16"), ("int64", "int32"), ("uint8", "int32"), ("complex128", "complex64")],
+    [
+        ("float64", "float32"),
+        ("float32", "bfloat16"),
+        ("int64", "int32"),
+        ("uint8", "int32"),
+        ("complex128", "complex64"),
+    ],
 )
 def test_widths_are_converted_and_said_so(tmp_path: Path, given: str, expected: str) -> None:
     found = read(tmp_path, {"x": leaf(1, dtype=jnp.dtype(expected))}, x=np.array([1, 2, 3], given))

@@ -1,0 +1,64 @@
+"""JSON in a dump is standard, unambiguous, and bounded."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from gradscope.dump.jsontext import DEPTH_LIMIT, as_float, dumps, from_float, loads
+from gradscope.errors import DumpError
+
+
+def test_numbers_that_json_lacks_are_strings() -> None:
+    text = dumps({"a": [math.nan, {"b": math.inf}], "c": -math.inf, "d": 0.1})
+    assert json.loads(text) == {"a": ["NaN", {"b": "Infinity"}], "c": "-Infinity", "d": 0.1}
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-320, 0.1, math.inf, -math.inf, math.nan])
+def test_a_float_survives(value: float) -> None:
+    found = as_float(loads(dumps(from_float(value))))
+    assert found == value or (math.isnan(found) and math.isnan(value))
+    assert math.copysign(1, found) == math.copysign(1, value)
+
+
+def test_a_string_stays_a_string() -> None:
+    assert loads('"NaN"') == "NaN"
+
+
+@pytest.mark.parametrize("name", ["plain", "ünï", "\x00\x1b[2J", "\ud800", "𝄞", '"\\'])
+def test_text_is_ascii_and_comes_back(name: str) -> None:
+    assert dumps(name).isascii()
+    assert loads(dumps(name).encode()) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("NaN", "NaN"),
+        ("[-Infinity]", "Infinity"),
+        ('{"a": 1, "a": 2}', "twice"),
+        ('{"a": 1', "malformed"),
+        ("1 2", "malformed"),
+        ("", "malformed"),
+        (b"\xff", "malformed"),
+        ("1" * 5000, "malformed"),
+        ("[" * (DEPTH_LIMIT + 1) + "]" * (DEPTH_LIMIT + 1), "deep"),
+        ("[" * 1_000_000, "deep|malformed"),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, "deep"),
+    ],
+)
+def test_what_is_not_strict_json_is_refused(text: str | bytes, problem: str) -> None:
+    with pytest.raises(DumpError, match=problem):
+        loads(text)
+
+
+def test_the_depth_limit_itself_is_allowed() -> None:
+    assert loads("[" * DEPTH_LIMIT + "]" * DEPTH_LIMIT)
+
+
+@pytest.mark.parametrize("value", [None, True, "nan", [], {}, 10**400])
+def test_only_numbers_are_numbers(value: object) -> None:
+    with pytest.raises(DumpError, match="number"):
+        as_float(value)  # type: ignore[arg-type]
