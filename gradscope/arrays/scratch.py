@@ -27,14 +27,17 @@ class Slot(Enum):
 
 class _Buffers(threading.local):
     def __init__(self) -> None:
-        self.bytes_of: dict[Slot, Array] = {}
+        self.bytes_of: dict[Enum, Array] = {}
 
 
 _buffers = _Buffers()
 
 
-def scratch(slot: Slot, size: int, dtype: DTypeLike) -> np.ndarray[Any, Any]:
-    """A buffer of `size` elements with whatever is in it, valid until this thread asks for the same slot again."""
+def scratch(slot: Enum, size: int, dtype: DTypeLike) -> np.ndarray[Any, Any]:
+    """A buffer of `size` elements with whatever is in it, valid until this thread asks for the same slot again.
+
+    A slot is a member of `Slot`, or of another room's own enumeration.
+    """
     wanted = np.dtype(dtype)
     size_bytes = size * wanted.itemsize
     buffer = _buffers.bytes_of.get(slot)

@@ -52,7 +52,7 @@ class Draft:
 
 
 def drafts(run: Run, order: ExecutionOrder) -> Iterator[Draft]:
-    """Every tensor of a run: arguments by first use, values in execution order, gradients behind theirs, then outputs."""
+    """Every tensor of a run: arguments by first use, values in execution order, each before its gradient, then outputs."""
     origins = _argument_origins(run, order)
     for number in sorted(range(len(origins)), key=lambda at: origins[at].facts.index):
         yield from _argument_drafts(run, number, origins[number])

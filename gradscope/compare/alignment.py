@@ -36,8 +36,8 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.arrays.inner import inner
 from gradscope.arrays.scratch import scratch
-from gradscope.compare.inner import inner
 from gradscope.compare.slots import Slot
 
 #: Sums of squares in this range have lost nothing to underflow or overflow.

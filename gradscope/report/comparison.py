@@ -164,7 +164,8 @@ def _what_would_pass(rows: Sequence[Row]) -> Iterator[Remark]:
 
 def rounded_up(tolerance: float) -> str:
     """The tolerance in two digits, never less than it is."""
-    return f"{Context(prec=2, rounding=ROUND_CEILING).create_decimal(Decimal(tolerance)):.1e}"
+    # Of its shortest spelling: 0.002 is a little more than two thousandths, and --tol 2.0e-3 is read as just that.
+    return f"{Context(prec=2, rounding=ROUND_CEILING).create_decimal(Decimal(repr(tolerance))):.1e}"
 
 
 def _provenance(difference: Mapping[str, Json]) -> Remark:

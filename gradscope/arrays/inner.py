@@ -8,7 +8,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 
-#: OpenBLAS splits a dot product of more than 10,000 elements among threads, which quarrel with the threads that compare
+#: OpenBLAS splits a dot product of more than 10,000 elements among threads, which quarrel with the threads that work on
 #: other tensors; rows of this size stay where they are.
 _ROW_ELEMENTS: Final = 8192
 
