@@ -64,7 +64,8 @@ def read_all(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """Every tensor of a dump, read whole: dtype, shape and bytes by key."""
     with open_dump(path) as dump:
         found: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
-        for key in dump.keys():
+        keys = dump.keys()
+        for key in keys:
             if dump.entry(dump.resolve(key)).stored is not None:
                 array = dump.array(key)
                 found[key] = str(array.dtype), array.shape, array.tobytes()

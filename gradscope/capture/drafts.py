@@ -52,7 +52,7 @@ class Draft:
 
 
 def drafts(run: Run, order: ExecutionOrder) -> Iterator[Draft]:
-    """Every tensor of a run: arguments by first use, values in execution order, each before its gradient, then outputs."""
+    """Every tensor of a run: arguments by first use, values in execution order, gradients with both, then outputs."""
     origins = _argument_origins(run, order)
     for number in sorted(range(len(origins)), key=lambda at: origins[at].facts.index):
         yield from _argument_drafts(run, number, origins[number])
@@ -104,6 +104,8 @@ def _gradient(run: Run, number: int) -> Source:
     leaf = run.trace.arguments[number]
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return "non-differentiable"
+    if leaf.forward_only:
+        return "forward-only"
     if not leaf.differentiated:
         return "filtered"
     return _fetching(run.observed.gradients[number]) if number in run.reached.arguments else "disconnected"

@@ -4,15 +4,15 @@ Operation by operation it cannot: every tap is the identity, forward and backwar
 outputs, which change what the compiler fuses and so the order of some roundings. The self-check runs the user's own
 loss under `jax.jit(jax.value_and_grad(...))`, without any tap, and measures the difference.
 
-A difference is *beyond rounding* when both hold for a parameter: it exceeds the tolerance relative to that parameter's
-own gradient, and it exceeds what rounding leaves in the whole gradient (some gradients are zero but for rounding, such
-as that of a bias before a normalisation, and differ from themselves by as much as they are).
+How much of a difference rounding may make depends on the model: a ResNet-50 at initialisation turns the last bit of its
+arguments into one per cent of a gradient. So that is measured too: the plain program runs once more, every argument
+changed in its last bit. A gradient differs *beyond rounding* when it differs by many times as much as that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,78 +22,105 @@ from gradscope import naming
 from gradscope.capture.preparation import Prepared
 from gradscope.capture.run import Run
 from gradscope.dump.record import Json
-from gradscope.tracing.tracer import Leaf
 from gradscope.tracing.userframes import user_code
 
-#: Largest relative difference that rounding may make, by significand width: ten thousand units in the last place for
-#: narrow types whose sums are long, 1e-12 for float64.
-_TOLERANCE: Final = {"float64": 1e-12, "float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
-#: Units in the last place of the whole gradient's norm that rounding may leave in any part of it.
-_FLOOR_ULPS: Final = 256
+#: How many times the effect of a last-bit change is still rounding.
+_NOISE_FACTOR: Final = 32.0
+#: Units in the last place, of a gradient's norm, that are rounding whatever the model.
+_ALWAYS_ROUNDING: Final = 16.0
+
+_Gradients: TypeAlias = Mapping[int, np.ndarray]
 
 
 def self_check(loss: Callable[[Any, Any], Any], prepared: Prepared, run: Run) -> dict[str, Json]:
     """Run the untouched loss and compare its parameter gradients with the observed run's.
 
     Returns:
-        `total` parameters compared, `bit_equal` of them, `max_rel_l2`, `loss_bit_equal`, `rel_l2` by parameter,
-        and `beyond_rounding`: the names of those that differ by more than rounding can explain.
+        `total` parameters compared, `bit_equal` of them, `max_rel_l2`, `loss_bit_equal`, by parameter `rel_l2` and
+        `noise` (the effect of a last-bit change of the arguments, likewise relative), and `beyond_rounding`: the names
+        of those that differ by more than rounding can explain.
     """
-    leaves = prepared.trace.arguments
-    numbers = [n for n, leaf in enumerate(leaves) if leaf.family == naming.PARAM and leaf.differentiated]
-    value, plain = _plain_gradients(loss, prepared, numbers)
-    observed = {number: np.asarray(run.observed.gradients[number]) for number in numbers}
-    whole = float(np.sqrt(sum(_norm(gradient) ** 2 for gradient in plain.values())))
-    errors = {leaves[n].name: _relative(observed[n], plain[n]) for n in numbers}
-    beyond = [leaves[n].name for n in numbers if _beyond_rounding(leaves[n], observed[n], plain[n], whole)]
+    names = {number: leaf.name for number, leaf in enumerate(prepared.trace.arguments) if _compared(leaf)}
+    plain = _PlainProgram(loss, prepared, list(names))
+    value, reference = plain(prepared.leaves)
+    _, nudged = plain([_nudged(leaf, seed) for seed, leaf in enumerate(prepared.leaves)])
+    observed = {number: np.asarray(run.observed.gradients[number]) for number in names}
+    errors = {names[n]: _relative(_difference(observed[n], reference[n]), reference[n]) for n in names}
+    noise = {names[n]: _relative(_difference(nudged[n], reference[n]), reference[n]) for n in names}
     return {
-        "total": len(numbers),
-        "bit_equal": sum(observed[n].tobytes() == plain[n].tobytes() for n in numbers),
+        "total": len(names),
+        "bit_equal": sum(observed[n].tobytes() == reference[n].tobytes() for n in names),
         "max_rel_l2": max(errors.values(), default=0.0),
         "loss_bit_equal": value.tobytes() == np.asarray(run.observed.loss).tobytes(),
         "rel_l2": dict(errors),
-        "beyond_rounding": list(beyond),
+        "noise": dict(noise),
+        "beyond_rounding": [
+            names[n] for n in names if errors[names[n]] > _rounding(reference[n].dtype, noise[names[n]])
+        ],
     }
 
 
-def _plain_gradients(
-    loss: Callable[[Any, Any], Any], prepared: Prepared, numbers: list[int]
-) -> tuple[np.ndarray, Mapping[int, np.ndarray]]:
-    leaves, tree = jax.tree_util.tree_flatten((prepared.variables, prepared.batch))
-
-    def value(chosen: dict[int, Any], rest: list[Any]) -> Any:
-        out = loss(*jax.tree_util.tree_unflatten(tree, [chosen.get(n, leaf) for n, leaf in enumerate(rest)]))
-        return out[0] if isinstance(out, tuple) else out
-
-    chosen = {number: leaves[number] for number in numbers}
-    with user_code("self-check"):
-        loss_value, gradients = jax.jit(jax.value_and_grad(value))(chosen, leaves)
-    return np.asarray(loss_value), {number: np.asarray(gradient) for number, gradient in gradients.items()}
+def _compared(leaf: Any) -> bool:
+    return leaf.family == naming.PARAM and leaf.differentiated
 
 
-def _norm(array: np.ndarray) -> float:
-    """The l2 norm of the finite elements."""
-    wide = array.astype(np.complex128 if jnp.issubdtype(array.dtype, jnp.complexfloating) else np.float64)
-    return float(np.linalg.norm(np.where(np.isfinite(wide), wide, 0).ravel()))
+class _PlainProgram:
+    """The user's loss and its gradients, compiled without any tap.
+
+    Args:
+        loss: The loss.
+        prepared: Its arguments.
+        numbers: The leaves of the arguments that are differentiated.
+    """
+
+    def __init__(self, loss: Callable[[Any, Any], Any], prepared: Prepared, numbers: list[int]) -> None:
+        tree = jax.tree_util.tree_structure((prepared.variables, prepared.batch))
+
+        def value(chosen: dict[int, Any], leaves: list[Any]) -> Any:
+            out = loss(*jax.tree_util.tree_unflatten(tree, [chosen.get(n, leaf) for n, leaf in enumerate(leaves)]))
+            return out[0] if isinstance(out, tuple) else out
+
+        self._numbers = numbers
+        self._program = jax.jit(jax.value_and_grad(value))
+
+    def __call__(self, leaves: Any) -> tuple[np.ndarray, _Gradients]:
+        with user_code("self-check"):
+            value, gradients = self._program({n: leaves[n] for n in self._numbers}, list(leaves))
+        return np.asarray(value), {number: np.asarray(gradient) for number, gradient in gradients.items()}
 
 
-def _difference(observed: np.ndarray, plain: np.ndarray) -> float:
+def _nudged(leaf: Any, seed: int) -> Any:
+    """An argument with every element of inexact dtype changed in its last bit, up or down at random."""
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return leaf
+    host = np.asarray(leaf)
+    up = np.random.default_rng(seed).integers(0, 2, host.shape, bool)
+    eps = float(jnp.finfo(leaf.dtype).eps)
+    return jnp.asarray(np.where(up, host * host.dtype.type(1 + eps), host * host.dtype.type(1 - eps)).astype(host.dtype))
+
+
+def _rounding(dtype: np.dtype[Any], noise: float) -> float:
+    """The largest relative difference that rounding may make."""
+    return max(_NOISE_FACTOR * noise, _ALWAYS_ROUNDING * float(jnp.finfo(dtype).eps))
+
+
+def _difference(one: np.ndarray, other: np.ndarray) -> float:
     """The l2 norm of the difference of the finite elements; infinite where one is finite and the other is not."""
-    if not np.array_equal(np.isfinite(observed), np.isfinite(plain)):
+    if not np.array_equal(np.isfinite(one), np.isfinite(other)):
         return float("inf")
     with np.errstate(invalid="ignore"):
-        wide = np.complex128 if jnp.issubdtype(plain.dtype, jnp.complexfloating) else np.float64
-        return _norm(observed.astype(wide) - plain.astype(wide))
+        return _norm(_wide(one) - _wide(other))
 
 
-def _relative(observed: np.ndarray, plain: np.ndarray) -> float:
-    difference = _difference(observed, plain)
-    reference = _norm(plain)
-    return 0.0 if difference == 0.0 else float("inf") if reference == 0.0 else difference / reference
+def _relative(difference: float, reference: np.ndarray) -> float:
+    norm = _norm(_wide(reference))
+    return 0.0 if difference == 0.0 else float("inf") if norm == 0.0 else difference / norm
 
 
-def _beyond_rounding(leaf: Leaf, observed: np.ndarray, plain: np.ndarray, whole: float) -> bool:
-    difference = _difference(observed, plain)
-    kind = jnp.finfo(leaf.dtype)
-    relative = _TOLERANCE.get(str(kind.dtype), max(_TOLERANCE.values()))
-    return difference > relative * _norm(plain) and difference > _FLOOR_ULPS * float(kind.eps) * whole
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.complex128 if jnp.issubdtype(array.dtype, jnp.complexfloating) else np.float64)
+
+
+def _norm(wide: np.ndarray) -> float:
+    """The l2 norm of the finite elements."""
+    return float(np.linalg.norm(np.where(np.isfinite(wide), wide, 0).ravel()))

@@ -89,9 +89,10 @@ def _entries_by_key(manifest: Manifest) -> dict[str, Entry]:
 
 def _require_same_members(directory: Directory, named: set[str]) -> None:
     found = directory.members.keys() - {MEMBER}
-    for problem, names in (("lacks", named - found), ("does not name", found - named)):
-        if names:
-            raise DumpError(f"its {'directory' if problem == 'lacks' else 'manifest'} {problem} {min(names)!r}")
+    if missing := named - found:
+        raise DumpError(f"it lacks the member {min(missing)!r} that its manifest names")
+    if unknown := found - named:
+        raise DumpError(f"it has a member {min(unknown)!r} that its manifest does not name")
 
 
 def _require_place(key: str, place: Stored, member: Member) -> None:

@@ -80,7 +80,7 @@ def _extent(described: _Described) -> tuple[int, int]:
 def _described(name: str, facts: Json) -> _Described:
     with located(name):
         match facts:
-            case {"dtype": str(dtype), "shape": list(sizes), "data_offsets": [int(begin), int(end)]}:
+            case {"dtype": str(dtype), "shape": list(sizes), "data_offsets": [int(begin), int(end)]} if len(facts) == 3:
                 return _Described(name=name, dtype=dtype, shape=checked_shape(map(_size, sizes)), begin=begin, end=end)
             case _:
                 raise DumpError(f"its description {facts!r:.60} is malformed")

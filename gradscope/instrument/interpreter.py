@@ -15,7 +15,7 @@ import jax
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.taps import tap
 from gradscope.tracing.frames import OPERAND, FrameKey
-from gradscope.tracing.jaxcompat import Atom, Equation, FrameKind, Jaxpr, bind, is_literal, kind_of
+from gradscope.tracing.jaxcompat import Atom, Equation, FrameKind, Jaxpr, bind, is_literal, kind_of, varying
 
 
 class Captured(NamedTuple):
@@ -52,6 +52,7 @@ class Context:
         rules: How equations with sub-jaxprs are run.
         frame: The frame it is in.
         depth: Number of loops around that frame.
+        axes: Mesh axes that the `shard_map`s around that frame split over.
         sinks: The sinks of the sites in this frame and inside it, for the present turn of the loops around.
         reached: Numbers of the sites that a cotangent arrived at; grows while the backward pass is traced.
     """
@@ -60,6 +61,7 @@ class Context:
     rules: Mapping[FrameKind, Rule]
     frame: FrameKey = ()
     depth: int = 0
+    axes: tuple[str, ...] = ()
     sinks: Mapping[int, Any] = field(default_factory=dict[int, Any])
     reached: set[int] = field(default_factory=set[int])
 
@@ -71,14 +73,21 @@ class Context:
         """The same context, with the sinks as the function it is in received them."""
         return replace(self, sinks=sinks)
 
-    def turn(self, sinks: Mapping[int, Any]) -> Context:
-        """The context in one turn of the loop that this frame is the body of, with that turn's sinks."""
-        return replace(self, depth=self.depth + 1, sinks=sinks)
+    def turn(self, sinks: Mapping[int, Any], axes: tuple[str, ...] = ()) -> Context:
+        """The context in one turn of the loop that this frame is the body of, with that turn's sinks.
+
+        Of a `shard_map`, whose turns are the shards, `axes` are the mesh axes it splits over.
+        """
+        return replace(self, depth=self.depth + 1, axes=(*self.axes, *axes), sinks=sinks)
 
     @property
     def inside(self) -> Sequence[int]:
         """Numbers of the sites in this frame and in the frames inside it."""
         return self.plan.inside(self.frame)
+
+    def observe(self, value: Any) -> Any:
+        """What is kept of a value; between shards it may always differ, so that all branches and turns agree on its type."""
+        return varying(self.plan.observe(value), self.axes)
 
     def own_sinks(self) -> dict[int, Any]:
         """The sinks of those sites."""
@@ -133,8 +142,8 @@ def _as_it_stands(
 def _observe(context: Context, site: int, value: Any, captured: Captured) -> Any:
     """Observe one value; returns the value to go on with."""
     # Without `stop_gradient` a scan would carry a tangent for every observation and transpose it from zeros.
-    captured.values[site] = context.plan.observe(jax.lax.stop_gradient(value))
+    captured.values[site] = context.observe(jax.lax.stop_gradient(value))
     sink = context.sinks.get(site)
     if sink is None:
         return value
-    return tap(value, sink, context.plan.observe, lambda: context.reached.add(site))
+    return tap(value, sink, context.observe, lambda: context.reached.add(site))

@@ -10,6 +10,7 @@ from gradscope.instrument.plan import Plan
 from gradscope.instrument.taps import Observer, whole_tensor
 from gradscope.naming import Selection
 from gradscope.tracing.frames import iterations
+from gradscope.tracing.reversal import Reach
 from gradscope.tracing.sites import Site, SiteName
 from gradscope.tracing.tracer import Trace
 
@@ -64,7 +65,7 @@ _LAYER_FAMILIES: Final = (naming.ACTIVATION, naming.ACTIVATION_GRAD)
 
 def has_gradient(site: Site) -> bool:
     """Whether a gradient of the loss with respect to this site can be observed, if there is one."""
-    return site.differentiable and site.live and not site.forward_only and not site.opaque
+    return site.reach is Reach.GRADIENT and not site.opaque
 
 
 def _wants_site(wanted: Wanted, site: Site, family: str) -> bool:

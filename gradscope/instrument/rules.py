@@ -33,7 +33,6 @@ from gradscope.tracing.jaxcompat import (
     Equation,
     FrameKind,
     SubJaxpr,
-    bind,
     manual_axes,
     opened,
     scan_arity,
@@ -126,18 +125,29 @@ def cond_rule(
 
         return run
 
+    branches = [branch(sub) for sub in subs]
+    platforms = equation.params.get("branches_platforms")
     with traced_as(equation):
-        return jax.lax.switch(index, [branch(sub) for sub in subs], *operands)
+        if platforms is None:
+            return jax.lax.switch(index, branches, *operands)
+        return jax.lax.platform_dependent(*operands, **_by_platform(platforms, branches))
+
+
+def _by_platform(platforms: Sequence[Sequence[str] | None], branches: Sequence[Any]) -> dict[str, Any]:
+    """Branches by the platforms they are for; None stands for all others."""
+    return {
+        name: branch for names, branch in zip(platforms, branches, strict=True) for name in names or ("default",)
+    }
 
 
 def _executed(inside: Context) -> Captured:
-    return Captured({}, {n: jnp.ones(_turns_inside(inside, n), bool) for n in inside.inside}, {})
+    return Captured({}, {n: _full(inside, _turns_inside(inside, n), bool, True) for n in inside.inside}, {})
 
 
 def _not_executed(inside: Context) -> Captured:
     shapes = {number: inside.plan.observed(number, below=inside.depth) for number in inside.inside}
-    values = {number: jnp.zeros(shape.shape, shape.dtype) for number, shape in shapes.items()}
-    executed = {number: jnp.zeros(_turns_inside(inside, number), bool) for number in inside.inside}
+    values = {number: _full(inside, shape.shape, shape.dtype, 0) for number, shape in shapes.items()}
+    executed = {number: _full(inside, _turns_inside(inside, number), bool, False) for number in inside.inside}
     counts = {number: _no_turns(inside, number) for number in inside.inside}
     return Captured(values, executed, {number: count for number, count in counts.items() if count.shape[-1]})
 
@@ -148,7 +158,12 @@ def _turns_inside(inside: Context, number: int) -> tuple[int, ...]:
 
 def _no_turns(inside: Context, number: int) -> Any:
     loops = inside.plan.sites[number].loops[inside.depth :]
-    return jnp.zeros((*turns(loops), sum(loop.length is None for loop in loops)), jnp.int32)
+    return _full(inside, (*turns(loops), sum(loop.length is None for loop in loops)), jnp.int32, 0)
+
+
+def _full(inside: Context, shape: tuple[int, ...], dtype: Any, value: Any) -> Any:
+    """An array of one value, of the type that an observation in this context has."""
+    return varying(jnp.full(shape, value, dtype), inside.axes)
 
 
 def while_rule(
@@ -156,8 +171,6 @@ def while_rule(
 ) -> tuple[Sequence[Any], Captured]:
     """Run a while loop; the last turn's observations travel in its carry."""
     inside = context.enter(number)
-    if not inside.inside:
-        return bind(equation, values), Captured.nothing()
     params = equation.params
     condition, condition_constants = opened(params["cond_jaxpr"])
     first_constant, first_carry = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
@@ -176,9 +189,9 @@ def while_rule(
         return outputs, seen, turn + 1
 
     unplanned = Context(plan=EMPTY_PLAN, rules=context.rules)
-    start = _not_executed(inside.turn({}))
+    start = (list(values[first_carry:]), _not_executed(inside.turn({})), _full(inside, (), jnp.int32, 0))
     with traced_as(equation):
-        outputs, captured, count = jax.lax.while_loop(goes_on, body, (list(values[first_carry:]), start, jnp.int32(0)))
+        outputs, captured, count = jax.lax.while_loop(goes_on, body, start)
     for site in inside.inside:
         deeper = captured.turns.get(site, _no_turns(inside.turn({}), site))
         here = jnp.broadcast_to(count, (*deeper.shape[:-1], 1))
@@ -198,8 +211,8 @@ def shard_map_rule(
 
     def body(values: Sequence[Any], sinks: Mapping[int, Any]) -> tuple[Sequence[Any], Captured]:
         one = jax.tree_util.tree_map(lambda sink: sink[0], sinks)
-        outputs, captured = _run(inside.turn(one), sub, values)
-        return outputs, jax.tree_util.tree_map(lambda seen: varying(seen, axes)[None], captured)
+        outputs, captured = _run(inside.turn(one, axes), sub, values)
+        return outputs, jax.tree_util.tree_map(lambda seen: seen[None], captured)
 
     with traced_as(equation):
         return jax.shard_map(

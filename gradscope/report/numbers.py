@@ -87,7 +87,9 @@ def _reads_plain(value: float) -> bool:
 def _plain(value: float) -> str:
     if _has_no_digits_to_lose(value):
         return f"{value:.0f}" if isinstance(value, float) else str(value)
-    return f"{value:.{max(2 - math.floor(math.log10(abs(value))), 0)}f}"
+    # The exponent after rounding: 0.9996 is 1.00 and not 1.000.
+    exponent = int(f"{value:.2e}".partition("e")[2])
+    return f"{value:.{max(2 - exponent, 0)}f}"
 
 
 def _scientific(value: float) -> str:

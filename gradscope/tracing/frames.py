@@ -79,6 +79,7 @@ class Frame:
         orders: Program order of each equation: when it has run, counted over all frames.
         live: Equations that the loss depends on; filled by `liveness`.
         needed_outputs: Outputs of the jaxpr that the loss depends on; filled by `liveness`.
+        reach: What arrives at each variable in the backward pass, if anything does; filled by `reversal`.
         definitions: For each variable of the jaxpr, which equation makes it and at which position.
     """
 
@@ -94,6 +95,7 @@ class Frame:
     orders: list[int] = field(default_factory=list[int])
     live: set[int] = field(default_factory=set[int])
     needed_outputs: set[Atom] = field(default_factory=set[Atom])
+    reach: dict[Atom, int] = field(default_factory=dict[Atom, int])
     definitions: dict[Atom, tuple[int, int]] = field(default_factory=dict[Atom, tuple[int, int]])
 
     def walk(self) -> Iterator[Frame]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import site
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -120,8 +120,8 @@ def is_dropped(variable: Any) -> bool:
 def kind_of(equation: Equation) -> FrameKind | None:
     """How an equation's sub-jaxprs are run; None for an equation that has none, `opaque` for one we never open."""
     kind = _KINDS.get(equation.primitive.name)
-    if kind == "cond" and equation.params.get("branches_platforms") is not None:
-        return "opaque"  # which branch runs is known to the compiler alone
+    if kind == "while" and equation.params["cond_jaxpr"].out_avals[0].shape:
+        return "opaque"  # `vmap` made it: its rows end at different turns
     if kind == "shard_map" and "in_specs" not in equation.params:
         return "opaque"  # before 0.7 its operands were described by axis names we would have to guess
     if kind == "remat" and equation.params.get("differentiated"):
@@ -187,13 +187,19 @@ def manual_axes(equation: Equation) -> tuple[str, ...]:
 
 def varying(value: Any, axes: Sequence[str]) -> Any:
     """`value` typed as varying over mesh axes, as `shard_map` asks of what it hands out shard by shard."""
-    missing = tuple(axis for axis in axes if axis not in getattr(jax.typeof(value), "vma", axes))
+    missing = tuple(axis for axis in axes if axis not in _varying_axes(jax.typeof(value), axes))
     if not missing:
         return value
     lax: Any = jax.lax
     if hasattr(lax, "pcast"):
         return lax.pcast(value, missing, to="varying")
     return lax.pvary(value, missing)  # its name before 0.9
+
+
+def _varying_axes(aval: Any, unknown: Sequence[str]) -> Collection[str]:
+    if hasattr(aval, "manual_axis_type"):
+        return aval.manual_axis_type.varying
+    return getattr(aval, "vma", unknown)  # its name before 0.10; types did not tell before 0.7
 
 
 def trace(function: Callable[..., Any], *args: Any) -> tuple[Jaxpr, tuple[Any, ...], Any]:

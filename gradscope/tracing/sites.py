@@ -17,6 +17,7 @@ from gradscope.naming import LayerPath
 from gradscope.tracing.frames import OPERAND, Frame, FrameKey, Loop, ValueKey
 from gradscope.tracing.jaxcompat import source_of
 from gradscope.tracing.layers import LayerCall
+from gradscope.tracing.reversal import Reach
 from gradscope.tracing.scopes import ScopePath
 
 
@@ -50,8 +51,7 @@ class Site:
         order: Program order of the equation that makes it.
         primitive: The primitive that makes it; None for a value a frame receives.
         source: `file:line` in the user's code.
-        live: Whether the loss depends on it.
-        forward_only: Whether it lies in a loop that cannot be differentiated in reverse.
+        reach: What arrives at it in the backward pass.
         opaque: Whether it lies inside a custom rule, where it cannot be observed.
     """
 
@@ -63,8 +63,7 @@ class Site:
     order: int
     primitive: str | None
     source: str | None
-    live: bool
-    forward_only: bool
+    reach: Reach
     opaque: bool
 
     @property
@@ -72,12 +71,17 @@ class Site:
         """Whether its dtype has gradients at all."""
         return bool(jnp.issubdtype(self.dtype, jnp.inexact))
 
+    @property
+    def forward_only(self) -> bool:
+        """Whether reverse mode cannot get from the loss to it."""
+        return self.reach is Reach.BARRED
+
 
 def find_sites(root: Frame, layers: Sequence[LayerCall]) -> list[Site]:
     """Every value that some layer hands on or reads, in program order.
 
     Args:
-        root: The root frame, liveness marked.
+        root: The root frame, reach marked.
         layers: Its layers.
     """
     frames = {frame.key: frame for frame in root.walk()}
@@ -109,8 +113,12 @@ def _is_array(frames: Mapping[FrameKey, Frame], value: ValueKey) -> bool:
 
 
 def _aval(frame: Frame, value: ValueKey) -> Any:
+    return _variable(frame, value).aval
+
+
+def _variable(frame: Frame, value: ValueKey) -> Any:
     variables = frame.jaxpr.invars if value.equation == OPERAND else frame.jaxpr.eqns[value.equation].outvars
-    return variables[value.position].aval
+    return variables[value.position]
 
 
 def _site(frames: Mapping[FrameKey, Frame], value: ValueKey, names: Sequence[SiteName]) -> Site:
@@ -127,11 +135,10 @@ def _site(frames: Mapping[FrameKey, Frame], value: ValueKey, names: Sequence[Sit
         order=frame.start if received else frame.orders[value.equation],
         primitive=None if received or equation is None else equation.primitive.name,
         source=None if equation is None else source_of(equation),
-        live=_is_live(frame, value),
-        forward_only=frame.forward_only,
+        reach=_reach(frame, value),
         opaque=frame.opaque,
     )
 
 
-def _is_live(frame: Frame, value: ValueKey) -> bool:
-    return bool(frame.live) if value.equation == OPERAND else value.equation in frame.live
+def _reach(frame: Frame, value: ValueKey) -> Reach:
+    return Reach.BARRED if frame.forward_only else Reach(frame.reach.get(_variable(frame, value), Reach.NOTHING))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from gradscope.tracing.frames import Frame, frame_tree
 from gradscope.tracing.layers import LayerCall, find_layers
 from gradscope.tracing.liveness import mark_live
 from gradscope.tracing.origins import ParameterOrigins
+from gradscope.tracing.reversal import Reach, mark_reach
 from gradscope.tracing.sites import Site, find_sites
 
 
@@ -30,6 +31,7 @@ class Leaf:
         shape: Its shape.
         dtype: Its dtype, as JAX has it.
         differentiated: Whether the loss is differentiated with respect to it.
+        forward_only: Whether it is not because reverse mode cannot get from the loss to it.
     """
 
     family: str
@@ -37,6 +39,7 @@ class Leaf:
     shape: tuple[int, ...]
     dtype: Any
     differentiated: bool = False
+    forward_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +103,13 @@ def trace_function(function: Callable[..., Any], args: tuple[Any, ...], argument
     jaxpr, constants, out = jaxcompat.trace(flat, *leaves)
     aux = _auxiliary(out)
     root = frame_tree(jaxpr)
-    mark_live(root, [True, *[False] * (len(jaxpr.outvars) - 1)])
+    mark_live(root)
+    reach = mark_reach(root)
     layers = find_layers(root, ParameterOrigins(_parameter_names(arguments)))
     return Trace(
         jaxpr=jaxpr,
         constants=constants,
-        arguments=tuple(arguments),
+        arguments=tuple(map(_as_reached, arguments, reach)),
         auxiliary=leaves_of(aux, naming.AUX),
         aux_tree=jax.tree_util.tree_structure(aux),
         root=root,
@@ -113,6 +117,12 @@ def trace_function(function: Callable[..., Any], args: tuple[Any, ...], argument
         sites=tuple(find_sites(root, layers)),
         fingerprint=_fingerprint(root),
     )
+
+
+def _as_reached(leaf: Leaf, reach: Reach) -> Leaf:
+    """The leaf, not differentiated where that would fail; parameters aside, whose failure is the user's to know."""
+    barred = leaf.family == naming.INPUT and leaf.differentiated and reach is Reach.BARRED
+    return replace(leaf, differentiated=False, forward_only=True) if barred else leaf
 
 
 def variable_leaves(variables: Any) -> tuple[Leaf, ...]:

@@ -161,7 +161,7 @@ def expected(loss: Loss, variables: Any, batch: Any) -> dict[str, Seen]:
         batch: Its batch.
     """
 
-    def shapes(variables: Any, batch: Any) -> dict[str, Any]:
+    def zeros_for(variables: Any, batch: Any) -> dict[str, Any]:
         found: dict[str, Any] = {}
 
         def probe(name: str, value: Any) -> Any:
@@ -182,9 +182,9 @@ def expected(loss: Loss, variables: Any, batch: Any) -> dict[str, Seen]:
         out = loss(variables, batch, probe)
         return (out[0] if isinstance(out, tuple) else out), found
 
-    zeros = jax.tree_util.tree_map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(shapes, variables, batch))
-    added = {name: zero for name, zero in zeros.items() if jnp.issubdtype(zero.dtype, jnp.inexact)}
     with jax.disable_jit():  # a probe inside a jitted function hands out values, not tracers
+        zeros = zeros_for(variables, batch)
+        added = {name: zero for name, zero in zeros.items() if jnp.issubdtype(zero.dtype, jnp.inexact)}
         gradients, values = jax.grad(perturbed, has_aux=True)(added)
     return {name: Seen(activation=value, gradient=gradients.get(name)) for name, value in values.items()}
 
@@ -219,21 +219,23 @@ def assert_close(found: Any, wanted: Any, *, what: str = "") -> None:
     np.testing.assert_allclose(left, right, rtol=64 * epsilon, atol=64 * epsilon * largest, err_msg=what)
 
 
-def check_gradients(loss: Loss, variables: Any, batch: Any) -> Observation:
-    """Hold a loss's observed value and parameter gradients to `jax.grad`: bit for bit uncompiled, else to rounding."""
-    plain = jax.value_and_grad(scalar(loss))
+def check_stepwise(loss: Loss, variables: Any, batch: Any) -> Observation:
+    """Hold a loss's observed value and parameter gradients to `jax.grad`, operation by operation and bit for bit."""
     with jax.disable_jit():
-        value, gradients = plain(variables, batch)
-    stepwise = observe(loss, variables, batch, jit=False)
-    compiled = observe(loss, variables, batch)
-    assert bits(stepwise.loss) == bits(value)
-    assert_close(compiled.loss, value)
-    leaves = jax.tree_util.tree_leaves(gradients)
-    numbers = [number for number, leaf in enumerate(stepwise.trace.arguments) if leaf.family == "param"]
-    for number, gradient in zip(numbers, leaves, strict=True):
-        name = stepwise.trace.arguments[number].name
-        assert bits(stepwise.observed.gradients[number]) == bits(gradient), name
-        assert_close(compiled.observed.gradients[number], gradient, what=name)
+        value, gradients = jax.value_and_grad(scalar(loss))(variables, batch)
+    observation = observe(loss, variables, batch, jit=False)
+    assert bits(observation.loss) == bits(value)
+    for number, gradient in enumerate(jax.tree_util.tree_leaves(gradients)):  # variables come first
+        assert bits(observation.observed.gradients[number]) == bits(gradient), observation.trace.arguments[number].name
+    return observation
+
+
+def check_gradients(loss: Loss, variables: Any, batch: Any) -> Observation:
+    """Hold a loss's value and parameter gradients to `jax.grad`: bit for bit uncompiled, to rounding compiled."""
+    stepwise, compiled = check_stepwise(loss, variables, batch), observe(loss, variables, batch)
+    assert_close(compiled.loss, stepwise.loss)
+    for number, gradient in stepwise.observed.gradients.items():
+        assert_close(compiled.observed.gradients[number], gradient, what=compiled.trace.arguments[number].name)
     return compiled
 
 

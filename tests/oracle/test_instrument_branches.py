@@ -89,7 +89,7 @@ def test_branches_nest(outer: bool, inner: bool) -> None:
     def twin(weight: Any, batch: Any, probe: Probe) -> Any:
         x, _, _ = batch
         if not outer:
-            return probe("outer", jnp.zeros_like(x)).sum() + (weight**2).sum()
+            return probe("outer", probe("outer/zero", jnp.zeros_like(x))).sum() + (weight**2).sum()
         made = probe("curved", dense(weight, x)) if inner else probe("straight", x @ weight)
         return probe("outer", probe("outer/inner", made)).sum() + (weight**2).sum()
 
@@ -102,7 +102,7 @@ def test_branches_nest(outer: bool, inner: bool) -> None:
     observation = check(loss, WEIGHTS, (INPUTS, jnp.bool_(outer), jnp.bool_(inner)), twin=probed, exactly=False)
     ran = {name for name, seen in observation.seen.items() if seen.activation is not None}
     leaf = "outer/inner/curved" if inner else "outer/inner/straight"
-    assert ran == ({"outer", "outer/inner", leaf} if outer else {"outer"})
+    assert ran == ({"outer", "outer/inner", leaf} if outer else {"outer", "outer/zero"})
 
 
 def test_a_branch_inside_a_scan_is_taken_or_not_in_every_turn() -> None:
@@ -162,12 +162,12 @@ def test_branches_and_while_loops_inside_each_other(turns: int) -> None:
         return (dense(weight, x) * made).sum()
 
     for flag in (True, False):
-        batch = (INPUTS, jnp.bool_(flag), jnp.int32(turns))
-        observation = check_gradients(loss, WEIGHTS, batch)
-        ran = {name.partition("[")[0] + name.partition("]")[2]
-               for name, seen in observation.seen.items() if seen.activation is not None}  # fmt: skip
-        last = {0: set[str](), 1: {"loop", "loop/curved"}, 3: {"loop", "loop/curved"}}[turns]
-        assert ran - {"zero", "loop"} == (last - {"loop"} if flag else set())
+        observation = check_gradients(loss, WEIGHTS, (INPUTS, jnp.bool_(flag), jnp.int32(turns)))
+        ran = {name for name, seen in observation.seen.items() if seen.activation is not None}
+        last = f"loop[{max(turns - 1, 0)}]"
+        assert {f"{last}/curved", f"{last}.0"} <= ran if flag and turns else {f"{last}/curved", f"{last}.0"}.isdisjoint(ran)
+        assert f"{last}/straight" not in ran  # the last turn here is an even one
+        assert ("loop" in ran, "zero" in ran) == (flag, not flag)
 
 
 def test_a_branch_that_is_checkpointed_and_one_that_is_jitted() -> None:
@@ -229,12 +229,13 @@ def test_keys_and_flags_made_in_branches() -> None:
         assert observation.seen["mask"].gradient is None
 
 
-def test_a_branch_by_platform_is_not_looked_into() -> None:
+def test_of_branches_by_platform_the_one_for_this_platform_is_recorded() -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         made = layer("choice", lambda: jax.lax.platform_dependent(weight, x, cpu=curved, default=straight), probe=probe)
         return made.sum()
 
     def twin(weight: Any, x: Any, probe: Probe) -> Any:
-        return probe("choice", dense(weight, x)).sum()
+        return probe("choice", probe("choice/curved", dense(weight, x))).sum()
 
-    check(loss, WEIGHTS, INPUTS, twin=twin)
+    observation = check(loss, WEIGHTS, INPUTS, twin=twin, exactly=False)
+    assert observation.seen["choice/straight"].activation is None

@@ -30,7 +30,9 @@ MANIFEST = Manifest(
         replace(ENTRY, name="wrapper", stored=None, alias_of="activation/conv"),
         replace(ENTRY, name="head", stored=None, absent="disconnected", site=SiteFacts(index=0)),
     ),
-    layers=(Layer(path="conv", index=7, params=("w",), inputs=("x",), outputs=("conv",), rms={"in": math.inf, "out": 1.5}),),
+    layers=(
+        Layer(path="conv", index=7, params=("w",), inputs=("x",), outputs=("conv",), rms={"in": math.inf, "out": 1.5}),
+    ),
     ledger=Ledger(captured=2, missing=(LedgerLine(name="b", family="activation", reason="opaque", detail="while"),)),
     loss=0.25,
     complete=False,

@@ -8,7 +8,9 @@ from gradscope.dump.membernames import LIMIT_BYTES, key_of_member, member_name
 from gradscope.errors import UsageError
 
 
-@pytest.mark.parametrize("name", ["conv", "blocks[3]/attn", "embed#2", "lstm.1", "ünï/中", "50% off", "a b", "a.npy.gz", "...x"])
+@pytest.mark.parametrize(
+    "name", ["conv", "blocks[3]/attn", "embed#2", "lstm.1", "ünï/中", "50% off", "a b", "a.npy.gz", "...x"]
+)
 def test_a_harmless_name_stays_readable(name: str) -> None:
     assert member_name(f"activation/{name}") == f"activation/{name}.npy"
 

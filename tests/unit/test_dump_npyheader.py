@@ -24,7 +24,9 @@ def test_numpy_reads_what_is_written(shape: tuple[int, ...], dtype: str) -> None
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-@pytest.mark.parametrize("array", [np.zeros((2, 3)), np.zeros((2, 3), ">i2", order="F"), np.zeros(()), np.zeros(5, "V2")])
+@pytest.mark.parametrize(
+    "array", [np.zeros((2, 3)), np.zeros((2, 3), ">i2", order="F"), np.zeros(()), np.zeros(5, "V2")]
+)
 def test_what_numpy_writes_is_read(array: Any, version: tuple[int, int]) -> None:
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, array, version=version)

@@ -1,0 +1,81 @@
+"""How reverse mode gets from the loss to each value, if at all.
+
+A gradient with respect to an activation or an input is more than the user's own step asks of JAX. What lies before a
+`while` loop has none, and asking for it is an error even where the parameters are not concerned: an input that a loop
+prepares, what a frozen layer hands to a loop. So it is told beforehand where a cotangent can arrive.
+
+Sharp edge: a `scan`, a branch or a checkpoint whose outputs matter in part gets zeros from JAX for the other part. Zeros
+are no gradient, and yet a loop inside bars their way as it bars a gradient's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final
+
+import jax.numpy as jnp
+
+from gradscope.tracing.flow import follow, follow_inside
+from gradscope.tracing.frames import Frame
+from gradscope.tracing.jaxcompat import Atom
+
+
+class Reach(IntEnum):
+    """What arrives at a value in the backward pass; where several things do, the greatest."""
+
+    NOTHING = 0
+    ZEROS = 1
+    GRADIENT = 2
+    BARRED = 3  # something that would have to pass what reverse mode cannot
+
+
+#: Constant wherever they have a derivative.
+_CONSTANT: Final = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
+
+#: What JAX refuses to differentiate, even where nothing depends on the result.
+_WITHOUT_RULE: Final = frozenset({"pure_callback", "io_callback", "ffi_call"})
+
+
+def mark_reach(root: Frame) -> list[Reach]:
+    """Mark how the root's first output, the loss, reaches the values of the root and of all frames inside it.
+
+    Returns:
+        For each variable that the root receives, how the loss reaches it.
+    """
+    levels = follow(root, [Reach.GRADIENT, *[Reach.NOTHING] * (len(root.jaxpr.outvars) - 1)], _Reversal())
+    return [Reach(level) for level in levels]
+
+
+class _Reversal:
+    """Follows what arrives: levels are those of `Reach`, and integers have none."""
+
+    def leave(self, frame: Frame, outputs: Sequence[int], levels: dict[Atom, int]) -> None:
+        frame.reach |= levels  # of a frame followed again, no lower than before
+
+    def through(self, frame: Frame, number: int, outputs: Sequence[int]) -> Sequence[int]:
+        equation = frame.jaxpr.eqns[number]
+        name = equation.primitive.name
+        inside = frame.children.get(number)
+        arriving = _of_inexact(equation.outvars, outputs)
+        if name in _CONSTANT:
+            operands: Sequence[int] = [Reach.NOTHING] * len(equation.invars)
+        elif inside is None or inside[0].kind == "opaque":
+            operands = [max(arriving, default=Reach.NOTHING)] * len(equation.invars)
+        else:
+            filled = inside[0].kind not in ("call", "while") and any(arriving)
+            arriving = [max(level, Reach.ZEROS) for level in arriving] if filled else arriving
+            operands = follow_inside(frame, number, _of_inexact(equation.outvars, arriving), self)
+        if name == "while":
+            operands = [Reach.BARRED if level else Reach.NOTHING for level in operands]
+        if name in _WITHOUT_RULE:
+            operands = [Reach.BARRED] * len(equation.invars)
+        return _of_inexact(equation.invars, operands)
+
+
+def _of_inexact(atoms: Sequence[Atom], levels: Sequence[int]) -> list[int]:
+    return [level if _is_inexact(atom) else Reach.NOTHING for atom, level in zip(atoms, levels, strict=True)]
+
+
+def _is_inexact(atom: Atom) -> bool:
+    return hasattr(atom.aval, "dtype") and jnp.issubdtype(atom.aval.dtype, jnp.inexact)

@@ -1,0 +1,202 @@
+"""The zoo's models once more, in plain arithmetic: every activation named by hand, no scopes, no loops over layers in JAX.
+
+A model here is a function of its variables, its batch and a *tell*, which is called on every activation with all names
+that a dump has for it, and returns what to go on with. That is how activations get out, and how something can be added
+to each of them: the gradient of the loss with respect to what is added is the activation's gradient.
+
+The formulas are others than the models' wherever there are others: convolutions are matrix products, pooling is a
+choice among nine shifted images, softmax and its logarithm are written out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+Tree: TypeAlias = "Mapping[str, Any]"
+Tell: TypeAlias = Callable[..., Array]
+Explicit: TypeAlias = Callable[[Any, Any, Tell], Array]
+
+
+def tensors_of(explicit: Explicit, variables: Any, batch: Any) -> dict[str, np.ndarray]:
+    """Everything the explicit model computes, by dump key: loss, activations, activation gradients, parameter gradients.
+
+    Args:
+        explicit: The model.
+        variables: Its variables.
+        batch: Its batch.
+    """
+
+    def shapes(variables: Any, batch: Any) -> dict[str, Array]:
+        told: dict[str, Array] = {}
+
+        def tell(value: Array, *names: str) -> Array:
+            assert told.keys().isdisjoint(names), names
+            told.update(dict.fromkeys(names, value))
+            return value
+
+        explicit(variables, batch, tell)
+        return told
+
+    def perturbed(added: Mapping[str, Array], variables: Any, batch: Any) -> tuple[Array, dict[str, Array]]:
+        told: dict[str, Array] = {}
+
+        def tell(value: Array, *names: str) -> Array:
+            for name in names:
+                value = told[name] = value + added[name]
+            return value
+
+        return explicit(variables, batch, tell), told
+
+    with jax.numpy_rank_promotion("allow"):
+        shape_of = jax.eval_shape(shapes, variables, batch)
+        zeros = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in shape_of.items()}
+        differentiate = jax.jit(jax.value_and_grad(perturbed, argnums=(0, 1), has_aux=True))
+        (_, activations), (gradients, param_gradients) = differentiate(zeros, variables, batch)
+    return {
+        **{f"activation/{name}": np.asarray(value) for name, value in activations.items()},
+        **{f"activation_grad/{name}": np.asarray(value) for name, value in gradients.items()},
+        **named_params(param_gradients, "param_grad"),
+    }
+
+
+def named_params(variables: Any, family: str) -> dict[str, np.ndarray]:
+    """Parameters, or their gradients, by dump key; other collections are left out."""
+    params = variables.get("params", variables)
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {f"{family}/{'/'.join(part.key for part in path)}": np.asarray(leaf) for path, leaf in leaves}
+
+
+def linear_regression(variables: Tree, batch: Tree, tell: Tell) -> Array:
+    line = tell(variables["bias"] + batch["x"] * variables["weight"], "line")
+    return tell(jnp.vdot(line - batch["y"], line - batch["y"]) / line.size, "loss")
+
+
+def mlp(variables: Tree, batch: Tree, tell: Tell) -> Array:
+    x = batch["point"]
+    for number in (1, 2):
+        x = tell(affine(variables[f"dense{number}"], x), f"dense{number}")
+        x = tell(positive(x), f"relu{number}")
+    logits = tell(affine(variables["dense3"], x), "dense3")
+    return tell(cross_entropy(logits, batch["spiral"]), "loss")
+
+
+def transformer(variables: Tree, batch: Tree, tell: Tell) -> Array:
+    params = variables["params"]
+    token = tell(jnp.take(params["embed"]["token"]["embedding"], batch["tokens"], axis=0), "embed/token")
+    position = tell(params["embed"]["position"]["embedding"][None, : batch["tokens"].shape[1]], "embed/position")
+    x = tell(token + jnp.broadcast_to(position, token.shape), "embed/add", "embed")
+    for number in range(params["block"]["norm1"]["scale"].shape[0]):
+        one = jax.tree.map(lambda stacked, number=number: stacked[number], params["block"])
+        x = transformer_block(one, x, tell, f"block[{number}]")
+    x = tell(layer_norm(params["norm"], x), "norm")
+    logits = tell(x @ params["head"]["kernel"], "head")
+    flat = logits.reshape(-1, logits.shape[-1])
+    return tell(cross_entropy(flat, batch["targets"].reshape(-1)), "loss")
+
+
+def transformer_block(params: Tree, x: Array, tell: Tell, at: str) -> Array:
+    normal = tell(layer_norm(params["norm1"], x), f"{at}/norm1")
+    x = tell(x + attention(params["attn"], normal, tell, f"{at}/attn"), f"{at}/add1")
+    normal = tell(layer_norm(params["norm2"], x), f"{at}/norm2")
+    up = tell(normal @ params["mlp"]["up"]["kernel"], f"{at}/mlp/up")
+    bent = tell(0.5 * up * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3))), f"{at}/mlp/gelu")
+    down = tell(bent @ params["mlp"]["down"]["kernel"], f"{at}/mlp/down", f"{at}/mlp")
+    return tell(x + down, f"{at}/add2", at)
+
+
+def attention(params: Tree, x: Array, tell: Tell, at: str) -> Array:
+    """Letters as in the model; here each projection is one matrix product."""
+    n, t, d = x.shape
+    _, h, k = params["query"]["kernel"].shape
+
+    def project(name: str) -> Array:
+        return tell((x @ params[name]["kernel"].reshape(d, h * k)).reshape(n, t, h, k), f"{at}/{name}")
+
+    query, key, value = project("query"), project("key"), project("value")
+    scores = tell(query.transpose(0, 2, 1, 3) @ key.transpose(0, 2, 3, 1) * k**-0.5, f"{at}/scores")
+    ahead = np.triu(np.ones((t, t), bool), 1)[None, None]
+    weights = jnp.where(ahead, 0, jnp.exp(scores - jnp.where(ahead, -np.inf, scores).max(axis=-1, keepdims=True)))
+    weights = tell(weights / weights.sum(axis=-1, keepdims=True), f"{at}/softmax")
+    mixed = tell((weights @ value.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3), f"{at}/mix")
+    return tell(mixed.reshape(n, t, h * k) @ params["out"]["kernel"].reshape(h * k, d), f"{at}/out", at)
+
+
+def resnet(variables: Tree, batch: Tree, tell: Tell) -> Array:
+    """A residual network in training mode, of the depth that its parameters say."""
+    params = variables["params"]
+    x = conv_and_norm(params["stem"], batch["image"], tell, "stem", "conv", stride=2)
+    x = tell(positive(x), "stem/relu")
+    x = tell(max_pool(x), "stem/pool", "stem")
+    for block in sorted(name for name in params if name.startswith("stage")):
+        halving = block.endswith("_block1") and not block.startswith("stage1")
+        x = residual(params[block], x, tell, block, stride=2 if halving else 1)
+    x = tell(x.mean(axis=(1, 2)), "pool")
+    return tell(cross_entropy(tell(affine(params["head"], x), "head"), batch["label"]), "loss")
+
+
+def residual(params: Tree, x: Array, tell: Tell, at: str, stride: int) -> Array:
+    shortcut = x
+    last = 3 if "conv3" in params else 2
+    strided = last - 1  # a bottleneck halves the image in its 3x3 convolution, a basic block in its first
+    for number in range(1, last + 1):
+        x = conv_and_norm(params, x, tell, at, f"conv{number}", stride if number == strided else 1)
+        if number < last:
+            x = tell(positive(x), f"{at}/relu{number}")
+    if "proj_conv" in params:
+        shortcut = conv_and_norm(params, shortcut, tell, at, "proj_conv", stride)
+    x = tell(x + shortcut, f"{at}/add")
+    return tell(positive(x), f"{at}/relu{last}", at)
+
+
+def conv_and_norm(params: Tree, x: Array, tell: Tell, at: str, name: str, stride: int) -> Array:
+    norm = name.replace("conv", "bn")
+    x = tell(convolve(params[name]["kernel"], x, stride), f"{at}/{name}")
+    centred = x - x.mean(axis=(0, 1, 2), keepdims=True)
+    normal = centred / jnp.sqrt((centred**2).mean(axis=(0, 1, 2), keepdims=True) + 1e-5)
+    return tell(normal * params[norm]["scale"] + params[norm]["bias"], f"{at}/{norm}")
+
+
+def convolve(kernel: Array, x: Array, stride: int) -> Array:
+    """One matrix product: what a window sees laid out as a vector, the kernel as a matrix."""
+    return jnp.concatenate(shifted(x, kernel.shape[0], stride, 0.0), axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
+
+
+def max_pool(x: Array) -> Array:
+    """The largest of nine; of several that are equally large the first, which alone gets the gradient."""
+    views = jnp.stack(shifted(x, 3, 2, -np.inf))
+    return jnp.take_along_axis(views, views.argmax(axis=0)[None], axis=0)[0]
+
+
+def shifted(x: Array, window: int, stride: int, padding: float) -> list[Array]:
+    """What each place of a square window sees of an image, row by row."""
+    pad, out = window // 2, -(-x.shape[1] // stride)
+    x = jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=padding)
+    spans = [slice(start, start + stride * (out - 1) + 1, stride) for start in range(window)]
+    return [x[:, rows, columns] for rows in spans for columns in spans]
+
+
+def affine(params: Tree, x: Array) -> Array:
+    return x @ params["kernel"] + params["bias"]
+
+
+def positive(x: Array) -> Array:
+    return jnp.where(x > 0, x, 0)
+
+
+def layer_norm(params: Tree, x: Array) -> Array:
+    mean, deviation = x.mean(axis=-1, keepdims=True), jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + 1e-5)
+    return params["scale"] * ((x - mean) / deviation) + params["bias"]
+
+
+def cross_entropy(logits: Array, label: Array) -> Array:
+    """Of logits [N, classes]."""
+    chosen = (logits * jnp.eye(logits.shape[1], dtype=logits.dtype)[label]).sum(axis=1)
+    largest = logits.max(axis=1, keepdims=True)
+    return (jnp.log(jnp.exp(logits - largest).sum(axis=1)) + largest[:, 0] - chosen).mean()

@@ -1,0 +1,72 @@
+"""Core statistics inside a step: on the host and on the device, the numbers are NumPy's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradscope.instrument import core
+from gradscope.instrument.core import CORE_NUMBERS, core_numbers, core_statistics
+
+PLACES = {"host": core._on_host, "device": core._on_device}
+SHAPES = [(), (1,), (7,), (3, 1500), (2, 3, 4), (0,), (2, 0)]
+
+
+@pytest.fixture(params=PLACES)
+def measure(request):
+    """Either implementation, jitted; `platform_dependent` would choose for us."""
+    return lambda array: core_numbers(np.asarray(jax.jit(PLACES[request.param])(jnp.asarray(array))))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_numbers_are_those_of_numpy_in_float64(measure, shape):
+    values = np.random.default_rng(0).normal(3, 2, shape).astype(np.float32)
+    numbers = measure(values)
+    assert numbers.finite == values.size
+    if values.size:
+        wide = values.astype(np.float64)
+        expected = [wide.mean(), wide.std(), np.sqrt((wide**2).mean()), wide.min(), wide.max()]
+        found = [numbers.mean, numbers.std, numbers.rms, numbers.minimum, numbers.maximum]
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_what_is_not_finite_is_counted_and_left_out(measure):
+    values = np.array([1.0, np.nan, np.inf, -np.inf, 0.0, -0.0, 3.0], np.float32)
+    numbers = measure(values)
+    assert (numbers.finite, numbers.nan, numbers.inf, numbers.zeros) == (4, 1, 2, 2)
+    assert numbers.mean == pytest.approx(1.0)
+    assert (numbers.minimum, numbers.maximum) == (0.0, 3.0)
+
+
+def test_a_large_mean_does_not_drown_a_small_spread(measure):
+    values = (1000 + 0.01 * np.random.default_rng(1).normal(size=20_000)).astype(np.float32)
+    assert measure(values).std == pytest.approx(values.astype(np.float64).std(), rel=1e-2)
+
+
+def test_counts_beyond_what_float32_can_count_are_exact(measure):
+    many = 2**24 + 3
+    numbers = measure(np.zeros(many, np.int8).astype(jnp.float16))
+    assert (numbers.finite, numbers.zeros) == (many, many)
+
+
+def test_a_float16_tensor_of_large_values_does_not_overflow(measure):
+    values = np.tile(np.array([6e4, -6e4], np.float16), 5000)
+    assert measure(values).rms == pytest.approx(6e4, rel=1e-3)
+
+
+def test_of_a_complex_tensor_the_magnitudes_are_measured(measure):
+    numbers = measure(np.array([3 + 4j, 0, -5j], np.complex64))
+    assert numbers.maximum == pytest.approx(5)
+    assert numbers.zeros == 1
+
+
+def test_integers_are_measured_as_numbers():
+    numbers = core_numbers(np.asarray(jax.jit(core_statistics)(jnp.array([1, 2, 0], jnp.int32))))
+    assert (numbers.minimum, numbers.maximum, numbers.zeros) == (0, 2, 1)
+
+
+def test_it_can_be_vmapped():
+    values = np.random.default_rng(2).normal(size=(4, 50)).astype(np.float32)
+    vectors = jax.jit(jax.vmap(core_statistics))(jnp.asarray(values))
+    np.testing.assert_allclose(CORE_NUMBERS["mean"](vectors), values.mean(axis=1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(CORE_NUMBERS["l2"](vectors), np.linalg.norm(values, axis=1), rtol=1e-5)
