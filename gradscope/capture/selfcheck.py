@@ -96,7 +96,9 @@ def _nudged(leaf: Any, seed: int) -> Any:
     host = np.asarray(leaf)
     up = np.random.default_rng(seed).integers(0, 2, host.shape, bool)
     eps = float(jnp.finfo(leaf.dtype).eps)
-    return jnp.asarray(np.where(up, host * host.dtype.type(1 + eps), host * host.dtype.type(1 - eps)).astype(host.dtype))
+    return jnp.asarray(
+        np.where(up, host * host.dtype.type(1 + eps), host * host.dtype.type(1 - eps)).astype(host.dtype)
+    )
 
 
 def _rounding(dtype: np.dtype[Any], noise: float) -> float:

@@ -12,6 +12,7 @@ so each is laid down as two digits to the base 2^16.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import jax
@@ -27,6 +28,8 @@ _COUNTS: Final = ("finite", "zeros", "nan", "inf")
 _BASE: Final = 2**16
 WIDTH: Final = len(_NUMBERS) + 2 * len(_COUNTS)
 
+_BITS_PER_BYTE: Final = 8
+
 #: Elements whose mean centres the others before they are squared, so that a large mean does not drown a small spread.
 _PILOT: Final = 1024
 
@@ -37,9 +40,16 @@ def core_statistics(value: Any) -> Any:
     Args:
         value: An array of any shape; of a complex one the magnitudes are measured.
     """
-    if not jnp.issubdtype(jax.typeof(value).dtype, jnp.inexact):
-        value = value.astype(jnp.float32)
-    return jax.lax.platform_dependent(value, cpu=_on_host, default=_on_device)
+    return jax.lax.platform_dependent(_as_whole_bytes(value), cpu=_on_host, default=_on_device)
+
+
+def _as_whole_bytes(value: Any) -> Any:
+    """The value, or its magnitude, in a real floating-point type of whole bytes."""
+    if jnp.iscomplexobj(value):
+        return jnp.abs(value)
+    dtype = jax.typeof(value).dtype
+    narrow = not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < _BITS_PER_BYTE
+    return value.astype(jnp.float32) if narrow else value
 
 
 def core_numbers(vector: np.ndarray) -> CoreNumbers:
@@ -76,12 +86,17 @@ CORE_NUMBERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def _on_host(value: Any) -> Any:
-    return jax.pure_callback(_reduced, jax.ShapeDtypeStruct((WIDTH,), jnp.float32), value, vmap_method="sequential")
+    # The bits and not the value: a value that the callback reads becomes a buffer, which the backward pass then prefers to
+    # computing it again, so that every residual sum of ResNet-50 lived until its end (16 % more temporary memory).
+    dtype = jax.typeof(value).dtype
+    bits = jax.lax.bitcast_convert_type(value, f"uint{dtype.itemsize * _BITS_PER_BYTE}")
+    vector = jax.ShapeDtypeStruct((WIDTH,), jnp.float32)
+    return jax.pure_callback(partial(_reduced, dtype), vector, bits, vmap_method="sequential")
 
 
-def _reduced(value: Any) -> np.ndarray:
+def _reduced(dtype: np.dtype[Any], bits: Any) -> np.ndarray:
     # The first thing a callback does is to leave JAX: any JAX operation in here may wait for the step it is part of.
-    reduction = reduce_array(np.asarray(value), magnitudes=False)
+    reduction = reduce_array(np.asarray(bits).view(dtype), magnitudes=False)
     moments, extremes = reduction.moments, reduction.extremes
     numbers = [0.0] * 5 if moments is None or extremes is None else [
         moments.mean, moments.std, moments.rms, float(extremes.low), float(extremes.high)
@@ -98,7 +113,7 @@ def _reduced(value: Any) -> np.ndarray:
 
 
 def _on_device(value: Any) -> Any:
-    values = (jnp.abs(value) if jnp.iscomplexobj(value) else value).astype(jnp.float32).ravel()
+    values = value.astype(jnp.float32).ravel()
     finite = jnp.isfinite(values)
     pilot = jnp.where(finite[:_PILOT], values[:_PILOT], 0)
     centre = pilot.mean() if values.size else jnp.float32(0)

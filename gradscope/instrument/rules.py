@@ -135,9 +135,7 @@ def cond_rule(
 
 def _by_platform(platforms: Sequence[Sequence[str] | None], branches: Sequence[Any]) -> dict[str, Any]:
     """Branches by the platforms they are for; None stands for all others."""
-    return {
-        name: branch for names, branch in zip(platforms, branches, strict=True) for name in names or ("default",)
-    }
+    return {name: branch for names, branch in zip(platforms, branches, strict=True) for name in names or ("default",)}
 
 
 def _executed(inside: Context) -> Captured:

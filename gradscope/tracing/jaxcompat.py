@@ -248,13 +248,11 @@ def scopes(equation: Equation) -> tuple[Any, ...]:
 
     Each entry into `jax.named_scope` makes a new `Scope`, so two equations share a scope *object* exactly when they
     were traced inside the same entry: identity tells a second call from the first even where nothing stands between.
-    Transforms (`vmap`, `jvp`, ...) are dropped, and so are the scopes that `jnp.einsum` names after its equation.
+    Transforms (`vmap`, `jvp`, ...) are dropped, and so are scopes without a name and those that `jnp.einsum` names
+    after its equation.
     """
-    return tuple(
-        item
-        for item in equation.source_info.name_stack.stack
-        if type(item).__name__ == "Scope" and "->" not in item.name
-    )
+    found = [item for item in equation.source_info.name_stack.stack if type(item).__name__ == "Scope"]
+    return tuple(scope for scope in found if scope.name.strip("/") and "->" not in scope.name)
 
 
 def source_of(equation: Equation) -> str | None:

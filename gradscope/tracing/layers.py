@@ -11,10 +11,11 @@ as its outputs unless it has no others: they are recorded where they end, as aux
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradscope.tracing.frames import OPERAND, Frame, ValueKey, resolve
+from gradscope.tracing.frames import OPERAND, Frame, ValueKey, iterations, resolve
 from gradscope.tracing.jaxcompat import Atom, Equation, is_dropped, is_literal, source_of
 from gradscope.tracing.origins import ParameterOrigins
 from gradscope.tracing.scopes import ScopePath
@@ -67,11 +68,30 @@ def find_layers(root: Frame, origins: ParameterOrigins) -> list[LayerCall]:
     layers: list[LayerCall] = []
     _enter(root, None, scoping_of(root, origins), origins, layers)
     layers.sort(key=lambda layer: (layer.order, len(layer.path.components)))
-    seen: Counter[str] = Counter()
-    for layer in layers:
-        seen[layer.path.template] += 1
-        layer.path = layer.path.occurring(seen[layer.path.template])
+    _number_calls(layers)
     return layers
+
+
+def _number_calls(layers: Sequence[LayerCall]) -> None:
+    """Give each call its occurrence, past every name that a scope may have on purpose: `dense#2`, `block[0]`, `lstm.1`."""
+    seen: Counter[str] = Counter()
+    taken: set[str] = set()
+    for layer in layers:
+        template = layer.path.template
+        while True:
+            seen[template] += 1
+            path = layer.path.occurring(seen[template])
+            names = _names(layer, path)
+            if taken.isdisjoint(names):
+                break
+        layer.path = path
+        taken |= names
+
+
+def _names(layer: LayerCall, path: ScopePath) -> set[str]:
+    """Everything that a layer and its outputs are called in any turn, if its path is `path`."""
+    outputs = [None, *range(len(layer.outputs))] if len(layer.outputs) > 1 else [None]
+    return {str(path.at(turn).with_output(output)) for turn in iterations(layer.frame.loops) for output in outputs}
 
 
 def _enter(

@@ -46,12 +46,20 @@ class ParameterOrigins:
     def _found(self, frame: Frame, atom: Atom) -> str | None:
         number, position = frame.definitions[atom]
         if number != OPERAND:
-            equation = frame.jaxpr.eqns[number]
-            return self._name(frame, equation.invars[0]) if equation.primitive.name in _VIEWS else None
+            return self._made(frame, number, position)
         if frame.parent is None:
             return self._names.get(position)
         outer = operands(frame)[position]
         return None if outer is None or self._is_carry(frame, position) else self._name(frame.parent, outer)
+
+    def _made(self, frame: Frame, number: int, position: int) -> str | None:
+        equation = frame.jaxpr.eqns[number]
+        if equation.primitive.name in _VIEWS:
+            return self._name(frame, equation.invars[0])
+        for child in frame.children.get(number, ()):
+            if child.kind in ("call", "remat"):
+                return self._name(child, child.jaxpr.outvars[position])
+        return None
 
     @staticmethod
     def _is_carry(frame: Frame, position: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 from gradscope import naming
 from gradscope.errors import ModelError
 from gradscope.tracing import jaxcompat
+from gradscope.tracing.fingerprint import fingerprint
 from gradscope.tracing.frames import Frame, frame_tree
 from gradscope.tracing.layers import LayerCall, find_layers
 from gradscope.tracing.liveness import mark_live
@@ -55,7 +55,7 @@ class Trace:
         root: Its frames.
         layers: Its layers, composites before their parts, otherwise in execution order.
         sites: Its observable values, in program order.
-        fingerprint: SHA-256 over primitives, shapes and scopes: equal for equal programs.
+        fingerprint: Equal for equal programs.
     """
 
     jaxpr: jaxcompat.Jaxpr
@@ -115,7 +115,7 @@ def trace_function(function: Callable[..., Any], args: tuple[Any, ...], argument
         root=root,
         layers=tuple(layers),
         sites=tuple(find_sites(root, layers)),
-        fingerprint=_fingerprint(root),
+        fingerprint=fingerprint(root),
     )
 
 
@@ -181,13 +181,3 @@ def _auxiliary(out: Any) -> Any:
             hint="return the loss itself, not a count or an index",
         )
     return aux
-
-
-def _fingerprint(root: Frame) -> str:
-    digest = hashlib.sha256()
-    for frame in root.walk():
-        digest.update(f"{frame.key}{frame.kind}{frame.path}".encode())
-        for equation in frame.jaxpr.eqns:
-            shapes = [str(variable.aval) for variable in equation.outvars]
-            digest.update(f"{equation.primitive.name}{shapes}".encode())
-    return digest.hexdigest()

@@ -67,7 +67,7 @@ def test_complex_parameters() -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         return layer("product", lambda: x.astype(jnp.complex64) @ weight, probe=probe).real.sum()
 
-    check(loss, WEIGHTS * jnp.complex64(1 + 1j), INPUTS)
+    check(loss, WEIGHTS.astype(jnp.complex64) * jnp.complex64(1 + 1j), INPUTS)
 
 
 def test_integer_and_boolean_outputs_have_no_gradients() -> None:

@@ -18,7 +18,10 @@ Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
 
 def read_or_refuse(path: Path, content: bytes) -> Tensors | None:
     """What a reader makes of a file's content: all its tensors, or None for a refusal."""
-    path.write_bytes(content)
+    # Written over in place: a file system that flushes whatever was truncated and written anew would take its time.
+    with path.open("r+b" if path.exists() else "wb") as file:
+        file.write(content)
+        file.truncate()
     try:
         return read_all(path)
     except DumpError:

@@ -18,7 +18,7 @@ from gradscope.dump.reader import open_dump
 from gradscope.errors import UsageError
 from tests.dumps import read_all, record, write
 
-#: Names of anything, lone surrogates included, with what has a meaning to somebody more often than chance would have it.
+#: What has a meaning to somebody; names hold it more often than chance would have it, and lone surrogates, too.
 PIECES = st.sampled_from(["/", "..", ".", "%", "%4", "41", ".npy", "\\", "\x00"])
 NAMES = st.lists(
     st.text(st.characters(), max_size=5) | PIECES,

@@ -1,0 +1,86 @@
+"""The models of the zoo at sizes that have everything the large ones have: a table that the proofs go through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import models
+from models import linear_regression, mlp, resnet50, transformer
+from tests.oracle import explicit
+from tests.oracle.explicit import Explicit
+
+FOLDER = Path(models.__file__).parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One model.
+
+    Attributes:
+        name: What tests call it.
+        model: Has `init`, `batch` and `loss`.
+        target: How the command line finds the same model.
+        explicit: The same model in plain arithmetic.
+        has_aux: Whether its loss returns a pair.
+        examples: Number of examples in a batch.
+    """
+
+    name: str
+    model: Any
+    target: str
+    explicit: Explicit
+    has_aux: bool = False
+    examples: int = 2
+
+    @property
+    def loss(self) -> Callable[[Any, Any], Any]:
+        return self.model.loss
+
+    def arguments(self) -> tuple[Any, Any]:
+        """Variables and batch in the widest dtype that JAX is set to.
+
+        The variables are noise: those of `init` have norms that scale by 1 and biases of 0, which would hide mistakes.
+        """
+        random = np.random.default_rng(0)
+        shapes = jax.eval_shape(self.model.init, jax.random.key(0))
+        variables = jax.tree.map(lambda leaf: (0.1 * random.standard_normal(leaf.shape)).astype(leaf.dtype), shapes)
+        batch = jax.jit(self.model.batch, static_argnums=1)(jax.random.key(1), self.examples)
+        return variables, jax.tree.map(np.asarray, batch)
+
+
+def _transformer(**options: bool) -> tuple[Any, str]:
+    sizes = {"layers": 2, "width": 8, "heads": 2, "vocabulary": 11, "length": 5}
+    arguments = ", ".join(f"{name}={value}" for name, value in {**sizes, **options}.items())
+    return transformer.Transformer(**sizes, **options), f"{FOLDER / 'transformer.py'}:Transformer({arguments})"
+
+
+def _resnet(depth: int, image_size: int) -> tuple[Any, str]:
+    arguments = f"depth={depth}, classes=10, image_size={image_size}"
+    return resnet50.ResNet(depth, 10, image_size), f"{FOLDER / 'resnet50.py'}:ResNet({arguments})"
+
+
+def _cases() -> dict[str, Case]:
+    found = {
+        "linear_regression": ((linear_regression, "linear_regression"), explicit.linear_regression, False, 32),
+        "mlp": ((mlp, "mlp"), explicit.mlp, False, 8),
+        "transformer, scanned and checkpointed": (_transformer(), explicit.transformer, False, 2),
+        "transformer, unrolled": (_transformer(unroll=True, checkpoint=False), explicit.transformer, False, 2),
+        "resnet18": (_resnet(18, 32), explicit.resnet, True, 2),
+        "resnet50": (_resnet(50, 64), explicit.resnet, True, 2),
+    }
+    return {
+        name: Case(
+            name=name, model=model, target=target, explicit=written_out, has_aux=has_aux, examples=examples
+        )
+        for name, ((model, target), written_out, has_aux, examples) in found.items()
+    }
+
+
+#: By name.
+ZOO = _cases()

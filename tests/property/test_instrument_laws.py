@@ -1,0 +1,301 @@
+"""Laws of the observing program, on random small programs of layers in every kind of frame.
+
+A program is a tree of nodes over an activation of fixed shape. Run *rolled* it uses JAX's constructs; run *unrolled*, the
+oracle, it is plain operations one after another, with a probe at every layer. Layers have names of their own, so a layer
+in a turn is known by its name and the turns around it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradscope.instrument.interpreter import Context, interpret
+from gradscope.instrument.plan import EMPTY_PLAN
+from gradscope.instrument.program import observing_program
+from gradscope.instrument.rules import RULES
+from gradscope.tracing.frames import Frame, iterations
+from gradscope.tracing.tracer import Trace, trace_loss
+from tests.oracle.engine import Observation, assert_close, bits, check_stepwise, expected, observe
+
+WEIGHTS = jnp.linspace(-1.0, 1.0, 8).reshape(2, 2, 2)
+INPUTS = jnp.linspace(-1.0, 2.0, 6).reshape(3, 2)
+
+Probe = Callable[[str, Any], Any]
+
+
+@jax.custom_vjp
+def skewed(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+skewed.defvjp(lambda x: (skewed(x), x), lambda x, cotangent: (cotangent * 2 + x,))
+
+OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "dense": lambda weights, x: jnp.tanh(x @ weights[0]),
+    "scale": lambda weights, x: x * weights[1, :1],
+    "sine": lambda weights, x: jnp.sin(x),
+    "softmax": lambda weights, x: jax.nn.softmax(x),
+    "stop": lambda weights, x: jax.lax.stop_gradient(x) + weights[1, 1:],
+    "skewed": lambda weights, x: skewed(x),
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node: its kind, its name, what it does, and the programs inside it."""
+
+    kind: str
+    name: str
+    operation: str
+    inside: tuple[tuple[Node, ...], ...]
+    turns: int
+
+    def __repr__(self) -> str:
+        return f"{self.kind}({self.name}:{self.operation}, {self.turns}, {self.inside})"
+
+
+def rolled(program: tuple[Node, ...], weights: Any, x: Any) -> Any:
+    """The program with JAX's own constructs."""
+    for node in program:
+        run = [partial(rolled, part, weights) for part in node.inside]
+        if node.kind == "layer":
+            with jax.named_scope(node.name):
+                x = OPERATIONS[node.operation](weights, x)
+        elif node.kind == "scope":
+            with jax.named_scope(node.name):
+                x = run[0](x)
+        elif node.kind == "jit":
+            x = jax.jit(run[0])(x)
+        elif node.kind == "checkpoint":
+            x = jax.checkpoint(partial(rolled, node.inside[0]))(weights, x)
+        elif node.kind == "vmap":
+            x = jax.vmap(lambda row, run=run[0]: run(row[None])[0])(x)
+        elif node.kind == "residual":
+            x = x + run[0](x)
+        elif node.kind == "cond":
+            x = jax.lax.cond(x.sum() > 0, run[0], run[1], x)
+        elif node.kind == "scan":
+            step = lambda carry, _, run=run[0]: (run(carry), carry)  # noqa: E731
+            x, stacked = jax.lax.scan(step, x, None, length=node.turns, reverse=node.operation == "sine")
+            x = x + stacked.mean(axis=0)
+        elif node.kind == "while":
+            body = lambda state, run=run[0]: (state[0] + 1, run(state[1]))  # noqa: E731
+            start = (jnp.int32(0), jax.lax.stop_gradient(x))
+            made = jax.lax.while_loop(lambda state, turns=node.turns: state[0] < turns, body, start)[1]
+            x = x * jax.lax.stop_gradient(made)
+    return x
+
+
+def unrolled(program: tuple[Node, ...], weights: Any, x: Any, probe: Probe, turns: tuple[int, ...] = ()) -> Any:
+    """The program turn by turn, branch by branch; a layer is probed under its name and the turns around it."""
+    for node in program:
+        run = [partial(unrolled, part, weights, probe=probe, turns=turns) for part in node.inside]
+        if node.kind == "layer":
+            x = probe(str((node.name, turns)), OPERATIONS[node.operation](weights, x))
+        elif node.kind == "residual":
+            x = x + run[0](x)
+        elif node.kind == "cond":
+            x = run[0](x) if bool(jax.lax.stop_gradient(x).sum() > 0) else run[1](x)
+        elif node.kind == "scan":
+            order = range(node.turns)
+            stacked = {}
+            for turn in reversed(order) if node.operation == "sine" else order:
+                stacked[turn], x = x, unrolled(node.inside[0], weights, x, probe, (*turns, turn))
+            x = x + jnp.stack([stacked[turn] for turn in order]).mean(axis=0)
+        elif node.kind == "while":
+            made = jax.lax.stop_gradient(x)
+            for turn in range(node.turns):
+                last = probe if turn == node.turns - 1 else lambda _, value: value
+                made = unrolled(node.inside[0], weights, made, last, (*turns, turn))
+            x = x * jax.lax.stop_gradient(made)
+        else:
+            x = run[0](x)
+    return x
+
+
+KINDS = ("layer", "layer", "scope", "jit", "checkpoint", "vmap", "residual", "cond", "scan", "while")
+
+
+@st.composite
+def programs(draw: st.DrawFn, depth: int = 3) -> tuple[Node, ...]:
+    """One to three nodes, the parts of each one level less deep; names are counted in `named`."""
+    return _numbered(_drawn(draw, depth))
+
+
+def _drawn(draw: st.DrawFn, depth: int) -> tuple[Node, ...]:
+    nodes = []
+    for _ in range(draw(st.integers(1, 3 if depth == 3 else 2))):
+        kind = draw(st.sampled_from(KINDS if depth else ("layer",)))
+        parts = {"layer": 0, "cond": 2}.get(kind, 1)
+        inside = tuple(_drawn(draw, depth - 1) for _ in range(parts))
+        operation = draw(st.sampled_from(sorted(OPERATIONS)))
+        nodes.append(Node(kind, "", operation, inside, draw(st.integers(1, 3))))
+    return tuple(nodes)
+
+
+def _numbered(program: tuple[Node, ...]) -> tuple[Node, ...]:
+    numbers = iter(range(10_000))
+
+    def named(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        return tuple(
+            Node(node.kind, f"{node.kind}{next(numbers)}", node.operation, tuple(map(named, node.inside)), node.turns)
+            for node in nodes
+        )
+
+    return named(program)
+
+
+def loss_of(program: tuple[Node, ...]) -> Callable[[Any, Any], Any]:
+    return lambda weights, x: (rolled(program, weights, x) ** 2).sum()
+
+
+def twin_of(program: tuple[Node, ...]) -> Callable[[Any, Any, Probe], Any]:
+    return lambda weights, x, probe: (unrolled(program, weights, x, probe) ** 2).sum()
+
+
+def by_layer(observation: Observation) -> dict[str, Any]:
+    """What was seen of the leaf layers, by their own name and the turns around them."""
+    found = {}
+    for name, seen in observation.seen.items():
+        leaf = re.sub(r"\[\d+\]", "", name).rpartition("/")[2]
+        if leaf.startswith("layer") and seen.activation is not None:
+            found[str((leaf, tuple(map(int, re.findall(r"\[(\d+)\]", name)))))] = seen
+    return found
+
+
+def equations(frame: Frame) -> Iterator[str]:
+    """Primitives of a frame and of all inside it, calls taken as what they run."""
+    for number, equation in enumerate(frame.jaxpr.eqns):
+        inside = frame.children.get(number, [])
+        if not inside or inside[0].kind != "call":
+            yield equation.primitive.name
+        for child in inside:
+            yield from equations(child)
+
+
+def interpreted(trace: Trace) -> Callable[..., Any]:
+    """The traced loss, run again under the empty plan."""
+
+    def run(*values: Any) -> Any:
+        outputs, captured = interpret(Context(plan=EMPTY_PLAN, rules=RULES), trace.jaxpr, trace.constants, values)
+        assert not any(captured)
+        return outputs[0]
+
+    return run
+
+
+# --- laws --------------------------------------------------------------------------------------------------------
+
+
+@given(programs())
+def test_the_empty_plan_is_the_identity(program: tuple[Node, ...]) -> None:
+    trace = trace_loss(loss_of(program), WEIGHTS, INPUTS)
+    again = trace_loss(interpreted(trace), WEIGHTS, INPUTS)
+    before, after = Counter(equations(trace.root)), Counter(equations(again.root))
+    after["clamp"] -= before["cond"]  # `switch` clamps an index that is clamped already
+    assert +after == before
+
+
+@given(programs())
+def test_instrumenting_twice_is_instrumenting_once(program: tuple[Node, ...]) -> None:
+    trace = trace_loss(loss_of(program), WEIGHTS, INPUTS)
+    again = trace_loss(interpreted(trace), WEIGHTS, INPUTS)
+    once, twice = ([(site.names, site.shape, site.dtype, site.reach) for site in t.sites if site.names] for t in (trace, again))
+    assert once == twice
+
+
+@given(programs())
+def test_names_are_unique_and_every_output_of_a_layer_has_one(program: tuple[Node, ...]) -> None:
+    trace = trace_loss(loss_of(program), WEIGHTS, INPUTS)
+    names = [str(name.at(turn)) for site in trace.sites for turn in iterations(site.loops) for name in site.names]
+    assert len(names) == len(set(names))
+    assert all(layer.outputs for layer in trace.layers)
+    assert {value for layer in trace.layers for value in layer.outputs} <= {site.value for site in trace.sites}
+
+
+@given(programs())
+def test_sites_are_in_program_order(program: tuple[Node, ...]) -> None:
+    trace = trace_loss(loss_of(program), WEIGHTS, INPUTS)
+    orders = [site.order for site in trace.sites]
+    assert orders == sorted(orders)
+    assert all(layer.order <= later.order for layer, later in zip(trace.layers, trace.layers[1:], strict=False))
+
+
+@given(programs())
+@settings(max_examples=25)
+def test_stepwise_everything_is_bit_for_bit_what_jax_computes(program: tuple[Node, ...]) -> None:
+    observation = check_stepwise(loss_of(program), WEIGHTS, INPUTS)
+    seen, wanted = by_layer(observation), expected(twin_of(program), WEIGHTS, INPUTS)
+    assert seen.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert_close(seen[name].activation, tensor.activation, what=name)
+        if seen[name].gradient is not None:
+            assert_close(seen[name].gradient, tensor.gradient, what=name)
+        else:  # there is none, or it is forward only: then what is added there changes nothing
+            assert not np.asarray(tensor.gradient).any(), name
+
+
+@given(programs())
+@settings(max_examples=8)
+def test_compiled_everything_is_what_jax_computes(program: tuple[Node, ...]) -> None:
+    value, gradient = jax.jit(jax.value_and_grad(loss_of(program)))(WEIGHTS, INPUTS)
+    observation = observe(loss_of(program), WEIGHTS, INPUTS)
+    assert_close(observation.loss, value)
+    assert_close(observation.observed.gradients[0], gradient)
+    seen, wanted = by_layer(observation), expected(twin_of(program), WEIGHTS, INPUTS)
+    assert seen.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert_close(seen[name].activation, tensor.activation, what=name)
+        if seen[name].gradient is not None:
+            assert_close(seen[name].gradient, tensor.gradient, what=name)
+
+
+@given(programs())
+@settings(max_examples=15)
+def test_observing_programs_type_check_and_leak_nothing(program: tuple[Node, ...]) -> None:
+    trace = trace_loss(loss_of(program), WEIGHTS, INPUTS)
+    from gradscope.instrument.planning import Wanted, make_plan
+
+    plan = make_plan(trace, Wanted())
+    observing, _ = observing_program(trace, plan)
+    with jax.checking_leaks(), jax.enable_checks(True):
+        shapes = jax.eval_shape(observing, [WEIGHTS, INPUTS])
+    for number, site in enumerate(plan.sites):
+        turns = tuple(loop.length for loop in site.loops if loop.length is not None)
+        assert shapes.captured.values[number].shape == (*turns, *site.shape)
+        if number in plan.gradients:
+            assert shapes.cotangents[number].shape == (*turns, *site.shape)
+
+
+@given(programs(depth=2), st.integers(2, 4))
+@settings(max_examples=5)
+def test_a_scan_of_n_turns_yields_n_records(program: tuple[Node, ...], turns: int) -> None:
+    scan = _numbered((Node("scan", "", "dense", (program,), turns),))
+    trace = trace_loss(loss_of(scan), WEIGHTS, INPUTS)
+    for site in trace.sites:
+        if site.value.frame:
+            assert sum(1 for _ in iterations(site.loops)) % turns == 0
+
+
+@given(programs())
+@settings(max_examples=5)
+def test_minus_zero_comes_back_as_minus_zero(program: tuple[Node, ...]) -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("made"):
+            made = rolled(program, weights, x)
+        return (made * -0.0).sum()
+
+    observation = observe(loss, WEIGHTS, INPUTS, jit=False)
+    made = [seen for name, seen in observation.seen.items() if name == "made"]
+    assert all(bits(seen.gradient) == bits(jnp.full((3, 2), -0.0)) for seen in made if seen.gradient is not None)

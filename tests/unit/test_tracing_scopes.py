@@ -1,0 +1,41 @@
+"""Scope paths: how scopes, turns and calls make a name."""
+
+from __future__ import annotations
+
+from gradscope.tracing.scopes import ScopePath
+
+
+def test_scopes_are_joined_from_the_outermost_inwards() -> None:
+    assert ScopePath().scope("encoder").scope("dense").template == "encoder/dense"
+
+
+def test_a_loop_adds_a_turn_to_the_scope_it_runs_in() -> None:
+    path = ScopePath().scope("blocks").loop().scope("attn")
+    assert path.template == "blocks[*]/attn"
+    assert str(path.at([3])) == "blocks[3]/attn"
+
+
+def test_nested_loops_add_up_on_the_scope_they_share_and_apart_on_their_own() -> None:
+    shared = ScopePath().scope("blocks").loop().loop().scope("attn")
+    apart = ScopePath().scope("outer").loop().scope("inner").loop()
+    assert str(shared.at([3, 0])) == "blocks[3][0]/attn"
+    assert str(apart.at([3, 0])) == "outer[3]/inner[0]"
+
+
+def test_a_loop_that_no_scope_encloses_marks_the_first_scope_inside() -> None:
+    path = ScopePath().loop().loop().scope("attn").scope("query")
+    assert str(path.at([1, 2])) == "attn[1][2]/query"
+
+
+def test_the_occurrence_stands_at_the_end_and_the_output_behind_it() -> None:
+    path = ScopePath().scope("lstm").loop().occurring(2)
+    assert path.template == "lstm[*]#2"
+    assert str(path.at([0]).with_output(1)) == "lstm[0]#2.1"
+
+
+def test_slashes_divide_a_name_and_make_no_empty_scopes() -> None:
+    assert ScopePath().scope("/a//b/") == ScopePath().scope("a").scope("b")
+
+
+def test_a_new_scope_is_entered_for_the_first_time() -> None:
+    assert ScopePath().scope("a").occurring(3).scope("b").occurrence == 1

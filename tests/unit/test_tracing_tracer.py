@@ -1,0 +1,120 @@
+"""The tracer: what is known of a loss before it runs, and what it says of one that is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradscope.errors import ModelError
+from gradscope.tracing.tracer import trace_loss
+
+W = {"dense": {"kernel": jnp.ones((3, 2)), "bias": jnp.zeros(2)}}
+X = jnp.ones((4, 3))
+
+
+def loss(variables: Any, x: Any) -> Any:
+    return (x @ variables["dense"]["kernel"] + variables["dense"]["bias"][None]).sum()
+
+
+def test_arguments_are_known_by_family_and_path() -> None:
+    batch = {"image": X, "label": jnp.zeros(4, jnp.int32)}
+    trace = trace_loss(lambda variables, batch: loss(variables, batch["image"]), W, batch)
+    assert [(leaf.family, leaf.name, leaf.differentiated) for leaf in trace.arguments] == [
+        ("param", "dense/bias", True),
+        ("param", "dense/kernel", True),
+        ("input", "image", True),
+        ("input", "label", False),
+    ]
+
+
+def test_of_flaxs_collections_only_the_parameters_are_differentiated() -> None:
+    variables = {"params": W, "batch_stats": {"norm": {"mean": jnp.zeros(2)}}}
+    trace = trace_loss(lambda variables, x: loss(variables["params"], x), variables, X)
+    found = [(leaf.family, leaf.name, leaf.differentiated) for leaf in trace.arguments]
+    assert found == [
+        ("state", "batch_stats/norm/mean", False),
+        ("param", "dense/bias", True),
+        ("param", "dense/kernel", True),
+        ("input", "value", True),
+    ]
+
+
+def test_auxiliary_outputs_are_known_by_path() -> None:
+    trace = trace_loss(lambda variables, x: (loss(variables, x), {"accuracy": x.mean(), "none": None}), W, X)
+    assert [(leaf.family, leaf.name, leaf.shape) for leaf in trace.auxiliary] == [("aux", "accuracy", ())]
+
+
+def test_shapes_are_enough() -> None:
+    shapes = jax.eval_shape(lambda: (W, X))
+    assert trace_loss(loss, *shapes).fingerprint == trace_loss(loss, W, X).fingerprint
+
+
+def test_the_fingerprint_tells_programs_apart() -> None:
+    def scoped(variables: Any, x: Any) -> Any:
+        with jax.named_scope("scope"):
+            return loss(variables, x)
+
+    programs = {
+        "one": loss,
+        "another constant": lambda variables, x: loss(variables, x) * 2,
+        "and another": lambda variables, x: loss(variables, x) * 3,
+        "other shapes": lambda variables, x: loss(variables, x[:2]),
+        "under a scope": scoped,
+        "one way": lambda variables, x: loss(variables, jnp.sin(x) + jnp.sin(jnp.sin(x))),
+        "another way": lambda variables, x: loss(variables, x + jnp.sin(jnp.sin(jnp.sin(x)))),
+    }
+    assert len({trace_loss(program, W, X).fingerprint for program in programs.values()}) == len(programs)
+    assert trace_loss(loss, W, X).fingerprint == trace_loss(lambda w, x: loss(w, x), W, X).fingerprint
+
+
+NOT_LOSSES = {
+    "a vector": (lambda w, x: x.sum(axis=1), "has shape (4,)"),
+    "an integer": (lambda w, x: (x > 0).sum(), "int32"),
+    "a complex number": (lambda w, x: x.sum().astype(jnp.complex64), "complex64"),
+    "nothing": (lambda w, x: None, "NoneType"),
+    "a dictionary": (lambda w, x: {"loss": x.sum()}, "dict"),
+    "three values": (lambda w, x: (x.sum(), x, x), "tuple"),
+}
+
+
+@pytest.mark.parametrize(("function", "told"), NOT_LOSSES.values(), ids=NOT_LOSSES.keys())
+def test_what_is_no_loss_is_told_so(function: Any, told: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        trace_loss(function, W, X)
+    assert told in str(caught.value)
+    assert caught.value.hint
+
+
+def test_tracing_runs_nothing() -> None:
+    def run(x: Any) -> Any:
+        raise AssertionError("ran")
+
+    def hosted(variables: Any, x: Any) -> Any:
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        return loss(variables, x) * jax.pure_callback(run, shape, jax.lax.stop_gradient(x))
+
+    trace_loss(hosted, W, X)
+
+
+def test_numpy_arrays_and_python_numbers_are_arguments_like_any_other() -> None:
+    trace = trace_loss(lambda variables, batch: loss(variables, batch["x"]) * batch["scale"], W,
+                       {"x": np.ones((4, 3), np.float32), "scale": 2.0})  # fmt: skip
+    assert [(leaf.name, leaf.shape) for leaf in trace.arguments if leaf.family == "input"] == [("scale", ()), ("x", (4, 3))]
+
+
+def test_the_fingerprint_is_the_same_in_another_process() -> None:
+    program = (
+        "import jax, jax.numpy as jnp; from gradscope.tracing.tracer import trace_loss\n"
+        "relu = jax.custom_jvp(lambda x: jnp.maximum(x, 0)); relu.defjvp(lambda p, t: (relu(*p), t[0]))\n"
+        "step = jax.checkpoint(lambda carry, w: (jax.jit(relu)(carry @ w), None))\n"
+        "loss = lambda w, x: jax.lax.scan(step, x, w)[0].sum()\n"
+        "print(trace_loss(loss, jnp.ones((2, 3, 3)), jnp.ones((4, 3))).fingerprint)\n"
+    )
+    runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in range(2)]
+    assert runs[0].stdout == runs[1].stdout
