@@ -15,6 +15,7 @@ Anything else, longdouble, objects, strings and structs among them, is refused b
 from __future__ import annotations
 
 import re
+import sys
 from functools import lru_cache
 from typing import Any, Final
 
@@ -124,11 +125,16 @@ def encode(array: Array) -> Array:
     Raises:
         UsageError: Its dtype cannot be stored, or it is a masked array, whose mask would be lost.
     """
-    if isinstance(array, np.ma.MaskedArray):
+    if _is_masked(array):
         raise UsageError("a masked array cannot be stored", hint="fill it first: array.filled(value)")
     name = dtype_name(array.dtype)
     target = stored_dtype(name)
     return array.view(target) if name in _VIEWED else array.astype(target, copy=False)
+
+
+def _is_masked(array: Array) -> bool:
+    # There is none where nobody imported them, and to ask NumPy for their class would import them: 35 ms.
+    return "numpy.ma" in sys.modules and isinstance(array, np.ma.MaskedArray)
 
 
 def decode(stored: Array, name: str) -> Array:

@@ -36,6 +36,8 @@ class LayerTree:
 
     def note(self, draft: Draft, power: Power | None) -> None:
         """Take in one draft."""
+        if draft.family == naming.STATE:
+            return  # like a parameter, it is something that a layer has, and nothing that flows through it
         gradient = naming.is_gradient(draft.family)
         if power is not None:
             self._powers[draft.origin.value, draft.origin.turn, gradient] = power

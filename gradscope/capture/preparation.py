@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from gradscope.capture.run import Run
 from gradscope.capture.timings import Timings
+from gradscope.errors import ModelError
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.planning import Wanted, make_plan
 from gradscope.instrument.program import observing_program
@@ -70,9 +71,9 @@ def model_arguments(
     init_key, batch_key = jax.random.split(jax.random.key(seed))
     size = _default_size(model) if batch_size is None else batch_size
     with user_code(f"init of {model.name}"):
-        variables, make_variables = _deferred(lambda: _converted(model.init(init_key), dtype))
+        variables, make_variables = _deferred(lambda: _converted("init", model.init(init_key), dtype))
     with user_code(f"batch of {model.name}"):
-        batch, make_batch = _deferred(lambda: _converted(model.batch(batch_key, size), dtype))
+        batch, make_batch = _deferred(lambda: _converted("batch", model.batch(batch_key, size), dtype))
     notes: tuple[str, ...] = ()
     if data is not None:
         read = batch_from_file(data, batch)
@@ -103,11 +104,24 @@ def _deferred(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
         return jax.eval_shape(lambda: values), lambda: values
 
 
-def _converted(tree: Any, dtype: str | None) -> Any:
+def _converted(maker: str, tree: Any, dtype: str | None) -> Any:
+    """What the model's `init` or `batch` made, its floating-point leaves converted."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        _require_array(f"{maker}()" + jax.tree_util.keystr(path), leaf)
     if dtype is None:
         return tree
     wanted = jnp.dtype(dtype)
     return jax.tree_util.tree_map(lambda leaf: leaf.astype(wanted) if _is_floating(leaf) else leaf, tree)
+
+
+def _require_array(name: str, leaf: Any) -> None:
+    try:
+        jax.typeof(leaf)
+    except TypeError as error:
+        raise ModelError(
+            f"{name} is of type {type(leaf).__name__}, expected an array or a number",
+            hint="return a pytree of arrays; what is no number does not go into a loss",
+        ) from error
 
 
 def _is_floating(leaf: Any) -> bool:

@@ -38,7 +38,7 @@ def guarded(program: Callable[[], object], arguments: Sequence[str]) -> int:
     """Run a program and return its exit status; tell of any failure on standard error.
 
     Args:
-        program: What to run; it may leave by `SystemExit`.
+        program: What to run; its exit status is what it returns, or leaves by `SystemExit` with, and 0 is None.
         arguments: The command line without the program's name. `--traceback` among them adds tracebacks to messages;
             it is looked for here because an error may come before options are read.
     """
@@ -54,19 +54,18 @@ def guarded(program: Callable[[], object], arguments: Sequence[str]) -> int:
 
 def _status(program: Callable[[], object]) -> int:
     """Run a program to its end, output delivered."""
-    status: object = 0
     try:
-        program()
+        status = program()
     except SystemExit as leaving:
-        status = leaving.code or 0
-        # Typer makes 1 of a broken pipe, which is our status for "different", and says nothing of Ctrl-C.
+        status = leaving.code
+        # Typer makes 1 of a broken pipe, which is our status for "different".
         if isinstance(leaving.__context__, BrokenPipeError):
             raise leaving.__context__ from None
-        if status == INTERRUPTED:
-            raise KeyboardInterrupt from leaving
+    if status == INTERRUPTED:  # and it makes this of an interrupt, without a word
+        raise KeyboardInterrupt
     if sys.stdout is not None:
         sys.stdout.flush()
-    return status if isinstance(status, int) else BUG
+    return status if isinstance(status, int) else 0 if status is None else BUG
 
 
 def _release_output() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradscope.cli import options
+from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.options import Format
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ class _Options:
 
 
 def dump(
+    context: typer.Context,
     target: options.Target,
     output: Annotated[
         Path | None,
@@ -78,18 +82,19 @@ def dump(
     from gradscope.report import Query, dump_report
     from gradscope.stats import find
 
+    options.require_one_of(batch_size=batch_size, data=data)
     rules = checked_rules(check) | {SELF_CHECK}
     selection, chosen = Selection.parse(select, exclude), options.family_set(families)
-    set_up_jax(x64=x64, matmul_precision=matmul_precision, cache=not no_cache)
+    set_up_jax(x64=x64, dtype=dtype, matmul_precision=matmul_precision, cache=not no_cache)
     asked = _Options(
-        target=target, output=output, seed=seed, batch_size=batch_size, data=data, dtype=dtype, self_check=self_check,
+        target=target, output=output, seed=seed, batch_size=batch_size, data=data, dtype=dtype and dtype.value, self_check=self_check,
         stats_only=stats_only, exact_quantiles=exact_quantiles, widen=cast is not None, force=force, quiet=quiet,
         verbose=verbose,
     )  # fmt: skip
     from gradscope.instrument.planning import EVERYTHING, Wanted
 
     wanted = Wanted(selection=selection, families=EVERYTHING if chosen is None else chosen, depth=depth)
-    path, manifest = _run(asked, wanted)
+    path, manifest = _run(asked, wanted, context.obj)
     findings = find(manifest)
     report = dump_report("dump", str(path), manifest, findings, query=Query(sort=sort), fold=not no_fold)
     print_report(report, options.chosen_format(output_format, json=json))
@@ -97,18 +102,18 @@ def dump(
         raise typer.Exit(1)
 
 
-def _run(asked: _Options, wanted: Wanted) -> tuple[Path, Manifest]:
+def _run(asked: _Options, wanted: Wanted, interrupts: Interrupts) -> tuple[Path, Manifest]:
     """Load, run and write; returns where the dump is and what it holds."""
     from gradscope.capture.measured import TensorReading
     from gradscope.capture.one_shot import DumpRequest, dump_model
     from gradscope.capture.preparation import model_arguments
     from gradscope.capture.timings import Timings
-    from gradscope.cli.interrupts import Interrupts
     from gradscope.cli.progress import Progress
     from gradscope.dump.writer import DumpWriter
     from gradscope.tracing.loader import load_model
 
-    with Interrupts() as interrupts, Progress(quiet=asked.quiet) as progress:
+    # What the model prints are remarks; standard output is for results.
+    with redirect_stdout(sys.stderr), Progress(quiet=asked.quiet) as progress:
         model = load_model(asked.target)
         path = asked.output or Path(f"{model.slug}.npz")
         writer = DumpWriter(path, force=asked.force)

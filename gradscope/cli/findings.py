@@ -12,25 +12,24 @@ if TYPE_CHECKING:
 #: The rule that always fails a command: it is about gradscope and not about the model.
 SELF_CHECK: Final = "self-check"
 
+#: What stands for every rule.
+ALL: Final = "all"
+
 
 def checked_rules(check: str | None) -> frozenset[str]:
     """The rules of a `--check` list; `all` stands for every rule.
 
     Raises:
-        UsageError: There is no such rule.
+        UsageError: There is no such rule, or none is named.
     """
-    from gradscope.errors import UsageError
-    from gradscope.naming.patterns import nearest_hint
+    from gradscope.cli.options import listed
     from gradscope.stats import RULES
 
+    if check is None:
+        return frozenset()
     known = [rule.name for rule in RULES]
-    asked = [name.strip() for name in (check or "").split(",") if name.strip()]
-    if "all" in asked:
-        return frozenset(known)
-    for name in asked:
-        if name not in known:
-            raise UsageError(f"there is no finding {name!r}", hint=nearest_hint(name, known))
-    return frozenset(asked)
+    asked = listed(check, [*known, ALL], "finding")
+    return frozenset(known) if ALL in asked else asked
 
 
 def trips(findings: Sequence[Finding], rules: frozenset[str]) -> bool:

@@ -1,53 +1,28 @@
-"""The program: its commands, and the one way in and out.
+"""The way in and out: under guard from the first instruction, before anything slow is imported.
 
-A command's module declares options and calls what does the work; JAX, NumPy and rich are imported inside its function,
-so that `--help`, `--version` and completion start at once.
+Importing JAX takes half a second, in which Ctrl-C would become an `ImportError` or be swallowed by a callback. So
+signals are taken first, then streams are made safe to write to, and only then does the program begin.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated, NoReturn
-
-import typer
+from functools import partial
+from typing import NoReturn
 
 from gradscope.cli.boundary import guarded
-from gradscope.cli.compare import compare
-from gradscope.cli.dump import dump
-from gradscope.cli.recover import recover
-from gradscope.cli.show import show
-from gradscope.cli.verify import verify
-
-app = typer.Typer(
-    name="gradscope",
-    help="Gradient inspection for JAX: what every layer computes and what flows back through it.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for command in (dump, show, compare, verify, recover):
-    app.command()(command)
-
-
-def _print_version(*, asked: bool) -> None:
-    if asked:
-        from importlib.metadata import version
-
-        typer.echo(f"gradscope {version('gradscope-jax')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    *,
-    version: Annotated[
-        bool, typer.Option("--version", callback=lambda asked: _print_version(asked=asked), is_eager=True,
-                           help="Show the version.")
-    ] = False,
-) -> None:  # fmt: skip
-    pass
+from gradscope.cli.interrupts import Interrupts
+from gradscope.cli.streams import open_streams
 
 
 def main() -> NoReturn:
     """Run the command line and exit."""
-    sys.exit(guarded(app, sys.argv[1:]))
+    open_streams()
+    with Interrupts() as interrupts:
+        sys.exit(guarded(partial(_run, interrupts), sys.argv[1:]))
+
+
+def _run(interrupts: Interrupts) -> int:
+    from gradscope.cli.program import run
+
+    return run(interrupts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -158,20 +159,51 @@ def chosen_format(output_format: Format, *, json: bool) -> Format:
     return Format.JSON if json else output_format
 
 
+def require_one_of(**values: object) -> None:
+    """Refuse options that contradict each other.
+
+    Args:
+        values: What was given to them; None or False where nothing was.
+
+    Raises:
+        UsageError: More than one was given.
+    """
+    from gradscope.errors import UsageError
+
+    given = [f"--{name.replace('_', '-')}" for name, value in values.items() if value not in (None, False)]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} contradict each other", hint="give one of them")
+
+
+def listed(text: str, known: Collection[str], kind: str) -> frozenset[str]:
+    """The names in an option's comma-separated list.
+
+    Args:
+        text: The list.
+        known: The names there are.
+        kind: What they are names of.
+
+    Raises:
+        UsageError: It names nothing, or something that is not known.
+    """
+    from gradscope.errors import UsageError
+    from gradscope.naming.patterns import nearest_hint
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no {kind} {name!r}", hint=nearest_hint(name, list(known)))
+    if not names:
+        raise UsageError(f"the list of {kind} names is empty", hint=f"there are {', '.join(known)}")
+    return frozenset(names)
+
+
 def family_set(families: str | None) -> frozenset[str] | None:
     """The families of a `--families` list; None where all are asked for.
 
     Raises:
-        UsageError: There is no such family.
+        UsageError: There is no such family, or none is named.
     """
-    from gradscope.errors import UsageError
     from gradscope.naming import FAMILIES
-    from gradscope.naming.patterns import nearest_hint
 
-    if families is None:
-        return None
-    asked = [name.strip() for name in families.split(",") if name.strip()]
-    for name in asked:
-        if name not in FAMILIES:
-            raise UsageError(f"there is no family {name!r}", hint=nearest_hint(name, FAMILIES))
-    return frozenset(asked)
+    return None if families is None else listed(families, FAMILIES, "family")

@@ -32,8 +32,27 @@ def print_report(report: Report, output_format: Format) -> None:
 
 
 def print_plain(text: str) -> None:
-    """Print text as it is."""
-    sys.stdout.write(text)
+    """Print text as it is, and see it delivered.
+
+    Raises:
+        MachineError: It cannot be, because the disk behind it is full, say.
+    """
+    from gradscope.errors import MachineError
+
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise MachineError(f"cannot write to standard output: {error.strerror}") from error
+
+
+def print_line(line: str) -> None:
+    """Print one line of results, safe for a terminal."""
+    from gradscope.naming import printable
+
+    print_plain(printable(line) + "\n")
 
 
 def say(line: str) -> None:

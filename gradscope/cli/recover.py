@@ -17,9 +17,9 @@ def recover(
     traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Save the tensors that a killed run had finished."""
-    from gradscope.cli.printing import print_plain
+    from gradscope.cli.printing import print_line
     from gradscope.dump.recover import recover as recovered
-    from gradscope.naming import printable
 
     found = recovered(partial, output, force=force)
-    print_plain(f"{printable(str(output))}: {found}\n")
+    saved = f"{found.tensors:,} tensors ({found.size_bytes:,} bytes) saved"
+    print_line(f"{output}: {saved}; {found.lost_bytes:,} bytes behind them are no whole tensor")

@@ -39,14 +39,15 @@ def show(
     from gradscope.dump.reader import open_dump
     from gradscope.naming import Selection
     from gradscope.report import LedgerReport, Query, dump_report, tensor_report
-    from gradscope.stats import find
+    from gradscope.stats import find, measured
 
+    options.require_one_of(tensor=tensor, ledger=ledger)
     rules = checked_rules(check)
     query = Query(
         selection=Selection.parse(select, exclude), families=options.family_set(families), depth=depth, sort=sort
     )
     with open_dump(dump) as source:
-        manifest = source.manifest
+        manifest = measured(source)
     findings = find(manifest)
     if tensor is not None:
         report = tensor_report(str(dump), manifest, tensor, findings)

@@ -6,9 +6,11 @@ import math
 
 
 def brief(number: float) -> str:
-    """A number in two digits: `2.1e-2`, `0`, `inf`."""
+    """A number in two digits: `2.1e-2`, `1.5`, `0`, `inf`."""
     if number == 0 or not math.isfinite(number):
         return f"{number:g}"
+    if 0.1 <= number < 9.95:
+        return f"{number:#.2g}"
     significand, exponent = f"{number:.1e}".split("e")
     return f"{significand}e{int(exponent)}"
 

@@ -30,7 +30,9 @@ def checked_target(path: Path, *, force: bool) -> Path:
         target = Path(os.path.realpath(path))
         mode = _mode(target)
         parent = _mode(target.parent)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UsageError(f"cannot write to {shown}: {error.strerror}") from error
+    except ValueError as error:  # a NUL character
         raise UsageError(f"cannot write to {shown}: {error}") from error
     if mode is not None and not stat.S_ISREG(mode):
         raise UsageError(f"cannot write to {shown}: it is {_kind(mode)}, not a regular file")

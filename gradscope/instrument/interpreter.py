@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.taps import tap
+from gradscope.instrument.taps import Observer, tap
 from gradscope.tracing.frames import OPERAND, FrameKey
 from gradscope.tracing.jaxcompat import Atom, Equation, FrameKind, Jaxpr, bind, is_literal, kind_of, varying
 
@@ -85,9 +86,11 @@ class Context:
         """Numbers of the sites in this frame and in the frames inside it."""
         return self.plan.inside(self.frame)
 
-    def observe(self, value: Any) -> Any:
-        """What is kept of a value; between shards it may always differ, so that all branches and turns agree on its type."""
-        return varying(self.plan.observe(value), self.axes)
+    @property
+    def observe(self) -> Observer:
+        """The plan's observer, for values that may differ between shards: so all branches and turns agree on the type."""
+        # A partial and not a method: the backward rules that keep it must not keep this context, which holds tracers.
+        return partial(_observed_in_shards, self.plan.observe, self.axes)
 
     def own_sinks(self) -> dict[int, Any]:
         """The sinks of those sites."""
@@ -146,4 +149,8 @@ def _observe(context: Context, site: int, value: Any, captured: Captured) -> Any
     sink = context.sinks.get(site)
     if sink is None:
         return value
-    return tap(value, sink, context.observe, lambda: context.reached.add(site))
+    return tap(value, sink, context.observe, partial(context.reached.add, site))
+
+
+def _observed_in_shards(observe: Observer, axes: tuple[str, ...], value: Any) -> Any:
+    return varying(observe(value), axes)

@@ -53,7 +53,8 @@ def make_plan(trace: Trace, wanted: Wanted, observe: Observer = whole_tensor) ->
         wanted.selection.require_matches(_known_names(trace))
     shown = {site.value for site in trace.sites if any(_wants_site(wanted, site, family) for family in _LAYER_FAMILIES)}
     read = {value for layer in trace.layers if not shown.isdisjoint(layer.outputs) for value in layer.inputs}
-    sites = tuple(site for site in trace.sites if site.value in shown | read and not site.opaque)
+    observed = shown | read
+    sites = tuple(site for site in trace.sites if site.value in observed and not site.opaque)
     gradients = {number for number, site in enumerate(sites) if has_gradient(site)}
     if naming.ACTIVATION_GRAD not in wanted.families:
         gradients = set[int]()

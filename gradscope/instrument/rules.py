@@ -173,26 +173,27 @@ def while_rule(
     condition, condition_constants = opened(params["cond_jaxpr"])
     first_constant, first_carry = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
 
-    def goes_on(state: tuple[Sequence[Any], Captured, Any]) -> Any:
+    def goes_on(state: tuple[Sequence[Any], Captured, Sequence[Any]]) -> Any:
         outputs, _ = interpret(unplanned, condition, condition_constants, [*values[:first_constant], *state[0]])
         return outputs[0]
 
-    def body(state: tuple[Sequence[Any], Captured, Any]) -> Any:
-        carries, seen, turn = state
+    def body(state: tuple[Sequence[Any], Captured, Sequence[Any]]) -> Any:
+        carries, seen, counts = state
         outputs, captured = _run(
             inside.turn({}), sub_jaxprs(equation)[0], [*values[first_constant:first_carry], *carries]
         )
         seen.take(_executed(inside.turn({})))
         seen.take(captured)
-        return outputs, seen, turn + 1
+        return outputs, seen, [count + 1 for count in counts]
 
     unplanned = Context(plan=EMPTY_PLAN, rules=context.rules)
-    start = (list(values[first_carry:]), _not_executed(inside.turn({})), _full(inside, (), jnp.int32, 0))
+    counts = [_full(inside, (), jnp.int32, 0)] if inside.inside else []
+    start = (list(values[first_carry:]), _not_executed(inside.turn({})), counts)
     with traced_as(equation):
-        outputs, captured, count = jax.lax.while_loop(goes_on, body, start)
+        outputs, captured, counts = jax.lax.while_loop(goes_on, body, start)
     for site in inside.inside:
         deeper = captured.turns.get(site, _no_turns(inside.turn({}), site))
-        here = jnp.broadcast_to(count, (*deeper.shape[:-1], 1))
+        here = jnp.broadcast_to(counts[0], (*deeper.shape[:-1], 1))
         captured.turns[site] = jnp.concatenate([here, deeper], axis=-1)
     return outputs, captured
 

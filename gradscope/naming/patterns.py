@@ -11,9 +11,13 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gradscope.errors import UsageError
 from gradscope.naming.printable import printable
+
+#: So many names a hint tells, where none of them is near.
+_FEW: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +81,23 @@ class Selection:
                 )
 
 
-def nearest_hint(wanted: str, known: Sequence[str]) -> str:
-    """A sentence that names the names of `known` nearest to `wanted`."""
-    near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.4)
+def nearest_hint(wanted: str, known: Iterable[str]) -> str:
+    """A sentence that names the names of `known` nearest to `wanted`, upper and lower case being near."""
+    names = list(dict.fromkeys(known))
+    near = _nearest(wanted, names)
     if near:
-        return "did you mean " + ", ".join(printable(name) for name in near) + "?"
-    some = ", ".join(printable(name) for name in known[:3])
-    return f"there are {len(known)} names, such as {some}" if known else "there are no names to select from"
+        return "did you mean " + ", ".join(map(printable, near)) + "?"
+    if len(names) <= _FEW:
+        return "there are " + ", ".join(map(printable, names)) if names else "there are no names to select from"
+    return f"there are {len(names):,} names, such as {', '.join(map(printable, names[:3]))}"
+
+
+def _nearest(wanted: str, names: Sequence[str]) -> list[str]:
+    by_folded: dict[str, str] = {}
+    for name in names:
+        by_folded.setdefault(name.casefold(), name)
+    near = difflib.get_close_matches(wanted.casefold(), by_folded, n=3, cutoff=0.4)
+    return [by_folded[each] for each in near]
 
 
 def _glob_to_regex(glob: str) -> str:

@@ -7,6 +7,7 @@ gradients where the backward pass does. What would make the comparison pass stan
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +23,15 @@ from gradscope.dump.record import Json
 from gradscope.report.document import Document, Remark, Remarks
 from gradscope.report.numbers import count
 from gradscope.report.picks import pick
+from gradscope.report.rows import place
 from gradscope.report.screen import Screen
 from gradscope.report.styles import BAD, DOUBTFUL, GOOD, style_of_words
 from gradscope.report.table import Column, Line, Table
 
 #: How many reasons of one status a terminal shows.
 _REASONS_PER_STATUS: Final = 10
+#: How many names of either side are shown where the dumps have none in common.
+_SOME_NAMES: Final = 5
 _NAME: Final = Column(heading="name", kind="name")
 _PICKS: Final = (
     pick("status", 0, "words"),
@@ -64,12 +68,16 @@ class ComparisonReport:
     worst_first: bool = False
 
     def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
-        """Verdict, provenance, tables, reasons, and what would pass."""
-        style = _VERDICT_STYLES[self.comparison.verdict]
-        verdict = Remark(label=self.comparison.verdict, text=self.comparison.sentence, style=style)
+        """Verdict, provenance, tables, reasons, and what would pass; of dumps that share nothing, some of their names."""
+        verdict = self.comparison.verdict
+        judged = Remarks(
+            remarks=(Remark(label=verdict, text=self.comparison.sentence, style=_VERDICT_STYLES[verdict]),)
+        )
+        if verdict == "nothing compared" and not self.everything:
+            return judged, Remarks(remarks=tuple(_strangers(self.comparison.rows)))
         provenance = tuple(map(_provenance, self.comparison.provenance_differences))
         return (
-            Remarks(remarks=(verdict,)),
+            judged,
             Remarks(title="The runs differ in", remarks=provenance),
             *self._tables(),
             Remarks(title="Reasons", remarks=tuple(self._reasons()), at_most=_REASONS_PER_STATUS),
@@ -116,6 +124,15 @@ class ComparisonReport:
         yield from _what_would_pass([row for row in self.comparison.rows if row.counts])
 
 
+def _strangers(rows: Sequence[Row]) -> Iterator[Remark]:
+    """What there is on either side, where no name is on both."""
+    for label, status in (("reference", "missing"), ("candidate", "extra")):
+        keys = [naming.key_of(row.family, row.name) for row in rows if row.status == status]
+        if keys:
+            some = ", ".join(keys[:_SOME_NAMES]) + (", ..." if len(keys) > _SOME_NAMES else "")
+            yield Remark(label=label, text=f"{counted(len(keys), 'name')}: {some} (--all shows all)")
+
+
 def in_tree_order(rows: Sequence[Row]) -> list[Row]:
     """Rows in execution order, a composite layer before its parts although its output is made last."""
     begins: dict[str, int] = {}
@@ -129,8 +146,7 @@ def in_tree_order(rows: Sequence[Row]) -> list[Row]:
 
 def _place(family: str) -> tuple[bool, int]:
     """Where a family's table stands: what was computed from before what came of it."""
-    known = family in naming.FAMILIES
-    return naming.is_gradient(family), naming.FAMILIES.index(family) if known else len(naming.FAMILIES)
+    return naming.is_gradient(family), place(family)
 
 
 def _line(row: Row) -> Line:
@@ -165,7 +181,8 @@ def _what_would_pass(rows: Sequence[Row]) -> Iterator[Remark]:
 def rounded_up(tolerance: float) -> str:
     """The tolerance in two digits, never less than it is."""
     # Of its shortest spelling: 0.002 is a little more than two thousandths, and --tol 2.0e-3 is read as just that.
-    return f"{Context(prec=2, rounding=ROUND_CEILING).create_decimal(Decimal(repr(tolerance))):.1e}"
+    rounded = Context(prec=2, rounding=ROUND_CEILING).create_decimal(Decimal(repr(tolerance)))
+    return f"{rounded:.1e}".removesuffix("e+0")
 
 
 def _provenance(difference: Mapping[str, Json]) -> Remark:
@@ -177,4 +194,6 @@ def _side(difference: Mapping[str, Json], side: str) -> str:
     if side not in difference:
         return "(unknown)"
     value = difference[side]
+    if isinstance(value, list):  # a command line
+        return shlex.join(map(str, value))
     return value if isinstance(value, str) else dumps(value)

@@ -40,12 +40,17 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     counts = manifest.ledger.counts()
     yield "tensors", ", ".join(f"{count(n)} {reason}" for reason, n in counts.items()) if any(counts.values()) else ""
     yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
-    yield "seconds", ", ".join(f"{phase} {number(seconds)}" for phase, seconds in manifest.timings.items())
+    yield "seconds", ", ".join(f"{phase} {_seconds(seconds)}" for phase, seconds in manifest.timings.items())
     yield "run", ", ".join(_provenance(manifest.provenance))
     yield "statistics", "" if manifest.tier == "full" else f"of the {manifest.tier} tier only"
     yield "dump", path
     yield "note", manifest.note
     yield "incomplete", "" if manifest.complete else "the run that wrote this dump did not finish"
+
+
+def _seconds(seconds: float) -> str:
+    """Seconds that add up by eye, and no zero where there was some work."""
+    return "<0.001" if 0 < seconds < 0.0005 else f"{seconds:.3f}"
 
 
 def _self_check(found: Mapping[str, Json]) -> str:

@@ -57,6 +57,11 @@ class Row:
         return {"name": self.name, "family": self.family, **self.values}
 
 
+def place(family: str) -> int:
+    """Where a family stands among others: in the order of execution, an unknown one last."""
+    return _PLACES.get(family, len(_PLACES))
+
+
 def value_family(family: str) -> str:
     """The family whose table a family belongs to: that of the values for gradients, otherwise itself."""
     return naming.value_family(family) or family
@@ -93,14 +98,13 @@ class _Facts:
 
     def _rank(self, entry: Entry, first: Mapping[tuple[str, str], int]) -> tuple[int, ...]:
         family = value_family(entry.family)
-        place = _PLACES.get(family, len(_PLACES))
         # Last: the position in the file, so that a gradient stays behind its own value.
         behind = (entry.site.index, first[family, entry.name], int(naming.is_gradient(entry.family)))
         if family != naming.ACTIVATION:
-            return (place, *behind)
+            return (place(family), *behind)
         layer = self._layer(entry)
         # A composite hands on its value last, but it is read first.
-        return (place, entry.site.index if layer is None else layer.index, entry.name.count("/"), *behind)
+        return (place(family), entry.site.index if layer is None else layer.index, entry.name.count("/"), *behind)
 
     def _layer(self, entry: Entry) -> Layer | None:
         """The layer an activation is named after, with or without the mark of one of its outputs."""

@@ -14,7 +14,7 @@ from typing import Final
 from gradscope import naming
 from gradscope.dump.record import Json
 from gradscope.report.picks import Pick, nonfinite, pick
-from gradscope.report.rows import Row, value_family
+from gradscope.report.rows import Row, place, value_family
 from gradscope.report.table import Cell, Column, Line, Table
 
 #: The dtype that goes without saying.
@@ -109,7 +109,7 @@ def sections(rows: Sequence[Row], notes: Mapping[str, Sequence[str]], *, in_orde
         in_order: Whether that is execution order.
 
     Returns:
-        One table per family of values, in the order in which the families first occur; every row is in one line.
+        One table per family of values, whatever the order of lines in it; every row is in one line.
     """
     families: dict[str, dict[str, _Pair]] = {}
     for row in rows:
@@ -118,7 +118,7 @@ def sections(rows: Sequence[Row], notes: Mapping[str, Sequence[str]], *, in_orde
             pair.gradient = row
         else:
             pair.value = row
-    return tuple(_section(family, pairs, notes, in_order=in_order) for family, pairs in families.items())
+    return tuple(_section(family, families[family], notes, in_order=in_order) for family in sorted(families, key=place))
 
 
 def _section(family: str, pairs: Mapping[str, _Pair], notes: Mapping[str, Sequence[str]], *, in_order: bool) -> Table:

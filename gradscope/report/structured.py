@@ -29,7 +29,7 @@ def indented_json(value: Mapping[str, Json]) -> str:
 
 
 def csv_text(rows: Sequence[Mapping[str, Json]]) -> str:
-    """Rows as CSV with a heading of all their keys, in the order in which these first occur.
+    """Rows as CSV with a heading: name and family, which all rows have, and all other keys as they first occur.
 
     Args:
         rows: Values by column; what is absent stays empty.
@@ -37,7 +37,7 @@ def csv_text(rows: Sequence[Mapping[str, Json]]) -> str:
     Returns:
         Lines, each with its line feed; floats as Python writes them, lists as JSON.
     """
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+    columns = list(dict.fromkeys(("name", "family", *(name for row in rows for name in row))))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(naming.printable, columns))

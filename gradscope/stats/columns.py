@@ -14,13 +14,6 @@ from gradscope.dump.record import Json
 from gradscope.errors import DumpError
 
 
-def json_number(value: float | None) -> Json:
-    """A number as JSON can say it; None for none."""
-    if value is None or isinstance(value, int) or math.isfinite(value):
-        return value
-    return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
-
-
 def number(columns: Mapping[str, Json], name: str) -> float | None:
     """The number of one column; None where it does not apply.
 

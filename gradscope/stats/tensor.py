@@ -27,10 +27,10 @@ from gradscope.arrays.passes import reduce_array
 from gradscope.arrays.quantiles import exact_quantiles as quantiles_of
 from gradscope.arrays.quantiles import rank_of
 from gradscope.arrays.reductions import Reduction
-from gradscope.dump.jsontext import as_float
+from gradscope.dump.jsontext import as_float, from_float
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
-from gradscope.stats.columns import field, json_number, number, reduction_of, shape_of
+from gradscope.stats.columns import field, number, reduction_of, shape_of
 
 Tier: TypeAlias = Literal["core", "full"]
 
@@ -76,7 +76,7 @@ class TensorStats:
     def to_json(self) -> dict[str, Json]:
         """The columns that apply, by name, and the histogram."""
         columns: dict[str, Json] = {"size": self.size, "shape": list(self.shape), "dtype": self.dtype}
-        columns |= {name: value for name in _NUMBERS if (value := json_number(getattr(self, name))) is not None}
+        columns |= {name: from_float(value) for name in _NUMBERS if (value := getattr(self, name)) is not None}
         columns |= {f"underflow@{name}": share for name, share in self.underflow.items()}
         if self.hash is not None:
             columns["hash"] = self.hash

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -95,12 +96,13 @@ def trace_function(function: Callable[..., Any], args: tuple[Any, ...], argument
     Raises:
         ModelError: The function does not return a real scalar.
     """
-    leaves, tree = jax.tree_util.tree_flatten(args)
 
-    def flat(*values: Any) -> Any:
-        return function(*jax.tree_util.tree_unflatten(tree, values))
+    # Anew, because JAX remembers the traces of functions that it has seen; by its own name, for JAX's messages.
+    @functools.wraps(function, updated=())
+    def anew(*given: Any) -> Any:
+        return function(*given)
 
-    jaxpr, constants, out = jaxcompat.trace(flat, *leaves)
+    jaxpr, constants, out = jaxcompat.trace(anew, *args)
     aux = _auxiliary(out)
     root = frame_tree(jaxpr)
     mark_live(root)

@@ -4,9 +4,10 @@ Whatever runs the user's Python, or JAX on its behalf, runs inside `user_code`. 
 with the frames of the user's files, or a `MachineError` where memory ran out. An error whose innermost frame is
 gradscope's own is a bug of gradscope's and passes as it is; so does an interrupt.
 
-Sharp edges of JAX's tracebacks (0.6 to 0.12): its own frames are removed already; an error that a transformation finds
-after the user's function has returned (in a backward pass, say) carries the frames of the operation it concerns on a
-*cause* of its own class; and an error in a host callback arrives as text, traceback included.
+Sharp edges of JAX's tracebacks (0.6 to 0.12): it removes its own frames unless told otherwise, so that what it raises
+seems to come from whoever called it, from gradscope even, and `jax_traceback_filtering` has to be off; an error that a
+transformation finds after the user's function has returned (in a backward pass, say) carries the frames of the
+operation it concerns on a *cause* of its own class; an error in a host callback arrives as text, traceback included.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _MOST_FRAMES: Final = 8
 _JAX_STACK: Final = "JaxStackTraceBeforeTransformation"
 
 _EMBEDDED_TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+")
+_EMBEDDED_FRAME: Final = re.compile(r'^[ \t]+File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
 
 _PACKAGE: Final = str(Path(__file__).resolve().parents[1]) + "/"
 
@@ -92,7 +94,7 @@ def _text(error: BaseException) -> str:
 
 def user_frames(error: BaseException) -> str:
     """The stack frames of an error that lie in the user's files, formatted as Python does, innermost last."""
-    stack = [*_operation_frames(error), *_frames(error)]
+    stack = [*_operation_frames(error), *_frames(error), *_embedded_frames(error)]
     mine = [frame for frame in stack if not is_library_file(frame.filename)]
     nearest = [frame for frame in mine if not _is_installed(frame.filename)] or mine
     return "".join(StackSummary.from_list([_shown(frame) for frame in nearest[-_MOST_FRAMES:]]).format()).rstrip("\n")
@@ -105,6 +107,12 @@ def _operation_frames(error: BaseException) -> Iterator[FrameSummary]:
         if type(cause).__name__ == _JAX_STACK:
             yield from _frames(cause)
         cause = cause.__cause__
+
+
+def _embedded_frames(error: BaseException) -> Iterator[FrameSummary]:
+    """The frames in the traceback that an error in a host callback carries in its text."""
+    for file_name, line, function in _EMBEDDED_FRAME.findall(str(error)):
+        yield FrameSummary(file_name, int(line), function)
 
 
 def _frames(error: BaseException) -> list[FrameSummary]:

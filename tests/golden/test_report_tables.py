@@ -67,7 +67,7 @@ loss        2.30714
 tensors     24 captured, 1 non-differentiable, 1 disconnected
 self-check  2 of 3 parameter gradients are bit for bit those of the plain
             program; the largest rel_l2 is 3.20e-07
-seconds     compile 1.29, run 0.0310
+seconds     compile 1.290, run 0.031
 run         jax 0.10.2, backend cpu, seed 0
 dump        run.npz
 """
@@ -115,7 +115,7 @@ vanishing     activation_grad/block2/conv has a mean |g| of 5.5e-09, below 1e-07
 loss        2.30714
 tensors     24 captured, 1 non-differentiable, 1 disconnected
 self-check  2 of 3 parameter gradients are bit for bit those of the plain program; the largest rel_l2 is 3.20e-07
-seconds     compile 1.29, run 0.0310
+seconds     compile 1.290, run 0.031
 run         jax 0.10.2, backend cpu, seed 0
 dump        run.npz
 """

@@ -70,7 +70,9 @@ def test_a_reverse_scan_numbers_its_turns_by_place_and_not_by_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [None, jax.checkpoint_policies.dots_saveable, jax.checkpoint_policies.everything_saveable], ids=str
+    "policy",
+    [None, jax.checkpoint_policies.dots_saveable, jax.checkpoint_policies.everything_saveable],
+    ids=["no-policy", "dots", "everything"],
 )
 @pytest.mark.parametrize("place", ["inside", "outside"])
 def test_a_scan_of_checkpointed_blocks(policy: Any, place: str) -> None:

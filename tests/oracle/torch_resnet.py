@@ -9,7 +9,7 @@ One difference is meant to be: PyTorch's running variance is the unbiased one, s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,21 +24,34 @@ class Run:
 
     Attributes:
         loss: Mean cross-entropy.
-        tensors: By dump key (`activation/stem/conv`, `activation_grad/...`, `param/...`, `param_grad/...`).
+        tensors: By dump key (`activation/stem/conv`, `activation_grad/...`, `param/...`, `param_grad/...`,
+            `input_grad/image`).
     """
 
     loss: float
     tensors: dict[str, np.ndarray]
 
 
-def run(variables: Mapping[str, Any], batch: Mapping[str, Any]) -> Run:
-    """Run the twin in training mode on variables and batch of the JAX model, in the variables' dtype."""
+def run(
+    variables: Mapping[str, Any],
+    batch: Mapping[str, Any],
+    *,
+    change: Callable[[TorchResNet50], None] = lambda model: None,
+) -> Run:
+    """Run the twin in training mode on variables and batch of the JAX model, in the variables' dtype.
+
+    Args:
+        variables: The JAX model's variables.
+        batch: Its batch.
+        change: What is to be done to the twin before it runs.
+    """
     head = np.array(variables["params"]["head"]["kernel"])
     model = TorchResNet50(classes=head.shape[1]).to(torch.from_numpy(head).dtype)
     copy_variables(model, variables)
+    change(model)
     outputs = record_outputs(model)
-    image = torch.from_numpy(np.array(batch["image"])).permute(0, 3, 1, 2)
-    loss = model(image, torch.from_numpy(np.array(batch["label"])).long())
+    image = torch.from_numpy(np.array(batch["image"])).requires_grad_()
+    loss = model(image.permute(0, 3, 1, 2), torch.from_numpy(np.array(batch["label"])).long())
     loss.backward()
     activations = {
         key: to_jax_layout(tensor)
@@ -46,7 +59,9 @@ def run(variables: Mapping[str, Any], batch: Mapping[str, Any]) -> Run:
         for key, tensor in ((f"activation/{name}", output), (f"activation_grad/{name}", output.grad))
         if tensor is not None
     }
-    return Run(loss=loss.item(), tensors=activations | parameters(model))
+    assert image.grad is not None
+    inputs = {"input_grad/image": image.grad.numpy()}
+    return Run(loss=loss.item(), tensors=activations | parameters(model) | inputs)
 
 
 class TorchResNet50(nn.Module):
