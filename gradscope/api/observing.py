@@ -111,7 +111,8 @@ def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False
         force: Whether a file that exists may be replaced.
 
     Raises:
-        UsageError: The path cannot be used, a file exists there, or the dump is in a file already.
+        UsageError: The path cannot be used, a file exists there, the dump is in a file already, or the observations are
+            those of several steps.
         MachineError: The folder is read-only, the disk full.
     """
     with DumpWriter(path, force=force) as writer:

@@ -78,7 +78,7 @@ class Dump(Mapping[str, Array]):
         return TensorStats.from_json(self.source.entry(self.source.resolve(key)).stats)
 
     def findings(self, thresholds: Thresholds | None = None) -> tuple[Finding, ...]:
-        """What the rules find in it, in execution order."""
+        """What the rules find in it: about values in execution order, then about gradients."""
         return find(self.manifest, thresholds)
 
     def table(self, *, width: int | None = None, query: Query | None = None) -> str:

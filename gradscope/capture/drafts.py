@@ -93,10 +93,16 @@ def _owners(layers: tuple[LayerCall, ...]) -> dict[str, LayerCall]:
 
 def _argument_drafts(run: Run, number: int, origin: Origin) -> Iterator[Draft]:
     leaf = run.trace.arguments[number]
-    yield from _leaf_drafts(run, leaf.family, leaf, origin, _fetching(run.arguments[number]))
+    yield from _leaf_drafts(run, leaf.family, leaf, origin, _argument(run, number))
     gradient = naming.gradient_family(leaf.family)
     if gradient is not None:
         yield from _leaf_drafts(run, gradient, leaf, origin, _gradient(run, number))
+
+
+def _argument(run: Run, number: int) -> Source:
+    """An argument, or why it is not there."""
+    value = run.arguments[number]
+    return "filtered" if value is None else _fetching(value)
 
 
 def _gradient(run: Run, number: int) -> Source:

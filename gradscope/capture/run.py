@@ -24,7 +24,7 @@ class Run:
         trace: The traced loss.
         plan: What was observed.
         wanted: What of it is to be shown.
-        arguments: The flat arguments it ran on.
+        arguments: The flat arguments it ran on; None for those that were not kept.
         observed: What it handed out.
         reached: What the loss is connected to.
     """

@@ -2,6 +2,8 @@
 
 Its leaves are device arrays, so it travels through `jit`, `vmap`, `scan` and `shard_map` like any output; its names
 were fixed when the step was traced. On the host it is a run like any other, and can be saved as a dump.
+
+`vmap` gives every observation a leading axis, a scan over steps another: looking up a name gives all of them together.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from gradscope import naming
 from gradscope.capture.measured import CoreReading, Reading, TensorReading
 from gradscope.capture.run import Run
 from gradscope.capture.session import Session
+from gradscope.errors import UsageError
 from gradscope.instrument.core import CORE_NUMBERS, core_statistics
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.planning import Wanted
@@ -134,7 +138,7 @@ class Seen(Mapping[str, Any]):
             "values": self.observed.captured.values,
             "cotangents": self.observed.cotangents,
         }
-        observation = holders[place.holder][place.number][place.at]
+        observation = holders[place.holder][place.number][(*self._all_steps, *place.at)]
         return CoreStatistics(observation) if self.watching.statistics else observation
 
     def __iter__(self) -> Iterator[str]:
@@ -143,8 +147,22 @@ class Seen(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self.watching.places)
 
+    @property
+    def _all_steps(self) -> tuple[slice, ...]:
+        """The index of the axes that `vmap` and scans over steps have put in front: those that even the loss has."""
+        return (slice(None),) * jnp.ndim(self.observed.loss)
+
     def session(self) -> Session:
-        """The session that turns these observations, on the host, into the records of a dump."""
+        """The session that turns these observations, on the host, into the records of a dump.
+
+        Raises:
+            UsageError: They are those of several steps or examples.
+        """
+        if self._all_steps:
+            raise UsageError(
+                f"these are the observations of {jnp.size(self.observed.loss)} steps or examples, and a dump holds one",
+                hint="save one of them: jax.tree.map(lambda leaf: leaf[0], seen)",
+            )
         trace = replace(self.watching.trace, auxiliary=())
         arguments = [self.arguments.get(number) for number in range(len(trace.arguments))]
         wanted = replace(self.watching.wanted, families=self.watching.wanted.families - _NOT_SEEN)

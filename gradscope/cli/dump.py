@@ -17,7 +17,6 @@ from gradscope.cli.options import Format
 if TYPE_CHECKING:
     from gradscope.dump.manifest import Manifest
     from gradscope.instrument.planning import Wanted
-    from gradscope.tracing.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +84,16 @@ def dump(
     options.require_one_of(batch_size=batch_size, data=data)
     rules = checked_rules(check) | {SELF_CHECK}
     selection, chosen = Selection.parse(select, exclude), options.family_set(families)
-    set_up_jax(x64=x64, dtype=dtype, matmul_precision=matmul_precision, cache=not no_cache)
+    notes = set_up_jax(x64=x64, dtype=dtype, matmul_precision=matmul_precision, cache=not no_cache)
     asked = _Options(
-        target=target, output=output, seed=seed, batch_size=batch_size, data=data, dtype=dtype and dtype.value, self_check=self_check,
-        stats_only=stats_only, exact_quantiles=exact_quantiles, widen=cast is not None, force=force, quiet=quiet,
-        verbose=verbose,
+        target=target, output=output, seed=seed, batch_size=batch_size, data=data,
+        dtype=None if dtype is None else dtype.value, self_check=self_check, stats_only=stats_only,
+        exact_quantiles=exact_quantiles, widen=cast is not None, force=force, quiet=quiet, verbose=verbose,
     )  # fmt: skip
     from gradscope.instrument.planning import EVERYTHING, Wanted
 
     wanted = Wanted(selection=selection, families=EVERYTHING if chosen is None else chosen, depth=depth)
+    _tell(() if quiet else notes)
     path, manifest = _run(asked, wanted, context.obj)
     findings = find(manifest)
     report = dump_report("dump", str(path), manifest, findings, query=Query(sort=sort), fold=not no_fold)
@@ -121,7 +121,7 @@ def _run(asked: _Options, wanted: Wanted, interrupts: Interrupts) -> tuple[Path,
         arguments = model_arguments(
             model, seed=asked.seed, batch_size=asked.batch_size, dtype=asked.dtype, data=asked.data
         )
-        _tell(model, arguments.notes, asked)
+        _tell((*(model.choices if asked.verbose else ()), *(() if asked.quiet else arguments.notes)))
         request = DumpRequest(
             wanted=wanted,
             reading=TensorReading(keep=not asked.stats_only, exact_quantiles=asked.exact_quantiles, widen=asked.widen),
@@ -133,9 +133,8 @@ def _run(asked: _Options, wanted: Wanted, interrupts: Interrupts) -> tuple[Path,
     return path, manifest
 
 
-def _tell(model: Model, notes: tuple[str, ...], asked: _Options) -> None:
-    """Say what was chosen, if that is wanted, and what was done to the data."""
+def _tell(sentences: tuple[str, ...]) -> None:
     from gradscope.cli.printing import say
 
-    for line in (*(model.choices if asked.verbose else ()), *(() if asked.quiet else notes)):
-        say(line)
+    for sentence in sentences:
+        say(sentence)

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 from gradscope.cli.options import FloatType, Precision
 
 
-def set_up_jax(*, x64: bool, dtype: FloatType | None, matmul_precision: Precision | None, cache: bool) -> None:
+def set_up_jax(
+    *, x64: bool, dtype: FloatType | None, matmul_precision: Precision | None, cache: bool
+) -> tuple[str, ...]:
     """Import JAX and configure it.
 
     Args:
@@ -21,6 +24,9 @@ def set_up_jax(*, x64: bool, dtype: FloatType | None, matmul_precision: Precisio
         dtype: What the model will be asked to compute in.
         matmul_precision: JAX's `jax_default_matmul_precision`; None leaves it.
         cache: Keep compiled programs in the user's cache folder.
+
+    Returns:
+        Sentences about what could not be done, and does not matter.
 
     Raises:
         UsageError: The dtype needs what is not enabled.
@@ -41,9 +47,22 @@ def set_up_jax(*, x64: bool, dtype: FloatType | None, matmul_precision: Precisio
         raise UsageError("--dtype float64 without --x64 would compute in float32", hint="add --x64")
     if matmul_precision is not None:
         config.update("jax_default_matmul_precision", matmul_precision.value)
-    if cache and config.jax_compilation_cache_dir is None:
-        config.update("jax_compilation_cache_dir", str(cache_folder()))
-        config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    return _keep_programs(config) if cache and config.jax_compilation_cache_dir is None else ()
+
+
+def _keep_programs(config: Any) -> tuple[str, ...]:
+    """Have compiled programs kept, if there is a place for them; what goes wrong with it later is no news."""
+    try:
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        return (f"compiled programs are not kept: {error}",)
+    if not os.access(folder, os.W_OK):
+        return (f"compiled programs are not kept: {folder} is read-only",)
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
+    config.update("jax_compilation_cache_dir", str(folder))
+    config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    return ()
 
 
 class _Remarks(logging.Handler):

@@ -28,6 +28,7 @@ class Plan:
     observe: Observer
     _taps: dict[FrameKey, dict[tuple[int, int], int]] = field(default_factory=dict[Any, Any])
     _inside: dict[FrameKey, list[int]] = field(default_factory=dict[Any, Any])
+    _observations: dict[Any, jax.ShapeDtypeStruct] = field(default_factory=dict[Any, jax.ShapeDtypeStruct])
 
     def __post_init__(self) -> None:
         for number, site in enumerate(self.sites):
@@ -52,8 +53,14 @@ class Plan:
             below: How many of the loops around the site are not to count: 0 for the whole program's outputs.
         """
         site = self.sites[number]
-        one = jax.eval_shape(self.observe, jax.ShapeDtypeStruct(site.shape, site.dtype))
+        one = self._observation(site.shape, site.dtype)
         return jax.ShapeDtypeStruct((*turns(site.loops[below:]), *one.shape), one.dtype)
+
+    def _observation(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of the observation of one turn; models have many sites of few shapes, and tracing is slow."""
+        if (shape, dtype) not in self._observations:
+            self._observations[shape, dtype] = jax.eval_shape(self.observe, jax.ShapeDtypeStruct(shape, dtype))
+        return self._observations[shape, dtype]
 
 
 #: Observes nothing: a program run under it is the program.

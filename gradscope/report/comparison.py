@@ -68,7 +68,7 @@ class ComparisonReport:
     worst_first: bool = False
 
     def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
-        """Verdict, provenance, tables, reasons, and what would pass; of dumps that share nothing, some of their names."""
+        """Verdict, provenance, tables, reasons, what would pass; of dumps that share nothing, some of their names."""
         verdict = self.comparison.verdict
         judged = Remarks(
             remarks=(Remark(label=verdict, text=self.comparison.sentence, style=_VERDICT_STYLES[verdict]),)

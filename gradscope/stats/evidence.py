@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gradscope import naming
@@ -73,10 +74,13 @@ class Evidence:
         found = self._by_key.get(naming.key_of(family, name))
         return found if found is None or found.alias_of is None else self._by_key.get(found.alias_of)
 
-    def rank(self, finding: Finding) -> int:
-        """The execution index of what a finding is about; after all others where the dump has no entry for it."""
+    def rank(self, finding: Finding) -> tuple[bool, float]:
+        """Where a finding stands: values before gradients, which are computed later, each by execution index.
+
+        After all others of its kind where the dump has no entry for it.
+        """
         found = self.entry(finding.family, finding.name)
-        return max((entry.site.index for entry in self.entries), default=0) + 1 if found is None else found.site.index
+        return naming.is_gradient(finding.family), math.inf if found is None else found.site.index
 
 
 def column(entry: Entry, name: str) -> float:

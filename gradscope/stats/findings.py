@@ -85,7 +85,7 @@ def find(manifest: Manifest, thresholds: Thresholds | None = None) -> tuple[Find
         thresholds: What counts as too much; the defaults where None.
 
     Returns:
-        Findings in execution order, those about one tensor in the order of `RULES`.
+        Findings about values in execution order, then those about gradients; about one tensor in the order of `RULES`.
 
     Raises:
         DumpError: A statistic in the manifest is not a number.

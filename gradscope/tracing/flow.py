@@ -69,7 +69,7 @@ def follow_inside(frame: Frame, number: int, outputs: Sequence[int], analysis: A
     inside = frame.children[number]
     if inside[0].kind == "cond":
         branches = [follow(branch, outputs, analysis) for branch in inside]
-        return [max(outputs), *map(max, zip(*branches, strict=True))]
+        return [max(outputs, default=0), *map(max, zip(*branches, strict=True))]
     if inside[0].kind == "scan":
         arity = scan_arity(equation)
         return _follow_turns(inside[0], arity.constants, arity.carries, outputs, analysis)

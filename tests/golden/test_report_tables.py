@@ -53,13 +53,13 @@ hidden at this width: shape, param mean, param std, param amax, gradient rms,
 gradient amax, gradient zeros, source (--format json has them all)
 
 Findings (5)
-zero-grad     param_grad/spare/kernel has no gradient: the loss does not depend
-              on it (disconnected, or behind stop_gradient)
 unused-param  param/spare/kernel does not reach the loss
 dead          activation/block1/relu has 75.0% dead units, above 50% (net.py:14)
 nonfinite     activation/block2/conv has 3 NaN and 0 Inf of 16384 elements; the
               origin may be here, nothing computed before it is non-finite
               (net.py:15)
+zero-grad     param_grad/spare/kernel has no gradient: the loss does not depend
+              on it (disconnected, or behind stop_gradient)
 vanishing     activation_grad/block2/conv has a mean |g| of 5.5e-09, below 1e-07
               (net.py:15)
 
@@ -106,10 +106,10 @@ stem/conv/bias      [16]         0      0       0     0      0.00210  5.25e-04  
 block1/conv/kernel  [3,3,16,32]  0      0.175  11.9   0.526  0.00102  1.50e-05  5.10e-04     0%  8.57e-05                           net.py:3
 
 Findings (5)
-zero-grad     param_grad/spare/kernel has no gradient: the loss does not depend on it (disconnected, or behind stop_gradient)
 unused-param  param/spare/kernel does not reach the loss
 dead          activation/block1/relu has 75.0% dead units, above 50% (net.py:14)
 nonfinite     activation/block2/conv has 3 NaN and 0 Inf of 16384 elements; the origin may be here, nothing computed before it is non-finite (net.py:15)
+zero-grad     param_grad/spare/kernel has no gradient: the loss does not depend on it (disconnected, or behind stop_gradient)
 vanishing     activation_grad/block2/conv has a mean |g| of 5.5e-09, below 1e-07 (net.py:15)
 
 loss        2.30714

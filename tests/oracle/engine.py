@@ -230,6 +230,16 @@ def check_stepwise(loss: Loss, variables: Any, batch: Any) -> Observation:
     return observation
 
 
+def check_compiled(loss: Loss, variables: Any, batch: Any) -> Observation:
+    """Hold a loss's observed value and parameter gradients to `jax.grad`, compiled and to rounding."""
+    value, gradients = jax.jit(jax.value_and_grad(scalar(loss)))(variables, batch)
+    observation = observe(loss, variables, batch)
+    assert_close(observation.loss, value)
+    for number, gradient in enumerate(jax.tree_util.tree_leaves(gradients)):  # variables come first
+        assert_close(observation.observed.gradients[number], gradient, what=observation.trace.arguments[number].name)
+    return observation
+
+
 def check_gradients(loss: Loss, variables: Any, batch: Any) -> Observation:
     """Hold a loss's value and parameter gradients to `jax.grad`: bit for bit uncompiled, to rounding compiled."""
     stepwise, compiled = check_stepwise(loss, variables, batch), observe(loss, variables, batch)
@@ -239,7 +249,9 @@ def check_gradients(loss: Loss, variables: Any, batch: Any) -> Observation:
     return compiled
 
 
-def check(loss: Loss, variables: Any, batch: Any, *, twin: Loss | None = None, exactly: bool = True) -> Observation:
+def check(
+    loss: Loss, variables: Any, batch: Any, *, twin: Loss | None = None, exactly: bool = True, stepwise: bool = True
+) -> Observation:
     """Hold a loss to everything JAX alone can say: loss, parameter gradients, activations and their gradients.
 
     Args:
@@ -248,8 +260,9 @@ def check(loss: Loss, variables: Any, batch: Any, *, twin: Loss | None = None, e
         batch: Its batch.
         twin: The same function with probes, where the loss itself cannot carry them (inside a scan, say).
         exactly: Whether the probes are all the names there are.
+        stepwise: Whether to hold it to them operation by operation as well.
     """
-    observation = check_gradients(loss, variables, batch)
+    observation = (check_gradients if stepwise else check_compiled)(loss, variables, batch)
     seen, wanted = observation.seen, expected(loss if twin is None else twin, variables, batch)
     assert set(wanted) <= set(seen), (set(wanted) - set(seen), set(seen))
     if exactly:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from gradscope.instrument.program import observing_program
 from tests.oracle.engine import Probe, assert_close, check, check_gradients, layer, observe, unprobed
 
 WEIGHTS = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
@@ -198,8 +199,6 @@ def test_a_program_mapped_over_flags_tells_row_by_row_what_ran() -> None:
     def loss(weight: Any, batch: Any) -> Any:
         x, flag = batch
         return jax.lax.cond(flag, curved, straight, weight, x).sum()
-
-    from gradscope.instrument.program import observing_program
 
     observation = observe(loss, WEIGHTS, (INPUTS, jnp.bool_(True)))
     program, _ = observing_program(observation.trace, observation.plan)

@@ -12,6 +12,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
+from gradscope.instrument.program import observing_program
 from tests.oracle.engine import Probe, assert_close, bits, check, check_gradients, expected, layer, observe, unprobed
 
 WEIGHTS = {"w": jnp.linspace(-1.0, 1.0, 9).reshape(3, 3), "b": jnp.linspace(0.0, 0.5, 3)}
@@ -125,14 +126,13 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
-@pytest.mark.parametrize("prevent_cse", [True, False])
-def test_a_checkpointed_function_is_looked_into(policy: Any, prevent_cse: bool) -> None:
+def test_a_checkpointed_function_is_looked_into(policy: Any) -> None:
     def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
         def block(weights: Any, x: Any) -> Any:
             x = checkpoint_name(layer("first", dense, weights, x, probe=probe), "middle")
             return layer("second", dense, weights, x, probe=probe)
 
-        return jax.checkpoint(block, policy=policy, prevent_cse=prevent_cse)(weights, x).sum()
+        return jax.checkpoint(block, policy=policy)(weights, x).sum()
 
     def twin(weights: Any, x: Any, probe: Probe) -> Any:
         first = probe("first", dense(weights, x))
@@ -148,8 +148,6 @@ def test_a_checkpoint_recomputes_what_its_policy_says() -> None:
 
     plain = str(jax.make_jaxpr(jax.grad(loss))(WEIGHTS, INPUTS))
     observation = observe(loss, WEIGHTS, INPUTS)
-    from gradscope.instrument.program import observing_program
-
     program, _ = observing_program(observation.trace, observation.plan)
     observing = str(jax.make_jaxpr(program)(jax.tree_util.tree_leaves((WEIGHTS, INPUTS))))
     assert plain.count("differentiated=True") == observing.count("differentiated=True") == 1
@@ -233,10 +231,7 @@ def test_what_lies_inside_a_custom_rule_is_known_and_not_observed(function: Any)
 NN = {
     function.__name__: function
     for function in (
-        jax.nn.relu, jax.nn.relu6, jax.nn.gelu, jax.nn.silu, jax.nn.softplus, jax.nn.softmax, jax.nn.log_softmax,
-        jax.nn.logsumexp, jax.nn.log_sigmoid, jax.nn.selu, jax.nn.celu, jax.nn.hard_swish,
-        jnp.linalg.norm, jnp.linalg.inv, jnp.linalg.slogdet, jnp.sort, jnp.cumsum, jnp.cumprod, jnp.median, jnp.var,
-        jnp.nanmean, jax.scipy.special.expit, jax.scipy.special.erf, jax.scipy.special.gammaln,
+        jax.nn.relu, jax.nn.gelu, jax.nn.softplus, jax.nn.softmax, jax.nn.logsumexp, jnp.linalg.inv, jnp.sort, jnp.cumsum,
     )
 }  # fmt: skip
 
@@ -319,11 +314,9 @@ def test_a_gradient_of_a_transformed_function_inside_the_loss(inner: Any) -> Non
     check(loss, WEIGHTS, INPUTS, exactly=False)
 
 
-def test_a_jacobian_forward_and_a_hessian_inside_the_loss() -> None:
+def test_a_jacobian_taken_forward_inside_the_loss() -> None:
     def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
-        jacobian = layer("jacobian", jax.jacfwd(lambda row: jnp.tanh(row @ weights["w"])), x[0], probe=probe)
-        hessian = layer("hessian", jax.hessian(lambda row: jnp.tanh(row @ weights["w"]).sum()), x[1], probe=probe)
-        return (jacobian * hessian).sum()
+        return (layer("jacobian", jax.jacfwd(lambda row: jnp.tanh(row @ weights["w"])), x[0], probe=probe) ** 2).sum()
 
     check(loss, WEIGHTS, INPUTS)
 
@@ -385,18 +378,13 @@ def test_a_host_callback_inside_a_layer() -> None:
 
 
 def test_a_program_may_be_mapped() -> None:
-    from gradscope.instrument.planning import Wanted, make_plan
-    from gradscope.instrument.program import observing_program
-    from gradscope.tracing.tracer import trace_loss
-
     def loss(weights: Any, x: Any, probe: Probe = unprobed) -> Any:
         x = layer("first", dense, weights, x, probe=probe)
         return layer("second", lambda x: jnp.where(x.sum() > 0, x, -x), x, probe=probe).sum()
 
     batches = jnp.stack([INPUTS, -INPUTS, INPUTS * 2])
-    trace = trace_loss(loss, WEIGHTS, INPUTS)
-    plan = make_plan(trace, Wanted())
-    program, reached = observing_program(trace, plan)
+    observation = observe(loss, WEIGHTS, INPUTS)
+    program, reached = observing_program(observation.trace, observation.plan)
     weights = jax.tree_util.tree_leaves(WEIGHTS)
     mapped = jax.vmap(lambda x: program([*weights, x]))(batches)
     assert len(reached.sites) == 2

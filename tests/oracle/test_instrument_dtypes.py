@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.oracle.engine import Probe, assert_close, bits, check, check_gradients, check_stepwise, expected, layer, observe, unprobed
+from tests.oracle.engine import Probe, assert_close, bits, check, check_compiled, check_gradients, check_stepwise, expected, layer, observe, unprobed
 
 INPUTS = jnp.linspace(-1.0, 2.0, 12).reshape(4, 3)
 WEIGHTS = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
@@ -93,7 +93,7 @@ def test_keys_are_made_split_and_used_inside_layers(make: Any) -> None:
     def both(weight: Any, batch: Any) -> Any:
         return loss(weight, *batch)
 
-    observation = check_gradients(both, WEIGHTS, (INPUTS, make(7)))
+    observation = check_compiled(both, WEIGHTS, (INPUTS, make(7)))
     first, second = jax.random.split(make(7))
     keep = jax.random.bernoulli(first, 0.8, INPUTS.shape)
     assert_close(observation.seen["dropout"].activation, jnp.where(keep, INPUTS / 0.8, 0.0))
@@ -113,7 +113,7 @@ def test_a_key_made_from_a_seed_inside_the_loss_and_scanned_over() -> None:
         noisy, handed = jax.lax.scan(block, x @ weight, keys)
         return noisy.sum() + jax.random.normal(handed[0])
 
-    observation = check_gradients(loss, WEIGHTS, INPUTS)
+    observation = check_compiled(loss, WEIGHTS, INPUTS)
     for turn, key in enumerate(jax.random.split(jax.random.key(0), 3)):
         assert_close(observation.seen[f"noise[{turn}]"].activation, jax.random.normal(key, (4, 3)))
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from tests.oracle.engine import Probe, check, check_gradients, layer
+from tests.oracle.engine import Probe, assert_close, check, check_compiled, layer
 
 WEIGHTS = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
 INPUTS = jnp.linspace(-1.0, 2.0, 24).reshape(8, 3)
@@ -54,11 +54,11 @@ def test_a_layer_in_every_shard(shards: int, check_vma: bool) -> None:
         ]
         return (probe("sharded", jnp.concatenate(made)) ** 2).sum()
 
-    check(loss, WEIGHTS, INPUTS, twin=twin)
+    check(loss, WEIGHTS, INPUTS, twin=twin, stepwise=False)
 
 
 def test_a_sum_over_shards() -> None:
-    """What is the same in all shards has, in each, that shard's part of its gradient."""
+    """What is the same in all shards has in each of them the whole gradient."""
 
     def loss(weight: Any, x: Any) -> Any:
         def shard(weight: Any, x: Any) -> Any:
@@ -71,14 +71,15 @@ def test_a_sum_over_shards() -> None:
 
     def twin(weight: Any, x: Any, probe: Probe) -> Any:
         parts = [dense(weight, one).sum(axis=0) for one in jnp.split(x, SHARDS)]
-        total = sum(probe(f"partly[{shard}]", part) for shard, part in enumerate(parts))
-        return (dense(weight, total[None]) ** 2).sum()
+        total = probe("total[0]", sum(probe(f"partly[{shard}]", part) for shard, part in enumerate(parts)))
+        return (probe("after[0]", dense(weight, total[None])) ** 2).sum()
 
-    observation = check(loss, WEIGHTS, INPUTS, twin=twin, exactly=False)
-    assert {f"total[{shard}]" for shard in range(SHARDS)} <= set(observation.seen)
+    seen = check(loss, WEIGHTS, INPUTS, twin=twin, exactly=False, stepwise=False).seen
+    for shard in range(SHARDS):
+        assert_close(seen[f"total[{shard}]"].gradient, seen["total[0]"].gradient)
 
 
-def test_collectives_that_move_values_between_shards() -> None:
+def test_what_moves_between_shards() -> None:
     turn = [(shard, (shard + 1) % SHARDS) for shard in range(SHARDS)]
 
     def loss(weight: Any, x: Any) -> Any:
@@ -95,7 +96,7 @@ def test_collectives_that_move_values_between_shards() -> None:
         after = [probe(f"after[{shard}]", dense(weight, one)) * shard for shard, one in enumerate(moved)]
         return jnp.concatenate(after).sum()
 
-    check(loss, WEIGHTS, INPUTS, twin=twin)
+    check(loss, WEIGHTS, INPUTS, twin=twin, stepwise=False)
 
 
 def test_a_weight_that_is_split_and_an_input_that_is_not() -> None:
@@ -114,7 +115,7 @@ def test_a_weight_that_is_split_and_an_input_that_is_not() -> None:
         made = [probe(f"dense[{n}]", dense(part, x)) for n, part in enumerate(jnp.split(wide, shards, axis=1))]
         return sum((part**2).sum() for part in made)
 
-    check(loss, WEIGHTS, INPUTS, twin=twin)
+    check(loss, WEIGHTS, INPUTS, twin=twin, stepwise=False)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -151,7 +152,7 @@ def test_loops_and_branches_inside_a_shard(check_vma: bool) -> None:
             total = total + (made * jax.lax.stop_gradient(made) * 4).sum()
         return total
 
-    check(loss, WEIGHTS, INPUTS, twin=twin, exactly=False)
+    check(loss, WEIGHTS, INPUTS, twin=twin, exactly=False, stepwise=False)
 
 
 def test_a_sharded_map_inside_a_scan() -> None:
@@ -167,7 +168,7 @@ def test_a_sharded_map_inside_a_scan() -> None:
             x = probe(f"block[{turn}]", jnp.concatenate(parts))
         return x.sum()
 
-    check(loss, WEIGHTS, INPUTS, twin=twin, exactly=False)
+    check(loss, WEIGHTS, INPUTS, twin=twin, exactly=False, stepwise=False)
 
 
 def test_a_map_over_one_of_two_axes_and_another_within() -> None:
@@ -179,13 +180,12 @@ def test_a_map_over_one_of_two_axes_and_another_within() -> None:
             partial(layer, "dense", dense), mesh=mesh, in_specs=(PartitionSpec(), split), out_specs=split,
             axis_names={"data"},
         )  # fmt: skip
-        return jax.jit(sharded)(weight, x).sum()
+        return sharded(weight, x).sum()
 
     def twin(weight: Any, x: Any, probe: Probe) -> Any:
         return sum(probe(f"dense[{n}]", dense(weight, one)).sum() for n, one in enumerate(jnp.split(x, SHARDS)))
 
-    observation_free_of_eager = jax.jit(loss)  # a map over some axes only runs compiled
-    check(observation_free_of_eager, WEIGHTS, INPUTS, twin=twin)
+    check(loss, WEIGHTS, INPUTS, twin=twin, stepwise=False)
 
 
 def test_gradients_of_a_whole_sharded_network() -> None:
@@ -199,7 +199,7 @@ def test_gradients_of_a_whole_sharded_network() -> None:
         sharded = jax.checkpoint(jax.shard_map(shard, mesh=mesh_of(data=SHARDS), **specs))
         return (sharded(weight, x) ** 2).sum()
 
-    check_gradients(loss, WEIGHTS, INPUTS)
+    check_compiled(loss, WEIGHTS, INPUTS)
 
 
 ON_FOUR_DEVICES = """
@@ -209,7 +209,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
-def test_all_of_this_on_four_devices() -> None:
-    others = ["-q", "-p", "no:cacheprovider", "-k", "not four_devices", __file__]
+def test_the_same_on_four_devices() -> None:
+    others = ["-q", "-p", "no:cacheprovider", "-k", "sum_over or moves", __file__]
     run = subprocess.run([sys.executable, "-c", ON_FOUR_DEVICES, *others], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout

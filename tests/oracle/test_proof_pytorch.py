@@ -91,7 +91,9 @@ def with_two_kernels_swapped(model: Any) -> None:
 
 
 def without_a_gradient_through_the_shortcut(model: Any) -> None:
-    model.get_submodule("stage4_block2.add").register_forward_pre_hook(lambda _, inputs: (inputs[0].detach(), inputs[1]))
+    model.get_submodule("stage4_block2.add").register_forward_pre_hook(
+        lambda _, inputs: (inputs[0].detach(), inputs[1])
+    )
 
 
 def test_every_layer_agrees_forward_and_backward(ported: Ported) -> None:

@@ -143,9 +143,7 @@ def test_quantiles_are_numpys_exactly_where_asked_for_and_else_to_a_bin_of_the_h
 
 
 @statistics
-def test_gradients_are_measured_against_their_parameters(
-    dump: tuple[str, ...], dumped: Callable[..., Dumped]
-) -> None:
+def test_gradients_are_measured_against_their_parameters(dump: tuple[str, ...], dumped: Callable[..., Dumped]) -> None:
     tensors = tensors_of(dumped(*dump))
     rows = [row for row in dumped(*dump).command.report["rows"] if row["family"] == "param_grad"]
     norms = {row["name"]: np.linalg.norm(wide(tensors[f"param/{row['name']}"])) for row in rows}

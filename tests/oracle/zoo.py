@@ -75,9 +75,7 @@ def _cases() -> dict[str, Case]:
         "resnet50": (_resnet(50, 64), explicit.resnet, True, 2),
     }
     return {
-        name: Case(
-            name=name, model=model, target=target, explicit=written_out, has_aux=has_aux, examples=examples
-        )
+        name: Case(name=name, model=model, target=target, explicit=written_out, has_aux=has_aux, examples=examples)
         for name, ((model, target), written_out, has_aux, examples) in found.items()
     }
 

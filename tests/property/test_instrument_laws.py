@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from gradscope.instrument.interpreter import Context, interpret
 from gradscope.instrument.plan import EMPTY_PLAN
+from gradscope.instrument.planning import Wanted, make_plan
 from gradscope.instrument.program import observing_program
 from gradscope.instrument.rules import RULES
 from gradscope.tracing.frames import Frame, iterations
@@ -248,14 +249,14 @@ def test_sites_are_in_program_order(program: tuple[Node, ...]) -> None:
 
 
 @given(programs())
-@settings(max_examples=25)
+@settings(max_examples=20)
 def test_stepwise_everything_is_bit_for_bit_what_jax_computes(program: tuple[Node, ...]) -> None:
     observation = check_stepwise(loss_of(program), WEIGHTS, INPUTS)
     check_layers(observation, program)
 
 
 @given(programs())
-@settings(max_examples=8)
+@settings(max_examples=6)
 def test_compiled_everything_is_what_jax_computes(program: tuple[Node, ...]) -> None:
     value, gradient = jax.jit(jax.value_and_grad(loss_of(program)))(WEIGHTS, INPUTS)
     observation = observe(loss_of(program), WEIGHTS, INPUTS)
@@ -265,11 +266,9 @@ def test_compiled_everything_is_what_jax_computes(program: tuple[Node, ...]) -> 
 
 
 @given(programs())
-@settings(max_examples=15)
+@settings(max_examples=4)
 def test_observing_programs_type_check_and_leak_nothing(program: tuple[Node, ...]) -> None:
     trace = trace_loss(loss_of(program), WEIGHTS, INPUTS)
-    from gradscope.instrument.planning import Wanted, make_plan
-
     plan = make_plan(trace, Wanted())
     observing, _ = observing_program(trace, plan)
     with jax.checking_leaks(), jax.enable_checks(True):

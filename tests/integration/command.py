@@ -1,0 +1,115 @@
+"""The `gradscope` command in processes of its own: through pipes as a script runs it, in a terminal as a person does."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: Seconds after which a command counts as hanging.
+TIMEOUT = 60.0
+
+#: `-P` keeps the working directory, which may hold anything, off the path.
+GRADSCOPE = (sys.executable, "-P", "-m", "gradscope")
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A command that has ended; what a terminal showed is all `output`."""
+
+    status: int
+    output: str
+    errors: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines of standard error."""
+        return self.errors.splitlines()
+
+    @property
+    def plain(self) -> str:
+        """The output without colours."""
+        return _COLOURS.sub("", self.output)
+
+    @property
+    def json(self) -> Any:
+        """The output, read as JSON."""
+        return json.loads(self.output)
+
+
+def gradscope(*arguments: object, folder: Path, **environment: str) -> Finished:
+    """Run `gradscope ARGUMENTS` in a folder, with pipes for streams."""
+    command = [*GRADSCOPE, *map(str, arguments)]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=_environment(environment),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        timeout=TIMEOUT,
+        check=False,
+    )
+    return Finished(status=done.returncode, output=done.stdout, errors=done.stderr)
+
+
+def in_shell(line: str, folder: Path) -> Finished:
+    """Run a line of shell in which `$gradscope` is the command."""
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line],
+        cwd=folder,
+        env=_environment({"gradscope": " ".join(GRADSCOPE)}),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    return Finished(status=done.returncode, output=done.stdout, errors=done.stderr)
+
+
+def in_terminal(*arguments: object, folder: Path, columns: int, **environment: str) -> Finished:
+    """Run `gradscope ARGUMENTS` in a folder, in a terminal of some width."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    command = [*GRADSCOPE, *map(str, arguments)]
+    environment = _environment({"TERM": "xterm-256color", **environment})
+    with subprocess.Popen(command, cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = _read_all(ours)
+        os.close(ours)
+    return Finished(status=process.returncode, output=shown.decode().replace("\r\n", "\n"))
+
+
+def _read_all(terminal: int) -> bytes:
+    """All that is written to a terminal until its last writer is gone."""
+    shown, deadline = b"", time.monotonic() + TIMEOUT
+    while select.select([terminal], [], [], deadline - time.monotonic())[0]:
+        try:
+            part = os.read(terminal, 1 << 16)
+        except OSError:  # how Linux tells that nobody writes any more
+            return shown
+        if not part:
+            return shown
+        shown += part
+    raise TimeoutError(shown)
+
+
+def _environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment, without what would change how output looks."""
+    unwanted = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
+    return {name: value for name, value in os.environ.items() if name not in unwanted} | dict(changes)
