@@ -53,7 +53,10 @@ def model_provenance(source: Path | None, file_sha256: str | None) -> dict[str, 
 
 def command_line() -> list[Json]:
     """The command as typed, the program without its folder and absolute paths without theirs."""
-    return [Path(sys.argv[0]).name, *(_without_folder(argument) for argument in sys.argv[1:])]
+    program = Path(sys.argv[0])
+    # `python -m package` runs a file inside of it.
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return [name, *(_without_folder(argument) for argument in sys.argv[1:])]
 
 
 def content_hash(arrays: Sequence[Any]) -> str:

@@ -62,7 +62,7 @@ def run(interrupts: Interrupts) -> int:
         UsageError: The command line is wrong.
     """
     try:
-        return app(obj=interrupts, standalone_mode=False) or 0
+        return app(prog_name="gradscope", obj=interrupts, standalone_mode=False) or 0
     except _WrongCommandLine as error:
         raise _translated(error) from error
 

@@ -20,7 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.arrays.passes import reduce_array
+from gradscope.instrument.taps import whole_tensor
 from gradscope.stats.core import CoreNumbers
+from gradscope.tracing.meshes import varying, varying_axes
 
 #: Numbers first, then two digits for each count.
 _NUMBERS: Final = ("mean", "std", "rms", "minimum", "maximum")
@@ -38,9 +40,9 @@ def core_statistics(value: Any) -> Any:
     """The observer that keeps core statistics: a float32 vector of `WIDTH` numbers that `core_numbers` reads.
 
     Args:
-        value: An array of any shape; of a complex one the magnitudes are measured.
+        value: An array of any shape; of a complex one the magnitudes are measured, of a typed PRNG key its data.
     """
-    return jax.lax.platform_dependent(_as_whole_bytes(value), cpu=_on_host, default=_on_device)
+    return jax.lax.platform_dependent(_as_whole_bytes(whole_tensor(value)), cpu=_on_host, default=_on_device)
 
 
 def _as_whole_bytes(value: Any) -> Any:
@@ -86,12 +88,13 @@ CORE_NUMBERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def _on_host(value: Any) -> Any:
-    # The bits and not the value: a value that the callback reads becomes a buffer, which the backward pass then prefers to
+    # The bits and not the value: a value that the callback reads becomes a buffer, which the backward pass prefers to
     # computing it again, so that every residual sum of ResNet-50 lived until its end (16 % more temporary memory).
     dtype = jax.typeof(value).dtype
     bits = jax.lax.bitcast_convert_type(value, f"uint{dtype.itemsize * _BITS_PER_BYTE}")
-    vector = jax.ShapeDtypeStruct((WIDTH,), jnp.float32)
-    return jax.pure_callback(partial(_reduced, dtype), vector, bits, vmap_method="sequential")
+    shape = jax.ShapeDtypeStruct((WIDTH,), jnp.float32)
+    vector = jax.pure_callback(partial(_reduced, dtype), shape, bits, vmap_method="sequential")
+    return varying(vector, varying_axes([value]))
 
 
 def _reduced(dtype: np.dtype[Any], bits: Any) -> np.ndarray:

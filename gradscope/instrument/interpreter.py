@@ -16,7 +16,8 @@ import jax
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.taps import Observer, tap
 from gradscope.tracing.frames import OPERAND, FrameKey
-from gradscope.tracing.jaxcompat import Atom, Equation, FrameKind, Jaxpr, bind, is_literal, kind_of, varying
+from gradscope.tracing.jaxcompat import Atom, Equation, FrameKind, Jaxpr, bind, is_literal, kind_of
+from gradscope.tracing.meshes import varying
 
 
 class Captured(NamedTuple):
@@ -88,7 +89,7 @@ class Context:
 
     @property
     def observe(self) -> Observer:
-        """The plan's observer, for values that may differ between shards: so all branches and turns agree on the type."""
+        """The plan's observer, for values that may differ between shards: branches and turns agree on the type."""
         # A partial and not a method: the backward rules that keep it must not keep this context, which holds tracers.
         return partial(_observed_in_shards, self.plan.observe, self.axes)
 

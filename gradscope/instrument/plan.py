@@ -10,6 +10,7 @@ import jax
 
 from gradscope.instrument.taps import Observer, whole_tensor
 from gradscope.tracing.frames import FrameKey, Loop
+from gradscope.tracing.meshes import under_leading_axes
 from gradscope.tracing.sites import Site
 
 
@@ -28,7 +29,7 @@ class Plan:
     observe: Observer
     _taps: dict[FrameKey, dict[tuple[int, int], int]] = field(default_factory=dict[Any, Any])
     _inside: dict[FrameKey, list[int]] = field(default_factory=dict[Any, Any])
-    _observations: dict[Any, jax.ShapeDtypeStruct] = field(default_factory=dict[Any, jax.ShapeDtypeStruct])
+    _observations: dict[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct] = field(default_factory=dict[Any, Any])
 
     def __post_init__(self) -> None:
         for number, site in enumerate(self.sites):
@@ -46,21 +47,23 @@ class Plan:
         return self._inside.get(frame, ())
 
     def observed(self, number: int, *, below: int = 0) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of one site's observation.
+        """Shape, dtype and sharding of one site's observation.
 
         Args:
             number: The site.
             below: How many of the loops around the site are not to count: 0 for the whole program's outputs.
         """
         site = self.sites[number]
-        one = self._observation(site.shape, site.dtype)
-        return jax.ShapeDtypeStruct((*turns(site.loops[below:]), *one.shape), one.dtype)
+        one = self._observation(jax.ShapeDtypeStruct(site.shape, site.dtype, sharding=site.sharding))
+        leading = turns(site.loops[below:])
+        sharding = under_leading_axes(one.sharding, len(leading))
+        return jax.ShapeDtypeStruct((*leading, *one.shape), one.dtype, sharding=sharding)
 
-    def _observation(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of the observation of one turn; models have many sites of few shapes, and tracing is slow."""
-        if (shape, dtype) not in self._observations:
-            self._observations[shape, dtype] = jax.eval_shape(self.observe, jax.ShapeDtypeStruct(shape, dtype))
-        return self._observations[shape, dtype]
+    def _observation(self, value: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        """The observation of one turn; models have many sites of few types, and tracing the observer is slow."""
+        if value not in self._observations:
+            self._observations[value] = jax.eval_shape(self.observe, value)
+        return self._observations[value]
 
 
 #: Observes nothing: a program run under it is the program.

@@ -14,6 +14,7 @@ from gradscope.instrument.interpreter import Captured, Context, interpret
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.rules import RULES
 from gradscope.instrument.taps import watch
+from gradscope.tracing.meshes import varying, varying_axes
 from gradscope.tracing.tracer import Trace
 
 
@@ -61,19 +62,20 @@ def observing_program(trace: Trace, plan: Plan) -> tuple[Callable[[Sequence[Any]
         def forward(chosen: dict[int, Any], sinks: dict[int, Any]) -> Any:
             watched = {n: watch(value, partial(reached.arguments.add, n)) for n, value in chosen.items()}
             values = [watched.get(number, value) for number, value in enumerate(arguments)]
-            context = Context(plan=plan, rules=RULES, sinks=sinks, reached=reached.sites)
+            context = Context(plan=plan, rules=RULES, axes=axes, sinks=sinks, reached=reached.sites)
             (loss, *auxiliary), captured = interpret(context, trace.jaxpr, trace.constants, values)
             return loss, (auxiliary, captured)
 
+        axes = varying_axes(arguments)
         chosen = {number: arguments[number] for number in differentiated}
-        loss, pull_back, (auxiliary, captured) = jax.vjp(forward, chosen, _sinks(plan), has_aux=True)
+        loss, pull_back, (auxiliary, captured) = jax.vjp(forward, chosen, _sinks(plan, axes), has_aux=True)
         gradients, cotangents = pull_back(jnp.ones_like(loss))
         return Observed(loss, auxiliary, captured, cotangents, gradients)
 
     return program, reached
 
 
-def _sinks(plan: Plan) -> dict[int, Any]:
+def _sinks(plan: Plan, axes: Sequence[str]) -> dict[int, Any]:
     # Made inside the program: as its arguments they would be allocated, which for ResNet-50 is 0.8 GB.
     shapes = {number: plan.observed(number) for number in sorted(plan.gradients)}
-    return {number: jnp.zeros(shape.shape, shape.dtype) for number, shape in shapes.items()}
+    return {n: varying(jnp.zeros(s.shape, s.dtype, device=s.sharding), axes) for n, s in shapes.items()}

@@ -38,8 +38,8 @@ from gradscope.tracing.jaxcompat import (
     scan_arity,
     sub_jaxprs,
     traced_as,
-    varying,
 )
+from gradscope.tracing.meshes import dealt, varying
 
 
 def call_rule(
@@ -144,7 +144,7 @@ def _executed(inside: Context) -> Captured:
 
 def _not_executed(inside: Context) -> Captured:
     shapes = {number: inside.plan.observed(number, below=inside.depth) for number in inside.inside}
-    values = {number: _full(inside, shape.shape, shape.dtype, 0) for number, shape in shapes.items()}
+    values = {n: _full(inside, shape.shape, shape.dtype, 0, shape.sharding) for n, shape in shapes.items()}
     executed = {number: _full(inside, _turns_inside(inside, number), bool, False) for number in inside.inside}
     counts = {number: _no_turns(inside, number) for number in inside.inside}
     return Captured(values, executed, {number: count for number, count in counts.items() if count.shape[-1]})
@@ -159,9 +159,9 @@ def _no_turns(inside: Context, number: int) -> Any:
     return _full(inside, (*turns(loops), sum(loop.length is None for loop in loops)), jnp.int32, 0)
 
 
-def _full(inside: Context, shape: tuple[int, ...], dtype: Any, value: Any) -> Any:
+def _full(inside: Context, shape: tuple[int, ...], dtype: Any, value: Any, sharding: Any = None) -> Any:
     """An array of one value, of the type that an observation in this context has."""
-    return varying(jnp.full(shape, value, dtype), inside.axes)
+    return varying(jnp.full(shape, value, dtype, device=sharding), inside.axes)
 
 
 def while_rule(
@@ -214,6 +214,7 @@ def shard_map_rule(
         return outputs, jax.tree_util.tree_map(lambda seen: seen[None], captured)
 
     with traced_as(equation):
+        sinks = {n: dealt(sink, params["mesh"], axes) for n, sink in inside.own_sinks().items()}
         return jax.shard_map(
             body,
             mesh=params["mesh"],
@@ -221,7 +222,7 @@ def shard_map_rule(
             out_specs=(list(params["out_specs"]), per_shard),
             axis_names=frozenset(axes),
             check_vma=params["check_vma"],
-        )(list(values), inside.own_sinks())
+        )(list(values), sinks)
 
 
 def _run(context: Context, sub: SubJaxpr, values: Sequence[Any]) -> tuple[list[Any], Captured]:

@@ -51,8 +51,9 @@ def lay_out(table: Table, screen: Screen) -> Text:
     blocks = [_block(shown, position, screen) for position in range(1, len(shown.columns))]
     items = _items(shown, screen)
     labels = [screen.show(INDENT * item.depth + item.label) for item in items]
-    fitting = _fitting(blocks, min(widest(labels), _name_cap(screen)), screen)
-    name_width = _name_width([shown.columns[0].heading, *labels], fitting, screen)
+    names = [shown.columns[0].heading, *labels]
+    fitting = _fitting(blocks, min(widest(names), _name_cap(screen)), screen)
+    name_width = _name_width(names, fitting, screen)
 
     text = Text()
     _append_headings(text, shown, fitting, name_width, screen)

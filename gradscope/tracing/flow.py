@@ -17,11 +17,11 @@ from gradscope.tracing.jaxcompat import Atom, is_literal, scan_arity
 class Analysis(Protocol):
     """What is followed. Frames may be visited several times, each time with no lower levels than before."""
 
-    def through(self, frame: Frame, number: int, outputs: Sequence[int]) -> Sequence[int]:
+    def through(self, frame: Frame, number: int, outputs: Sequence[int], /) -> Sequence[int]:
         """The levels of an equation's operands by those of its outputs."""
         ...
 
-    def leave(self, frame: Frame, outputs: Sequence[int], levels: dict[Atom, int]) -> None:
+    def leave(self, frame: Frame, outputs: Sequence[int], levels: dict[Atom, int], /) -> None:
         """A frame has been followed from the levels of its outputs; `levels` has every variable above 0."""
         ...
 

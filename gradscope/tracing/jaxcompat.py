@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import site
 import sysconfig
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -183,23 +183,6 @@ def manual_axes(equation: Equation) -> tuple[str, ...]:
     params = equation.params
     axes = params.get("newly_manual_axes", params.get("manual_axes"))
     return tuple(axis for axis in params["mesh"].axis_names if axes is None or axis in axes)
-
-
-def varying(value: Any, axes: Sequence[str]) -> Any:
-    """`value` typed as varying over mesh axes, as `shard_map` asks of what it hands out shard by shard."""
-    missing = tuple(axis for axis in axes if axis not in _varying_axes(jax.typeof(value), axes))
-    if not missing:
-        return value
-    lax: Any = jax.lax
-    if hasattr(lax, "pcast"):
-        return lax.pcast(value, missing, to="varying")
-    return lax.pvary(value, missing)  # its name before 0.9
-
-
-def _varying_axes(aval: Any, unknown: Sequence[str]) -> Collection[str]:
-    if hasattr(aval, "manual_axis_type"):
-        return aval.manual_axis_type.varying
-    return getattr(aval, "vma", unknown)  # its name before 0.10; types did not tell before 0.7
 
 
 def trace(function: Callable[..., Any], *args: Any) -> tuple[Jaxpr, tuple[Any, ...], Any]:

@@ -73,7 +73,7 @@ def find_layers(root: Frame, origins: ParameterOrigins) -> list[LayerCall]:
 
 
 def _number_calls(layers: Sequence[LayerCall]) -> None:
-    """Give each call its occurrence, past every name that a scope may have on purpose: `dense#2`, `block[0]`, `lstm.1`."""
+    """Give each call its occurrence, past names that a scope may have on purpose: `dense#2`, `block[0]`, `lstm.1`."""
     seen: Counter[str] = Counter()
     taken: set[str] = set()
     for layer in layers:

@@ -34,6 +34,6 @@ class _Liveness:
             follow(child, [1] * len(child.jaxpr.outvars), self)
         return [1] * operands
 
-    def leave(self, frame: Frame, outputs: Sequence[int], levels: dict[Atom, int]) -> None:
+    def leave(self, frame: Frame, outputs: Sequence[int], _levels: dict[Atom, int]) -> None:
         atoms = zip(frame.jaxpr.outvars, outputs, strict=True)
         frame.needed_outputs |= {atom for atom, needed in atoms if needed and not is_literal(atom)}

@@ -4,8 +4,8 @@ A gradient with respect to an activation or an input is more than the user's own
 `while` loop has none, and asking for it is an error even where the parameters are not concerned: an input that a loop
 prepares, what a frozen layer hands to a loop. So it is told beforehand where a cotangent can arrive.
 
-Sharp edge: a `scan`, a branch or a checkpoint whose outputs matter in part gets zeros from JAX for the other part. Zeros
-are no gradient, and yet a loop inside bars their way as it bars a gradient's.
+Sharp edge: a `scan`, a branch or a checkpoint whose outputs matter in part gets zeros from JAX for the other part.
+Zeros are no gradient, and yet a loop inside bars their way as it bars a gradient's.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def mark_reach(root: Frame) -> list[Reach]:
 class _Reversal:
     """Follows what arrives: levels are those of `Reach`, and integers have none."""
 
-    def leave(self, frame: Frame, outputs: Sequence[int], levels: dict[Atom, int]) -> None:
+    def leave(self, frame: Frame, _outputs: Sequence[int], levels: dict[Atom, int]) -> None:
         frame.reach |= levels  # of a frame followed again, no lower than before
 
     def through(self, frame: Frame, number: int, outputs: Sequence[int]) -> Sequence[int]:

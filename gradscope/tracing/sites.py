@@ -17,6 +17,7 @@ from gradscope.naming import LayerPath
 from gradscope.tracing.frames import OPERAND, Frame, FrameKey, Loop, ValueKey
 from gradscope.tracing.jaxcompat import source_of
 from gradscope.tracing.layers import LayerCall
+from gradscope.tracing.meshes import sharding_of
 from gradscope.tracing.reversal import Reach
 from gradscope.tracing.scopes import ScopePath
 
@@ -46,6 +47,7 @@ class Site:
         value: Where it is made.
         shape: Its shape, of one turn where it lies in loops.
         dtype: Its dtype, as JAX has it.
+        sharding: The sharding that is part of its type; None where none is.
         names: Its names, innermost layer first; empty for a value that is only some layer's input.
         loops: The loops around it, outermost first.
         order: Program order of the equation that makes it.
@@ -58,6 +60,7 @@ class Site:
     value: ValueKey
     shape: tuple[int, ...]
     dtype: Any
+    sharding: Any
     names: tuple[SiteName, ...]
     loops: tuple[Loop, ...]
     order: int
@@ -130,6 +133,7 @@ def _site(frames: Mapping[FrameKey, Frame], value: ValueKey, names: Sequence[Sit
         value=value,
         shape=tuple(aval.shape),
         dtype=aval.dtype,
+        sharding=sharding_of(aval),
         names=tuple(names),
         loops=frame.loops,
         order=frame.start if received else frame.orders[value.equation],

@@ -1,4 +1,4 @@
-"""The `gradscope` command in processes of its own: through pipes as a script runs it, in a terminal as a person does."""
+"""The `gradscope` command in processes of its own: with pipes as a script runs it, in a terminal as a person does."""
 
 from __future__ import annotations
 

@@ -106,13 +106,14 @@ BROKEN = {
         text=_loss("return (forward(variables, batch) > 0).sum()"), says="must be a real floating-point number"
     ),
     "returns a complex number": Broken(
-        text=_loss("x = forward(variables, batch).sum()\nreturn jax.lax.complex(x, x)"), says="must be a real floating-point number"
+        text=_loss("x = forward(variables, batch).sum()\nreturn jax.lax.complex(x, x)"),
+        says="must be a real floating-point number",
     ),
     "returns nothing": Broken(text=_loss("forward(variables, batch)"), says="returned NoneType"),
     "returns a text": Broken(text=_loss('return "loss"'), says="returned a value of type <class 'str'>"),
-    "returns three things": Broken(text=_loss("return jnp.ones(()), 1, 2"), says="must return a scalar or (scalar, aux)"),
+    "returns three things": Broken(text=_loss("return jnp.ones(()), 1, 2"), says="must return a scalar or"),
     "loops where reverse mode cannot follow": Broken(
-        text=_loss("x = forward(variables, batch).sum()\nreturn jax.lax.while_loop(lambda x: x < 9, lambda x: 2 * x, x)"),
+        text=_loss("x = batch['x'].sum()\nreturn jax.lax.while_loop(lambda x: x < 9, lambda x: 2 * x, x)"),
         says="Reverse-mode differentiation does not work for lax.while_loop",
         shows="return jax.lax.while_loop(",
     ),

@@ -27,7 +27,7 @@ READING = {
 
 NAMES = {
     "input": ["x"],
-    "activation": ["first", "relu", "last", "loss:24"],
+    "activation": ["first", "relu", "last"],
     "param": ["first/w", "last/w"],
 }
 
@@ -61,12 +61,10 @@ def test_the_rows_of_a_dump_are_the_same_in_every_format(dumps: Path) -> None:
     table, json, csv_text, markdown = (reading("show a.npz", dumps, "--format", each).output for each in FORMATS)
     rows = gradscope("show", "a.npz", "--json", folder=dumps).json["rows"]
     assert json == gradscope("show", "a.npz", "--json", folder=dumps).output
+    families = {family: names for values, names in NAMES.items() for family in (values, f"{values}_grad")}
     assert {(row["family"], row["name"]) for row in rows} == {
-        (family, name)
-        for values, names in NAMES.items()
-        for family in (values, f"{values}_grad")
-        for name in names
-    }  # fmt: skip
+        (family, name) for family, names in families.items() for name in names
+    }
     read = list(csv.DictReader(io.StringIO(csv_text)))
     assert [(row["name"], row["rms"]) for row in read] == [(row["name"], repr(row["rms"])) for row in rows]
     names = [name for part in NAMES.values() for name in part]
@@ -84,7 +82,9 @@ def test_the_rows_of_a_comparison_are_the_same_in_every_format(dumps: Path) -> N
     ]
     for name in {row["name"] for row in rows}:
         count = sum(row["name"] == name for row in rows)
-        assert len(re.findall(rf"^{re.escape(name)} +(?:same|different) ", texts["table"].output, re.MULTILINE)) == count
+        assert (
+            len(re.findall(rf"^{re.escape(name)} +(?:same|different) ", texts["table"].output, re.MULTILINE)) == count
+        )
         assert texts["markdown"].output.count(f"| `{name}` | ") == count
 
 
@@ -123,15 +123,15 @@ def test_a_terminal_gets_what_fits_and_is_told_what_does_not(dumps: Path, column
     assert ("hidden at this width" in done.plain) is (columns == 80)
     compared = in_terminal("compare", "a.npz", "b.npz", folder=dumps, columns=columns)
     assert compared.status == 1
-    lines = [line for line in compared.plain.splitlines() if "sha256" not in line and not line.startswith(" " * 4)]
+    lines = [line for line in compared.plain.splitlines() if not re.search(r"\S{40}", line)]  # words are not torn
     assert max(map(cell_len, lines)) <= columns
 
 
 def test_a_width_asked_for_is_the_width(dumps: Path) -> None:
     wide = in_terminal("show", "a.npz", folder=dumps, columns=40, COLUMNS="200")
     assert "hidden at this width" not in wide.plain
-    for command in READING:
-        assert in_terminal(*command.split(), folder=dumps, columns=80, COLUMNS="1").status == READING[command]
+    for command, status in READING.items():
+        assert in_terminal(*command.split(), folder=dumps, columns=80, COLUMNS="1").status == status
         assert reading(command, dumps, COLUMNS="1").output == reading(command, dumps).output
 
 
@@ -211,7 +211,7 @@ def test_progress_is_shown_where_somebody_watches_and_leaves_no_trace(dumps: Pat
     shown = in_terminal("dump", model, "--families", "param", folder=tmp_path, columns=100)
     assert shown.status == 0
     before, _, after = shown.output.partition("\x1b[1A\x1b[2K")
-    assert "tracing the loss" in before
+    assert "starting" in before
     assert after == in_terminal("show", "model.npz", folder=tmp_path, columns=100).output
     quiet = in_terminal("dump", model, "--families", "param", "--force", "-q", folder=tmp_path, columns=100)
     assert "tracing" not in quiet.output

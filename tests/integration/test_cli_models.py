@@ -87,7 +87,8 @@ def test_a_loss_that_is_not_a_number_is_finished_and_its_origin_named(tmp_path: 
 
 
 def test_what_a_model_prints_stays_out_of_the_results(tmp_path: Path) -> None:
-    loss = 'def loss(variables, batch):\n    print("tracing")\n    jax.debug.print("running")\n    return batch["x"].sum()\n'
+    loss = 'def loss(variables, batch):\n    print("tracing")\n    jax.debug.print("running")\n'
+    loss += '    return batch["x"].sum()\n'
     models.write(tmp_path, models.source(more='print("importing")', loss=loss))
     done = gradscope("dump", "model.py", "--json", folder=tmp_path)
     assert done.status == 0
@@ -97,7 +98,7 @@ def test_what_a_model_prints_stays_out_of_the_results(tmp_path: Path) -> None:
 
 def test_the_forms_of_a_target_are_searched_in_their_order(tmp_path: Path) -> None:
     text = models.source(more="import types").replace("def init", "class Net:\n    pass\n\ndef init")
-    text += '\ndef make(width, *, deep=False):\n    assert (width, deep) == (3, True)\n'
+    text += "\ndef make(width, *, deep=False):\n    assert (width, deep) == (3, True)\n"
     text += "    return types.SimpleNamespace(init=init, batch=batch, loss=loss)\n\nnet = make(3, deep=True)\n"
     models.write(tmp_path, text)
     said = {}

@@ -106,19 +106,24 @@ class Observation:
         found: list[tuple[str, Seen]] = []
         for turn in iterations(site.loops):
             known = tuple(index for index, loop in zip(turn, site.loops, strict=True) if loop.length is not None)
-            ran = executed is None or bool(executed[known])
-            counted = [] if counts is None else np.asarray(counts)[known].tolist()
+            ran = executed is None or bool(_turn(executed, known))
+            counted = [] if counts is None else _turn(counts, known).tolist()
             ran = ran and all(counted)
             last = iter(counted)
             named = tuple(
                 max(next(last) - 1, 0) if loop.length is None else index
                 for index, loop in zip(turn, site.loops, strict=True)
             )
-            gradient = self.observed.cotangents[number][known] if number in self.reached.sites and ran else None
-            activation = captured.values[number][known] if ran else None
+            gradient = _turn(self.observed.cotangents[number], known) if number in self.reached.sites and ran else None
+            activation = _turn(captured.values[number], known) if ran else None
             seen = Seen(activation=activation, gradient=gradient)
             found += [(str(name.at(named)), seen) for name in site.names]
         return found
+
+
+def _turn(values: Any, turn: tuple[int, ...]) -> Any:
+    # On the host, since a value sharded over explicit axes does not let itself be indexed.
+    return np.asarray(values)[turn] if turn else values
 
 
 def observe(

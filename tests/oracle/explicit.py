@@ -1,4 +1,4 @@
-"""The zoo's models once more, in plain arithmetic: every activation named by hand, no scopes, no loops over layers in JAX.
+"""The zoo's models once more, in plain arithmetic: every activation named by hand, without scopes, every loop unrolled.
 
 A model here is a function of its variables, its batch and a *tell*, which is called on every activation with all names
 that a dump has for it, and returns what to go on with. That is how activations get out, and how something can be added
@@ -23,9 +23,12 @@ Tree: TypeAlias = "Mapping[str, Any]"
 Tell: TypeAlias = Callable[..., Array]
 Explicit: TypeAlias = Callable[[Any, Any, Tell], Array]
 
+#: What runs once need not run fast.
+COMPILED_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
 
 def tensors_of(explicit: Explicit, variables: Any, batch: Any) -> dict[str, np.ndarray]:
-    """Everything the explicit model computes, by dump key: loss, activations, activation gradients, parameter gradients.
+    """Everything the explicit model computes, by dump key: activations, their gradients, and those of parameters.
 
     Args:
         explicit: The model.
@@ -57,7 +60,8 @@ def tensors_of(explicit: Explicit, variables: Any, batch: Any) -> dict[str, np.n
     with jax.numpy_rank_promotion("allow"):
         shape_of = jax.eval_shape(shapes, variables, batch)
         zeros = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in shape_of.items()}
-        differentiate = jax.jit(jax.value_and_grad(perturbed, argnums=(0, 1), has_aux=True))
+        differentiate = jax.value_and_grad(perturbed, argnums=(0, 1), has_aux=True)
+        differentiate = jax.jit(differentiate, compiler_options=COMPILED_QUICKLY)
         (_, activations), (gradients, param_gradients) = differentiate(zeros, variables, batch)
     return {
         **{f"activation/{name}": np.asarray(value) for name, value in activations.items()},
@@ -131,7 +135,7 @@ def attention(params: Tree, x: Array, tell: Tell, at: str) -> Array:
 def resnet(variables: Tree, batch: Tree, tell: Tell) -> Array:
     """A residual network in training mode, of the depth that its parameters say."""
     params = variables["params"]
-    x = conv_and_norm(params["stem"], batch["image"], tell, "stem", "conv", stride=2)
+    x = conv_and_norm(params["stem"], batch["image"], tell, "stem/conv", stride=2)
     x = tell(positive(x), "stem/relu")
     x = tell(max_pool(x), "stem/pool", "stem")
     for block in sorted(name for name in params if name.startswith("stage")):
@@ -146,18 +150,20 @@ def residual(params: Tree, x: Array, tell: Tell, at: str, stride: int) -> Array:
     last = 3 if "conv3" in params else 2
     strided = last - 1  # a bottleneck halves the image in its 3x3 convolution, a basic block in its first
     for number in range(1, last + 1):
-        x = conv_and_norm(params, x, tell, at, f"conv{number}", stride if number == strided else 1)
+        x = conv_and_norm(params, x, tell, f"{at}/conv{number}", stride if number == strided else 1)
         if number < last:
             x = tell(positive(x), f"{at}/relu{number}")
     if "proj_conv" in params:
-        shortcut = conv_and_norm(params, shortcut, tell, at, "proj_conv", stride)
+        shortcut = conv_and_norm(params, shortcut, tell, f"{at}/proj_conv", stride)
     x = tell(x + shortcut, f"{at}/add")
     return tell(positive(x), f"{at}/relu{last}", at)
 
 
-def conv_and_norm(params: Tree, x: Array, tell: Tell, at: str, name: str, stride: int) -> Array:
+def conv_and_norm(params: Tree, x: Array, tell: Tell, path: str, stride: int) -> Array:
+    """The convolution at `path`, `stem/conv`, and the norm behind it, `stem/bn`."""
+    at, name = path.split("/")
     norm = name.replace("conv", "bn")
-    x = tell(convolve(params[name]["kernel"], x, stride), f"{at}/{name}")
+    x = tell(convolve(params[name]["kernel"], x, stride), path)
     centred = x - x.mean(axis=(0, 1, 2), keepdims=True)
     normal = centred / jnp.sqrt((centred**2).mean(axis=(0, 1, 2), keepdims=True) + 1e-5)
     return tell(normal * params[norm]["scale"] + params[norm]["bias"], f"{at}/{norm}")

@@ -231,7 +231,8 @@ def test_what_lies_inside_a_custom_rule_is_known_and_not_observed(function: Any)
 NN = {
     function.__name__: function
     for function in (
-        jax.nn.relu, jax.nn.gelu, jax.nn.softplus, jax.nn.softmax, jax.nn.logsumexp, jnp.linalg.inv, jnp.sort, jnp.cumsum,
+        jax.nn.relu, jax.nn.gelu, jax.nn.softplus, jax.nn.softmax, jax.nn.logsumexp,
+        jnp.linalg.inv, jnp.sort, jnp.cumsum,
     )
 }  # fmt: skip
 
@@ -393,6 +394,25 @@ def test_a_program_may_be_mapped() -> None:
         for at, name in enumerate(["first", "second"]):
             assert_close(mapped.captured.values[at][number], wanted[name].activation)
             assert_close(mapped.cotangents[at][number], wanted[name].gradient)
+
+
+def test_a_program_may_be_differentiated_and_its_arguments_donated() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        return layer("dense", dense, weights, x).sum()
+
+    observation = observe(loss, WEIGHTS, INPUTS)
+    program, _ = observing_program(observation.trace, observation.plan)
+    leaves, tree = jax.tree_util.tree_flatten((WEIGHTS, INPUTS))
+
+    def steepness(gradients: Any) -> Any:
+        return sum((gradient**2).sum() for gradient in jax.tree_util.tree_leaves(gradients))
+
+    twice = jax.grad(lambda leaves: steepness(program(leaves).gradients))(leaves)
+    plain = jax.grad(lambda leaves: steepness(jax.grad(loss, argnums=(0, 1))(*tree.unflatten(leaves))))(leaves)
+    for found, wanted in zip(twice, plain, strict=True):
+        assert_close(found, wanted)
+    donated = jax.jit(program, donate_argnums=0)([jnp.copy(leaf) for leaf in leaves])
+    assert_close(donated.loss, observation.loss)
 
 
 def test_a_program_is_not_changed_by_running_it() -> None:

@@ -9,7 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.oracle.engine import Probe, assert_close, bits, check, check_compiled, check_gradients, check_stepwise, expected, layer, observe, unprobed
+from tests.oracle.engine import (
+    Probe,
+    assert_close,
+    bits,
+    check,
+    check_compiled,
+    check_gradients,
+    check_stepwise,
+    expected,
+    layer,
+    observe,
+    unprobed,
+)
 
 INPUTS = jnp.linspace(-1.0, 2.0, 12).reshape(4, 3)
 WEIGHTS = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
@@ -57,7 +69,7 @@ def test_complex_layers() -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         spectrum = layer("fft", jnp.fft.rfft, x @ weight, probe=probe)
         filtered = layer("filter", lambda: spectrum * jnp.complex64(1 + 2j), probe=probe)
-        return layer("magnitude", lambda: (jnp.abs(filtered) ** 2).sum(), probe=probe)
+        return layer("magnitude", lambda: jnp.sum(jnp.abs(filtered) ** 2), probe=probe)
 
     observation = check(loss, WEIGHTS, INPUTS)
     assert observation.seen["filter"].gradient.dtype == np.complex64
@@ -145,7 +157,7 @@ def test_gradients_of_integers_asked_for_inside_the_loss() -> None:
 def test_empty_arrays_and_scalars() -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed) -> Any:
         empty = layer("empty", lambda: x[:0] @ weight, probe=probe)
-        scalar = layer("scalar", lambda: (x @ weight).sum(), probe=probe)
+        scalar = layer("scalar", lambda: jnp.sum(x @ weight), probe=probe)
         return layer("both", lambda: scalar * 2 + empty.sum(), probe=probe)
 
     observation = check(loss, WEIGHTS, INPUTS)
@@ -237,10 +249,10 @@ def test_a_gradient_that_does_not_exist_is_not_a_gradient_of_zero() -> None:
         stopped = layer("stopped", lambda: jax.lax.stop_gradient(layer("before", lambda: x @ weights["used"])))
         dead = layer("dead", lambda: x @ weights["dead"])
         cancelled = layer("cancelled", lambda: x @ weights["cancelled"]) * 0
-        metric = layer("metric", lambda: (dead > 0).mean())
+        metric = layer("metric", lambda: jnp.mean(dead > 0))
         return (x @ weights["used"] * stopped + cancelled).sum(), {"metric": metric}
 
-    weights = {name: WEIGHTS for name in ("used", "dead", "cancelled", "unused")}
+    weights = dict.fromkeys(("used", "dead", "cancelled", "unused"), WEIGHTS)
     observation = check_gradients(loss, weights, INPUTS)
     assert set(observation.params) == {"used", "cancelled"}
     assert observation.seen["stopped/before"].gradient is None

@@ -346,6 +346,30 @@ def test_a_while_loop_that_forward_mode_passes_through_and_reverse_mode_never_ne
     assert observation.seen["loop[1]/step"].gradient is None
 
 
+def test_an_input_that_a_while_loop_prepares_has_no_gradient_and_disturbs_none() -> None:
+    def loss(weights: Any, batch: Any) -> Any:
+        x, turns = batch
+        prepared = layer("prepare", counted, turns, layer("scale", lambda: x * 2), jax.lax.stop_gradient(weights[0]))
+        return (layer("dense", attend, weights[1], prepared) ** 2).sum()
+
+    observation = check_gradients(loss, WEIGHTS, (INPUTS, jnp.int32(2)))
+    assert observation.inputs == {}
+    assert observation.seen["prepare/scale" if "prepare/scale" in observation.seen else "scale"].gradient is None
+    assert observation.seen["dense"].gradient is not None
+
+
+def test_an_input_that_the_host_prepares_has_no_gradient_and_disturbs_none() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        hosted = layer("host", lambda: jax.pure_callback(np.sin, shape, layer("scale", lambda: x * 2)))
+        return (layer("dense", attend, weights[1], hosted) ** 2).sum()
+
+    observation = check_gradients(loss, WEIGHTS, INPUTS)
+    assert observation.inputs == {}
+    assert observation.seen["host/scale"].gradient is None
+    assert_close(observation.seen["host"].activation, jnp.sin(INPUTS * 2))
+
+
 def test_a_while_loop_carries_keys_and_flags() -> None:
     def loss(weights: Any, batch: Any) -> Any:
         x, key, turns = batch

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from tests.oracle.engine import Probe, assert_close, check, check_compiled, layer
+from tests.oracle.engine import Probe, assert_close, check, check_compiled, layer, observe
 
 WEIGHTS = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
 INPUTS = jnp.linspace(-1.0, 2.0, 24).reshape(8, 3)
@@ -133,9 +133,7 @@ def test_loops_and_branches_inside_a_shard(check_vma: bool) -> None:
                 )[1]
 
             x, _ = jax.lax.scan(block, x, None, length=2)
-            x = jax.lax.cond(
-                x.sum() > 0, partial(layer, "taken", jnp.sin), partial(layer, "not_taken", jnp.cos), x
-            )
+            x = jax.lax.cond(x.sum() > 0, partial(layer, "taken", jnp.sin), partial(layer, "not_taken", jnp.cos), x)
             return x * looped(jax.lax.stop_gradient(x))
 
         specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec("data")}
@@ -164,7 +162,8 @@ def test_a_sharded_map_inside_a_scan() -> None:
 
     def twin(weight: Any, x: Any, probe: Probe) -> Any:
         for turn in range(2):
-            parts = [probe(f"block[{turn}][{n}]/dense", dense(weight, one)) for n, one in enumerate(jnp.split(x, SHARDS))]
+            made = [dense(weight, one) for one in jnp.split(x, SHARDS)]
+            parts = [probe(f"block[{turn}][{shard}]/dense", part) for shard, part in enumerate(made)]
             x = probe(f"block[{turn}]", jnp.concatenate(parts))
         return x.sum()
 
@@ -186,6 +185,66 @@ def test_a_map_over_one_of_two_axes_and_another_within() -> None:
         return sum(probe(f"dense[{n}]", dense(weight, one)).sum() for n, one in enumerate(jnp.split(x, SHARDS)))
 
     check(loss, WEIGHTS, INPUTS, twin=twin, stepwise=False)
+
+
+def test_a_program_that_runs_in_every_shard() -> None:
+    """The loss knows of no mesh: what a training step does that is sharded as a whole."""
+
+    def loss(weight: Any, x: Any) -> Any:
+        step = lambda carry, _: (layer("step", dense, weight, carry), None)  # noqa: E731
+        x, _ = jax.lax.scan(step, x, None, length=2)
+        return jax.lax.cond(x.sum() > 0, partial(layer, "positive", jnp.sin), partial(layer, "other", jnp.cos), x).sum()
+
+    specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec("data")}
+
+    @partial(jax.shard_map, mesh=mesh_of(data=SHARDS), **specs)
+    def everywhere(weight: Any, x: Any) -> Any:
+        observed = observe(loss, weight, x).observed  # traced in here, where types tell of the shards
+        return jax.tree_util.tree_map(lambda leaf: leaf[None], (observed.captured, observed.cotangents))
+
+    captured, cotangents = jax.jit(everywhere)(WEIGHTS, INPUTS)
+    for shard, x in enumerate(jnp.split(INPUTS, SHARDS)):
+        alone = observe(loss, WEIGHTS, x).observed
+        for number, cotangent in alone.cotangents.items():
+            assert_close(captured.values[number][shard], alone.captured.values[number])
+            assert_close(cotangents[number][shard], cotangent)
+
+
+LOSSES: dict[str, Any] = {
+    "layers": lambda w, x: layer("second", jnp.sin, layer("first", jax.jit(dense), w, x)),
+    "scan": lambda w, x: jax.lax.scan(lambda carry, _: (layer("step", dense, w, carry), None), x, None, length=2)[0],
+    "checkpoint": jax.checkpoint(partial(layer, "block", dense)),
+    "branch": lambda w, x: jax.lax.cond(w[0, 0] < 0, partial(layer, "yes", dense), lambda w, x: x * 2, w, x),
+    "while": lambda w, x: (x @ w) * looped(jax.lax.stop_gradient(x)),
+    "shard_map": jax.shard_map(
+        partial(layer, "dense", dense),
+        in_specs=(PartitionSpec(), PartitionSpec("data")),
+        out_specs=PartitionSpec("data"),
+    ),
+}
+
+
+def looped(x: Any) -> Any:
+    return jax.lax.while_loop(lambda x: x.sum() < 10, lambda x: layer("grow", lambda: x + 1), x)
+
+
+@pytest.mark.parametrize("function", LOSSES.values(), ids=LOSSES.keys())
+def test_sharding_that_is_part_of_types(function: Any) -> None:
+    """Under a mesh with explicit axes branches, turns and backward rules agree on types only if shardings agree."""
+    mesh = jax.make_mesh((SHARDS,), ("data",), axis_types=(AxisType.Explicit,))
+
+    def loss(weight: Any, x: Any) -> Any:
+        return function(weight, x).sum()
+
+    alone = observe(loss, WEIGHTS, INPUTS).seen if function is not LOSSES["shard_map"] else None
+    with jax.set_mesh(mesh):
+        x = jax.device_put(INPUTS, NamedSharding(mesh, PartitionSpec("data")))
+        seen = check_compiled(loss, jax.device_put(WEIGHTS, NamedSharding(mesh, PartitionSpec())), x).seen
+    for name, tensor in (alone or {}).items():
+        if tensor.activation is not None:
+            assert_close(seen[name].activation, tensor.activation)
+        if tensor.gradient is not None:
+            assert_close(seen[name].gradient, tensor.gradient)
 
 
 def test_gradients_of_a_whole_sharded_network() -> None:

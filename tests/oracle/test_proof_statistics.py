@@ -111,7 +111,7 @@ def rounded_to_zero(nonzero: np.ndarray, narrow: str) -> float:
 
 
 def assert_numbers(found: Row, wanted: Mapping[str, object], largest: float, what: str) -> None:
-    """Counts, shapes and names are equal, numbers to the last digits; a mean, which cancels, beside the largest value."""
+    """Counts, shapes and names are equal, numbers to the last digits: of a mean, which cancels, those of `largest`."""
     for name, value in wanted.items():
         if isinstance(value, float):
             assert found[name] == pytest.approx(value, rel=1e-12, abs=1e-15 * largest), (what, name)

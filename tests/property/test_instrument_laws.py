@@ -1,8 +1,8 @@
 """Laws of the observing program, on random small programs of layers in every kind of frame.
 
-A program is a tree of nodes over an activation of fixed shape. Run *rolled* it uses JAX's constructs; run *unrolled*, the
-oracle, it is plain operations one after another, with a probe at every layer. Layers have names of their own, so a layer
-in a turn is known by its name and the turns around it.
+A program is a tree of nodes over an activation of fixed shape. Run *rolled* it uses JAX's constructs; run *unrolled*,
+the oracle, it is plain operations one after another, with a probe at every layer. Layers have names of their own, so a
+layer in a turn is known by its name and the turns around it.
 """
 
 from __future__ import annotations
@@ -211,6 +211,11 @@ def interpreted(trace: Trace) -> Callable[..., Any]:
     return run
 
 
+def named_sites(trace: Trace) -> list[Any]:
+    """What is known of each site that a layer hands on."""
+    return [(site.names, site.shape, site.dtype, site.reach) for site in trace.sites if site.names]
+
+
 # --- laws --------------------------------------------------------------------------------------------------------
 
 
@@ -227,8 +232,7 @@ def test_the_empty_plan_is_the_identity(program: tuple[Node, ...]) -> None:
 def test_instrumenting_twice_is_instrumenting_once(program: tuple[Node, ...]) -> None:
     trace = trace_loss(loss_of(program), WEIGHTS, INPUTS)
     again = trace_loss(interpreted(trace), WEIGHTS, INPUTS)
-    once, twice = ([(site.names, site.shape, site.dtype, site.reach) for site in t.sites if site.names] for t in (trace, again))
-    assert once == twice
+    assert named_sites(again) == named_sites(trace)
 
 
 @given(programs())

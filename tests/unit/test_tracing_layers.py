@@ -24,14 +24,16 @@ def under(name: str, function: Callable[..., Any], *values: Any) -> Any:
 
 def traced(function: Callable[[Any, Any], Any]) -> Trace:
     """The trace of a loss that sums what `function(weight, x)` gives."""
-    return trace_loss(lambda weight, x: sum(leaf.sum() for leaf in jax.tree_util.tree_leaves(function(weight, x))), W, X)
+
+    def loss(weight: Any, x: Any) -> Any:
+        return sum(leaf.sum() for leaf in jax.tree_util.tree_leaves(function(weight, x)))
+
+    return trace_loss(loss, W, X)
 
 
 def names(trace: Trace) -> list[str]:
     """Every name of every site in every turn, in program order, aliases after their own."""
-    return [
-        str(name.at(turn)) for site in trace.sites for turn in iterations(site.loops) for name in site.names
-    ]
+    return [str(name.at(turn)) for site in trace.sites for turn in iterations(site.loops) for name in site.names]
 
 
 def aliases(trace: Trace) -> list[list[str]]:
@@ -256,14 +258,19 @@ def test_names_are_unique_across_branches_loops_and_calls() -> None:
 )
 def test_names_are_unique_even_where_scopes_are_named_like_calls_outputs_and_turns(colliding: list[str]) -> None:
     def turns(x: Any) -> Any:
-        return under("a", lambda: jax.lax.scan(lambda carry, _: (jnp.sin(carry), None), x, None, length=2)[0])
+        return jax.lax.scan(lambda carry, _: (jnp.sin(carry), None), x, None, length=2)[0]
+
+    def both(x: Any) -> Any:
+        return jnp.sin(x), jnp.cos(x)
 
     def function(w: Any, x: Any) -> Any:
         for name in colliding:
             if name == "both":
-                x = sum(under("a", lambda: (jnp.sin(x), jnp.cos(x))))
+                x = sum(under("a", both, x))
+            elif name == "turns":
+                x = under("a", turns, x)
             else:
-                x = turns(x) if name == "turns" else under(name, jnp.matmul, x, w)
+                x = under(name, jnp.matmul, x, w)
         return x
 
     found = names(traced(function))

@@ -70,7 +70,7 @@ def test_the_fingerprint_tells_programs_apart() -> None:
         "another way": lambda variables, x: loss(variables, x + jnp.sin(jnp.sin(jnp.sin(x)))),
     }
     assert len({trace_loss(program, W, X).fingerprint for program in programs.values()}) == len(programs)
-    assert trace_loss(loss, W, X).fingerprint == trace_loss(lambda w, x: loss(w, x), W, X).fingerprint
+    assert trace_loss(loss, W, X).fingerprint == trace_loss(jax.tree_util.Partial(loss), W, X).fingerprint
 
 
 NOT_LOSSES = {
@@ -103,9 +103,10 @@ def test_tracing_runs_nothing() -> None:
 
 
 def test_numpy_arrays_and_python_numbers_are_arguments_like_any_other() -> None:
-    trace = trace_loss(lambda variables, batch: loss(variables, batch["x"]) * batch["scale"], W,
-                       {"x": np.ones((4, 3), np.float32), "scale": 2.0})  # fmt: skip
-    assert [(leaf.name, leaf.shape) for leaf in trace.arguments if leaf.family == "input"] == [("scale", ()), ("x", (4, 3))]
+    batch = {"x": np.ones((4, 3), np.float32), "scale": 2.0}
+    trace = trace_loss(lambda variables, batch: loss(variables, batch["x"]) * batch["scale"], W, batch)
+    found = [(leaf.name, leaf.shape) for leaf in trace.arguments if leaf.family == "input"]
+    assert found == [("scale", ()), ("x", (4, 3))]
 
 
 PROGRAM = """

@@ -1,0 +1,58 @@
+"""What a value's type tells of the devices it lies on, and how that was spelled from version to version (0.6 to 0.12).
+
+Inside a `shard_map` a type tells over which mesh axes a value *varies*; under a mesh with explicit axes it tells how
+the value is *sharded*. Branches, turns and backward rules must agree on both, and so must what is observed in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+
+def varying(value: Any, axes: Sequence[str]) -> Any:
+    """`value` typed as varying over mesh axes, as `shard_map` asks of what it hands out shard by shard."""
+    missing = tuple(axis for axis in axes if axis not in _varying_axes(jax.typeof(value), axes))
+    if not missing:
+        return value
+    lax: Any = jax.lax
+    if hasattr(lax, "pcast"):
+        return lax.pcast(value, missing, to="varying")
+    return lax.pvary(value, missing)  # its name before 0.9
+
+
+def varying_axes(values: Iterable[Any]) -> tuple[str, ...]:
+    """The mesh axes that any of some values varies over, where they are inside a `shard_map`."""
+    return tuple(sorted({axis for value in values for axis in _varying_axes(jax.typeof(value), ())}))
+
+
+def _varying_axes(aval: Any, unknown: Sequence[str]) -> Collection[str]:
+    if hasattr(aval, "manual_axis_type"):
+        return aval.manual_axis_type.varying
+    return getattr(aval, "vma", unknown)  # its name before 0.10; types did not tell before 0.7
+
+
+def sharding_of(aval: Any) -> NamedSharding | None:
+    """The sharding that is part of a value's type; None where its type tells of none."""
+    sharding = getattr(aval, "sharding", None)
+    if sharding is None or sharding.mesh.empty or not any(sharding.spec):
+        return None
+    return sharding
+
+
+def under_leading_axes(sharding: Any, number: int) -> NamedSharding | None:
+    """The sharding of a stack of values with `number` more leading axes, none of which is split."""
+    if sharding is None:
+        return None
+    return NamedSharding(sharding.mesh, PartitionSpec(*[None] * number, *sharding.spec))
+
+
+def dealt(value: Any, mesh: Any, axes: Sequence[str]) -> Any:
+    """`value` with its leading axis split over mesh axes, as a `shard_map` over explicit ones asks to receive it."""
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    if any(kinds[axis] != AxisType.Explicit for axis in axes):
+        return value
+    return jax.sharding.reshard(value, NamedSharding(mesh, PartitionSpec(tuple(axes))))
