@@ -80,8 +80,10 @@ def dump(
     from gradscope.naming import Selection
     from gradscope.report import Query, dump_report
     from gradscope.stats import find
+    from gradscope.tracing.target import parse_target
 
     options.require_one_of(batch_size=batch_size, data=data)
+    parse_target(target)  # a target of the wrong form is told before JAX is imported
     rules = checked_rules(check) | {SELF_CHECK}
     selection, chosen = Selection.parse(select, exclude), options.family_set(families)
     notes = set_up_jax(x64=x64, dtype=dtype, matmul_precision=matmul_precision, cache=not no_cache)

@@ -113,7 +113,10 @@ BROKEN = {
     "returns a text": Broken(text=_loss('return "loss"'), says="returned a value of type <class 'str'>"),
     "returns three things": Broken(text=_loss("return jnp.ones(()), 1, 2"), says="must return a scalar or"),
     "loops where reverse mode cannot follow": Broken(
-        text=_loss("x = batch['x'].sum()\nreturn jax.lax.while_loop(lambda x: x < 9, lambda x: 2 * x, x)"),
+        text=_loss(
+            "x = forward(variables, batch).sum()\n"
+            "return jax.lax.while_loop(lambda x: (0 < x) & (x < 9), lambda x: 2 * x, x)"
+        ),
         says="Reverse-mode differentiation does not work for lax.while_loop",
         shows="return jax.lax.while_loop(",
     ),

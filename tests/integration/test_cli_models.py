@@ -102,15 +102,18 @@ def test_the_forms_of_a_target_are_searched_in_their_order(tmp_path: Path) -> No
     text += "    return types.SimpleNamespace(init=init, batch=batch, loss=loss)\n\nnet = make(3, deep=True)\n"
     models.write(tmp_path, text)
     said = {}
-    for target in ("model.py", "./model.py:net", "model", "model:make(3, deep=True)", "linear_regression"):
+    for target in ("./model.py:net", "model:make(3, deep=True)", "linear_regression"):
         done = gradscope("dump", target, "-v", "--families", "param", "--force", folder=tmp_path)
         assert done.status == 0, done.errors
         said[target] = done.lines
-    assert said["model.py"] == [
-        f"model.py is a path, loaded from {tmp_path / 'model.py'}",
-        "init, batch and loss are those of the file itself",
+    assert said["./model.py:net"] == [
+        f"./model.py is a path, loaded from {tmp_path / 'model.py'}",
+        "init, batch and loss are those of net",
     ]
-    assert said["./model.py:net"][1] == "init, batch and loss are those of net"
-    assert said["model"][0].startswith("model is a module, loaded from ")
-    assert said["model:make(3, deep=True)"][1] == "init, batch and loss are those of make(3, deep=True)"
-    assert said["linear_regression"][0].startswith("linear_regression is a model of the zoo, loaded from ")
+    assert said["model:make(3, deep=True)"] == [
+        f"model is a module, loaded from {tmp_path / 'model.py'}",
+        "init, batch and loss are those of make(3, deep=True)",
+    ]
+    zoo, holder = said["linear_regression"]
+    assert zoo.startswith("linear_regression is a model of the zoo, loaded from ")
+    assert holder == "init, batch and loss are those of the file itself"

@@ -1,4 +1,4 @@
-"""What the proofs share: dumps that real commands wrote, each once in a run of the tests, whatever asks for it where."""
+"""What the proofs share: dumps that real commands wrote, each once in a run of the tests."""
 
 from __future__ import annotations
 

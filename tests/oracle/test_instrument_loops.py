@@ -102,20 +102,20 @@ def test_scans_nest() -> None:
 
         def outer(carry: Any, weight: Any) -> Any:
             carry = layer("attn", attend, weight, carry)
-            return layer("inner", lambda: jax.lax.scan(inner, carry, jnp.arange(1.0, 4.0))[0]), None
+            return layer("inner", lambda: jax.lax.scan(inner, carry, jnp.arange(1.0, 3.0))[0]), None
 
         return layer("outer", lambda: jax.lax.scan(outer, x, weights)[0]).sum()
 
     def twin(weights: Any, x: Any, probe: Probe) -> Any:
-        for turn in range(4):
+        for turn in range(2):
             here = f"outer[{turn}]"
             x = probe(f"{here}/attn", attend(weights[turn], x))
-            for step in range(3):
+            for step in range(2):
                 x = probe(f"{here}/inner[{step}]", probe(f"{here}/inner[{step}]/step", jnp.sin(x * (step + 1.0))))
             x = probe(here, probe(f"{here}/inner", x))
         return probe("outer", x).sum()
 
-    check(loss, WEIGHTS, INPUTS, twin=twin)
+    check(loss, WEIGHTS[:2], INPUTS, twin=twin)
 
 
 def test_nested_scans_without_a_scope_between_add_up_their_turns() -> None:

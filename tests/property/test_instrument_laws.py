@@ -253,14 +253,14 @@ def test_sites_are_in_program_order(program: tuple[Node, ...]) -> None:
 
 
 @given(programs())
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_stepwise_everything_is_bit_for_bit_what_jax_computes(program: tuple[Node, ...]) -> None:
     observation = check_stepwise(loss_of(program), WEIGHTS, INPUTS)
     check_layers(observation, program)
 
 
 @given(programs())
-@settings(max_examples=6)
+@settings(max_examples=4)
 def test_compiled_everything_is_what_jax_computes(program: tuple[Node, ...]) -> None:
     value, gradient = jax.jit(jax.value_and_grad(loss_of(program)))(WEIGHTS, INPUTS)
     observation = observe(loss_of(program), WEIGHTS, INPUTS)
