@@ -77,8 +77,6 @@ def wait_until(condition: Callable[[], object]) -> None:
         ("making a batch", signal.SIGINT),
         ("tracing", signal.SIGINT),
         ("compiling", signal.SIGINT),
-        ("compiling", signal.SIGTERM),
-        ("running", signal.SIGINT),
         ("running", signal.SIGTERM),
     ],
 )
@@ -118,7 +116,7 @@ def partial_sizes(folder: Path) -> list[int]:
     return [path.stat().st_size for path in folder.glob(".gradscope-*.partial")]
 
 
-@pytest.mark.parametrize("delay", [0.15, 0.3, 0.5, 0.7])
+@pytest.mark.parametrize("delay", [0.2, 0.5])
 def test_a_signal_while_it_starts_is_not_lost(tmp_path: Path, delay: float) -> None:
     models.write(tmp_path, MODELS["importing"])
     with dumping(tmp_path) as running:

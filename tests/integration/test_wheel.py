@@ -50,10 +50,10 @@ def test_the_zoo_of_an_unpacked_wheel_works_by_name(
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     monkeypatch.setenv("PYTHONPATH", str(site))
-    for name in ("mlp", "linear_regression"):
-        done = subprocess.run(
-            [*GRADSCOPE, "dump", name, "-v"], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert f"loaded from {site / 'gradscope' / 'models' / name}.py" in done.stderr
-        assert "mlp.py:" in done.stdout if name == "mlp" else "linear_regression.py:" in done.stdout
+    done = subprocess.run(
+        [*GRADSCOPE, "dump", "mlp", "-v"], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"loaded from {site / 'gradscope' / 'models' / 'mlp.py'}" in done.stderr
+    assert "mlp.py:" in done.stdout
+    assert (tmp_path / "mlp.npz").exists()

@@ -25,6 +25,9 @@ def raising(error: BaseException) -> Callable[[], NoReturn]:
     ("program", "status"),
     [
         (lambda: None, 0),
+        (lambda: 0, 0),
+        (lambda: 1, 1),
+        (lambda: 130, 130),
         (raising(SystemExit()), 0),
         (raising(SystemExit(0)), 0),
         (raising(SystemExit(1)), 1),

@@ -114,12 +114,13 @@ def test_an_error_in_a_backward_rule_names_the_rule_and_the_operation(model: Sim
     assert lines_shown(error) == ['File "model.py", line 28, in custom', 'File "model.py", line 23, in backward']
 
 
-def test_a_traceback_inside_an_errors_text_gives_way_to_its_last_line(
+def test_a_traceback_inside_an_errors_text_gives_way_to_its_last_line_and_its_frames_are_shown(
     model: SimpleNamespace, capfd: pytest.CaptureFixture[str]
 ) -> None:
     error = failure(model.calling_back, jnp.ones(4))
     assert "ValueError: host says no" in error.message
     assert "Traceback" not in error.message
+    assert lines_shown(error) == ['File "model.py", line 32, in on_host']
     capfd.readouterr()  # JAX tells of it, too
 
 
