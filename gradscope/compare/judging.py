@@ -57,7 +57,7 @@ def one_sided(entry: Entry, status: Status, allowed: Sequence[Pattern], other: L
         family=entry.family,
         status=status,
         index=entry.site.index,
-        why=_why_missing(entry, status, other) + (", which is allowed" if permitted else ""),
+        why=", ".join(filter(None, (_why_missing(entry, status, other), "allowed" if permitted else ""))),
         counts=not permitted,
     )
 
@@ -69,7 +69,8 @@ def _why(evidence: Evidence, tolerance: float | None) -> str:
 
 
 def _why_missing(entry: Entry, status: Status, other: Ledger) -> str:
+    """Why the other side has no such name, as far as it says; that it has none is the row's status."""
     side = "candidate" if status == "missing" else "reference"
     reasons = (line.reason for line in other.missing if (line.family, line.name) == (entry.family, entry.name))
     reason = next(reasons, None)
-    return f"not in the {side}" + (f" ({reason})" if reason else "")
+    return f"not in the {side} ({reason})" if reason else ""

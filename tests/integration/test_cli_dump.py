@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import stat
 import subprocess
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.integration import models
-from tests.integration.command import GRADSCOPE, TIMEOUT, Finished, gradscope
+from tests.integration.command import Finished, gradscope, in_shell
 
 
 @pytest.fixture
@@ -107,16 +106,8 @@ def test_a_folder_that_cannot_be_written_to_and_a_disk_that_is_too_small_are_the
 def test_a_disk_that_fills_on_the_way_leaves_the_old_dump_and_no_litter(folder: Path) -> None:
     dumped(folder)
     before = (folder / "model.npz").read_bytes()
-    done = subprocess.run(
-        [*GRADSCOPE, "dump", "model.py", "--batch-size", "512", "--force", "--no-cache"],
-        cwd=folder,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000)),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
-    refused(Finished(status=done.returncode, output=done.stdout, errors=done.stderr), 5, "File too large")
+    done = in_shell("ulimit -f 9; $gradscope dump model.py --batch-size 512 --force --no-cache", folder)
+    refused(done, 5, "File too large")
     assert (folder / "model.npz").read_bytes() == before
     assert names(folder) == ["model.npz", "model.py"]
 

@@ -211,7 +211,7 @@ def test_progress_is_shown_where_somebody_watches_and_leaves_no_trace(dumps: Pat
     shown = in_terminal("dump", model, "--families", "param", folder=tmp_path, columns=100)
     assert shown.status == 0
     before, _, after = shown.output.partition("\x1b[1A\x1b[2K")
-    assert "starting" in before
+    assert "measuring and writing" in before
     assert after == in_terminal("show", "model.npz", folder=tmp_path, columns=100).output
     quiet = in_terminal("dump", model, "--families", "param", "--force", "-q", folder=tmp_path, columns=100)
     assert "tracing" not in quiet.output

@@ -245,7 +245,7 @@ def test_a_name_on_one_side_only_is_a_difference() -> None:
         "missing", "not in the candidate (filtered)",
     )  # fmt: skip
     back = compare(dump(fewer), dump())
-    assert (back.rows[-1].status, back.rows[-1].why) == ("extra", "not in the reference")
+    assert (back.rows[-1].status, back.rows[-1].why) == ("extra", "")
 
 
 @pytest.mark.parametrize("regex", ["second", "activation/.*", ".*sec.*"])
@@ -255,7 +255,7 @@ def test_missing_names_may_be_allowed_by_name_or_key(regex: str) -> None:
     for found in (compare(dump(), dump(fewer), options=options), compare(dump(fewer), dump(), options=options)):
         assert found.verdict == "same"
         assert {each.status for each in found.rows} > {"same"}
-        assert "which is allowed" in row(found, "activation/second").why
+        assert row(found, "activation/second").why == "allowed"
 
 
 def test_an_allowance_covers_whole_names_only() -> None:

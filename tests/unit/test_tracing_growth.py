@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from gradscope.instrument.planning import Wanted, make_plan
 from gradscope.tracing.fingerprint import fingerprint
 from gradscope.tracing.frames import frame_tree
-from gradscope.tracing.jaxcompat import trace as traced_jaxpr
 from gradscope.tracing.layers import find_layers
 from gradscope.tracing.liveness import mark_live
 from gradscope.tracing.origins import ParameterOrigins
@@ -21,7 +20,7 @@ from gradscope.tracing.reversal import mark_reach
 from gradscope.tracing.sites import find_sites
 from gradscope.tracing.tracer import trace_loss
 
-SMALL, LARGE = 150, 1200
+SMALL, LARGE = 300, 2400
 
 
 def deep(layers: int) -> Callable[..., Any]:
@@ -50,14 +49,13 @@ def seconds(layers: int) -> dict[str, float]:
     gc.collect()
     gc.disable()
     try:
-        jaxpr, _, _ = traced_jaxpr(deep(layers), weights, weights)
-        root = timed("frames", lambda: frame_tree(jaxpr))
+        trace = trace_loss(deep(layers), weights, weights)
+        root = timed("frames", lambda: frame_tree(trace.jaxpr))
         timed("liveness", lambda: mark_live(root))
         timed("reach", lambda: mark_reach(root))
         found = timed("layers", lambda: find_layers(root, ParameterOrigins({0: "w"})))
         timed("sites", lambda: find_sites(root, found))
         timed("fingerprint", lambda: fingerprint(root))
-        trace = trace_loss(deep(layers), weights, weights)
         timed("plan", lambda: make_plan(trace, Wanted()))
     finally:
         gc.enable()
