@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -35,6 +36,7 @@ def capture(
     exclude: Sequence[str] = (),
     families: Sequence[str] | None = None,
     depth: int | None = None,
+    ops: bool = False,
     stats_only: bool = False,
     self_check: bool = False,
 ) -> Dump:
@@ -48,6 +50,7 @@ def capture(
         exclude: Patterns of names to leave out.
         families: Families to keep; all where None.
         depth: Only layers of at most so many scopes.
+        ops: Every operation beside every layer.
         stats_only: Keep statistics and no tensors.
         self_check: Run the plain program too, and record how far observing changed the gradients.
 
@@ -61,7 +64,7 @@ def capture(
         shapes=jax.eval_shape(lambda: (variables, batch)), make=lambda: (variables, batch), batch_size=0
     )
     request = DumpRequest(
-        wanted=_wanted(select, exclude, families, depth),
+        wanted=replace(_wanted(select, exclude, families, depth), operations=ops),
         reading=TensorReading(keep=not stats_only),
         self_check=self_check,
     )

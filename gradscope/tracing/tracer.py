@@ -70,28 +70,32 @@ class Trace:
     fingerprint: str
 
 
-def trace_loss(loss: Callable[[Any, Any], Any], variables: Any, batch: Any) -> Trace:
+def trace_loss(loss: Callable[[Any, Any], Any], variables: Any, batch: Any, *, operations: bool = False) -> Trace:
     """Trace a model's loss on its arguments or their shapes; runs nothing.
 
     Args:
         loss: `loss(variables, batch) -> scalar` or `-> (scalar, aux)`.
         variables: Pytree of arrays or `jax.ShapeDtypeStruct`; Flax's `{"params": ..., ...}` or parameters alone.
         batch: Pytree of arrays or `jax.ShapeDtypeStruct`.
+        operations: Whether operations count as layers.
 
     Raises:
         ModelError: The loss does not return a real scalar.
     """
     arguments = (*variable_leaves(variables), *leaves_of(batch, naming.INPUT, differentiated=True))
-    return trace_function(loss, (variables, batch), arguments)
+    return trace_function(loss, (variables, batch), arguments, operations=operations)
 
 
-def trace_function(function: Callable[..., Any], args: tuple[Any, ...], arguments: Sequence[Leaf]) -> Trace:
+def trace_function(
+    function: Callable[..., Any], args: tuple[Any, ...], arguments: Sequence[Leaf], *, operations: bool = False
+) -> Trace:
     """Trace a scalar function of any arguments.
 
     Args:
         function: Returns a real scalar, or a pair of it and a pytree.
         args: Its arguments or their shapes.
         arguments: What each leaf of `args` is.
+        operations: Whether operations count as layers.
 
     Raises:
         ModelError: The function does not return a real scalar.
@@ -107,7 +111,7 @@ def trace_function(function: Callable[..., Any], args: tuple[Any, ...], argument
     root = frame_tree(jaxpr)
     mark_live(root)
     reach = mark_reach(root)
-    layers = find_layers(root, ParameterOrigins(_parameter_names(arguments)))
+    layers = find_layers(root, ParameterOrigins(_parameter_names(arguments)), operations=operations)
     return Trace(
         jaxpr=jaxpr,
         constants=constants,
