@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from gradscope.tracing.jaxcompat import (
     Atom,
@@ -178,6 +178,12 @@ def source_in(frame: Frame, equation: Equation) -> str | None:
     if found is None and frame.parent is not None and frame.equation is not None:
         return source_in(frame.parent, frame.equation)
     return found
+
+
+def variable_of(frame: Frame, value: ValueKey) -> Any:
+    """The variable of a value of this frame."""
+    variables = frame.jaxpr.invars if value.equation == OPERAND else frame.jaxpr.eqns[value.equation].outvars
+    return variables[value.position]
 
 
 def operands(frame: Frame) -> Sequence[Atom | None]:

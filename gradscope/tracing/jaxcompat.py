@@ -131,6 +131,11 @@ def kind_of(equation: Equation) -> FrameKind | None:
     return "opaque" if any(True for _ in _jaxprs_in(equation.params.values())) else None
 
 
+def checkpoint_name_of(equation: Equation) -> str | None:
+    """The name that `jax.ad_checkpoint.checkpoint_name` gave what an equation makes; None for any other equation."""
+    return equation.params["name"] if equation.primitive.name == "name" else None
+
+
 def operation_name(equation: Equation) -> str | None:
     """What an equation does, in a word; None for one that only runs a jaxpr in place, whose equations do it.
 

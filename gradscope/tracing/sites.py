@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradscope.naming import LayerPath
-from gradscope.tracing.frames import OPERAND, Frame, FrameKey, Loop, ValueKey, source_in
+from gradscope.tracing.frames import OPERAND, Frame, FrameKey, Loop, ValueKey, source_in, variable_of
 from gradscope.tracing.layers import LayerCall
 from gradscope.tracing.meshes import sharding_of
 from gradscope.tracing.reversal import Reach
@@ -108,6 +108,17 @@ def find_sites(root: Frame, layers: Sequence[LayerCall]) -> list[Site]:
     return sorted(sites, key=lambda site: (site.order, site.value.position))
 
 
+def site_at(root: Frame, value: ValueKey, names: Sequence[SiteName] = ()) -> Site:
+    """The site of one value, whether or not a layer hands it on.
+
+    Args:
+        root: The root frame, reach marked.
+        value: Where it is made.
+        names: What it is called.
+    """
+    return _site({frame.key: frame for frame in root.walk()}, value, names)
+
+
 def _names(layers: Sequence[LayerCall]) -> dict[ValueKey, list[SiteName]]:
     # Composites come before their parts in `layers`, and the innermost name is to be the first; an operation's last, so
     # that a value that a layer hands on is known by the same name whether or not operations are looked at.
@@ -135,12 +146,7 @@ def _is_array(frames: Mapping[FrameKey, Frame], value: ValueKey) -> bool:
 
 
 def _aval(frame: Frame, value: ValueKey) -> Any:
-    return _variable(frame, value).aval
-
-
-def _variable(frame: Frame, value: ValueKey) -> Any:
-    variables = frame.jaxpr.invars if value.equation == OPERAND else frame.jaxpr.eqns[value.equation].outvars
-    return variables[value.position]
+    return variable_of(frame, value).aval
 
 
 def _site(frames: Mapping[FrameKey, Frame], value: ValueKey, names: Sequence[SiteName]) -> Site:
@@ -165,4 +171,4 @@ def _site(frames: Mapping[FrameKey, Frame], value: ValueKey, names: Sequence[Sit
 
 
 def _reach(frame: Frame, value: ValueKey) -> Reach:
-    return Reach.BARRED if frame.forward_only else Reach(frame.reach.get(_variable(frame, value), Reach.NOTHING))
+    return Reach.BARRED if frame.forward_only else Reach(frame.reach.get(variable_of(frame, value), Reach.NOTHING))

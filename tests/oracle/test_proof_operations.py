@@ -1,8 +1,8 @@
 """The proof for operations: what `--ops` says an equation computed, and its gradient, for every model of the zoo.
 
 The other way to the same tensors is JAX's own evaluation of the jaxpr, written here in a dozen lines: equation after
-equation with something added to each output, by which `jax.grad` differentiates. Loops and branches stay whole there, so
-it is models without them that are held against it; what happens inside is held against the same model unrolled.
+equation with something added to each output, by which `jax.grad` differentiates. Loops and branches stay whole there,
+so models without them are held against it; what happens inside is held against the same model unrolled.
 """
 
 from __future__ import annotations
