@@ -26,7 +26,7 @@ from gradscope.tracing.frames import frame_tree
 from gradscope.tracing.reversal import Reach, mark_reach_from
 from gradscope.tracing.sites import Site, site_at
 from gradscope.tracing.tracer import Leaf, Trace, leaves_of, trace_values
-from gradscope.tracing.values import NamedValue, NamedValues
+from gradscope.tracing.values import NamedValue, NamedValues, throughout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +111,7 @@ def _ask(trace: Trace, question: Question) -> _Asked:
     ys, xs, stops = ([known.find(name) for name in names] for names in (question.ys, question.xs, question.stops))
     keys = list(dict.fromkeys(named.value for named in (*ys, *xs, *stops) if named.value is not None))
     root = frame_tree(trace.jaxpr)
-    cuts = frozenset(named.value for named in stops if named.value is not None and not named.turn)
-    mark_reach_from(root, (named.value for named in ys if named.value is not None), cuts)
+    mark_reach_from(root, (named.value for named in ys if named.value is not None), throughout(root, stops))
     sites = tuple(site_at(root, key) for key in keys)
     numbers = {key: number for number, key in enumerate(keys)}
 

@@ -8,7 +8,7 @@ dump's key (`activation/block[3]/attn`, `param/head/kernel`) names what it names
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gradscope import naming
@@ -89,3 +89,13 @@ def _checkpointed(frame: Frame) -> Iterator[tuple[str, NamedValue]]:
             for turn in iterations(frame.loops):
                 mark = "".join(f"[{index}]" for index in turn)
                 yield f"{name}{mark}", NamedValue(ValueKey(frame.key, number, 0), turn)
+
+
+def throughout(root: Frame, values: Iterable[NamedValue]) -> frozenset[ValueKey]:
+    """Those of some values that are among them in every turn of the loops around them."""
+    turns: dict[ValueKey, set[tuple[int, ...]]] = {}
+    for named in values:
+        if named.value is not None:
+            turns.setdefault(named.value, set()).add(named.turn)
+    loops = {frame.key: frame.loops for frame in root.walk()}
+    return frozenset(value for value, found in turns.items() if found.issuperset(iterations(loops[value.frame])))
