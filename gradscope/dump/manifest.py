@@ -108,6 +108,10 @@ class Ledger:
     captured: int = 0
     missing: tuple[LedgerLine, ...] = ()
 
+    def unseen(self) -> tuple[LedgerLine, ...]:
+        """What the run computed, or could have, and the dump lacks without the user's word."""
+        return tuple(line for line in self.missing if line.reason in ("opaque", "forward-only"))
+
     def counts(self) -> dict[str, int]:
         """Number of sites by reason, `captured` first; reasons that do not occur are left out."""
         counts = {"captured": self.captured}
