@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.capture.measured import TensorReading
+from gradscope.capture.origins import find_origins
 from gradscope.capture.preparation import Arguments, Prepared, prepare
 from gradscope.capture.provenance import command_line, content_hash, machine_provenance, model_provenance
 from gradscope.capture.selfcheck import self_check
 from gradscope.capture.session import Session
 from gradscope.capture.timings import Timings
-from gradscope.dump.manifest import Manifest
+from gradscope.dump.manifest import Manifest, Origin
 from gradscope.dump.record import Json
 from gradscope.dump.sink import RecordSink
 from gradscope.errors import MachineError, ModelError
 from gradscope.instrument.planning import Wanted
 from gradscope.tracing.model import Model
+from gradscope.tracing.userframes import user_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,7 @@ def dump_model(
         with timings.phase("write"):
             for record in session.records():
                 writer.add(record)
+        origins = _origins(model, prepared, timings) if session.nonfinite else ()
         checked = None
         if request.self_check:
             with timings.phase("self-check"):
@@ -85,7 +88,14 @@ def dump_model(
         provenance=provenance,
         self_check=checked,
         timings=timings.seconds,
+        origins=origins,
     )
+
+
+def _origins(model: Model, prepared: Prepared, timings: Timings) -> tuple[Origin, ...]:
+    """Where what is not finite began."""
+    with timings.phase("search for the origin"), user_code(f"searching {model.name} for the origin of a NaN"):
+        return find_origins(model.loss, prepared)
 
 
 @contextmanager

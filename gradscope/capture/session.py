@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -31,6 +32,10 @@ class Session:
     Args:
         run: The run.
         reading: How observations become statistics.
+
+    Attributes:
+        nonfinite: Whether the loss or a gradient handed out so far has a NaN or an infinity. A value that has one may
+            be meant so, as a mask is.
     """
 
     def __init__(self, run: Run, reading: Reading) -> None:
@@ -38,6 +43,7 @@ class Session:
         self._reading = reading
         self._order = ExecutionOrder.of_trace(run.trace)
         self._tree = LayerTree(run, self._order)
+        self.nonfinite = not math.isfinite(self.loss())
         self._captured = 0
         self._missing: list[LedgerLine] = []
         self._accounted: set[tuple[ValueKey, str]] = set()
@@ -48,6 +54,7 @@ class Session:
         for measured in in_order(self._reading, pieces, workers=WORKERS, ahead=AHEAD):
             self._tree.note(measured.draft, measured.power)
             for record in measured.records:
+                self.nonfinite |= naming.is_gradient(record.family) and _nonfinite(record)
                 self._account(measured.draft, record)
                 yield record
 
@@ -86,3 +93,7 @@ class Session:
             for family in (leaf.family, naming.gradient_family(leaf.family)):
                 if family is not None and (ValueKey((), OPERAND, number), family) not in self._accounted:
                     yield LedgerLine(name=leaf.name, family=family, reason="filtered")
+
+
+def _nonfinite(record: Record) -> bool:
+    return bool(record.stats.get("nan") or record.stats.get("inf"))
