@@ -62,7 +62,7 @@ def drafts(run: Run, order: ExecutionOrder) -> Iterator[Draft]:
     for number, (leaf, value) in enumerate(zip(run.trace.auxiliary, run.observed.auxiliary, strict=True)):
         key = ValueKey((), len(run.trace.jaxpr.eqns), number)
         origin = Origin(key, (), SiteFacts(index=order.rank_after_all))
-        yield from _leaf_drafts(run, leaf.family, leaf, origin, _fetching(value))
+        yield from _leaf_drafts(run, leaf.family, leaf, origin, "eliminated" if value is None else _fetching(value))
 
 
 def _argument_origins(run: Run, order: ExecutionOrder) -> list[Origin]:
@@ -102,7 +102,9 @@ def _argument_drafts(run: Run, number: int, origin: Origin) -> Iterator[Draft]:
 def _argument(run: Run, number: int) -> Source:
     """An argument, or why it is not there."""
     value = run.arguments[number]
-    return "filtered" if value is None else _fetching(value)
+    if value is None:
+        return "filtered" if run.plan.used is None else "eliminated"
+    return _fetching(value)
 
 
 def _gradient(run: Run, number: int) -> Source:

@@ -43,7 +43,7 @@ class Session:
         self._reading = reading
         self._order = ExecutionOrder.of_trace(run.trace)
         self._tree = LayerTree(run, self._order)
-        self.nonfinite = not math.isfinite(self.loss())
+        self.nonfinite = not math.isfinite(self.loss() or 0.0)
         self._captured = 0
         self._missing: list[LedgerLine] = []
         self._accounted: set[tuple[ValueKey, str]] = set()
@@ -58,9 +58,10 @@ class Session:
                 self._account(measured.draft, record)
                 yield record
 
-    def loss(self) -> float:
-        """The loss."""
-        return float(np.asarray(self._run.observed.loss))
+    def loss(self) -> float | None:
+        """The loss; None where it was not asked for."""
+        loss = self._run.observed.loss
+        return None if loss is None else float(np.asarray(loss))
 
     def layers(self) -> tuple[Layer, ...]:
         """The layer tree."""
@@ -85,7 +86,8 @@ class Session:
 
     def _left_out(self) -> Iterator[LedgerLine]:
         """What was never drafted: sites, by their names without iterations, and arguments."""
-        for site in self._run.trace.sites:
+        shown = self._run.wanted.operations
+        for site in (site for site in self._run.trace.sites if shown or not all(n.operation for n in site.names)):
             for family in (naming.ACTIVATION, naming.ACTIVATION_GRAD):
                 if site.names and (site.value, family) not in self._accounted:
                     yield LedgerLine(name=site.names[0].template, family=family, reason=self._why(site, family))

@@ -17,6 +17,7 @@ COMMANDS = ("dump", "show", "compare", "verify", "recover")
 #: What every command line documents, by command; `--help` itself aside.
 OPTIONS = {
     "dump": "--output --seed --batch-size --data --dtype --x64 --matmul-precision --self-check --no-cache --select "
+    "--of --wrt --cotangent --stop-gradient --fetch --feed "
     "--exclude --depth --ops --families --stats-only --exact-quantiles --cast --check --strict --sort --no-fold "
     "--force --format --json --quiet --verbose --traceback",
     "show": "--tensor --ledger --select --exclude --depth --families --check --sort --no-fold --format --json "
