@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from gradscope.arrays.blocks import Array
-from gradscope.compare import CompareOptions, Comparison
+from gradscope.compare import CompareOptions, Comparison, Rule
 from gradscope.compare import compare as compare_sources
 from gradscope.dump.manifest import Layer, Ledger, Manifest
 from gradscope.dump.reader import open_dump
@@ -117,9 +117,9 @@ def compare(
     ref: Dump,
     cand: Dump,
     *,
-    tol: float | None = None,
-    rtol: float = 1e-5,
-    atol: float = 1e-8,
+    tol: float | str | Sequence[str] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
     bitwise: bool = False,
     select: Sequence[str] = (),
     exclude: Sequence[str] = (),
@@ -130,8 +130,9 @@ def compare(
     Args:
         ref: The reference.
         cand: The candidate.
-        tol: One tolerance on `rel_l2` for every tensor; None for the defaults by dtype and family.
-        rtol: Relative part of numpy's rule, for the metric `mismatch`.
+        tol: One tolerance on `rel_l2` for every tensor; or rules, `"param_grad/.*=rel_l2 < 1e-3 and max_abs < 1"`, of
+            which the first that matches a tensor counts; None for the defaults by dtype and family.
+        rtol: Relative part of numpy's rule. Where it or `atol` is given, tensors without a `tol` are judged by it.
         atol: Its absolute part.
         bitwise: Whether only equal bytes are the same.
         select: Patterns of names that take part; all where empty.
@@ -139,15 +140,22 @@ def compare(
         allow_missing: Regular expressions of names that may be on one side only.
 
     Raises:
-        UsageError: A pattern selects nothing or is not one, or a tolerance is negative.
+        UsageError: A pattern selects nothing or is not one, or a tolerance is negative or not one.
         DumpError: One of the dumps is damaged.
     """
     options = CompareOptions(
         selection=Selection.parse(select, exclude),
         allow_missing=tuple(allow_missing),
-        rel_l2=tol,
+        rules=_rules(tol),
+        rel_l2=tol if isinstance(tol, int | float) else None,
         bitwise=bitwise,
         rtol=rtol,
         atol=atol,
     )
     return compare_sources(ref.source, cand.source, options=options)
+
+
+def _rules(tol: float | str | Sequence[str] | None) -> tuple[Rule, ...]:
+    if tol is None or isinstance(tol, int | float):
+        return ()
+    return tuple(map(Rule.parse, [tol] if isinstance(tol, str) else tol))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gradscope.cli import options
 from gradscope.cli.options import Format
+
+if TYPE_CHECKING:
+    from gradscope.compare import Rule
 
 _HOW = "How strictly"
 
@@ -17,17 +20,29 @@ def compare(
     ref: Annotated[Path, typer.Argument(metavar="REF", help="The reference dump.")],
     cand: Annotated[Path, typer.Argument(metavar="CAND", help="The dump that is judged by it.")],
     tol: Annotated[
-        float | None,
+        list[str],
         typer.Option(
-            min=0.0, help="One tolerance on rel_l2 for every tensor; by default by dtype.", rich_help_panel=_HOW
+            metavar="[REGEX=]EXPR",
+            help="A limit on rel_l2, or 'rel_l2 < 1e-4 and max_abs < 1'; the first whose REGEX matches. Repeatable.",
+            rich_help_panel=_HOW,
+        ),
+    ] = [],  # noqa: B006 - typer reads the default and never changes it
+    tol_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="More of them, one on each line, after those of --tol.", rich_help_panel=_HOW
         ),
     ] = None,
     rtol: Annotated[
-        float, typer.Option(min=0.0, help="Relative tolerance of the metric mismatch.", rich_help_panel=_HOW)
-    ] = 1e-5,
+        float | None,
+        typer.Option(
+            min=0.0, help="Judge as numpy.allclose does, with this relative tolerance (1e-5).", rich_help_panel=_HOW
+        ),
+    ] = None,
     atol: Annotated[
-        float, typer.Option(min=0.0, help="Absolute tolerance of the metric mismatch.", rich_help_panel=_HOW)
-    ] = 1e-8,
+        float | None,
+        typer.Option(min=0.0, help="The same, with this absolute tolerance (1e-8).", rich_help_panel=_HOW),
+    ] = None,
     bitwise: Annotated[
         bool, typer.Option("--bitwise", help="Only equal bytes are the same.", rich_help_panel=_HOW)
     ] = False,
@@ -36,7 +51,7 @@ def compare(
         typer.Option(
             metavar="REGEX", help="Names on one side only that do not count. Repeatable.", rich_help_panel=_HOW
         ),
-    ] = [],  # noqa: B006 - typer reads the default and never changes it
+    ] = [],  # noqa: B006
     select: options.Select = [],  # noqa: B006
     exclude: options.Exclude = [],  # noqa: B006
     everything: Annotated[
@@ -61,8 +76,8 @@ def compare(
     from gradscope.report import ComparisonReport
 
     asked = CompareOptions(
-        selection=Selection.parse(select, exclude), allow_missing=tuple(allow_missing), rel_l2=tol, bitwise=bitwise,
-        rtol=rtol, atol=atol,
+        selection=Selection.parse(select, exclude), allow_missing=tuple(allow_missing), rules=_rules(tol, tol_file),
+        bitwise=bitwise, rtol=rtol, atol=atol,
     )  # fmt: skip
     with open_dump(ref) as reference, open_dump(cand) as candidate:
         comparison = compared(reference, candidate, options=asked)
@@ -70,3 +85,15 @@ def compare(
     print_report(report, options.chosen_format(output_format, json=json))
     if comparison.exit_code:
         raise typer.Exit(comparison.exit_code)
+
+
+def _rules(spellings: list[str], path: Path | None) -> tuple[Rule, ...]:
+    """The rules of `--tol` and of the file, in the order in which they count."""
+    from gradscope.compare import Rule, read_rules
+    from gradscope.errors import UsageError
+
+    try:
+        rules = tuple(map(Rule.parse, spellings))
+    except UsageError as error:
+        raise UsageError(f"invalid value for '--tol': {error.message}", hint=error.hint) from error
+    return rules if path is None else (*rules, *read_rules(path))

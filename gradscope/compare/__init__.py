@@ -2,11 +2,12 @@
 
 Vocabulary:
 
-- `a` is the *reference*, `b` the *candidate*, `d = b - a`. Tolerances are on `rel_l2 = l2(d) / l2(a)`.
+- `a` is the *reference*, `b` the *candidate*, `d = b - a`. The primary metric is `rel_l2 = l2(d) / l2(a)`.
 - A *pairing* says which tensor is whose counterpart; a *row* is the judgement on one tensor, and there is one for every
   name of either dump.
 - *Evidence* is what a pair shows (metrics of its elements, or what its statistics prove where the elements are not in
-  the dump), a *tolerance* is what it is judged by, *needed* is the smallest tolerance that would have passed.
+  the dump), a *tolerance* is what it is judged by: an *expression* over metrics, by default a limit on `rel_l2`.
+  *Needed* is the smallest limit on `rel_l2` that would have passed.
 - The *first divergence* is the first row over tolerance in execution order, and in the backward pass in reverse.
 - *Growth* tells error made in a layer from error inherited by it.
 
@@ -25,6 +26,7 @@ from gradscope.compare.growth import FLAGGED
 from gradscope.compare.options import CompareOptions
 from gradscope.compare.pairing import Match, Pairing, pair
 from gradscope.compare.rows import Row, Status
+from gradscope.compare.tolerances import Rule, read_rules
 
 __all__ = [
     "FLAGGED",
@@ -34,8 +36,10 @@ __all__ = [
     "Match",
     "Pairing",
     "Row",
+    "Rule",
     "Status",
     "Verdict",
     "compare",
     "pair",
+    "read_rules",
 ]

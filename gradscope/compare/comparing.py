@@ -96,8 +96,9 @@ def _matched_rows(pairs: _Pairs, options: CompareOptions) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for match, default in defaults:
         owners = pairs.owners(match)
-        tolerance = _tolerance(default, options)
-        rows[match.ref] = judge(match, pairs.ref.entry(match.ref), evidence[owners], tolerance, growth.get(owners[0]))
+        entry, grown = pairs.ref.entry(match.ref), growth.get(owners[0])
+        found = evidence[owners] if grown is None else evidence[owners].with_growth(grown)
+        rows[match.ref] = judge(match, entry, found, options.tolerance(entry.name, match.ref, default))
     return rows
 
 
@@ -105,7 +106,7 @@ def _measured(pairs: _Pairs, options: CompareOptions) -> dict[_Owners, Evidence]
     owners = list(dict.fromkeys(map(pairs.owners, pairs.matches)))
 
     def measured(keys: _Owners) -> Evidence:
-        return evidence_of(Side(source=pairs.ref, key=keys[0]), Side(source=pairs.cand, key=keys[1]), options)
+        return evidence_of(Side(source=pairs.ref, key=keys[0]), Side(source=pairs.cand, key=keys[1]), options.closeness)
 
     # NumPy leaves the interpreter free while it computes, so that threads share the tensors among the cores.
     with ThreadPoolExecutor(max_workers=options.threads) as pool:
@@ -121,9 +122,3 @@ def _growth(
         if "rel_l2" in (metrics := evidence[owners].metrics):
             errors[owners[0]] = Error(rel_l2=as_float(metrics["rel_l2"]), tolerance=default)
     return growths(pairs.ref.manifest.layers or pairs.cand.manifest.layers, errors)
-
-
-def _tolerance(default: float, options: CompareOptions) -> float | None:
-    if options.bitwise:
-        return None
-    return default if options.rel_l2 is None else options.rel_l2

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import is_key
 from gradscope.compare.blockpairs import unequal_pairs
 from gradscope.compare.measuring import measure
 from gradscope.compare.metrics import Metrics
-from gradscope.compare.options import CompareOptions
 from gradscope.compare.precision import comparable
 from gradscope.compare.summaries import Bound, hashes_agree, least_rel_l2
 from gradscope.compare.wording import brief, counted
@@ -41,6 +40,10 @@ class Evidence:
     needed: float = math.inf
     bit_equal: bool | None = False
     why: str = ""
+
+    def with_growth(self, growth: float) -> Evidence:
+        """The same with its growth among the metrics."""
+        return replace(self, metrics={**self.metrics, "growth": growth})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +72,13 @@ class Side:
         return self.source.chunks(self.key)
 
 
-def evidence_of(ref: Side, cand: Side, options: CompareOptions) -> Evidence:
+def evidence_of(ref: Side, cand: Side, closeness: tuple[float, float]) -> Evidence:
     """What a pair shows.
 
     Args:
         ref: The reference's tensor.
         cand: The candidate's.
-        options: `rtol` and `atol` of these are used.
+        closeness: The relative and the absolute part of numpy's rule, for the metric `mismatch`.
 
     Returns:
         The evidence.
@@ -90,7 +93,7 @@ def evidence_of(ref: Side, cand: Side, options: CompareOptions) -> Evidence:
         return Evidence(why=obstacle)
     if not (ref.has_elements and cand.has_elements):
         return _from_statistics(one, other)
-    return _from_values(ref, cand, options)
+    return _from_values(ref, cand, closeness)
 
 
 def _obstacle(ref: Entry, cand: Entry) -> str:
@@ -106,9 +109,10 @@ def _obstacle(ref: Entry, cand: Entry) -> str:
     return ""
 
 
-def _from_values(ref: Side, cand: Side, options: CompareOptions) -> Evidence:
+def _from_values(ref: Side, cand: Side, closeness: tuple[float, float]) -> Evidence:
     one, other = ref.entry, cand.entry
-    yardstick = yardstick_of(one.dtype, other.dtype, rtol=options.rtol, atol=options.atol)
+    rtol, atol = closeness
+    yardstick = yardstick_of(one.dtype, other.dtype, rtol=rtol, atol=atol)
     pairs = unequal_pairs(ref.chunks, cand.chunks)
     metrics = Metrics(kind=yardstick.kind) if pairs is None else measure(pairs, yardstick)
     words = metrics.size // math.prod(one.shape) if is_key(one.dtype) and metrics.size else 0

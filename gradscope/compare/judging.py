@@ -7,33 +7,34 @@ from collections.abc import Sequence
 from gradscope.compare.evidence import Evidence
 from gradscope.compare.pairing import Match
 from gradscope.compare.rows import Row, Status
+from gradscope.compare.tolerances import Tolerance
 from gradscope.compare.wording import brief
 from gradscope.dump.manifest import Entry, Ledger
 from gradscope.naming.patterns import Pattern
 
 
-def judge(match: Match, entry: Entry, evidence: Evidence, tolerance: float | None, growth: float | None) -> Row:
+def judge(match: Match, entry: Entry, evidence: Evidence, tolerance: Tolerance | None) -> Row:
     """The row of a pair.
 
     Args:
         match: How the pair was found.
         entry: The reference's entry.
         evidence: What the pair shows.
-        tolerance: The tolerance on `rel_l2`; None where only equal bytes are the same.
-        growth: Its growth, where it has one.
+        tolerance: What it is judged by; None where only equal bytes are the same.
 
     Returns:
         The row.
     """
-    passes = evidence.bit_equal is True if tolerance is None else evidence.needed <= tolerance
+    passes = evidence.bit_equal is True if tolerance is None else tolerance.admits(evidence)
     return Row(
         name=entry.name,
         family=entry.family,
         status="same" if passes else "different",
         index=entry.site.index,
         matched_by=match.matched_by,
-        metrics=evidence.metrics if growth is None else {**evidence.metrics, "growth": growth},
-        tolerance=tolerance,
+        metrics=evidence.metrics,
+        tolerance=None if tolerance is None else tolerance.rel_l2,
+        rule="" if tolerance is None or tolerance.rel_l2 is not None else tolerance.spelling,
         needed=evidence.needed,
         why=evidence.why or ("" if passes else _why(evidence, tolerance)),
     )
@@ -62,10 +63,12 @@ def one_sided(entry: Entry, status: Status, allowed: Sequence[Pattern], other: L
     )
 
 
-def _why(evidence: Evidence, tolerance: float | None) -> str:
+def _why(evidence: Evidence, tolerance: Tolerance | None) -> str:
     if tolerance is None:
         return "the bytes differ"
-    return f"rel_l2 {brief(evidence.needed)} is over the tolerance {brief(tolerance)}"
+    if tolerance.rel_l2 is None:
+        return f"it does not satisfy {tolerance.spelling}"
+    return f"rel_l2 {brief(evidence.needed)} is over the tolerance {brief(tolerance.rel_l2)}"
 
 
 def _why_missing(entry: Entry, status: Status, other: Ledger) -> str:

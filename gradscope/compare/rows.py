@@ -23,7 +23,9 @@ class Row:
         index: Its execution index; the reference's where there are two.
         matched_by: How its counterpart was found; None where there is none.
         metrics: The metrics that apply, by column name.
-        tolerance: The tolerance on `rel_l2` it was judged by; None without a counterpart, and in a bitwise comparison.
+        tolerance: The tolerance on `rel_l2` it was judged by; None without a counterpart, in a bitwise comparison, and
+            where a rule asked for something else.
+        rule: What a rule asked for instead; "" for nothing.
         needed: The smallest tolerance that would pass, inf where none would; None without a counterpart.
         why: Why it is not the same, or what it was judged by if not by its elements; "" for nothing to say.
         counts: Whether it has a say in the verdict: a missing or extra row that was allowed has none.
@@ -36,6 +38,7 @@ class Row:
     matched_by: MatchedBy | None = None
     metrics: Mapping[str, Json] = field(default_factory=dict[str, Json])
     tolerance: float | None = None
+    rule: str = ""
     needed: float | None = None
     why: str = ""
     counts: bool = True
@@ -44,6 +47,11 @@ class Row:
     def compared(self) -> bool:
         """Whether there was something to compare, and not two entries that agree to hold no tensor."""
         return self.status == "different" or (self.status == "same" and bool(self.metrics))
+
+    @property
+    def judged_by_tolerance(self) -> bool:
+        """Whether there was a tolerance, which a wider one could take the place of."""
+        return self.tolerance is not None or bool(self.rule)
 
     def to_json(self) -> dict[str, Json]:
         """The row as cli.md has it; what does not apply is absent."""
@@ -54,7 +62,7 @@ class Row:
             "index": self.index,
             "matched_by": self.matched_by,
             **self.metrics,
-            "tolerance": self.tolerance,
+            "tolerance": self.rule or self.tolerance,
             "needed": self.needed,
             "why": self.why or None,
         }

@@ -37,6 +37,7 @@ _PICKS: Final = (
     pick("status", 0, "words"),
     pick("rel_l2", 0),
     pick("tolerance", 1),
+    pick("rule", 1, "text"),
     pick("growth", 1),
     pick("1-cos", 6),
     pick("norm_ratio", 4),
@@ -151,6 +152,8 @@ def _place(family: str) -> tuple[bool, int]:
 
 def _line(row: Row) -> Line:
     values = row.to_json()
+    if row.rule:  # which is no number, and would take the notation from those that are
+        values["rule"] = values.pop("tolerance")
     return Line(cells=(row.name, *(each.cell(values) for each in _PICKS)), keys=(naming.key_of(row.family, row.name),))
 
 
@@ -163,7 +166,7 @@ def _badness(row: Row) -> float:
 
 def _what_would_pass(rows: Sequence[Row]) -> Iterator[Remark]:
     """What would make the rows that differ pass, as options to paste, and for how many of them nothing would."""
-    differing = [row for row in rows if row.status == "different" and row.tolerance is not None]
+    differing = [row for row in rows if row.status == "different" and row.judged_by_tolerance]
     needed = [row.needed for row in rows if row.needed is not None and math.isfinite(row.needed)]
     hopeless = [row for row in differing if row.needed == math.inf]
     if len(hopeless) < len(differing):

@@ -134,9 +134,22 @@ def test_comparing_is_as_strict_as_asked(dumps: Path) -> None:
     assert status() == 1
     assert status("--tol", 1e9) == 0
     assert status("--tol", 1e9, "--bitwise") == 2
+    assert status("--tol", "rel_l2 < 1e9 and nonfinite_mismatch == 0") == 0
+    assert status("--tol", "param/last/w=1e9", "--tol", ".*=0") == 1
+    assert status("--rtol", 0, "--atol", 1e9) == 0
     assert status("--select", "param/last/w", "--bitwise") == 0
     assert status("--select", "nothing") == 2
     assert gradscope("compare", "a.npz", "a.npz", "--bitwise", folder=dumps).status == 0
+
+
+def test_tolerances_in_a_file_come_after_those_on_the_command_line(dumps: Path, tmp_path: Path) -> None:
+    (tmp_path / "tol.txt").write_text("# everything passes\n.*=1e9\n")
+    dumps_and_file = (dumps / "a.npz", dumps / "b.npz", "--tol-file", "tol.txt")
+    assert gradscope("compare", *dumps_and_file, folder=tmp_path).status == 0
+    assert gradscope("compare", *dumps_and_file, "--tol", "activation/.*=0", folder=tmp_path).status == 1
+    (tmp_path / "tol.txt").write_text(".*=os.system('true')\n")
+    wrong = gradscope("compare", *dumps_and_file, folder=tmp_path)
+    assert (wrong.status, wrong.lines[0].split(": ")[2]) == (2, "tol.txt, line 1")
 
 
 def test_names_on_one_side_count_unless_they_are_allowed_to(dumps: Path, tmp_path: Path) -> None:
