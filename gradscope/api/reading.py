@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from gradscope.arrays.blocks import Array
-from gradscope.compare import CompareOptions, Comparison, Rule
+from gradscope.compare import CompareOptions, Comparison, Rule, read_map
 from gradscope.compare import compare as compare_sources
 from gradscope.dump.manifest import Layer, Ledger, Manifest
 from gradscope.dump.reader import open_dump
@@ -124,6 +125,7 @@ def compare(
     select: Sequence[str] = (),
     exclude: Sequence[str] = (),
     allow_missing: Sequence[str] = (),
+    map_file: str | os.PathLike[str] | None = None,
 ) -> Comparison:
     """Match two dumps tensor by tensor and judge them; the result's truth value is the verdict.
 
@@ -138,6 +140,8 @@ def compare(
         select: Patterns of names that take part; all where empty.
         exclude: Patterns of names that do not.
         allow_missing: Regular expressions of names that may be on one side only.
+        map_file: Rules that say what the candidate's tensors are in the reference, as `gradscope.compare.mapfile` has
+            them; None to go by names, order and values alone.
 
     Raises:
         UsageError: A pattern selects nothing or is not one, or a tolerance is negative or not one.
@@ -145,6 +149,7 @@ def compare(
     """
     options = CompareOptions(
         selection=Selection.parse(select, exclude),
+        map_rules=() if map_file is None else read_map(Path(map_file)),
         allow_missing=tuple(allow_missing),
         rules=_rules(tol),
         rel_l2=tol if isinstance(tol, int | float) else None,

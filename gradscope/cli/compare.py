@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gradscope.compare import Rule
 
 _HOW = "How strictly"
+_PAIRED = "What is compared with what"
 
 
 def compare(
@@ -52,6 +53,21 @@ def compare(
             metavar="REGEX", help="Names on one side only that do not count. Repeatable.", rich_help_panel=_HOW
         ),
     ] = [],  # noqa: B006
+    map_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--map",
+            metavar="FILE",
+            help="Rules in TOML that say what the candidate's tensors are in the reference.",
+            rich_help_panel=_PAIRED,
+        ),
+    ] = None,
+    write_map: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Save the pairs that were found as such rules, for --map.", rich_help_panel=_PAIRED
+        ),
+    ] = None,
     select: options.Select = [],  # noqa: B006
     exclude: options.Exclude = [],  # noqa: B006
     everything: Annotated[
@@ -69,18 +85,22 @@ def compare(
     Exit status: 0 the same within tolerance, 1 different, 2 nothing could be compared.
     """
     from gradscope.cli.printing import print_report
-    from gradscope.compare import CompareOptions
+    from gradscope.compare import CompareOptions, read_map
     from gradscope.compare import compare as compared
+    from gradscope.compare import write_map as save_map
     from gradscope.dump.reader import open_dump
     from gradscope.naming import Selection
     from gradscope.report import ComparisonReport
 
     asked = CompareOptions(
-        selection=Selection.parse(select, exclude), allow_missing=tuple(allow_missing), rules=_rules(tol, tol_file),
+        selection=Selection.parse(select, exclude), map_rules=() if map_file is None else read_map(map_file),
+        allow_missing=tuple(allow_missing), rules=_rules(tol, tol_file),
         bitwise=bitwise, rtol=rtol, atol=atol,
     )  # fmt: skip
     with open_dump(ref) as reference, open_dump(cand) as candidate:
         comparison = compared(reference, candidate, options=asked)
+    if write_map is not None:
+        save_map(write_map, comparison.matches)
     report = ComparisonReport(comparison=comparison, everything=everything, worst_first=worst_first)
     print_report(report, options.chosen_format(output_format, json=json))
     if comparison.exit_code:

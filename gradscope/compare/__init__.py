@@ -3,8 +3,9 @@
 Vocabulary:
 
 - `a` is the *reference*, `b` the *candidate*, `d = b - a`. The primary metric is `rel_l2 = l2(d) / l2(a)`.
-- A *pairing* says which tensor is whose counterpart; a *row* is the judgement on one tensor, and there is one for every
-  name of either dump.
+- A *pairing* says which tensor is whose *counterpart*, found in passes; a *recipe* says how a counterpart is made of
+  tensors that lie otherwise. A *row* is the judgement on one tensor, and there is one for every name of the reference
+  and every one that only the candidate has.
 - *Evidence* is what a pair shows (metrics of its elements, or what its statistics prove where the elements are not in
   the dump), a *tolerance* is what it is judged by: an *expression* over metrics, by default a limit on `rel_l2`.
   *Needed* is the smallest limit on `rel_l2` that would have passed.
@@ -23,6 +24,8 @@ from gradscope.compare.comparing import compare
 from gradscope.compare.comparison import Comparison, Verdict
 from gradscope.compare.divergence import Divergence
 from gradscope.compare.growth import FLAGGED
+from gradscope.compare.mapfile import read_map, write_map
+from gradscope.compare.mapping import MapRule
 from gradscope.compare.options import CompareOptions
 from gradscope.compare.pairing import Match, Pairing, pair
 from gradscope.compare.rows import Row, Status
@@ -33,6 +36,7 @@ __all__ = [
     "CompareOptions",
     "Comparison",
     "Divergence",
+    "MapRule",
     "Match",
     "Pairing",
     "Row",
@@ -41,5 +45,7 @@ __all__ = [
     "Verdict",
     "compare",
     "pair",
+    "read_map",
     "read_rules",
+    "write_map",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gradscope.compare.divergence import Divergence, first_divergence
+from gradscope.compare.pairing import Match
 from gradscope.compare.rows import Row
 from gradscope.compare.sentence import different_sentence, nothing_sentence, same_sentence
 from gradscope.dump.record import Json
@@ -25,10 +26,12 @@ class Comparison:
 
     Attributes:
         rows: One for every name of either dump: the reference's in its order, then what only the candidate has.
+        matches: How tensors were paired.
         provenance_differences: `field`, `ref` and `cand` of what the runs did not have in common, culprits first.
     """
 
     rows: tuple[Row, ...]
+    matches: tuple[Match, ...] = ()
     provenance_differences: tuple[Mapping[str, Json], ...] = ()
 
     def __bool__(self) -> bool:

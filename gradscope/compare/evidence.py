@@ -7,22 +7,20 @@ shapes, two kinds of dtype, a tensor against none) is evidence too: no tolerance
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import is_key
 from gradscope.compare.blockpairs import unequal_pairs
 from gradscope.compare.measuring import measure
 from gradscope.compare.metrics import Metrics
 from gradscope.compare.precision import comparable
+from gradscope.compare.sides import Side
 from gradscope.compare.summaries import Bound, hashes_agree, least_rel_l2
 from gradscope.compare.wording import brief, counted
 from gradscope.compare.yardstick import yardstick_of
 from gradscope.dump.manifest import Entry
 from gradscope.dump.record import Json
-from gradscope.dump.source import DumpSource
-from gradscope.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,32 +42,6 @@ class Evidence:
     def with_growth(self, growth: float) -> Evidence:
         """The same with its growth among the metrics."""
         return replace(self, metrics={**self.metrics, "growth": growth})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """One tensor of one dump: the entry that owns the values, not an alias of it."""
-
-    source: DumpSource
-    key: str
-
-    @property
-    def entry(self) -> Entry:
-        """What the dump says about it."""
-        return self.source.entry(self.key)
-
-    @property
-    def has_elements(self) -> bool:
-        """Whether the dump holds its elements, and not its statistics only."""
-        try:
-            next(self.source.chunks(self.key, chunk_bytes=1), None)
-        except UsageError:
-            return False
-        return True
-
-    def chunks(self) -> Iterator[Array]:
-        """Its elements in C order, in pieces."""
-        return self.source.chunks(self.key)
 
 
 def evidence_of(ref: Side, cand: Side, closeness: tuple[float, float]) -> Evidence:

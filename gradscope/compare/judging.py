@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gradscope.compare.evidence import Evidence
 from gradscope.compare.pairing import Match
@@ -10,6 +11,7 @@ from gradscope.compare.rows import Row, Status
 from gradscope.compare.tolerances import Tolerance
 from gradscope.compare.wording import brief
 from gradscope.dump.manifest import Entry, Ledger
+from gradscope.naming import key_of, split_key
 from gradscope.naming.patterns import Pattern
 
 
@@ -32,6 +34,8 @@ def judge(match: Match, entry: Entry, evidence: Evidence, tolerance: Tolerance |
         status="same" if passes else "different",
         index=entry.site.index,
         matched_by=match.matched_by,
+        counterpart=_counterpart(match, entry),
+        made_by=match.recipe.description(),
         metrics=evidence.metrics,
         tolerance=None if tolerance is None else tolerance.rel_l2,
         rule="" if tolerance is None or tolerance.rel_l2 is not None else tolerance.spelling,
@@ -40,27 +44,51 @@ def judge(match: Match, entry: Entry, evidence: Evidence, tolerance: Tolerance |
     )
 
 
-def one_sided(entry: Entry, status: Status, allowed: Sequence[Pattern], other: Ledger) -> Row:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """A tensor that one dump alone has.
+
+    Attributes:
+        entry: Its entry.
+        status: `missing` or `extra`.
+        excuse: Why nothing is lost without it; "" where something may be.
+    """
+
+    entry: Entry
+    status: Status
+    excuse: str = ""
+
+
+def one_sided(leftover: Leftover, allowed: Sequence[Pattern], other: Ledger) -> Row:
     """The row of a tensor that one dump alone has.
 
     Args:
-        entry: Its entry.
-        status: `missing` or `extra`.
+        leftover: The tensor.
         allowed: Patterns of names and keys that may be on one side only.
         other: The account of the dump that lacks it, which may know why.
 
     Returns:
         The row.
     """
-    permitted = any(pattern.matches(entry.name, f"{entry.family}/{entry.name}") for pattern in allowed)
+    entry, status = leftover.entry, leftover.status
+    permitted = any(pattern.matches(entry.name, key_of(entry.family, entry.name)) for pattern in allowed)
+    reasons = (leftover.excuse or _why_missing(entry, status, other), "allowed" if permitted else "")
     return Row(
         name=entry.name,
         family=entry.family,
         status=status,
         index=entry.site.index,
-        why=", ".join(filter(None, (_why_missing(entry, status, other), "allowed" if permitted else ""))),
-        counts=not permitted,
+        why=", ".join(filter(None, reasons)),
+        counts=not permitted and not leftover.excuse,
     )
+
+
+def _counterpart(match: Match, entry: Entry) -> str:
+    """What the candidate calls it; "" where it is called the same."""
+    keys = [split_key(key) for key in match.recipe.keys]
+    if keys == [(entry.family, entry.name)]:
+        return ""
+    return ", ".join(name if family == entry.family else key_of(family, name) for family, name in keys)
 
 
 def _why(evidence: Evidence, tolerance: Tolerance | None) -> str:

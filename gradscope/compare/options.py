@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
+from gradscope.compare.mapping import MapRule
 from gradscope.compare.tolerances import Rule, Tolerance, first_match
 from gradscope.errors import UsageError
 from gradscope.naming import Selection
@@ -24,6 +25,7 @@ class CompareOptions:
 
     Attributes:
         selection: Which names take part.
+        map_rules: Which tensors of the candidate are which of the reference, before anything is guessed from names.
         allow_missing: Regular expressions; a name or key on one side only that one of them matches as a whole is listed
             and does not count.
         rules: Tolerances by name, the first that matches a tensor counts; the defaults are by dtype and family.
@@ -40,6 +42,7 @@ class CompareOptions:
     """
 
     selection: Selection = field(default_factory=Selection)
+    map_rules: tuple[MapRule, ...] = ()
     allow_missing: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()
     rel_l2: float | None = None

@@ -22,6 +22,8 @@ class Row:
         status: `missing` is in the reference only, `extra` in the candidate only.
         index: Its execution index; the reference's where there are two.
         matched_by: How its counterpart was found; None where there is none.
+        counterpart: What the candidate calls it, by keys where the family is another; "" where it is called the same.
+        made_by: What was done to the counterpart before it was compared, in words; "" for nothing.
         metrics: The metrics that apply, by column name.
         tolerance: The tolerance on `rel_l2` it was judged by; None without a counterpart, in a bitwise comparison, and
             where a rule asked for something else.
@@ -36,6 +38,8 @@ class Row:
     status: Status
     index: int
     matched_by: MatchedBy | None = None
+    counterpart: str = ""
+    made_by: str = ""
     metrics: Mapping[str, Json] = field(default_factory=dict[str, Json])
     tolerance: float | None = None
     rule: str = ""
@@ -61,6 +65,8 @@ class Row:
             "status": self.status,
             "index": self.index,
             "matched_by": self.matched_by,
+            "counterpart": self.counterpart or None,
+            "made_by": self.made_by or None,
             **self.metrics,
             "tolerance": self.rule or self.tolerance,
             "needed": self.needed,

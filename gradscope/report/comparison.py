@@ -50,6 +50,9 @@ _PICKS: Final = (
     pick("sqnr_db", 9),
     pick("nonfinite_mismatch", 1, "count", only_nonzero=True),
     pick("bit_equal", 9, "text"),
+    pick("matched_by", 3, "text"),
+    pick("counterpart", 4, "text"),
+    pick("made_by", 5, "text"),
 )
 _VERDICT_STYLES: Final = MappingProxyType({"same": GOOD, "different": BAD, "nothing compared": DOUBTFUL})
 
@@ -152,6 +155,8 @@ def _place(family: str) -> tuple[bool, int]:
 
 def _line(row: Row) -> Line:
     values = row.to_json()
+    if row.matched_by == "name":  # which goes without saying
+        del values["matched_by"]
     if row.rule:  # which is no number, and would take the notation from those that are
         values["rule"] = values.pop("tolerance")
     return Line(cells=(row.name, *(each.cell(values) for each in _PICKS)), keys=(naming.key_of(row.family, row.name),))

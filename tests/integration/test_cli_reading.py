@@ -152,6 +152,21 @@ def test_tolerances_in_a_file_come_after_those_on_the_command_line(dumps: Path, 
     assert (wrong.status, wrong.lines[0].split(": ")[2]) == (2, "tol.txt, line 1")
 
 
+def test_pairs_that_were_found_can_be_saved_and_repeated(tmp_path: Path) -> None:
+    kernel = np.random.default_rng(0).normal(size=(4, 6))
+    np.savez(tmp_path / "a.npz", **{"param/Dense_0/kernel": kernel, "param/head": kernel[:3] ** 2})
+    np.savez(tmp_path / "b.npz", **{"dense.0.weight": kernel.T, "out": kernel[:3].T ** 2})
+    found = gradscope("compare", "a.npz", "b.npz", "--write-map", "map.toml", "--all", folder=tmp_path)
+    assert found.status == 0
+    assert all(word in found.output for word in ("path", "fingerprint", "tensor/dense.0.weight", "transpose [1, 0]"))
+    again = gradscope("compare", "a.npz", "b.npz", "--map", "map.toml", "--json", folder=tmp_path)
+    assert (again.status, {row["matched_by"] for row in again.json["rows"]}) == (0, {"map"})
+    np.savez(tmp_path / "c.npz", **{"dense.0.weight": kernel, "out": kernel[:3].T ** 2})
+    assert gradscope("compare", "a.npz", "c.npz", "--map", "map.toml", folder=tmp_path).status == 1
+    unwritable = gradscope("compare", "a.npz", "b.npz", "--write-map", "absent/map.toml", folder=tmp_path)
+    assert (unwritable.status, unwritable.lines[0].split(": ")[2]) == (5, "cannot write absent/map.toml")
+
+
 def test_names_on_one_side_count_unless_they_are_allowed_to(dumps: Path, tmp_path: Path) -> None:
     with np.load(dumps / "a.npz") as arrays:
         np.savez(tmp_path / "part.npz", **{"activation/first": arrays["activation/first"]})
