@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from gradscope.compare.execution import by_order
-from gradscope.compare.fingerprints import by_fingerprint
 from gradscope.compare.judging import Leftover
 from gradscope.compare.mapping import MapRule, by_rules
 from gradscope.compare.pairing import Dumps, Match, Pairing, by_name, pair
@@ -28,7 +27,7 @@ def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, m
     Returns:
         The pairing; layouts settled.
     """
-    whole = pair(dumps, (by_rules(rules), by_name, by_path, by_order, by_fingerprint))
+    whole = pair(dumps, (by_rules(rules), by_name, by_path, by_order, _by_fingerprint))
     return Pairing(
         matched=settled(dumps, [each for each in whole.matched if selection.wants(*_spellings(each))], mapper),
         only_ref=tuple(key for key in whole.only_ref if selection.wants(*_both(key))),
@@ -59,6 +58,13 @@ def leftovers(dumps: Dumps, pairing: Pairing) -> tuple[list[Leftover], list[Left
         for key in pairing.only_cand
     ]
     return missing, extra
+
+
+def _by_fingerprint(dumps: Dumps, left: Pairing) -> Iterable[Match]:
+    # Statistics take 40 ms to import, and most comparisons leave nothing to look for.
+    from gradscope.compare.fingerprints import by_fingerprint  # noqa: PLC0415
+
+    return by_fingerprint(dumps, left)
 
 
 def _excuse(source: DumpSource, key: str, compared: set[str], other: DumpSource) -> str:

@@ -23,7 +23,7 @@ from gradscope.dump.record import Json
 from gradscope.report.document import Document, Remark, Remarks
 from gradscope.report.numbers import count
 from gradscope.report.picks import pick
-from gradscope.report.rows import place
+from gradscope.report.places import place
 from gradscope.report.screen import Screen
 from gradscope.report.styles import BAD, DOUBTFUL, GOOD, style_of_words
 from gradscope.report.table import Column, Line, Table
