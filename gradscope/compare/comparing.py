@@ -11,8 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, TypeVar
 
+from gradscope.compare.blame import blame_of
 from gradscope.compare.comparison import Comparison
 from gradscope.compare.counterparts import counterparts, leftovers, require_matches
+from gradscope.compare.divergence import first_divergence
 from gradscope.compare.evidence import Evidence, evidence_of
 from gradscope.compare.growth import Error, growths
 from gradscope.compare.judging import judge, one_sided
@@ -24,6 +26,7 @@ from gradscope.compare.rows import Row
 from gradscope.compare.sides import StoredSide, counterpart
 from gradscope.compare.tolerance import default_tolerance, reduced_matmul
 from gradscope.dump.jsontext import as_float
+from gradscope.dump.manifest import Layer
 from gradscope.dump.source import DumpSource
 from gradscope.naming.patterns import Pattern
 
@@ -71,11 +74,13 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         key: one_sided(each, allowed, cand.manifest.ledger) for key, each in zip(pairing.only_ref, missing, strict=True)
     }
     ordered = ref.keys()
+    every = (
+        *(rows[key] for key in ordered if key in rows),
+        *(one_sided(each, allowed, ref.manifest.ledger) for each in extra),
+    )
     return Comparison(
-        rows=(
-            *(rows[key] for key in ordered if key in rows),
-            *(one_sided(each, allowed, ref.manifest.ledger) for each in extra),
-        ),
+        rows=every,
+        blame=blame_of(first_divergence(every), _layers(dumps), ref.resolve),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         matches=pairing.matched,
     )
@@ -123,4 +128,9 @@ def _growth(
         owners = pairs.owners(match)
         if "rel_l2" in (metrics := evidence[owners].metrics):
             errors[owners[0]] = Error(rel_l2=as_float(metrics["rel_l2"]), tolerance=default)
-    return growths(pairs.dumps.ref.manifest.layers or pairs.dumps.cand.manifest.layers, errors)
+    return growths(_layers(pairs.dumps), errors)
+
+
+def _layers(dumps: Dumps) -> Sequence[Layer]:
+    """The layers of the reference; of the candidate where the reference is not written by gradscope."""
+    return dumps.ref.manifest.layers or dumps.cand.manifest.layers

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
+from gradscope.compare.blame import Blame
 from gradscope.compare.divergence import Divergence, first_divergence
 from gradscope.compare.pairing import Match
 from gradscope.compare.rows import Row
@@ -26,11 +27,13 @@ class Comparison:
 
     Attributes:
         rows: One for every name of either dump: the reference's in its order, then what only the candidate has.
+        blame: What follows from where the runs part, and who made it.
         matches: How tensors were paired.
         provenance_differences: `field`, `ref` and `cand` of what the runs did not have in common, culprits first.
     """
 
     rows: tuple[Row, ...]
+    blame: Blame = field(default_factory=Blame)
     matches: tuple[Match, ...] = ()
     provenance_differences: tuple[Mapping[str, Json], ...] = ()
 
@@ -61,7 +64,7 @@ class Comparison:
             return nothing_sentence(self.rows)
         if self.verdict == "same":
             return same_sentence(self.rows)
-        return different_sentence(self.rows, self.first_divergence)
+        return different_sentence(self.rows, self.first_divergence, self.blame)
 
     def to_json(self) -> dict[str, Json]:
         """The comparison as cli.md has it; infinities are floats, which `dump.jsontext` spells out."""
