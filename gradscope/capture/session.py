@@ -15,7 +15,9 @@ from gradscope.capture.pipeline import in_order
 from gradscope.capture.run import Run
 from gradscope.dump.manifest import Layer, Ledger, LedgerLine
 from gradscope.dump.record import Reason, Record
+from gradscope.instrument.planning import wants_site
 from gradscope.tracing.frames import OPERAND, ValueKey
+from gradscope.tracing.sites import Site
 
 #: Threads that compute statistics: NumPy lets go of the interpreter lock, and the writer needs the other core.
 WORKERS = 2
@@ -68,13 +70,18 @@ class Session:
         elif record.alias_of is None:
             self._captured += 1
 
+    def _why(self, site: Site, family: str) -> Reason:
+        """Why a site was never drafted; what the user left out is the user's word first."""
+        if not wants_site(self._run.wanted, site, family):
+            return "filtered"
+        return "opaque" if site.opaque else "eliminated"
+
     def _left_out(self) -> Iterator[LedgerLine]:
         """What was never drafted: sites, by their names without iterations, and arguments."""
         for site in self._run.trace.sites:
-            reason: Reason = "opaque" if site.opaque else "filtered"
             for family in (naming.ACTIVATION, naming.ACTIVATION_GRAD):
                 if site.names and (site.value, family) not in self._accounted:
-                    yield LedgerLine(name=site.names[0].template, family=family, reason=reason)
+                    yield LedgerLine(name=site.names[0].template, family=family, reason=self._why(site, family))
         for number, leaf in enumerate(self._run.trace.arguments):
             for family in (leaf.family, naming.gradient_family(leaf.family)):
                 if family is not None and (ValueKey((), OPERAND, number), family) not in self._accounted:

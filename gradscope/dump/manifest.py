@@ -71,6 +71,7 @@ class Layer:
         parent: Path of the layer around it; None at the top.
         source: `file:line` of its first equation in the user's code.
         primitive: Its one primitive, where a leaf has only one; None otherwise.
+        operation: Whether it is an operation: one equation, known by its primitive and not by a scope.
         params: Names of the parameters its equations use, in order of use.
         inputs: Names of the values it reads: activation names where those are known, `input` names otherwise.
         outputs: Names of its activation entries.
@@ -83,6 +84,7 @@ class Layer:
     parent: str | None = None
     source: str | None = None
     primitive: str | None = None
+    operation: bool = False
     params: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
@@ -105,6 +107,10 @@ class Ledger:
 
     captured: int = 0
     missing: tuple[LedgerLine, ...] = ()
+
+    def unseen(self) -> tuple[LedgerLine, ...]:
+        """What the run computed, or could have, and the dump lacks without the user's word."""
+        return tuple(line for line in self.missing if line.reason in ("opaque", "forward-only"))
 
     def counts(self) -> dict[str, int]:
         """Number of sites by reason, `captured` first; reasons that do not occur are left out."""
