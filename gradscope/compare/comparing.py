@@ -16,6 +16,7 @@ from gradscope.compare.comparison import Comparison
 from gradscope.compare.counterparts import counterparts, leftovers, require_matches
 from gradscope.compare.divergence import first_divergence
 from gradscope.compare.evidence import Evidence, evidence_of
+from gradscope.compare.extent import extent_differences
 from gradscope.compare.growth import Error, growths
 from gradscope.compare.judging import judge, one_sided
 from gradscope.compare.options import CompareOptions
@@ -81,6 +82,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     return Comparison(
         rows=every,
         blame=blame_of(first_divergence(every), _layers(dumps), ref.resolve),
+        extent_differences=extent_differences(ref, cand),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         matches=pairing.matched,
     )

@@ -29,12 +29,14 @@ class Comparison:
         rows: One for every name of either dump: the reference's in its order, then what only the candidate has.
         blame: What follows from where the runs part, and who made it.
         matches: How tensors were paired.
+        extent_differences: In what the two captures did not look at the same things, in sentences.
         provenance_differences: `field`, `ref` and `cand` of what the runs did not have in common, culprits first.
     """
 
     rows: tuple[Row, ...]
     blame: Blame = field(default_factory=Blame)
     matches: tuple[Match, ...] = ()
+    extent_differences: tuple[str, ...] = ()
     provenance_differences: tuple[Mapping[str, Json], ...] = ()
 
     def __bool__(self) -> bool:
@@ -78,4 +80,5 @@ class Comparison:
             "first_divergence": {direction: row.name for direction, row in names.items() if row is not None},
             "rows": [row.to_json() for row in self.rows],
             "provenance_differences": [dict(difference) for difference in self.provenance_differences],
+            **({"extent_differences": list(self.extent_differences)} if self.extent_differences else {}),
         }

@@ -4,8 +4,8 @@ Forward, a value is made by a layer from the layer's inputs and parameters. Back
 value is made by the layers that read it, from the gradients with respect to their outputs and from what they read; the
 gradient with respect to a parameter by the layers that use it.
 
-Sharp edge: what a turn of a loop takes over from the turn before is no layer's output. A layer in a loop that reads
-nothing known is taken to read what was made right before it, and the loop's own output to be made of the last in it.
+Sharp edge: no layer says how a loop's output is made of what its turns make. It is taken to be made of what the last
+layer in it made.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def sources_of(layers: Sequence[Layer]) -> Sources:
     for layer in _connected(layers):
         values, params = _keys(layer.inputs, ACTIVATION, INPUT), _keys(layer.params, PARAM)
         # A part comes after the composite around it, and is nearer to what its output is made of.
-        forward |= dict.fromkeys(_keys(layer.outputs, ACTIVATION), values + params)
+        for key in _keys(layer.outputs, ACTIVATION):
+            forward[key] = [*forward.get(key, ()), *values, *params] if layer.primitive in _LOOPS else values + params
         cotangents = _keys(layer.outputs, ACTIVATION_GRAD)
         for key in _keys(layer.inputs, ACTIVATION_GRAD, INPUT_GRAD):
             backward[key] += [source for source in (*cotangents, *values, *params) if source != key]
@@ -70,30 +71,22 @@ def readers_of(layers: Sequence[Layer], name: str) -> tuple[str, ...]:
 
 
 def _connected(layers: Sequence[Layer]) -> list[Layer]:
-    """The layers, with what the turns of loops hand on to each other and to what comes behind."""
+    """The layers, and once more each loop as what makes its output of that of the last layer in it."""
     by_path = {layer.path: layer for layer in layers}
     last_inside: dict[str, tuple[str, ...]] = {}
+    for layer in layers:
+        if layer.outputs:
+            last_inside |= {each.path: layer.outputs for each in _around(layer, by_path) if each.primitive in _LOOPS}
+    return [*layers, *(replace(by_path[path], inputs=outputs) for path, outputs in last_inside.items())]
+
+
+def _around(layer: Layer, by_path: Mapping[str, Layer]) -> list[Layer]:
+    """The layers around a layer, the innermost first."""
     found: list[Layer] = []
-    for position, layer in enumerate(layers):
-        around = _around(layer, by_path)
-        loops = [each.path for each in around.values() if each.primitive in _LOOPS]
-        last_inside |= dict.fromkeys(loops, layer.outputs) if layer.outputs else {}
-        if loops and not layer.inputs:
-            before = (each.outputs for each in reversed(found[:position]) if each.outputs and each.path not in around)
-            found.append(replace(layer, inputs=next(before, ())))
-        else:
-            found.append(layer)
-    made = [replace(by_path[path], inputs=outputs) for path, outputs in last_inside.items()]
-    return [*found, *made]
-
-
-def _around(layer: Layer, by_path: Mapping[str, Layer]) -> dict[str, Layer]:
-    """The layers around a layer by their paths, the innermost first."""
-    found: dict[str, Layer] = {}
     # A stranger's file may have layers that are around each other.
-    while layer.parent is not None and layer.parent in by_path and layer.parent not in found:
+    while layer.parent is not None and layer.parent in by_path and by_path[layer.parent] not in found:
         layer = by_path[layer.parent]
-        found[layer.path] = layer
+        found.append(layer)
     return found
 
 

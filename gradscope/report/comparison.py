@@ -80,9 +80,10 @@ class ComparisonReport:
         if verdict == "nothing compared" and not self.everything:
             return judged, Remarks(remarks=tuple(_strangers(self.comparison.rows)))
         provenance = tuple(map(_provenance, self.comparison.provenance_differences))
+        extent = tuple(Remark(label="extent", text=text) for text in self.comparison.extent_differences)
         return (
             judged,
-            Remarks(title="The runs differ in", remarks=provenance),
+            Remarks(title="The runs differ in", remarks=(*extent, *provenance)),
             *self._tables(),
             Remarks(title="Reasons", remarks=tuple(self._reasons()), at_most=_REASONS_PER_STATUS),
             Remarks(remarks=tuple(self._outlook())),
