@@ -10,7 +10,9 @@ Vocabulary:
   the dump), a *tolerance* is what it is judged by: an *expression* over metrics, by default a limit on `rel_l2`.
   *Needed* is the smallest limit on `rel_l2` that would have passed.
 - The *first divergence* is the first row over tolerance in execution order, and in the backward pass in reverse.
-- *Growth* tells error made in a layer from error inherited by it.
+- *Growth* tells error made in a layer from error inherited by it, over the graph of layers; *blame* is what follows from
+  the first divergence, and who made it. A *diagnosis* is a simple way in which a tensor that differs belongs nevertheless:
+  swapped, transposed, permuted, a multiple.
 
 Sharp edges: nothing is broadcast and no kinds of dtype are mixed, both are differences. Metrics are over positions
 where both sides are finite; positions that are not, and disagree, are counted and never within tolerance. Where a dump

@@ -6,6 +6,7 @@ every pair of names is judged by the evidence of its owners.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Final, TypeAlias, TypeVar
 from gradscope.compare.blame import blame_of
 from gradscope.compare.comparison import Comparison
 from gradscope.compare.counterparts import counterparts, leftovers, require_matches
+from gradscope.compare.diagnoses import diagnosis, names_by_hash
 from gradscope.compare.divergence import first_divergence
 from gradscope.compare.evidence import Evidence, evidence_of
 from gradscope.compare.extent import extent_differences
@@ -75,6 +77,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         key: one_sided(each, allowed, cand.manifest.ledger) for key, each in zip(pairing.only_ref, missing, strict=True)
     }
     ordered = ref.keys()
+    rows |= _diagnosed(dumps, pairing.matched, rows)
     every = (
         *(rows[key] for key in ordered if key in rows),
         *(one_sided(each, allowed, ref.manifest.ledger) for each in extra),
@@ -117,7 +120,9 @@ def _matched_rows(pairs: _Pairs, evidence: Mapping[_Owners, Evidence], options: 
     for match, default in defaults:
         owners = pairs.owners(match)
         entry, grown = pairs.dumps.ref.entry(match.ref), growth.get(owners[0])
-        found = evidence[owners] if grown is None else evidence[owners].with_growth(grown)
+        found = evidence[owners]
+        if grown is not None and found.metrics:
+            found = found.with_growth(grown)
         rows[match.ref] = judge(match, entry, found, options.tolerance(entry.name, match.ref, default))
     return rows
 
@@ -128,9 +133,17 @@ def _growth(
     errors: dict[str, Error] = {}
     for match, default in defaults:
         owners = pairs.owners(match)
-        if "rel_l2" in (metrics := evidence[owners].metrics):
-            errors[owners[0]] = Error(rel_l2=as_float(metrics["rel_l2"]), tolerance=default)
+        found = evidence[owners]
+        # What cannot be compared at all is as wrong as can be, and hands that on.
+        if "rel_l2" in found.metrics or math.isinf(found.needed):
+            errors[owners[0]] = Error(rel_l2=as_float(found.metrics.get("rel_l2", math.inf)), tolerance=default)
     return growths(_layers(pairs.dumps), errors)
+
+
+def _diagnosed(dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, Row]) -> dict[str, Row]:
+    names = names_by_hash(dumps)
+    differing = ((match, rows[match.ref]) for match in matches if rows[match.ref].status == "different")
+    return {match.ref: replace(row, likely=diagnosis(dumps, match, row, names)) for match, row in differing}
 
 
 def _layers(dumps: Dumps) -> Sequence[Layer]:

@@ -4,8 +4,9 @@ Forward, a value is made by a layer from the layer's inputs and parameters. Back
 value is made by the layers that read it, from the gradients with respect to their outputs and from what they read; the
 gradient with respect to a parameter by the layers that use it.
 
-Sharp edge: no layer says how a loop's output is made of what its turns make. It is taken to be made of what the last
-layer in it made.
+Sharp edges: a layer may read what is computed around it and is no layer's output; where that is all it reads, it is
+taken to read what the layer around it does. No layer says how a loop's output is made of what its turns make; it is
+taken to be made of what the last layer in it made.
 """
 
 from __future__ import annotations
@@ -71,13 +72,17 @@ def readers_of(layers: Sequence[Layer], name: str) -> tuple[str, ...]:
 
 
 def _connected(layers: Sequence[Layer]) -> list[Layer]:
-    """The layers, and once more each loop as what makes its output of that of the last layer in it."""
+    """The layers with what none of them names, and once more each loop as what makes its output of its last layer's."""
     by_path = {layer.path: layer for layer in layers}
     last_inside: dict[str, tuple[str, ...]] = {}
+    found: list[Layer] = []
     for layer in layers:
+        around = _around(layer, by_path)
         if layer.outputs:
-            last_inside |= {each.path: layer.outputs for each in _around(layer, by_path) if each.primitive in _LOOPS}
-    return [*layers, *(replace(by_path[path], inputs=outputs) for path, outputs in last_inside.items())]
+            last_inside |= {each.path: layer.outputs for each in around if each.primitive in _LOOPS}
+        reading = next((each for each in (layer, *around) if each.inputs or each.params), layer)
+        found.append(replace(layer, inputs=reading.inputs, params=reading.params))
+    return [*found, *(replace(by_path[path], inputs=outputs) for path, outputs in last_inside.items())]
 
 
 def _around(layer: Layer, by_path: Mapping[str, Layer]) -> list[Layer]:

@@ -30,6 +30,7 @@ class Row:
         rule: What a rule asked for instead; "" for nothing.
         needed: The smallest tolerance that would pass, inf where none would; None without a counterpart.
         why: Why it is not the same, or what it was judged by if not by its elements; "" for nothing to say.
+        likely: In what simple way it is what the reference has nevertheless, as a clause about the candidate's tensor.
         counts: Whether it has a say in the verdict: a missing or extra row that was allowed has none.
     """
 
@@ -45,6 +46,7 @@ class Row:
     rule: str = ""
     needed: float | None = None
     why: str = ""
+    likely: str = ""
     counts: bool = True
 
     @property
@@ -71,5 +73,6 @@ class Row:
             "tolerance": self.rule or self.tolerance,
             "needed": self.needed,
             "why": self.why or None,
+            "likely": self.likely or None,
         }
         return {column: value for column, value in named.items() if value is not None}

@@ -116,6 +116,8 @@ class ComparisonReport:
 
     def _reasons(self) -> Iterator[Remark]:
         for row in self._shown():
+            if row.likely:
+                yield Remark(label="likely", text=f"{naming.key_of(row.family, row.name)} {row.likely}", style=DOUBTFUL)
             # Where the needed tolerance is the rel_l2 in the table, the table has said it all.
             if row.why and ("rel_l2" not in row.metrics or row.metrics["rel_l2"] != row.needed):
                 text = f"{naming.key_of(row.family, row.name)}: {row.why}"
