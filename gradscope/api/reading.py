@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import Self
 
 from gradscope.arrays.blocks import Array
-from gradscope.compare import CompareOptions, Comparison, Rule, read_map
+from gradscope.compare import CompareOptions, Comparison, Rule
 from gradscope.compare import compare as compare_sources
+from gradscope.compare.mapfile import read_map
 from gradscope.dump.manifest import Layer, Ledger, Manifest
 from gradscope.dump.reader import open_dump
 from gradscope.dump.source import DumpSource

@@ -18,7 +18,8 @@ Verdict: TypeAlias = Literal["same", "different", "nothing compared"]
 #: Version of the JSON that `to_json` gives; its keys are stable within one.
 SCHEMA: Final = 1
 
-_EXIT_CODES: Final[Mapping[Verdict, int]] = {"same": 0, "different": 1, "nothing compared": 2}
+#: The status that a command exits with.
+EXIT_CODES: Final[Mapping[Verdict, int]] = {"same": 0, "different": 1, "nothing compared": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """The status a command exits with: 0 same, 1 different, 2 nothing compared."""
-        return _EXIT_CODES[self.verdict]
+        return EXIT_CODES[self.verdict]
 
     @property
     def first_divergence(self) -> Divergence:

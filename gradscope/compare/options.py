@@ -10,6 +10,7 @@ from gradscope.compare.mapping import MapRule
 from gradscope.compare.tolerances import Rule, Tolerance, first_match
 from gradscope.errors import UsageError
 from gradscope.naming import Selection
+from gradscope.naming.patterns import Pattern
 
 #: The defaults of `numpy.isclose`.
 _RTOL: Final = 1e-5
@@ -84,6 +85,14 @@ class CompareOptions:
         if self.rel_l2 is not None:
             return Tolerance.at_most(self.rel_l2)
         return _CLOSE if self._asks_for_closeness else Tolerance.at_most(default)
+
+    def may_be_missing(self, *spellings: str) -> bool:
+        """Whether what is known under some spellings may be on one side only.
+
+        Raises:
+            UsageError: An `allow_missing` is not a regular expression.
+        """
+        return any(Pattern.parse(f"re:{regex}").matches(*spellings) for regex in self.allow_missing)
 
     @property
     def _asks_for_closeness(self) -> bool:

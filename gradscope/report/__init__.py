@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gradscope.report.render import Report, to_csv, to_json, to_markdown, to_text
     from gradscope.report.rows import Row, rows_of
     from gradscope.report.screen import Screen
+    from gradscope.report.series import SeriesReport
     from gradscope.report.tensor import TensorReport, tensor_report
     from gradscope.report.whole_dump import DumpReport, dump_report
 
@@ -41,6 +42,7 @@ _HOMES = {
     "Report": "render",
     "Row": "rows",
     "Screen": "screen",
+    "SeriesReport": "series",
     "TensorReport": "tensor",
     "dump_report": "whole_dump",
     "rows_of": "rows",
@@ -59,6 +61,7 @@ __all__ = [
     "Report",
     "Row",
     "Screen",
+    "SeriesReport",
     "TensorReport",
     "dump_report",
     "rows_of",

@@ -54,7 +54,7 @@ _PICKS: Final = (
     pick("counterpart", 4, "text"),
     pick("made_by", 5, "text"),
 )
-_VERDICT_STYLES: Final = MappingProxyType({"same": GOOD, "different": BAD, "nothing compared": DOUBTFUL})
+VERDICT_STYLES: Final = MappingProxyType({"same": GOOD, "different": BAD, "nothing compared": DOUBTFUL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +74,7 @@ class ComparisonReport:
     def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
         """Verdict, provenance, tables, reasons, what would pass; of dumps that share nothing, some of their names."""
         verdict = self.comparison.verdict
-        judged = Remarks(
-            remarks=(Remark(label=verdict, text=self.comparison.sentence, style=_VERDICT_STYLES[verdict]),)
-        )
+        judged = Remarks(remarks=(Remark(label=verdict, text=self.comparison.sentence, style=VERDICT_STYLES[verdict]),))
         if verdict == "nothing compared" and not self.everything:
             return judged, Remarks(remarks=tuple(_strangers(self.comparison.rows)))
         provenance = tuple(map(_provenance, self.comparison.provenance_differences))

@@ -164,6 +164,41 @@ def test_pairs_that_were_found_can_be_saved_and_repeated(tmp_path: Path) -> None
     assert (unwritable.status, unwritable.lines[0].split(": ")[2]) == (5, "cannot write absent/map.toml")
 
 
+def test_several_candidates_are_judged_by_one_reference(dumps: Path) -> None:
+    done = gradscope("compare", "a.npz", "a.npz", "b.npz", folder=dumps)
+    assert done.status == 1
+    assert done.output.startswith(
+        "different  1 of 2 candidates not the same: `b.npz`. Forward first differs at `first`"
+    )
+    found = gradscope("compare", "a.npz", "a.npz", "b.npz", "--json", folder=dumps).json
+    assert [(each["name"], each["verdict"]) for each in found["comparisons"]] == [
+        ("a.npz", "same"),
+        ("b.npz", "different"),
+    ]
+    assert found["first_different"] == "b.npz"
+    assert gradscope("compare", "a.npz", "a.npz", "a.npz", folder=dumps).status == 0
+    in_csv = gradscope("compare", "a.npz", "a.npz", "b.npz", "--format", "csv", folder=dumps).output
+    assert in_csv.splitlines()[0].startswith("name,family,comparison,status,")
+
+
+def test_steps_in_folders_are_compared_in_the_order_of_their_numbers(dumps: Path, tmp_path: Path) -> None:
+    for run, names in (("one", ("9", "10", "11")), ("other", ("9", "10", "12"))):
+        (tmp_path / run).mkdir()
+        for name in names:
+            source = dumps / ("b.npz" if (run, name) == ("other", "10") else "a.npz")
+            (tmp_path / run / f"step_{name}.npz").write_bytes(source.read_bytes())
+    done = gradscope("compare", "one", "other", folder=tmp_path)
+    assert done.status == 1
+    assert done.output.startswith(
+        "different  1 step the same, then `step_10` differs. Forward first differs at `first`"
+    )
+    assert "Only in the reference: `step_11`. Only in the candidate: `step_12`." in done.output.splitlines()[0]
+    assert gradscope("compare", "one", "one", folder=tmp_path).output.startswith("same  3 steps the same.\n")
+    (tmp_path / "other" / "step_10.npz").write_bytes((dumps / "a.npz").read_bytes())
+    assert gradscope("compare", "one", "other", folder=tmp_path).status == 1
+    assert gradscope("compare", "one", "other", "--allow-missing", "step_1.", folder=tmp_path).status == 0
+
+
 def test_names_on_one_side_count_unless_they_are_allowed_to(dumps: Path, tmp_path: Path) -> None:
     with np.load(dumps / "a.npz") as arrays:
         np.savez(tmp_path / "part.npz", **{"activation/first": arrays["activation/first"]})

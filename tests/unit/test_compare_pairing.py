@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradscope.compare import CompareOptions, Comparison, Row, compare, read_map, write_map
+from gradscope.compare import CompareOptions, Comparison, Row, compare
+from gradscope.compare.mapfile import read_map, write_map
 from gradscope.compare.paths import spelt, tokens_of
 from gradscope.dump.manifest import Entry, Layer, Manifest
 from gradscope.dump.memory import MemoryDump
