@@ -22,8 +22,9 @@ OPTIONS = {
     "--force --format --json --quiet --verbose --traceback",
     "show": "--tensor --ledger --select --exclude --depth --families --check --sort --no-fold --format --json "
     "--traceback",
-    "compare": "--tol --rtol --atol --bitwise --allow-missing --select --exclude --all --worst-first --format --json "
-    "--traceback",
+    "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
+    "--exclude --all --worst-first "
+    "--format --json --traceback",
     "verify": "--traceback",
     "recover": "--output --force --traceback",
 }
