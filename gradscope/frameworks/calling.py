@@ -94,6 +94,16 @@ def method_signature(function: Any) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
+def parameters_to_build(found: Any) -> Collection[str]:
+    """Names of the parameters of a class or function; empty for anything else.
+
+    A class is asked by its `__init__`: the metaclasses of frameworks hide it behind a `__call__(*args, **kwargs)`.
+    """
+    if not isinstance(found, type):
+        return inspect.signature(found).parameters if inspect.isroutine(found) else ()
+    return inspect.signature(found.__init__).parameters
+
+
 def _position_names(signature: inspect.Signature, count: int, supplied: Collection[str]) -> list[str]:
     """Names of the first parameters that take positional arguments; those of a `*args` are numbers."""
     names: list[str] = []
