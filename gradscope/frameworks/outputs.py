@@ -26,8 +26,9 @@ def named_outputs(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return named_outputs(fields)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return named_outputs(dict(zip(getattr(value, "_fields"), value, strict=True)))  # noqa: B009 - known to no type
+    names = getattr(value, "_fields", None)
+    if isinstance(value, tuple) and names is not None:
+        return named_outputs(dict(zip(names, value, strict=True)))
     if isinstance(value, tuple | list):
         return tuple(named_outputs(each) for each in value) or None
     if isinstance(value, jax.Array | np.ndarray):
