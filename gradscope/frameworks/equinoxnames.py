@@ -10,9 +10,9 @@ Sharp edge: inside the trace `type(module)` is the subclass: a test for the exac
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any, Final
 
 import equinox as eqx
@@ -21,6 +21,9 @@ from gradscope.frameworks.modulescopes import module_scope
 
 #: The static field that carries a module's path.
 _PATH: Final = "_gradscope_path"
+
+#: Where Equinox's own code lies.
+_EQUINOX: Final = str(Path(eqx.__file__).parent)
 
 
 def named_tree(module: eqx.Module) -> Any:
@@ -83,7 +86,8 @@ def call_of(cls: type) -> Any:
 
 
 def _is_equinox_scope(call: Any) -> bool:
-    """Whether a method is one of Equinox's own, wrapped in `jax.named_scope` as a decorator."""
+    """Whether a method is one of Equinox's own under a decorator of JAX's, which is `jax.named_scope`."""
     code = getattr(call, "__code__", None)
-    decorated = code is not None and code.co_filename == contextlib.__file__ and hasattr(call, "__wrapped__")
-    return decorated and str(call.__module__).startswith("equinox.")
+    if code is None or not hasattr(call, "__wrapped__"):
+        return False
+    return str(call.__module__).startswith("equinox.") and not code.co_filename.startswith(_EQUINOX)
