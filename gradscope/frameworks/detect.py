@@ -11,7 +11,13 @@ from typing import Any, Final
 from gradscope.frameworks.adapter import Adapter
 
 #: The module of a framework that defines its modules, and ours that adapts them.
-_ADAPTERS: Final = (("flax.linen", "linen"), ("flax.nnx", "nnx"), ("equinox", "equinox"))
+_ADAPTERS: Final = (
+    ("flax.linen", "linen"),
+    ("flax.nnx", "nnx"),
+    ("equinox", "equinox"),
+    ("haiku", "haiku"),
+    ("keras", "keras"),
+)
 
 
 def adapter_of(found: Any, *, train: bool) -> Adapter | None:

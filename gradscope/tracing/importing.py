@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import sys
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -33,6 +34,7 @@ def import_place(target: Target) -> ModuleType:
         UsageError: There is no such file or module.
         ModelError: It does not import.
     """
+    os.environ.setdefault("KERAS_BACKEND", "jax")  # its default is TensorFlow, whose models have no jaxpr
     if target.rule == "module":
         return _imported(target.place)
     if target.rule == "zoo":
