@@ -124,10 +124,11 @@ def _run(asked: _Options, wanted: Wanted, interrupts: Interrupts) -> tuple[Path,
     from gradscope.cli.progress import Progress
     from gradscope.dump.writer import DumpWriter
     from gradscope.tracing.loader import load_model
+    from gradscope.tracing.modules import lifted_model
 
     # What the model prints are remarks; standard output is for results.
     with redirect_stdout(sys.stderr), Progress(quiet=asked.quiet) as progress:
-        model = load_model(asked.target, asked.request)
+        model = lifted_model(load_model(asked.target, asked.request))
         path = asked.output or Path(f"{model.slug}.npz")
         writer = DumpWriter(path, force=asked.force)
         interrupts.on_interrupt(writer.discard)

@@ -33,12 +33,40 @@ _COLLECTIONS: Final = ((nnx.Param, PARAMS), (nnx.BatchStat, "batch_stats"), (nnx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NnxParts:
+    """An NNX module without its values.
+
+    Attributes:
+        graph: Its graph definition.
+        variables: Its variables by path, with nothing in them.
+    """
+
+    graph: Any
+    variables: Sequence[tuple[Any, Any]]
+
+    def calling(self, values: Variables, function: Callable[[Any], Any]) -> tuple[Any, Variables]:
+        """What a function of the module returns, and the collections that it updated.
+
+        Args:
+            values: The module's variables by collection.
+            function: Takes the module, whose parts open their scopes for the length of this call.
+        """
+        filled = [(path, each.replace(values[_collection(each)][_name(path)])) for path, each in self.variables]
+        copy = nnx.merge(self.graph, nnx.from_flat_state(filled))
+        with _named_calls(copy):
+            returned = function(copy)
+        updated = _collections(nnx.to_flat_state(nnx.state(copy)))
+        # Where the random streams have got to is no news.
+        return returned, {name: each for name, each in updated.items() if name not in (PARAMS, RNGS)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NnxAdapter:
     """An NNX module, with the variables it holds."""
 
     net: nnx.Module
-    graph: Any
-    state: Sequence[tuple[Any, Any]]
+    parts: NnxParts
+    variables: Variables
     framework: str = "Flax NNX"
     supplied: Collection[str] = ()
     held: bool = True
@@ -56,18 +84,12 @@ class NnxAdapter:
 
     def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:  # noqa: ARG002 - they are held
         """The variables that the module holds, by collection and attribute path."""
-        return _collections(self.state)
+        return self.variables
 
     def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
-        """Outputs and updated collections; where the random streams have got to is no news."""
-        values = [variable.replace(variables[_collection(variable)][_name(path)]) for path, variable in self.state]
-        paths = [path for path, _ in self.state]
-        copy = nnx.merge(self.graph, nnx.from_flat_state(list(zip(paths, values, strict=True))))
+        """Outputs and updated collections."""
         positional, keyword = call.arguments(inputs)
-        with named_calls(copy):
-            outputs = copy(*positional, **keyword)
-        updated = _collections(nnx.to_flat_state(nnx.state(copy)))
-        return outputs, {name: each for name, each in updated.items() if name not in (PARAMS, RNGS)}
+        return self.parts.calling(variables, lambda net: net(*positional, **keyword))
 
 
 def adapt(found: Any, *, train: bool) -> NnxAdapter | None:
@@ -76,8 +98,8 @@ def adapt(found: Any, *, train: bool) -> NnxAdapter | None:
         return None
     copy = nnx.clone(found)
     (copy.train if train else copy.eval)()
-    graph, state = nnx.split(copy)
-    return NnxAdapter(net=found, graph=graph, state=nnx.to_flat_state(state))
+    parts, variables = _split(copy)
+    return NnxAdapter(net=found, parts=parts, variables=variables)
 
 
 def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:
@@ -85,6 +107,18 @@ def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:
     if "rngs" in parameters_to_build(found):
         return functools.partial(found, rngs=nnx.Rngs(seed))
     return found if isinstance(found, type) and issubclass(found, nnx.Module) else None
+
+
+def lift(found: Any) -> tuple[NnxParts, Variables] | None:
+    """The parts of an NNX module and its variables by collection; None for anything else."""
+    return _split(found) if isinstance(found, nnx.Module) else None
+
+
+def _split(net: nnx.Module) -> tuple[NnxParts, Variables]:
+    graph, state = nnx.split(net)
+    flat = nnx.to_flat_state(state)
+    parts = NnxParts(graph=graph, variables=[(path, variable.replace(0)) for path, variable in flat])
+    return parts, _collections(flat)
 
 
 def _collections(state: Iterable[tuple[Any, Any]]) -> dict[str, dict[str, Any]]:
@@ -106,7 +140,7 @@ def _name(path: Iterable[Any]) -> str:
 
 
 @contextmanager
-def named_calls(net: nnx.Module) -> Generator[None]:
+def _named_calls(net: nnx.Module) -> Generator[None]:
     """Have each module inside `net` open its scope when it is called; its classes are as before afterwards.
 
     Args:

@@ -1,10 +1,12 @@
-"""A framework's module as a model, where a target names one."""
+"""A framework's module as a model, where a target names one or a file's `init` returns one."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from gradscope.frameworks.detect import adapter_of
+from gradscope.frameworks.detect import adapter_of, may_be_lifted
+from gradscope.frameworks.lifting import LiftedFunctions
 from gradscope.frameworks.modulemodel import ModuleModel
 from gradscope.frameworks.request import Request
 from gradscope.tracing.model import Model
@@ -29,3 +31,11 @@ def module_model(name: str, holder: Any, request: Request) -> Model | None:
             return None
         made = ModuleModel.of(adapter, request, train=train)
     return Model(name=name, init=made.init, batch=made.batch, loss=made.loss, held=adapter.held, choices=made.choices)
+
+
+def lifted_model(model: Model) -> Model:
+    """The model with arrays in place of the NNX or Equinox module that its `init` may return and its `loss` take."""
+    if not may_be_lifted():
+        return model
+    own = LiftedFunctions(model.init, model.loss)
+    return replace(model, init=own.init, loss=own.loss)

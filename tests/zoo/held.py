@@ -23,6 +23,7 @@ from gradscope.frameworks.inputspec import parse_input
 from gradscope.frameworks.request import LossName, Request
 from gradscope.instrument.planning import Wanted
 from gradscope.tracing.loader import load_model
+from gradscope.tracing.modules import lifted_model
 
 #: Relative l2 distance within which two float32 programs agree that were compiled apart.
 CLOSE = 2e-5
@@ -31,7 +32,7 @@ CLOSE = 2e-5
 def dump(target: str, *inputs: str, loss: LossName | None = None, train: bool | None = None, seed: int = 0) -> Dump:
     """What `gradscope dump TARGET --input ...` writes."""
     request = Request(inputs=tuple(map(parse_input, inputs)), loss=loss, train=train, seed=seed)
-    model = load_model(target, request)
+    model = lifted_model(load_model(target, request))
     writer = MemoryWriter()
     arguments = model_arguments(model, seed=seed)
     return Dump(writer.dump(dump_model(model, arguments, DumpRequest(wanted=Wanted()), writer, Timings())))
