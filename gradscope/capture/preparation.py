@@ -70,7 +70,8 @@ def model_arguments(
     init_key, batch_key = jax.random.split(jax.random.key(seed))
     size = _default_size(model) if batch_size is None else batch_size
     with user_code(f"init of {model.name}"):
-        variables, make_variables = _deferred(lambda: _converted("init", model.init(init_key), dtype))
+        maker = _held if model.held else _deferred
+        variables, make_variables = maker(lambda: _converted("init", model.init(init_key), dtype))
     with user_code(f"batch of {model.name}"):
         batch, make_batch = _deferred(lambda: _converted("batch", model.batch(batch_key, size), dtype))
     notes: tuple[str, ...] = ()
@@ -99,8 +100,13 @@ def _deferred(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
     try:
         return jax.eval_shape(function), jax.jit(function)
     except _WANTS_VALUES:
-        values = function()  # it reads files or branches on values: run it as it is, once
-        return jax.eval_shape(lambda: values), lambda: values
+        return _held(function)  # it reads files or branches on values: run it as it is, once
+
+
+def _held(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
+    """The shapes of what a function returns, and a way to have it, without compiling: its values exist already."""
+    values = function()
+    return jax.eval_shape(lambda: values), lambda: values
 
 
 def _converted(maker: str, tree: Any, dtype: str | None) -> Any:

@@ -16,6 +16,7 @@ from gradscope.cli.options import Format
 
 if TYPE_CHECKING:
     from gradscope.dump.manifest import Manifest
+    from gradscope.frameworks.request import Request
     from gradscope.instrument.inquiry import Inquiry
     from gradscope.instrument.planning import Wanted
 
@@ -25,6 +26,7 @@ class _Options:
     """What the command line asks of the run itself."""
 
     target: str
+    request: Request
     output: Path | None
     seed: int
     batch_size: int | None
@@ -49,12 +51,15 @@ def dump(
     seed: options.Seed = 0,
     batch_size: options.BatchSize = None,
     data: options.Data = None,
+    inputs: options.Input = [],  # noqa: B006 - typer reads the default and never changes it
+    loss: options.LossOf = None,
+    train: options.Train = None,
     dtype: options.Dtype = None,
     x64: options.X64 = False,
     matmul_precision: options.MatmulPrecision = None,
     self_check: options.SelfCheck = False,
     no_cache: options.NoCache = False,
-    select: options.Select = [],  # noqa: B006 - typer reads the default and never changes it
+    select: options.Select = [],  # noqa: B006
     exclude: options.Exclude = [],  # noqa: B006
     depth: options.Depth = None,
     ops: options.Operations = False,
@@ -87,6 +92,8 @@ def dump(
     from gradscope.cli.inquiries import fragment_sentences, inquiry_of
     from gradscope.cli.jaxsetup import set_up_jax
     from gradscope.cli.printing import print_report
+    from gradscope.frameworks.inputspec import parse_input
+    from gradscope.frameworks.request import Request
     from gradscope.naming import Selection
     from gradscope.report import Query, dump_report
     from gradscope.stats import find
@@ -96,11 +103,15 @@ def dump(
     for name, given in {"of": of, "stop_gradient": stop_gradient, "fetch": fetch, "feed": feed}.items():
         options.require_one_of(self_check=self_check, **{name: given or None})  # it holds the loss against itself
     parse_target(target)  # a target of the wrong form is told before JAX is imported
+    request = Request(
+        inputs=tuple(map(parse_input, inputs)), loss=None if loss is None else loss.value, train=train, seed=seed,
+        batch_size=batch_size,
+    )  # fmt: skip
     rules = checked_rules(check) | {SELF_CHECK}
     selection, chosen = Selection.parse(select, exclude), options.family_set(families)
     notes = set_up_jax(x64=x64, dtype=dtype, matmul_precision=matmul_precision, cache=not no_cache)
     asked = _Options(
-        target=target, output=output, seed=seed, batch_size=batch_size, data=data,
+        target=target, request=request, output=output, seed=seed, batch_size=batch_size, data=data,
         dtype=None if dtype is None else dtype.value, self_check=self_check, stats_only=stats_only,
         exact_quantiles=exact_quantiles, widen=cast is not None, force=force, quiet=quiet, verbose=verbose,
     )  # fmt: skip
@@ -132,10 +143,11 @@ def _run(asked: _Options, wanted: Wanted, inquiry: Inquiry, interrupts: Interrup
     from gradscope.cli.progress import Progress
     from gradscope.dump.writer import DumpWriter
     from gradscope.tracing.loader import load_model
+    from gradscope.tracing.modules import lifted_model
 
     # What the model prints are remarks; standard output is for results.
     with redirect_stdout(sys.stderr), Progress(quiet=asked.quiet) as progress:
-        model = load_model(asked.target)
+        model = lifted_model(load_model(asked.target, asked.request))
         path = asked.output or Path(f"{model.slug}.npz")
         writer = DumpWriter(path, force=asked.force)
         interrupts.on_interrupt(writer.discard)

@@ -39,6 +39,15 @@ class FloatType(StrEnum):
     FLOAT64 = "float64"
 
 
+class Loss(StrEnum):
+    """What can be made of the outputs of a framework's module."""
+
+    CROSS_ENTROPY = "cross-entropy"
+    MSE = "mse"
+    SUM = "sum"
+    MEAN = "mean"
+
+
 class CastType(StrEnum):
     """Types that narrow tensors may be stored as."""
 
@@ -55,7 +64,8 @@ Target: TypeAlias = Annotated[
     typer.Argument(
         metavar="TARGET",
         help="The model: a file model.py or model.py:NAME, a module package.module:NAME, or a name of the zoo "
-        "(resnet50, mlp, transformer, linear_regression). NAME may be a call with literal arguments.",
+        "(resnet50, mlp, transformer, linear_regression). NAME may be a call with literal arguments, and a module of a "
+        "framework, given its --input.",
     ),
 ]
 Seed: TypeAlias = Annotated[
@@ -71,6 +81,26 @@ Data: TypeAlias = Annotated[
         metavar="FILE", help="A real batch: members of an .npz become the batch's leaves.", rich_help_panel=_MODEL
     ),
 ]
+Input: TypeAlias = Annotated[
+    list[str],
+    typer.Option(
+        "--input",
+        metavar="SPEC",
+        help="An input of a module, [NAME=]DTYPE[SHAPE][:VALUES], as in ids=int32[8,128]:0..9. Repeatable.",
+        rich_help_panel=_MODEL,
+    ),
+]
+LossOf: TypeAlias = Annotated[
+    Loss | None,
+    typer.Option("--loss", help="What is made of a module's outputs; by default mse.", rich_help_panel=_MODEL),
+]
+Train: TypeAlias = Annotated[
+    bool | None,
+    typer.Option(
+        "--train/--eval", help="Run as in training, or as in evaluation; by default as in training.",
+        rich_help_panel=_MODEL,
+    ),
+]  # fmt: skip
 Dtype: TypeAlias = Annotated[
     FloatType | None, typer.Option(help="Convert floating-point variables and batch to it.", rich_help_panel=_MODEL)
 ]
