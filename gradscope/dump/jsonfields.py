@@ -113,6 +113,11 @@ class Fields:
         """An object whose fields are numbers."""
         return {key: self._number(name, value) for key, value in self.object(name).items()}
 
+    def counted(self, name: str) -> dict[str, int]:
+        """An object whose fields are counts."""
+        found = self.object(name)
+        return {key: value if _is_count(value) else self._refuse(name, "counts") for key, value in found.items()}
+
     def each(self, name: str, make: Callable[[Json, int], Value]) -> tuple[Value, ...]:
         """What `make` makes of every item of a list and its position."""
         value = self.values.get(name, [])
