@@ -11,6 +11,7 @@ from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.capture.measured import TensorReading
 from gradscope.capture.preparation import Arguments, Prepared, prepare
+from gradscope.capture.processes import reading_for
 from gradscope.capture.provenance import command_line, content_hash, machine_provenance, model_provenance
 from gradscope.capture.selfcheck import self_check
 from gradscope.capture.session import Session
@@ -68,7 +69,7 @@ def dump_model(
     if request.reading.keep:
         writer.require_space(_tensor_bytes(prepared))
     run = prepared.start()
-    session = Session(run, request.reading)
+    session = Session(run, reading_for(writer, request.reading))
     provenance = _provenance(model, prepared, request)
     with _salvaging(writer, provenance):
         with timings.phase("write"):
