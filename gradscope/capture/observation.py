@@ -16,6 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from gradscope.errors import UsageError
+from gradscope.instrument.program import Observed
 from gradscope.instrument.taps import whole_tensor
 
 
@@ -45,7 +46,7 @@ class Observation:
             UsageError: It lies on the devices of several processes.
         """
         value = whole_tensor(self.value)
-        if _is_spread(value):
+        if not is_whole_here(value):
             raise UsageError(
                 "the tensors of this run are spread over several processes, and a dump in memory holds whole ones",
                 hint="observe with gradscope.value_and_grad, and write with gradscope.save",
@@ -55,7 +56,7 @@ class Observation:
     def pieces(self) -> Iterator[Piece]:
         """The pieces that this process is to write."""
         value = whole_tensor(self.value)
-        if not _is_spread(value) or value.size == 0:
+        if is_whole_here(value) or value.size == 0:
             if jax.process_index() == 0:
                 array = np.asarray(value)[self.at] if value.size else np.empty(value.shape[len(self.at) :], value.dtype)
                 yield Piece((0,) * array.ndim, array)
@@ -71,10 +72,17 @@ class Observation:
 def gathered(tree: Any) -> Any:
     """A pytree of small arrays with every array whole in every process; all of them have to call it."""
     return jax.tree_util.tree_map(
-        lambda value: multihost_utils.process_allgather(value, tiled=True) if _is_spread(value) else value, tree
+        lambda value: value if is_whole_here(value) else multihost_utils.process_allgather(value, tiled=True), tree
     )
 
 
-def _is_spread(value: Any) -> bool:
-    """Whether this process cannot see all of an array."""
-    return isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated)
+def with_whole_facts(observed: Observed) -> Observed:
+    """What a run handed out, the loss and what branches and loops did whole in every process. See `gathered`."""
+    captured = observed.captured
+    loss, executed, turns = gathered((observed.loss, captured.executed, captured.turns))
+    return observed._replace(loss=loss, captured=captured._replace(executed=executed, turns=turns))
+
+
+def is_whole_here(value: Any) -> bool:
+    """Whether this process can see all of an array."""
+    return not isinstance(value, jax.Array) or value.is_fully_addressable or value.is_fully_replicated

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.capture.measured import TensorReading
+from gradscope.capture.observation import is_whole_here
 from gradscope.capture.preparation import Arguments, Prepared, prepare
 from gradscope.capture.processes import reading_for
 from gradscope.capture.provenance import command_line, content_hash, machine_provenance, model_provenance
@@ -124,7 +125,7 @@ def _provenance(model: Model, prepared: Prepared, request: DumpRequest) -> dict[
         "model": model.name,
         **model_provenance(model.source, model.file_sha256),
         **request.facts,
-        "batch_sha256": content_hash(batch),
+        **({"batch_sha256": content_hash(batch)} if all(map(is_whole_here, batch)) else {}),
         "trace_fingerprint": prepared.trace.fingerprint,
         **machine_provenance(),
         "argv": command_line(),

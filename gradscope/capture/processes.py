@@ -19,6 +19,16 @@ from gradscope.stats import merged_manifest
 Writer: TypeAlias = DumpWriter | ProcessWriter
 
 
+def is_shared() -> bool:
+    """Whether this process is one of several."""
+    return jax.process_count() > 1
+
+
+def speaks_for_all() -> bool:
+    """Whether this process is the one that reports what all of them did."""
+    return jax.process_index() == 0
+
+
 def dump_writer(path: str | os.PathLike[str], *, force: bool = False) -> Writer:
     """The writer of a dump: into a file, or under `jax.distributed` into this process's file of a folder.
 
@@ -30,7 +40,7 @@ def dump_writer(path: str | os.PathLike[str], *, force: bool = False) -> Writer:
         UsageError: The path cannot be used, or there is a dump.
         MachineError: Its folder is read-only.
     """
-    if jax.process_count() == 1:
+    if not is_shared():
         return DumpWriter(path, force=force)
     place = ProcessPlace(index=jax.process_index(), count=jax.process_count())
     return ProcessWriter(path, Together(place=place, meet=_meet, merge=merged_manifest), force=force)

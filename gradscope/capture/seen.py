@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from gradscope import naming
 from gradscope.capture.measured import CoreReading, Reading
-from gradscope.capture.observation import gathered
+from gradscope.capture.observation import gathered, with_whole_facts
 from gradscope.capture.run import Run
 from gradscope.capture.session import Session
 from gradscope.errors import UsageError
@@ -187,10 +187,7 @@ class Seen(Mapping[str, Any]):
         """The observations, but for tensors whole in every process."""
         if self.watching.statistics:
             return gathered((self.observed, self.arguments))
-        captured = self.observed.captured
-        small = gathered((self.observed.loss, captured.executed, captured.turns))
-        whole = captured._replace(executed=small[1], turns=small[2])
-        return self.observed._replace(loss=small[0], captured=whole), self.arguments
+        return with_whole_facts(self.observed), self.arguments
 
     def tree_flatten(self) -> tuple[tuple[Any, Any], Watching]:
         """The observations, and what they are."""

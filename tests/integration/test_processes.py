@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 import gradscope
 from gradscope.dump.verify import verify
 from gradscope.stats import TensorStats, tensor_stats
+from tests.integration.command import Finished
+from tests.integration.command import gradscope as gradscope_command
 
 COUNT = 2
 
@@ -68,6 +71,33 @@ for observe in ("tensors", "stats"):
     assert manifest.loss == float(value)
 """
 
+#: A model that spreads its variables and its batch over all devices there are.
+MODEL = """
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+
+
+def split(x, *spec):
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
+
+
+def init(key):
+    return {"w": split(jax.random.normal(key, (8, 8)), None, "data"), "b": jnp.ones(())}
+
+
+def batch(key, size):
+    return split(jax.random.normal(key, (size, 8)), "data")
+
+
+def loss(variables, x):
+    with jax.named_scope("dense"):
+        y = jnp.tanh(x @ variables["w"] + variables["b"])
+    return (y**2).mean()
+"""
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
@@ -79,13 +109,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return one, two
 
 
-def run(folder: Path, count: int) -> None:
-    folder.mkdir()
+def free_address() -> str:
     with socket.socket() as found:
         found.bind(("localhost", 0))
-        address = f"localhost:{found.getsockname()[1]}"
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(4 // count)}
-    command = [sys.executable, "-P", "-c", PROGRAM, str(folder), address, str(count)]
+        return f"localhost:{found.getsockname()[1]}"
+
+
+def devices(count: int) -> dict[str, str]:
+    return {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(4 // count)}
+
+
+def run(folder: Path, count: int) -> None:
+    folder.mkdir()
+    environment = os.environ | devices(count)
+    command = [sys.executable, "-P", "-c", PROGRAM, str(folder), free_address(), str(count)]
     running = [
         subprocess.Popen([*command, str(index)], env=environment, stderr=subprocess.PIPE, text=True)
         for index in range(count)
@@ -142,3 +179,29 @@ def test_statistics_from_inside_the_step_are_the_same(folders: tuple[Path, Path]
         assert cand.manifest.tier == "core"
         assert gradscope.compare(ref, cand)
         assert [layer.elements for layer in ref.layers] == [layer.elements for layer in cand.layers]
+
+
+def test_the_command_dumps_a_model_that_is_spread_over_processes(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    assert gradscope_command("dump", "model.py", folder=tmp_path, **devices(1)).status == 0
+    address = free_address()
+
+    def process(index: int) -> Finished:
+        how = ("--distributed", f"{address},{COUNT},{index}")
+        return gradscope_command("dump", "model.py", "--json", *how, folder=tmp_path, **devices(COUNT))
+
+    with ThreadPoolExecutor(COUNT) as pool:
+        first, second = pool.map(process, range(COUNT))
+    assert (first.status, second.status) == (0, 0), first.errors + second.errors
+    assert first.json["dump"] == "model"
+    assert second.output == "", "one speaks for all"
+    compared = gradscope_command("compare", "model.npz", "model", "--json", folder=tmp_path)
+    assert compared.json["verdict"] == "same"
+    assert all(row["status"] == "same" for row in compared.json["rows"])
+
+
+@pytest.mark.parametrize("how", ["here", "localhost,2,0", "localhost:1,2"])
+def test_a_meeting_place_is_an_address_and_two_numbers(how: str, tmp_path: Path) -> None:
+    command = gradscope_command("dump", "mlp", "--distributed", how, folder=tmp_path)
+    assert command.status == 2
+    assert "neither 'auto' nor HOST:PORT,COUNT,INDEX" in command.errors
