@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from gradscope import naming
 from gradscope.capture.drafts import Draft
-from gradscope.capture.measured import Power
 from gradscope.capture.order import ExecutionOrder, Iteration
 from gradscope.capture.run import Run
 from gradscope.dump.manifest import Layer
+from gradscope.stats.power import Power, together
 from gradscope.tracing.frames import FrameKey, ValueKey, iterations
 from gradscope.tracing.layers import LayerCall
 
@@ -67,7 +66,7 @@ class LayerTree:
             params=tuple(call.params),
             inputs=tuple(self._names[subject] for subject in inputs if subject in self._names),
             outputs=tuple(self._names[subject] for subject in outputs if subject in self._names),
-            rms={name: math.sqrt(power.sum_of_squares / power.elements) for name, power in powers.items()},
+            rms={name: power.rms for name, power in powers.items()},
             elements={name: power.elements for name, power in powers.items()},
         )
 
@@ -84,10 +83,8 @@ class LayerTree:
             "grad_in": self._together(inputs, gradient=True),
             "grad_out": self._together(outputs, gradient=True),
         }
-        return {name: power for name, power in found.items() if power.elements}
+        return {name: power for name, power in found.items() if power is not None and power.elements}
 
-    def _together(self, subjects: Iterable[_Subject], *, gradient: bool) -> Power:
-        """The power of several tensors, as far as it is known."""
-        found = (self._powers.get((*subject, gradient)) for subject in subjects)
-        powers = [power for power in found if power is not None]
-        return Power(sum(power.sum_of_squares for power in powers), sum(power.elements for power in powers))
+    def _together(self, subjects: Iterable[_Subject], *, gradient: bool) -> Power | None:
+        """The power of several tensors; None where none of them is known."""
+        return together(self._powers.get((*subject, gradient)) for subject in subjects)

@@ -16,16 +16,10 @@ from gradscope.dump.record import Record
 from gradscope.dump.shards import Shard
 from gradscope.instrument.core import core_numbers
 from gradscope.stats.core import stats_from_core
+from gradscope.stats.power import Power, power_of, together
 from gradscope.stats.tensor import TensorStats, tensor_stats
 from gradscope.stats.units import activation_stats
 from gradscope.tracing.userframes import user_code
-
-
-class Power(NamedTuple):
-    """Sum of squares and number of a tensor's finite elements; powers of several tensors add up."""
-
-    sum_of_squares: float
-    elements: int
 
 
 class Measured(NamedTuple):
@@ -107,14 +101,12 @@ class ShardReading:
         with user_code("reading what was captured"):
             pieces = list(draft.observation.pieces())
         stats = [self.reading.statistics(draft, piece.array) for piece in pieces]
-        powers = [power for each in stats if (power := power_of(each)) is not None]
-        power = Power(sum(each.sum_of_squares for each in powers), sum(each.elements for each in powers))
         outline = tuple(self._outlined(record) for record in draft.records)
         shards = [
             self._shard(record, piece, each)
             for record in draft.records[:1] for piece, each in zip(pieces, stats, strict=True)
         ]  # fmt: skip
-        return Measured(draft, (*outline, *shards), power if powers else None)
+        return Measured(draft, (*outline, *shards), together(map(power_of, stats)))
 
     def _outlined(self, record: Record) -> Record:
         return replace(record, dtype=self.reading.kept_dtype(record.dtype))
@@ -143,8 +135,3 @@ class CoreReading:
             stats = stats_from_core(records[0].shape, records[0].dtype, numbers)
             records = (replace(records[0], stats=stats.to_json()), *records[1:])
         return Measured(draft, records, power)
-
-
-def power_of(stats: TensorStats) -> Power | None:
-    """The power behind a tensor's statistics; None for tensors that have none (integers)."""
-    return None if stats.l2 is None else Power(stats.l2**2, stats.finite)

@@ -13,11 +13,12 @@ from gradscope.capture.measured import TensorReading
 from gradscope.capture.observation import is_whole_here
 from gradscope.capture.preparation import Arguments, Prepared, prepare
 from gradscope.capture.processes import reading_for
-from gradscope.capture.provenance import command_line, content_hash, machine_provenance, model_provenance
+from gradscope.capture.provenance import machine_provenance, model_provenance
 from gradscope.capture.selfcheck import self_check
 from gradscope.capture.session import Session
 from gradscope.capture.timings import Timings
 from gradscope.dump.manifest import Manifest
+from gradscope.dump.provenance import command_line, content_hash
 from gradscope.dump.record import Json
 from gradscope.dump.sink import RecordSink
 from gradscope.errors import MachineError, ModelError
