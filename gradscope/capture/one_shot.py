@@ -11,19 +11,21 @@ from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.capture.measured import TensorReading
 from gradscope.capture.observation import is_whole_here
+from gradscope.capture.origins import find_origins
 from gradscope.capture.preparation import Arguments, Prepared, prepare
-from gradscope.capture.processes import reading_for
+from gradscope.capture.processes import is_shared, reading_for
 from gradscope.capture.provenance import machine_provenance, model_provenance
 from gradscope.capture.selfcheck import self_check
 from gradscope.capture.session import Session
 from gradscope.capture.timings import Timings
-from gradscope.dump.manifest import Manifest
+from gradscope.dump.manifest import Manifest, Origin
 from gradscope.dump.provenance import command_line, content_hash
 from gradscope.dump.record import Json
 from gradscope.dump.sink import RecordSink
 from gradscope.errors import MachineError, ModelError
 from gradscope.instrument.planning import Wanted
 from gradscope.tracing.model import Model
+from gradscope.tracing.userframes import user_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,9 @@ def dump_model(
         with timings.phase("write"):
             for record in session.records():
                 writer.add(record)
+        # The search needs all values in one place, and every process would have to take part in it.
+        searched = session.nonfinite and not is_shared()
+        origins = _origins(model, prepared, timings) if searched else ()
         checked = None
         if request.self_check:
             with timings.phase("self-check"):
@@ -88,7 +93,14 @@ def dump_model(
         provenance=provenance,
         self_check=checked,
         timings=timings.seconds,
+        origins=origins,
     )
+
+
+def _origins(model: Model, prepared: Prepared, timings: Timings) -> tuple[Origin, ...]:
+    """Where what is not finite began."""
+    with timings.phase("search for the origin"), user_code(f"searching {model.name} for the origin of a NaN"):
+        return find_origins(model.loss, prepared)
 
 
 @contextmanager

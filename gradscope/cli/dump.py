@@ -55,11 +55,13 @@ def dump(
     select: options.Select = [],  # noqa: B006 - typer reads the default and never changes it
     exclude: options.Exclude = [],  # noqa: B006
     depth: options.Depth = None,
+    ops: options.Operations = False,
     families: options.Families = None,
     stats_only: options.StatsOnly = False,
     exact_quantiles: options.ExactQuantiles = False,
     cast: options.Cast = None,
     check: options.Check = None,
+    strict: options.Strict = False,
     sort: options.Sort = None,
     no_fold: options.NoFold = False,
     force: options.Force = False,
@@ -73,7 +75,7 @@ def dump(
 
     The model file is imported and run with your rights: only dump a model whose code you would run.
     """
-    from gradscope.cli.findings import SELF_CHECK, checked_rules, trips
+    from gradscope.cli.findings import SELF_CHECK, checked_rules, trips, unseen_sentences
     from gradscope.cli.jaxsetup import set_up_jax
     from gradscope.cli.printing import print_report
     from gradscope.naming import Selection
@@ -97,7 +99,7 @@ def dump(
     from gradscope.capture.processes import speaks_for_all
     from gradscope.instrument.planning import EVERYTHING, Wanted
 
-    wanted = Wanted(selection=selection, families=EVERYTHING if chosen is None else chosen, depth=depth)
+    wanted = Wanted(selection=selection, families=EVERYTHING if chosen is None else chosen, depth=depth, operations=ops)
     _tell(() if quiet else notes)
     path, manifest = _run(asked, wanted, context.obj)
     findings = find(manifest)
@@ -105,7 +107,9 @@ def dump(
         raise typer.Exit(1 if trips(findings, rules) else 0)
     report = dump_report("dump", str(path), manifest, findings, query=Query(sort=sort), fold=not no_fold)
     print_report(report, options.chosen_format(output_format, json=json))
-    if trips(findings, rules):
+    unseen = manifest.ledger.unseen() if strict else ()
+    _tell(tuple(unseen_sentences(unseen)))
+    if unseen or trips(findings, rules):
         raise typer.Exit(1)
 
 

@@ -110,6 +110,9 @@ Exclude: TypeAlias = Annotated[
 Depth: TypeAlias = Annotated[
     int | None, typer.Option(min=1, help="Only layers of at most so many scopes.", rich_help_panel=_SHOWN)
 ]
+Operations: TypeAlias = Annotated[
+    bool, typer.Option("--ops", help="Every operation, and not only layers.", rich_help_panel=_SHOWN)
+]
 Families: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -122,6 +125,14 @@ Families: TypeAlias = Annotated[
 Check: TypeAlias = Annotated[
     str | None,
     typer.Option(metavar="LIST", help="Exit 1 if one of these findings is made, or 'all'.", rich_help_panel=_SHOWN),
+]
+Strict: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Exit 1 if anything is missing without your word: inside a custom rule, or behind a while loop.",
+        rich_help_panel=_SHOWN,
+    ),
 ]
 OutputFormat: TypeAlias = Annotated[
     Format, typer.Option("--format", help="How results are written to standard output.", rich_help_panel=_OUTPUT)
