@@ -75,7 +75,7 @@ class Session:
         self._accounted.add((draft.origin.value, draft.family))
         if record.absent is not None:
             self._missing.append(LedgerLine(name=record.name, family=record.family, reason=record.absent))
-        elif record.alias_of is None:
+        elif record.alias_of is None and record.shard is None:
             self._captured += 1
 
     def _why(self, site: Site, family: str) -> Reason:
