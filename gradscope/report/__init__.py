@@ -7,7 +7,8 @@ Vocabulary, in the order in which data flows:
 - A *table* is columns and lines of values. A *line* may show two rows side by side, a value and its gradient, or fold
   the iterations of a loop; it knows whose values it shows. A *remark* is a sentence with a label.
 - A *document* is tables and remarks: all that people read.
-- A *report* is what one command has to say: `DumpReport`, `TensorReport`, `LedgerReport`, `ComparisonReport`. Each can
+- A *report* is what one command has to say: `DumpReport`, `TensorReport`, `LedgerReport`, `ComparisonReport`,
+  `InspectionReport`. Each can
   be a document, rows, or JSON, and `to_text`, `to_markdown`, `to_json` and `to_csv` render any of them.
 
 Nothing here prints or opens a file. Only names that went through `Screen.show` or an escape of Markdown, JSON or CSV
@@ -19,6 +20,7 @@ importance instead of all shrinking, and a thousand lines take 40 ms instead of 
 
 from gradscope.report.comparison import ComparisonReport
 from gradscope.report.dump_report import DumpReport, dump_report
+from gradscope.report.inspection import InspectionReport, inspection_report
 from gradscope.report.ledger import LedgerReport
 from gradscope.report.query import Query
 from gradscope.report.render import Report, to_csv, to_json, to_markdown, to_text
@@ -29,6 +31,7 @@ from gradscope.report.tensor import TensorReport, tensor_report
 __all__ = [
     "ComparisonReport",
     "DumpReport",
+    "InspectionReport",
     "LedgerReport",
     "Query",
     "Report",
@@ -36,6 +39,7 @@ __all__ = [
     "Screen",
     "TensorReport",
     "dump_report",
+    "inspection_report",
     "rows_of",
     "tensor_report",
     "to_csv",

@@ -14,9 +14,18 @@ from gradscope.tracing.frames import Frame
 from gradscope.tracing.jaxcompat import Atom, is_literal
 
 
-def mark_live(root: Frame) -> None:
-    """Mark the equations that the root's first output depends on, in the root and in all frames inside it."""
-    follow(root, [1, *[0] * (len(root.jaxpr.outvars) - 1)], _Liveness())
+def mark_live(root: Frame, outputs: int = 1) -> list[bool]:
+    """Mark the equations that the root's first outputs depend on, in the root and in all frames inside it.
+
+    Args:
+        root: The root frame.
+        outputs: How many outputs count: the first one is the loss.
+
+    Returns:
+        For each variable that the root receives, whether they depend on it.
+    """
+    levels = follow(root, [1] * outputs + [0] * (len(root.jaxpr.outvars) - outputs), _Liveness())
+    return [level > 0 for level in levels]
 
 
 class _Liveness:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.command import GRADSCOPE, gradscope
 
-COMMANDS = ("dump", "show", "compare", "verify", "recover")
+COMMANDS = ("dump", "show", "compare", "inspect", "verify", "recover")
 
 #: What every command line documents, by command; `--help` itself aside.
 OPTIONS = {
@@ -23,6 +23,8 @@ OPTIONS = {
     "--traceback",
     "compare": "--tol --rtol --atol --bitwise --allow-missing --select --exclude --all --worst-first --format --json "
     "--traceback",
+    "inspect": "--batch-size --data --dtype --x64 --select --exclude --depth --families --sort --format --json --quiet "
+    "--verbose --traceback",
     "verify": "--traceback",
     "recover": "--output --force --traceback",
 }
