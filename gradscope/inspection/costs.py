@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from gradscope import naming
 from gradscope.inspection.flops import flops_of
 from gradscope.inspection.programs import counted_frames, turns_of
 from gradscope.inspection.pullback import Pullbacks
-from gradscope.tracing.descent import Descendants, descendants
+from gradscope.tracing.descent import Descent, Place, Step
 from gradscope.tracing.frames import Frame
-from gradscope.tracing.jaxcompat import Atom, Equation, is_literal
+from gradscope.tracing.jaxcompat import Equation, is_literal
 from gradscope.tracing.layers import LayerCall
 from gradscope.tracing.reversal import Reach, is_constant, is_inexact
 from gradscope.tracing.tracer import Trace
@@ -106,8 +107,9 @@ class _Walk:
     def _back(self, frame: Frame, equation: Equation, forward: int, times: int, remats: int) -> int:
         if not any(frame.reach.get(variable, 0) == Reach.GRADIENT for variable in equation.outvars):
             return 0
-        made = self._active.get(frame, set[Atom]())
-        active = [not is_literal(atom) and atom in made and is_inexact(atom) for atom in equation.invars]
+        active = [
+            not is_literal(atom) and Place(frame, atom) in self._active and is_inexact(atom) for atom in equation.invars
+        ]
         if not any(active) or is_constant(equation):
             return 0
         return times * (forward * remats + self._pullbacks.flops_of(equation, active))
@@ -117,12 +119,13 @@ def _outermost_first(layers: tuple[LayerCall, ...]) -> list[LayerCall]:
     return sorted(layers, key=lambda layer: len(layer.path.components))
 
 
-def _active(trace: Trace) -> Descendants:
+def _active(trace: Trace) -> Mapping[Place, None]:
     """The values through which the loss depends smoothly on a parameter."""
     arguments = zip(trace.arguments, trace.root.jaxpr.invars, strict=True)
-    parameters = [variable for leaf, variable in arguments if leaf.family == "param" and leaf.differentiated]
-    return descendants(
-        trace.root,
-        {trace.root: parameters},
-        lambda equation, variable: is_inexact(variable) and not is_constant(equation),
-    )
+    parameters = [variable for leaf, variable in arguments if leaf.family == naming.PARAM and leaf.differentiated]
+    return Descent().closure((Place(trace.root, variable) for variable in parameters), _is_smooth)
+
+
+def _is_smooth(step: Step) -> bool:
+    renamed = step.way not in ("compute", "choose")
+    return is_inexact(step.to.atom) and (renamed or not is_constant(step.frame.jaxpr.eqns[step.number]))

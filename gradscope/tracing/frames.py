@@ -191,6 +191,12 @@ def unchanged_operands(frame: Frame) -> Sequence[Atom | None]:
     return [*atoms[:constants], *[None] * (len(atoms) - constants)]
 
 
+def variable_at(frame: Frame, value: ValueKey) -> Atom:
+    """The variable that stands for a value in the frame that makes or receives it."""
+    variables = frame.jaxpr.invars if value.equation == OPERAND else frame.jaxpr.eqns[value.equation].outvars
+    return variables[value.position]
+
+
 def resolve(frame: Frame, atom: Atom) -> ValueKey | None:
     """The value an atom of `frame` stands for, at its innermost definition; None for literals and constants."""
     if is_literal(atom) or atom not in frame.definitions:

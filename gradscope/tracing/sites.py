@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradscope.naming import LayerPath
-from gradscope.tracing.frames import OPERAND, Frame, FrameKey, Loop, ValueKey
+from gradscope.tracing.frames import OPERAND, Frame, FrameKey, Loop, ValueKey, variable_at
 from gradscope.tracing.jaxcompat import source_of
 from gradscope.tracing.layers import LayerCall
 from gradscope.tracing.meshes import sharding_of
@@ -116,12 +116,7 @@ def _is_array(frames: Mapping[FrameKey, Frame], value: ValueKey) -> bool:
 
 
 def _aval(frame: Frame, value: ValueKey) -> Any:
-    return _variable(frame, value).aval
-
-
-def _variable(frame: Frame, value: ValueKey) -> Any:
-    variables = frame.jaxpr.invars if value.equation == OPERAND else frame.jaxpr.eqns[value.equation].outvars
-    return variables[value.position]
+    return variable_at(frame, value).aval
 
 
 def _site(frames: Mapping[FrameKey, Frame], value: ValueKey, names: Sequence[SiteName]) -> Site:
@@ -145,4 +140,4 @@ def _site(frames: Mapping[FrameKey, Frame], value: ValueKey, names: Sequence[Sit
 
 
 def _reach(frame: Frame, value: ValueKey) -> Reach:
-    return Reach.BARRED if frame.forward_only else Reach(frame.reach.get(_variable(frame, value), Reach.NOTHING))
+    return Reach.BARRED if frame.forward_only else Reach(frame.reach.get(variable_at(frame, value), Reach.NOTHING))
