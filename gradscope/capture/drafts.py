@@ -126,12 +126,15 @@ def _leaf_drafts(run: Run, family: str, leaf: Leaf, origin: Origin, source: Sour
 
 def _site_drafts(run: Run, order: ExecutionOrder, number: int, turn: Turn) -> Iterator[Draft]:
     site = run.plan.sites[number]
+    name = site.names[0] if site.names else None
+    layer = None if name is None else name.layer
     facts = SiteFacts(
         index=_rank(order, site, turn),
         source=site.source,
         primitive=site.primitive,
-        layer=str(site.names[0].path.at(turn.iteration)) if site.names else None,
+        layer=str(layer.at(turn.iteration)) if layer is not None else None,
         iteration=turn.iteration,
+        operation=name is not None and name.operation,
     )
     origin = Origin(site.value, turn.nominal, facts)
     value = _fetching(run.observed.captured.values[number], turn.at) if turn.executed else "not-executed"

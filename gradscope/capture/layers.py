@@ -63,6 +63,7 @@ class LayerTree:
             parent=None if call.parent is None else self._path(call.parent, turn[: len(call.parent.frame.loops)]),
             source=call.source,
             primitive=call.primitive,
+            operation=call.operation,
             params=tuple(call.params),
             inputs=tuple(self._names[subject] for subject in inputs if subject in self._names),
             outputs=tuple(self._names[subject] for subject in outputs if subject in self._names),

@@ -161,7 +161,7 @@ def prepare(
     with ThreadPoolExecutor(1, thread_name_prefix="arguments") as pool:
         making = pool.submit(arguments.make)
         with timings.phase("trace"), user_code(f"loss of {model.name}"):
-            trace = trace_loss(model.loss, *arguments.shapes)
+            trace = trace_loss(model.loss, *arguments.shapes, operations=wanted.operations)
             plan = make_plan(trace, wanted, observe)
             program, reached = observing_program(trace, plan)
             lowered = jax.jit(program).lower(jax.tree_util.tree_leaves(arguments.shapes))

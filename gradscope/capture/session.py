@@ -71,7 +71,7 @@ class Session:
     def _left_out(self) -> Iterator[LedgerLine]:
         """What was never drafted: sites, by their names without iterations, and arguments."""
         for site in self._run.trace.sites:
-            reason: Reason = "opaque" if site.opaque else "filtered"
+            reason: Reason = "opaque" if site.opaque else "eliminated" if site.eliminated else "filtered"
             for family in (naming.ACTIVATION, naming.ACTIVATION_GRAD):
                 if site.names and (site.value, family) not in self._accounted:
                     yield LedgerLine(name=site.names[0].template, family=family, reason=reason)

@@ -56,6 +56,7 @@ def dump(
     select: options.Select = [],  # noqa: B006 - typer reads the default and never changes it
     exclude: options.Exclude = [],  # noqa: B006
     depth: options.Depth = None,
+    ops: options.Operations = False,
     families: options.Families = None,
     stats_only: options.StatsOnly = False,
     exact_quantiles: options.ExactQuantiles = False,
@@ -94,7 +95,7 @@ def dump(
     )  # fmt: skip
     from gradscope.instrument.planning import EVERYTHING, Wanted
 
-    wanted = Wanted(selection=selection, families=EVERYTHING if chosen is None else chosen, depth=depth)
+    wanted = Wanted(selection=selection, families=EVERYTHING if chosen is None else chosen, depth=depth, operations=ops)
     _tell(() if quiet else notes)
     path, manifest = _run(asked, wanted, context.obj)
     findings = find(manifest)

@@ -101,6 +101,9 @@ Exclude: TypeAlias = Annotated[
 Depth: TypeAlias = Annotated[
     int | None, typer.Option(min=1, help="Only layers of at most so many scopes.", rich_help_panel=_SHOWN)
 ]
+Operations: TypeAlias = Annotated[
+    bool, typer.Option("--ops", help="Every operation, and not only layers.", rich_help_panel=_SHOWN)
+]
 Families: TypeAlias = Annotated[
     str | None,
     typer.Option(

@@ -71,6 +71,7 @@ class Layer:
         parent: Path of the layer around it; None at the top.
         source: `file:line` of its first equation in the user's code.
         primitive: Its one primitive, where a leaf has only one; None otherwise.
+        operation: Whether it is an operation: one equation, known by its primitive and not by a scope.
         params: Names of the parameters its equations use, in order of use.
         inputs: Names of the values it reads: activation names where those are known, `input` names otherwise.
         outputs: Names of its activation entries.
@@ -83,6 +84,7 @@ class Layer:
     parent: str | None = None
     source: str | None = None
     primitive: str | None = None
+    operation: bool = False
     params: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()

@@ -110,6 +110,7 @@ def _site(value: Json, what: str) -> SiteFacts:
         primitive=site.optional_text("primitive"),
         layer=site.optional_text("layer"),
         iteration=site.counts("iteration"),
+        operation=site.boolean("operation", default=False),
     )
 
 
@@ -132,6 +133,7 @@ def _layer(value: Json, position: int) -> Layer:
         parent=layer.optional_text("parent"),
         source=layer.optional_text("source"),
         primitive=layer.optional_text("primitive"),
+        operation=layer.boolean("operation", default=False),
         params=layer.texts("params"),
         inputs=layer.texts("inputs"),
         outputs=layer.texts("outputs"),

@@ -79,7 +79,8 @@ class _Walk:
             times: How often the frame runs.
             remats: How many checkpoints lie around it, each of which runs it once more.
         """
-        for number, equation in enumerate(frame.jaxpr.eqns):
+        for number in sorted(frame.used):
+            equation = frame.jaxpr.eqns[number]
             owner = self._owners.get((frame, number), around)
             inside = counted_frames(frame, number)
             if not inside:

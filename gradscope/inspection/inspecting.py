@@ -13,10 +13,11 @@ from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.dump.record import Json
 from gradscope.inspection.costs import Cost, costs_of
+from gradscope.tracing.flow import Marks
 from gradscope.tracing.frames import Frame, Loop
 from gradscope.tracing.jaxcompat import is_literal, trace
 from gradscope.tracing.layers import LayerCall
-from gradscope.tracing.liveness import mark_live
+from gradscope.tracing.liveness import mark_needed
 from gradscope.tracing.reversal import Reach
 from gradscope.tracing.sites import Site
 from gradscope.tracing.tracer import Leaf, Trace, trace_loss
@@ -161,7 +162,8 @@ class _Inspector:
 
     def _unused(self) -> Iterator[str]:
         """The parameters that the loss does not depend on at all, not even through integers."""
-        needed = mark_live(self._trace.root)
+        only_loss = [number == 0 for number in range(len(self._trace.root.jaxpr.outvars))]
+        needed = mark_needed(self._trace.root, only_loss, Marks())
         for leaf, is_needed in zip(self._trace.arguments, needed, strict=True):
             if leaf.family == naming.PARAM and not is_needed:
                 yield leaf.name

@@ -7,8 +7,8 @@ from gradscope.tracing.frames import Frame
 
 
 def program_flops(frame: Frame) -> int:
-    """The operations that a frame's live equations take, each loop's turn by turn."""
-    return sum(_equation_flops(frame, number) for number in frame.live)
+    """The operations that a frame's used equations take, each loop's turn by turn."""
+    return sum(_equation_flops(frame, number) for number in frame.used)
 
 
 def _equation_flops(frame: Frame, number: int) -> int:

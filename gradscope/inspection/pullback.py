@@ -10,9 +10,10 @@ import jax.numpy as jnp
 
 from gradscope.inspection.flops import COLLECTIVES
 from gradscope.inspection.programs import program_flops
+from gradscope.tracing.flow import Marks
 from gradscope.tracing.frames import frame_tree
 from gradscope.tracing.jaxcompat import Atom, Equation, bind, is_literal, trace
-from gradscope.tracing.liveness import mark_live
+from gradscope.tracing.liveness import mark_needed
 
 
 class Pullbacks:
@@ -62,7 +63,7 @@ def _traced_flops(equation: Equation, active: Sequence[bool]) -> int:
     operands = [atom.val if is_literal(atom) else _shape(atom) for atom in equation.invars]
     jaxpr, _, _ = trace(pulled_back, operands, [_shape(equation.outvars[number]) for number in inexact])
     root = frame_tree(jaxpr)
-    mark_live(root, outputs=len(jaxpr.outvars))
+    mark_needed(root, [True] * len(jaxpr.outvars), Marks())
     return program_flops(root)
 
 

@@ -25,11 +25,13 @@ class Wanted:
         selection: By name or key.
         families: By family.
         depth: Layers of at most so many scopes; None for all.
+        operations: Every operation beside every layer.
     """
 
     selection: Selection = field(default_factory=Selection)
     families: frozenset[str] = EVERYTHING
     depth: int | None = None
+    operations: bool = False
 
     def wants(self, family: str, name: str) -> bool:
         """Whether a tensor of this family and name is wanted."""
@@ -54,7 +56,7 @@ def make_plan(trace: Trace, wanted: Wanted, observe: Observer = whole_tensor) ->
     shown = {site.value for site in trace.sites if any(_wants_site(wanted, site, family) for family in _LAYER_FAMILIES)}
     read = {value for layer in trace.layers if not shown.isdisjoint(layer.outputs) for value in layer.inputs}
     observed = shown | read
-    sites = tuple(site for site in trace.sites if site.value in observed and not site.opaque)
+    sites = tuple(site for site in trace.sites if site.value in observed and not site.opaque and not site.eliminated)
     gradients = {number for number, site in enumerate(sites) if has_gradient(site)}
     if naming.ACTIVATION_GRAD not in wanted.families:
         gradients = set[int]()

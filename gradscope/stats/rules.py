@@ -62,10 +62,10 @@ def exploding(evidence: Evidence, thresholds: Thresholds) -> Iterator[Finding]:
 
 
 def dead(evidence: Evidence, thresholds: Thresholds) -> Iterator[Finding]:
-    """Activations most of whose units pass nothing on."""
+    """Layers most of whose units pass nothing on; inside a layer, an operation may well give what is never positive."""
     for entry in evidence.entries:
         share = column(entry, "dead")
-        if share > thresholds.dead and not _negative_by_nature(entry):
+        if share > thresholds.dead and not entry.site.operation and not _negative_by_nature(entry):
             yield finding("dead", entry, f"has {share:.1%} dead units, above {thresholds.dead:.0%}")
 
 

@@ -12,15 +12,20 @@ from collections.abc import Iterator
 from typing import Final
 
 from gradscope.tracing.descent import Descent, Place, Step
-from gradscope.tracing.frames import ValueKey, variable_at
-from gradscope.tracing.jaxcompat import Equation, is_literal, source_of
+from gradscope.tracing.frames import OPERAND, Frame, ValueKey, source_in, variable_of
+from gradscope.tracing.jaxcompat import is_literal
 from gradscope.tracing.reversal import is_constant, is_inexact
 from gradscope.tracing.tracer import Trace
 
 #: So many barriers are told by place; the others are counted.
 _MOST_BARRIERS: Final = 4
-_ARGUMENT_EXTREMES: Final = frozenset({"argmax", "argmin"})
-_COMPARISONS: Final = frozenset({"gt", "ge", "lt", "le", "eq", "ne"})
+
+#: What makes integers or truth values of numbers, in words.
+_INTEGER_PATHS: Final = {
+    "convert_element_type": "an integer path: a conversion",
+    **dict.fromkeys(("argmax", "argmin"), "an integer path: an index"),
+    **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne", "is_finite"), "an integer path: a comparison"),
+}
 
 
 class Barriers:
@@ -42,7 +47,7 @@ class Barriers:
             value: A value of inexact dtype whose gradient is absent.
         """
         frame = self._frames[value.frame]
-        start = Place(frame, variable_at(frame, value))
+        start = Place(frame, variable_of(frame, value))
         reached = self._descent.closure([start])
         loss = self._root.jaxpr.outvars[0]
         if is_literal(loss) or Place(self._root, loss) not in reached:
@@ -70,40 +75,30 @@ class Barriers:
 
 def _last_use(reached: dict[Place, None], start: Place) -> str:
     made = [(place.frame, place.frame.definitions[place.atom][0]) for place in reached if place != start]
-    uses = [(frame.orders[number], frame.jaxpr.eqns[number]) for frame, number in made if number >= 0]
+    uses = [(frame.orders[number], frame, number) for frame, number in made if number != OPERAND]
     if not uses:
         return ", nothing uses it"
-    _, equation = max(uses, key=lambda use: use[0])
-    return f", its last use is {at_place(equation)}"
+    _, frame, number = max(uses, key=lambda use: use[0])
+    return f", its last use is {at_place(frame, number)}"
 
 
 def _words(step: Step) -> str | None:
     """What a step that is a barrier is, and where; None for one that is not."""
-    equation = step.frame.jaxpr.eqns[step.number]
+    equation, where = step.frame.jaxpr.eqns[step.number], at_place(step.frame, step.number)
+    if equation.primitive.name == "while":
+        return f"{where}, a loop that reverse mode cannot run backwards"
+    if step.way != "compute" or (is_inexact(step.to.atom) and not is_constant(equation)):
+        return None
     name = equation.primitive.name
-    if name == "while":
-        return f"while loop{_place(equation)}, which reverse mode cannot run backwards"
-    if step.way != "compute":
-        return None
     if name == "stop_gradient":
-        return f"stop_gradient{_place(equation)}"
+        return where
     if is_constant(equation):
-        return f"{name}{_place(equation)}, constant wherever it has a derivative"
-    if is_inexact(step.to.atom):
-        return None
-    if name == "convert_element_type":
-        return f"integer path: converted to {step.to.atom.aval.dtype.name}{_place(equation)}"
-    if name in _ARGUMENT_EXTREMES:
-        return f"{name}{_place(equation)}, whose result is an index"
-    kind = "compared" if name in _COMPARISONS else "made into no floating-point number"
-    return f"integer path: {kind} ({name}){_place(equation)}"
+        return f"{where}, constant wherever it has a derivative"
+    return f"{where}, {_INTEGER_PATHS.get(name, 'an integer path')}"
 
 
-def at_place(equation: Equation) -> str:
-    """An equation's primitive and where in the user's code it stands."""
-    return f"{equation.primitive.name}{_place(equation)}"
-
-
-def _place(equation: Equation) -> str:
-    source = source_of(equation)
-    return "" if source is None else f" at {source}"
+def at_place(frame: Frame, number: int) -> str:
+    """An equation's primitive, and where in the user's code it stands."""
+    equation = frame.jaxpr.eqns[number]
+    source = source_in(frame, equation)
+    return equation.primitive.name if source is None else f"{equation.primitive.name} at {source}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import time
 from pathlib import Path
 
 import numpy as np
@@ -58,9 +57,7 @@ def files(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_no_dump_is_refused_in_a_line_by_every_command(files: Path, tmp_path: Path, name: str) -> None:
     for command in COMMANDS:
         line = command.format(f"{name}.npz").replace("saved.npz", str(tmp_path / "saved.npz"))
-        began = time.monotonic()
         done = gradscope(*line.split(), folder=files)
-        assert time.monotonic() - began < 20, "it waited"
         if name in RECOVERABLE and "recover" in command:
             assert done.status == 0, done.errors
             continue
