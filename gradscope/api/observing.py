@@ -187,6 +187,7 @@ def _save_dump(writer: DumpWriter, source: DumpSource) -> Manifest:
     return writer.commit(
         layers=manifest.layers,
         ledger=manifest.ledger,
+        causes=manifest.causes,
         loss=manifest.loss,
         tier=manifest.tier,
         provenance=manifest.provenance,

@@ -21,6 +21,7 @@ from gradscope.dump.sink import RecordSink
 from gradscope.errors import MachineError, ModelError
 from gradscope.instrument.planning import Wanted
 from gradscope.tracing.model import Model
+from gradscope.tracing.userframes import user_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,8 @@ def dump_model(
         with timings.phase("write"):
             for record in session.records():
                 writer.add(record)
+        with timings.phase("explain"), user_code(f"explaining gradients of {model.name}"):
+            causes = session.causes()
         checked = None
         if request.self_check:
             with timings.phase("self-check"):
@@ -81,6 +84,7 @@ def dump_model(
     return writer.commit(
         layers=session.layers(),
         ledger=session.ledger(),
+        causes=causes,
         loss=session.loss(),
         provenance=provenance,
         self_check=checked,

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from gradscope.dump.record import Reason
+from gradscope.tracing.customrules import custom_rule
 from gradscope.tracing.descent import Descent, Place, Step
 from gradscope.tracing.frames import OPERAND, Frame, ValueKey, source_in, variable_of
 from gradscope.tracing.jaxcompat import is_literal
 from gradscope.tracing.reversal import is_constant, is_inexact
-from gradscope.tracing.tracer import Trace
 
 #: So many barriers are told by place; the others are counted.
 _MOST_BARRIERS: Final = 4
@@ -32,27 +33,37 @@ class Barriers:
     """What cuts the ways of a trace's values to the loss.
 
     Args:
-        trace: The trace.
+        root: Its root frame, liveness marked.
     """
 
-    def __init__(self, trace: Trace) -> None:
-        self._root = trace.root
-        self._frames = {frame.key: frame for frame in trace.root.walk()}
+    def __init__(self, root: Frame) -> None:
+        self._root = root
+        self._frames = {frame.key: frame for frame in root.walk()}
+        self._known: dict[tuple[ValueKey, Reason], str] = {}
         self._descent = Descent()
 
-    def cause(self, value: ValueKey) -> str:
-        """Why no gradient arrives at a value, in words.
+    def detail(self, value: ValueKey, absent: Reason) -> str:
+        """Why there is no gradient with respect to a value, in words with the place; "" where the reason says it all.
 
         Args:
-            value: A value of inexact dtype whose gradient is absent.
+            value: A value of inexact dtype.
+            absent: The reason why its gradient is absent.
         """
-        frame = self._frames[value.frame]
+        if absent not in ("disconnected", "forward-only", "not-executed"):
+            return ""
+        if (value, absent) not in self._known:
+            self._known[value, absent] = self._detail(self._frames[value.frame], value, absent)
+        return self._known[value, absent]
+
+    def _detail(self, frame: Frame, value: ValueKey, absent: Reason) -> str:
+        if absent == "not-executed":
+            return _not_executed(frame)
         start = Place(frame, variable_of(frame, value))
         reached = self._descent.closure([start])
         loss = self._root.jaxpr.outvars[0]
         if is_literal(loss) or Place(self._root, loss) not in reached:
             return self._disconnected(reached, start)
-        told = list(dict.fromkeys(self._barriers(reached)))
+        told = list(dict.fromkeys(self._barriers(reached))) or [f"no gradient is handed on{_last_use(reached, start)}"]
         more = f" and {len(told) - _MOST_BARRIERS} more" if len(told) > _MOST_BARRIERS else ""
         return "; ".join(told[:_MOST_BARRIERS]) + more
 
@@ -82,6 +93,18 @@ def _last_use(reached: dict[Place, None], start: Place) -> str:
     return f", its last use is {at_place(frame, number)}"
 
 
+def _not_executed(frame: Frame) -> str:
+    """The branch or the loop that a value lies in, and that was not run."""
+    at: Frame | None = frame
+    while at is not None and at.kind not in ("cond", "while"):
+        at = at.parent
+    if at is None or at.parent is None:
+        return ""
+    return (
+        f"{at_place(at.parent, at.key[-1][0])}, {'a branch not taken' if at.kind == 'cond' else 'a loop of no turns'}"
+    )
+
+
 def _words(step: Step) -> str | None:
     """What a step that is a barrier is, and where; None for one that is not."""
     equation, where = step.frame.jaxpr.eqns[step.number], at_place(step.frame, step.number)
@@ -98,7 +121,8 @@ def _words(step: Step) -> str | None:
 
 
 def at_place(frame: Frame, number: int) -> str:
-    """An equation's primitive, and where in the user's code it stands."""
+    """What an equation does (its primitive, or the function with a rule of its own), and where in the user's code."""
     equation = frame.jaxpr.eqns[number]
-    source = source_in(frame, equation)
-    return equation.primitive.name if source is None else f"{equation.primitive.name} at {source}"
+    rule, source = custom_rule(equation), source_in(frame, equation)
+    name = equation.primitive.name if rule is None else rule.function
+    return name if source is None else f"{name} at {source}"
