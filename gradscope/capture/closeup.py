@@ -7,7 +7,7 @@ observes little however large the model is.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import jax
@@ -106,24 +106,42 @@ def close_up(run: Run, starts: Sequence[Place], known: Collection[ValueKey]) -> 
     Returns:
         The close-up; None where it would take too much memory.
     """
-    keys = _keys(starts, known)
-    sites = tuple(site_at(run.trace.root, key) for key in keys if key.frame or key.equation != OPERAND)
+    sites = _sites(run.trace, _around(starts, known))
     gradients = frozenset(number for number, site in enumerate(sites) if has_gradient(site))
     if sum(_bytes(site) * (1 + (number in gradients)) for number, site in enumerate(sites)) > MOST_BYTES:
         return None
-    plan = Plan(sites=sites, gradients=gradients, observe=whole_tensor)
-    program, _ = observing_program(run.trace, plan)
+    return _observed(run.trace, run.arguments, sites, gradients)
 
-    def observed(arguments: Sequence[Any]) -> tuple[Any, Any, Any]:
-        seen = program(arguments)
-        return seen.captured.values, seen.cotangents, seen.captured.executed
 
-    found = jax.device_get(jax.jit(observed)(list(run.arguments)))
+def look_at(trace: Trace, arguments: Sequence[Any], places: Iterable[Place]) -> Closeup:
+    """Observe some values, and no gradients.
+
+    Args:
+        trace: A traced loss.
+        arguments: Its flat arguments.
+        places: The values.
+    """
+    return _observed(trace, arguments, _sites(trace, places), frozenset())
+
+
+def _observed(trace: Trace, arguments: Sequence[Any], sites: tuple[Site, ...], gradients: frozenset[int]) -> Closeup:
+    program, _ = observing_program(trace, Plan(sites=sites, gradients=gradients, observe=whole_tensor))
+
+    def seen(arguments: Sequence[Any]) -> tuple[Any, Any, Any]:
+        observed = program(arguments)
+        return observed.captured.values, observed.cotangents, observed.captured.executed
+
+    found = jax.device_get(jax.jit(seen)(list(arguments)))
     values, cotangents, executed = ({sites[n].value: np.asarray(array) for n, array in each.items()} for each in found)
-    return Closeup(run.trace, run.arguments, values, cotangents, executed)
+    return Closeup(trace, arguments, values, cotangents, executed)
 
 
-def _keys(starts: Sequence[Place], known: Collection[ValueKey]) -> list[ValueKey]:
+def _sites(trace: Trace, places: Iterable[Place]) -> tuple[Site, ...]:
+    keys = dict.fromkeys(resolve(*place) for place in places if not is_hidden(place.frame))
+    return tuple(site_at(trace.root, key) for key in keys if key and (key.frame or key.equation != OPERAND))
+
+
+def _around(starts: Sequence[Place], known: Collection[ValueKey]) -> dict[Place, None]:
     """The values to observe: all that is made from the starts up to what is known, and what that is computed with."""
     descent = Descent()
 
@@ -138,20 +156,19 @@ def _keys(starts: Sequence[Place], known: Collection[ValueKey]) -> list[ValueKey
             if step.way == "compute":
                 operands = step.frame.jaxpr.eqns[step.number].invars
                 wanted |= {Place(step.frame, atom): None for atom in operands if not is_literal(atom)}
-    keys = (resolve(*place) for place in wanted if not _is_hidden(place.frame))
-    return list(dict.fromkeys(key for key in keys if key is not None))
+    return wanted
 
 
 def differentiably(step: Step) -> bool:
     """Whether a gradient may come back over a step, and be looked at."""
     reaches = step.to.frame.reach.get(step.to.atom, Reach.NOTHING) == Reach.GRADIENT
-    return step.way != "choose" and reaches and is_inexact(step.to.atom) and not _is_hidden(step.to.frame)
+    return step.way != "choose" and reaches and is_inexact(step.to.atom) and not is_hidden(step.to.frame)
 
 
-def _is_hidden(frame: Frame) -> bool:
+def is_hidden(frame: Frame) -> bool:
     """Whether a frame is, or lies in, one whose values have no gradients or are split over devices."""
     split = frame.kind in ("shard_map", "while", "opaque")
-    return split or (frame.parent is not None and _is_hidden(frame.parent))
+    return split or (frame.parent is not None and is_hidden(frame.parent))
 
 
 def _bytes(site: Site) -> int:

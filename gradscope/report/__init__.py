@@ -8,7 +8,7 @@ Vocabulary, in the order in which data flows:
   the iterations of a loop; it knows whose values it shows. A *remark* is a sentence with a label.
 - A *document* is tables and remarks: all that people read.
 - A *report* is what one command has to say: `DumpReport`, `TensorReport`, `LedgerReport`, `ComparisonReport`,
-  `InspectionReport`. Each can
+  `InspectionReport`, `ProofReport`. Each can
   be a document, rows, or JSON, and `to_text`, `to_markdown`, `to_json` and `to_csv` render any of them.
 
 Nothing here prints or opens a file. Only names that went through `Screen.show` or an escape of Markdown, JSON or CSV
@@ -22,6 +22,7 @@ from gradscope.report.comparison import ComparisonReport
 from gradscope.report.dump_report import DumpReport, dump_report
 from gradscope.report.inspection import InspectionReport, inspection_report
 from gradscope.report.ledger import LedgerReport
+from gradscope.report.proof import ProofReport
 from gradscope.report.query import Query
 from gradscope.report.render import Report, to_csv, to_json, to_markdown, to_text
 from gradscope.report.rows import Row, rows_of
@@ -33,6 +34,7 @@ __all__ = [
     "DumpReport",
     "InspectionReport",
     "LedgerReport",
+    "ProofReport",
     "Query",
     "Report",
     "Row",
