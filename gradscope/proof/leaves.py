@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gradscope.proof.claims import Line, Outcome, outcome
@@ -27,9 +26,12 @@ class Loss:
         variables: Its variables.
         batch: Its batch.
         numbers: The leaves of both that are differentiated.
+        epsilon: The relative precision that it is computed to.
     """
 
-    def __init__(self, loss: Callable[[Any, Any], Any], variables: Any, batch: Any, numbers: Sequence[int]) -> None:
+    def __init__(
+        self, loss: Callable[[Any, Any], Any], variables: Any, batch: Any, numbers: Sequence[int], epsilon: float
+    ) -> None:
         leaves, tree = jax.tree_util.tree_flatten((variables, batch))
 
         def value(chosen: Mapping[int, Any]) -> Any:
@@ -39,30 +41,31 @@ class Loss:
         def along(chosen: Mapping[int, Any], direction: Mapping[int, Any], step: Any) -> Any:
             return value({n: leaf + (step * direction[n]).astype(leaf.dtype) for n, leaf in chosen.items()})
 
+        self._epsilon = epsilon
         self.here = {number: leaves[number] for number in numbers}
-        self._gradient = jax.jit(jax.value_and_grad(value))
+        self._gradient = jax.jit(jax.grad(value))
         self._along = jax.jit(along)
-        self._known: list[tuple[Mapping[int, Any], Any, Mapping[int, Any]]] = []
+        self._known: list[tuple[Mapping[int, Any], Mapping[int, Any]]] = []
 
     def line(self, at: Mapping[int, Any], direction: Mapping[int, np.ndarray]) -> Line:
         """The loss along a direction from a point."""
-        value, gradient = self._gradient_at(at)
+        gradient = self._gradient_at(at)
         everywhere = {n: direction.get(n, np.zeros(leaf.shape, leaf.dtype)) for n, leaf in at.items()}
         terms = [inner(gradient[number], each) for number, each in direction.items()]
         return Line(
             at=lambda step: float(self._along(at, everywhere, step)),
             claimed=sum(slope for slope, _ in terms),
             scale=math.hypot(*(size for _, size in terms)),
-            epsilon=float(jnp.finfo(value.dtype).eps),
+            epsilon=self._epsilon,
         )
 
-    def _gradient_at(self, at: Mapping[int, Any]) -> tuple[Any, Mapping[int, Any]]:
-        for known, value, gradient in self._known:
+    def _gradient_at(self, at: Mapping[int, Any]) -> Mapping[int, Any]:
+        for known, gradient in self._known:
             if known is at:
-                return value, gradient
-        value, gradient = self._gradient(at)
-        self._known.append((at, value, gradient))
-        return value, gradient
+                return gradient
+        gradient = self._gradient(at)
+        self._known.append((at, gradient))
+        return gradient
 
 
 def leaf_outcomes(loss: Loss, seed: int) -> Iterator[tuple[tuple[int, ...], Outcome]]:

@@ -20,7 +20,7 @@ from gradscope.errors import ModelError
 from gradscope.instrument.planning import Wanted
 from gradscope.proof.claims import Outcome, Status
 from gradscope.proof.leaves import Loss, leaf_outcomes
-from gradscope.proof.precision import wide_types, widened
+from gradscope.proof.precision import coarsest_epsilon, wide_types, widened
 from gradscope.proof.rules import Call, rule_outcomes
 from gradscope.tracing.model import Model
 from gradscope.tracing.tracer import Leaf, Trace, trace_loss
@@ -152,7 +152,8 @@ def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, seed: int) 
         for call, outcome in rule_outcomes(here, leaves, seed):
             yield _rule_row(call, outcome)
         numbers = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
-        for group, outcome in leaf_outcomes(Loss(model.loss, variables, batch, numbers), seed):
+        differentiated = Loss(model.loss, variables, batch, numbers, coarsest_epsilon(here.root.walk()))
+        for group, outcome in leaf_outcomes(differentiated, seed):
             yield _leaf_row([trace.arguments[number] for number in group], outcome, _sources(trace))
 
 

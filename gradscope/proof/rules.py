@@ -14,6 +14,7 @@ import numpy as np
 from gradscope.capture.closeup import Closeup, is_hidden, look_at
 from gradscope.proof.claims import Line, Outcome, outcome
 from gradscope.proof.directions import Directions, inner
+from gradscope.proof.precision import coarsest_epsilon
 from gradscope.tracing.customrules import CustomRule, custom_rule
 from gradscope.tracing.descent import Place
 from gradscope.tracing.frames import Frame, source_in
@@ -60,7 +61,7 @@ def rule_outcomes(trace: Trace, arguments: Sequence[Any], seed: int) -> Iterator
         if values is None:
             yield call, Outcome(status="not checked", error=math.nan, expected=math.nan)
         else:
-            yield call, _Local(call.equation, directions).outcome(values)
+            yield call, _Local(call, directions).outcome(values)
 
 
 def _calls(root: Frame) -> Iterator[Call]:
@@ -88,12 +89,15 @@ class _Local:
     """One rule, held to finite differences of the function it belongs to.
 
     Args:
-        equation: A call of the function.
+        call: A call of the function.
         directions: Where random directions come from.
     """
 
-    def __init__(self, equation: Equation, directions: Directions) -> None:
-        self._equation = equation
+    def __init__(self, call: Call, directions: Directions) -> None:
+        self._equation = equation = call.equation
+        inside = call.frame.children.get(call.number, [])
+        types = [float(jnp.finfo(v.aval.dtype).eps) for v in equation.outvars if is_inexact(v)]
+        self._epsilon = max(*types, coarsest_epsilon(frame for child in inside for frame in child.walk()))
         self._directions = directions
         self._chosen = [n for n, atom in enumerate(equation.invars) if is_inexact(atom)]
         self._outputs = jax.jit(self._run)
@@ -115,14 +119,14 @@ class _Local:
             made = self._outputs(operands, moved)
             return sum(inner(each, weight)[0] for each, weight in zip(made, weights, strict=True))
 
-        made, pull_back = jax.vjp(lambda given: self._run(operands, given), here)
+        _, pull_back = jax.vjp(lambda given: self._run(operands, given), here)
         (gradients,) = pull_back([jnp.asarray(weight) for weight in weights])
         terms = [inner(gradient, way) for gradient, way in zip(gradients, along, strict=True)]
         return Line(
             at=at,
             claimed=sum(slope for slope, _ in terms),
             scale=math.hypot(*(size for _, size in terms)),
-            epsilon=max(float(jnp.finfo(each.dtype).eps) for each in made),
+            epsilon=self._epsilon,
         )
 
     def _run(self, operands: list[Any], chosen: Sequence[Any]) -> list[Any]:
