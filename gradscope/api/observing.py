@@ -198,6 +198,7 @@ def _save_dump(writer: Writer, source: DumpSource) -> Manifest:
     return writer.commit(
         layers=manifest.layers,
         ledger=manifest.ledger,
+        causes=manifest.causes,
         loss=manifest.loss,
         tier=manifest.tier,
         provenance=manifest.provenance,

@@ -86,6 +86,8 @@ def dump_model(
         # values in one place, so that every process would have to take part in it.
         searched = session.nonfinite and not request.inquiry and not is_shared()
         origins = _origins(model, prepared, timings) if searched else ()
+        with timings.phase("explain"), user_code(f"explaining gradients of {model.name}"):
+            causes = session.causes()
         checked = None
         if request.self_check:
             with timings.phase("self-check"):
@@ -93,6 +95,7 @@ def dump_model(
     return writer.commit(
         layers=session.layers(),
         ledger=session.ledger(),
+        causes=causes,
         loss=session.loss(),
         provenance=provenance,
         self_check=checked,
