@@ -45,7 +45,7 @@ def test_in_several_runs_everything_is_what_it_is_in_one() -> None:
     assert nothing == []
     assert re.fullmatch(r"[0-9.]+ KiB of tensors are captured in [3-9] runs", told[0])
     assert set(parts.keys()) == set(whole.keys())
-    for key in whole.keys():  # noqa: SIM118 - it is no mapping
+    for key in (key for key in whole.keys() if whole.entry(key).absent is None):  # noqa: SIM118 - it is no mapping
         one, other = (np.asarray(dump.array(key), np.float64) for dump in (whole, parts))
         assert np.abs(one - other).max(initial=0) <= 1e-11 * max(np.abs(one).max(initial=0), 1), key
     assert _paths(parts) == _paths(whole)
