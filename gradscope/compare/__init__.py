@@ -26,6 +26,7 @@ them, so that they can be settled by their bytes.
 from gradscope.compare.comparing import compare
 from gradscope.compare.comparison import Comparison, Verdict
 from gradscope.compare.divergence import Divergence
+from gradscope.compare.elements import ElementDifference, element_difference
 from gradscope.compare.growth import FLAGGED
 from gradscope.compare.mapping import MapRule
 from gradscope.compare.options import CompareOptions
@@ -39,6 +40,7 @@ __all__ = [
     "CompareOptions",
     "Comparison",
     "Divergence",
+    "ElementDifference",
     "MapRule",
     "Match",
     "Member",
@@ -49,6 +51,7 @@ __all__ = [
     "Status",
     "Verdict",
     "compare",
+    "element_difference",
     "pair",
     "read_rules",
 ]

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradscope.report.comparison import ComparisonReport
+    from gradscope.report.difference import DifferenceReport
     from gradscope.report.ledger import LedgerReport
     from gradscope.report.query import Query
     from gradscope.report.render import Report, to_csv, to_json, to_markdown, to_text
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ComparisonReport": "comparison",
+    "DifferenceReport": "difference",
     "DumpReport": "whole_dump",
     "LedgerReport": "ledger",
     "Query": "query",
@@ -55,6 +57,7 @@ _HOMES = {
 
 __all__ = [
     "ComparisonReport",
+    "DifferenceReport",
     "DumpReport",
     "LedgerReport",
     "Query",

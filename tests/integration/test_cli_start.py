@@ -19,7 +19,7 @@ OPTIONS = {
     "dump": "--output --seed --batch-size --data --dtype --x64 --matmul-precision --self-check --no-cache --select "
     "--exclude --depth --ops --families --stats-only --exact-quantiles --cast --check --strict --sort --no-fold "
     "--force --format --json --quiet --verbose --traceback",
-    "show": "--tensor --ledger --select --exclude --depth --families --check --sort --no-fold --format --json "
+    "show": "--tensor --diff --ledger --select --exclude --depth --families --check --sort --no-fold --format --json "
     "--traceback",
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
     "--exclude --all --worst-first "
@@ -64,6 +64,7 @@ def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
         ("show a.npz --format html", "invalid value for '--format'"),
         ("compare a.npz b.npz --tol -1", "invalid value for '--tol'"),
         ("show a.npz --tensor x --ledger", "--tensor and --ledger contradict each other"),
+        ("show a.npz --diff b.npz", "--diff is about one tensor"),
         ("dump mlp --batch-size 3 --data x.npz", "--batch-size and --data contradict each other"),
         ("show a.npz --families params", "there is no family 'params'"),
         ("show a.npz --families ,", "the list of family names is empty"),
