@@ -10,6 +10,7 @@ from typing import Annotated, cast
 
 import typer
 
+from gradscope.cli.calibrate import calibrate
 from gradscope.cli.compare import compare
 from gradscope.cli.dump import dump
 from gradscope.cli.interrupts import Interrupts
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (dump, show, compare, verify, recover):
+for command in (dump, show, compare, calibrate, verify, recover):
     app.command()(command)
 
 

@@ -13,6 +13,8 @@ Vocabulary:
 - *Growth* tells error made in a layer from error inherited by it, over the graph of layers; *blame* is what follows
   from the first divergence, and who made it. A *diagnosis* is a simple way in which a tensor that differs belongs
   nevertheless: swapped, transposed, permuted, a multiple.
+- A *noise floor* is how far a reference's own tensor moves under changes that make no difference; a calibrated
+  reference has one with each computed tensor, and is judged by it.
 - A *series* is several comparisons together: of the steps of two runs, or of several candidates with one reference.
 
 Sharp edges: nothing is broadcast and no kinds of dtype are mixed, both are differences. Metrics are over positions

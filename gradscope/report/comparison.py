@@ -40,6 +40,7 @@ _PICKS: Final = (
     pick("tolerance", 1),
     pick("rule", 1, "text"),
     pick("growth", 1),
+    pick("noise", 1),
     pick("1-cos", 6),
     pick("norm_ratio", 4),
     pick("max_abs", 2),

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.command import GRADSCOPE, gradscope
 
-COMMANDS = ("dump", "show", "compare", "verify", "recover")
+COMMANDS = ("dump", "show", "compare", "calibrate", "verify", "recover")
 
 #: What every command line documents, by command; `--help` itself aside.
 OPTIONS = {
@@ -24,6 +24,8 @@ OPTIONS = {
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
     "--exclude --all --worst-first "
     "--format --json --traceback",
+    "calibrate": "--output --seed --batch-size --data --x64 --matmul-precision --no-cache --select --exclude --depth "
+    "--families --force --quiet --traceback",
     "verify": "--traceback",
     "recover": "--output --force --traceback",
 }
