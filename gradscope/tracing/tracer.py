@@ -58,6 +58,7 @@ class Trace:
         layers: Its layers, composites before their parts, otherwise in execution order.
         sites: Its observable values, in program order.
         fingerprint: Equal for equal programs.
+        operations: Whether operations count as layers.
     """
 
     jaxpr: jaxcompat.Jaxpr
@@ -70,6 +71,7 @@ class Trace:
     layers: tuple[LayerCall, ...]
     sites: tuple[Site, ...]
     fingerprint: str
+    operations: bool
 
 
 def trace_loss(loss: Callable[[Any, Any], Any], variables: Any, batch: Any, *, operations: bool = False) -> Trace:
@@ -148,7 +150,7 @@ def _analysed(
     return Trace(
         jaxpr=jaxpr,
         constants=constants,
-        arguments=tuple(map(_as_reached, arguments, reach)),
+        arguments=tuple(map(as_reached, arguments, reach)),
         outputs=tuple(outputs),
         auxiliary=(),
         aux_tree=None,
@@ -156,10 +158,11 @@ def _analysed(
         layers=tuple(layers),
         sites=tuple(find_sites(root, layers)),
         fingerprint=fingerprint(root),
+        operations=operations,
     )
 
 
-def _as_reached(leaf: Leaf, reach: Reach) -> Leaf:
+def as_reached(leaf: Leaf, reach: Reach) -> Leaf:
     """The leaf, not differentiated where that would fail; parameters aside, whose failure is the user's to know."""
     barred = leaf.family == naming.INPUT and leaf.differentiated and reach is Reach.BARRED
     return replace(leaf, differentiated=False, forward_only=True) if barred else leaf
