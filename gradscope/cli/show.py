@@ -71,7 +71,7 @@ def show(
 
 
 def _difference(ref: Path, cand: Path, tensor: str | None) -> Report:
-    from gradscope.compare import element_difference
+    from gradscope.compare.elements import element_difference
     from gradscope.dump.reader import open_dump
     from gradscope.errors import UsageError
     from gradscope.report import DifferenceReport

@@ -28,13 +28,11 @@ them, so that they can be settled by their bytes.
 from gradscope.compare.comparing import compare
 from gradscope.compare.comparison import Comparison, Verdict
 from gradscope.compare.divergence import Divergence
-from gradscope.compare.elements import ElementDifference, element_difference
 from gradscope.compare.growth import FLAGGED
 from gradscope.compare.mapping import MapRule
 from gradscope.compare.options import CompareOptions
 from gradscope.compare.pairing import Match, Pairing, pair
 from gradscope.compare.rows import Row, Status
-from gradscope.compare.series import Member, Series
 from gradscope.compare.tolerances import Rule, read_rules
 
 __all__ = [
@@ -42,18 +40,14 @@ __all__ = [
     "CompareOptions",
     "Comparison",
     "Divergence",
-    "ElementDifference",
     "MapRule",
     "Match",
-    "Member",
     "Pairing",
     "Row",
     "Rule",
-    "Series",
     "Status",
     "Verdict",
     "compare",
-    "element_difference",
     "pair",
     "read_rules",
 ]

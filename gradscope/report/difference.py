@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradscope import naming
-from gradscope.compare import ElementDifference
-from gradscope.compare.elements import AxisError, WorstElement
+from gradscope.compare.elements import AxisError, ElementDifference, WorstElement
 from gradscope.dump.jsontext import dumps
 from gradscope.dump.record import Json
 from gradscope.report.comparison import VERDICT_STYLES
