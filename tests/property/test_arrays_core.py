@@ -22,7 +22,7 @@ SCALES = [1.0, 1e-4, 1e-12, 1e-30, 1e12, 1e30]
     seed=st.integers(0, 5),
 )
 def test_the_reductions_of_any_float32_array(
-    size: int, scale: float, offset: float, zeros: float, broken: list[float], seed: int
+    *, size: int, scale: float, offset: float, zeros: float, broken: list[float], seed: int
 ) -> None:
     random = np.random.default_rng(seed)
     array = ((random.standard_normal(size) + offset) * scale * (random.random(size) >= zeros)).astype(np.float32)
