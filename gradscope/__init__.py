@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradscope.api.observing import capture, save, value_and_grad
+    from gradscope.api.observing import capture, gradients, save, value_and_grad
     from gradscope.api.reading import Dump, compare, load
     from gradscope.stats import TensorStats, tensor_stats
 
@@ -31,13 +31,14 @@ _HOMES = {
     "TensorStats": "gradscope.stats",
     "capture": "gradscope.api.observing",
     "compare": "gradscope.api.reading",
+    "gradients": "gradscope.api.observing",
     "load": "gradscope.api.reading",
     "save": "gradscope.api.observing",
     "tensor_stats": "gradscope.stats",
     "value_and_grad": "gradscope.api.observing",
 }
 
-__all__ = ["Dump", "TensorStats", "capture", "compare", "load", "save", "tensor_stats", "value_and_grad"]
+__all__ = ["Dump", "TensorStats", "capture", "compare", "gradients", "load", "save", "tensor_stats", "value_and_grad"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from gradscope.api.reading import Dump
+from gradscope.capture.gradients import Question, gradients_of
 from gradscope.capture.measured import TensorReading
 from gradscope.capture.observe import Keep, Signature, observing_value_and_grad
 from gradscope.capture.one_shot import DumpRequest, dump_model
@@ -21,6 +23,7 @@ from gradscope.dump.memory import MemoryDump, MemoryWriter
 from gradscope.dump.source import DumpSource
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import UsageError
+from gradscope.instrument.inquiry import Inquiry
 from gradscope.instrument.planning import EVERYTHING, Wanted
 from gradscope.naming import Selection
 from gradscope.tracing.model import Model
@@ -35,6 +38,10 @@ def capture(
     exclude: Sequence[str] = (),
     families: Sequence[str] | None = None,
     depth: int | None = None,
+    ops: bool = False,
+    stop_gradient: Sequence[str] = (),
+    feed: Mapping[str, Any] | None = None,
+    fetch: str | Sequence[str] | None = None,
     stats_only: bool = False,
     self_check: bool = False,
 ) -> Dump:
@@ -48,12 +55,16 @@ def capture(
         exclude: Patterns of names to leave out.
         families: Families to keep; all where None.
         depth: Only layers of at most so many scopes.
+        ops: Every operation beside every layer.
+        stop_gradient: Names of values that count as constant.
+        feed: Values in the place of computed ones, by name; under `gradient/NAME`, of the gradient that arrives there.
+        fetch: Names of the only values asked for; what they do not need is not run. All where None.
         stats_only: Keep statistics and no tensors.
         self_check: Run the plain program too, and record how far observing changed the gradients.
 
     Raises:
         ModelError: The loss failed, or is not a scalar that can be differentiated.
-        UsageError: A pattern selects nothing.
+        UsageError: A pattern selects nothing, a name is unknown, or a tensor does not fit.
     """
     name = getattr(loss, "__name__", "loss")
     model = Model(name=name, init=lambda _: variables, batch=lambda _key, _size: batch, loss=loss)
@@ -61,8 +72,9 @@ def capture(
         shapes=jax.eval_shape(lambda: (variables, batch)), make=lambda: (variables, batch), batch_size=0
     )
     request = DumpRequest(
-        wanted=_wanted(select, exclude, families, depth),
+        wanted=replace(_wanted(select, exclude, families, depth), operations=ops),
         reading=TensorReading(keep=not stats_only),
+        inquiry=Inquiry(stops=_several(stop_gradient), feeds=feed or {}, fetches=_several(fetch or ())),
         self_check=self_check,
     )
     writer = MemoryWriter()
@@ -100,6 +112,50 @@ def value_and_grad(
     """
     wanted = _wanted(_several(select), _several(exclude), families, depth)
     return observing_value_and_grad(function, Signature(argnums=argnums, has_aux=has_aux), wanted, observe)
+
+
+def gradients(
+    function: Callable[..., Any],
+    args: Sequence[Any] | Mapping[str, Any],
+    *,
+    ys: str | Sequence[str],
+    xs: str | Sequence[str],
+    grad_ys: Any = None,
+    stop_gradients: str | Sequence[str] = (),
+) -> list[Any]:
+    """The gradients of the sum of some values of a function with respect to others: `tf.gradients`.
+
+    A value is named by the path of an argument (`w1`, `params/head/kernel`), by the key or index of an output, by its
+    layer or operation (`encoder/block[3]/mlp`), or by `jax.ad_checkpoint.checkpoint_name`. Composes with `jit`.
+
+    Args:
+        function: Returns a pytree of arrays.
+        args: Its arguments, by position or by name.
+        ys: What is differentiated; their gradients are summed.
+        xs: With respect to what.
+        grad_ys: For each y its initial gradient, of the y's shape; None for ones.
+        stop_gradients: What counts as constant.
+
+    Returns:
+        For each x the gradient, of the x's shape; None, which is not zero, where no y depends on the x.
+
+    Raises:
+        UsageError: A name is unknown, an initial gradient does not fit, or a value cannot be differentiated.
+        ModelError: Reverse mode cannot get from a y to an x.
+
+    References:
+        https://www.tensorflow.org/api_docs/python/tf/gradients
+    """
+    names = _several(ys)
+    initial = [None] * len(names) if grad_ys is None else [grad_ys] if isinstance(ys, str) else list(grad_ys)
+    if len(initial) != len(names):
+        raise UsageError(
+            f"there are {len(initial)} initial gradients for {len(names)} values to differentiate",
+            hint="give one for each y, None for ones",
+        )
+    question = Question(ys=names, xs=_several(xs), grad_ys=initial, stops=_several(stop_gradients))
+    by_name = isinstance(args, Mapping)
+    return gradients_of(function, () if by_name else args, args if by_name else {}, question)
 
 
 def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False) -> Manifest:
@@ -147,8 +203,8 @@ def _save_dump(writer: DumpWriter, source: DumpSource) -> Manifest:
     )
 
 
-def _several(patterns: str | Sequence[str]) -> Sequence[str]:
-    return (patterns,) if isinstance(patterns, str) else patterns
+def _several(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _wanted(select: Sequence[str], exclude: Sequence[str], families: Sequence[str] | None, depth: int | None) -> Wanted:

@@ -62,7 +62,7 @@ def drafts(run: Run, order: ExecutionOrder) -> Iterator[Draft]:
     for number, (leaf, value) in enumerate(zip(run.trace.auxiliary, run.observed.auxiliary, strict=True)):
         key = ValueKey((), len(run.trace.jaxpr.eqns), number)
         origin = Origin(key, (), SiteFacts(index=order.rank_after_all))
-        yield from _leaf_drafts(run, leaf.family, leaf, origin, _fetching(value))
+        yield from _leaf_drafts(run, leaf.family, leaf, origin, "eliminated" if value is None else _fetching(value))
 
 
 def _argument_origins(run: Run, order: ExecutionOrder) -> list[Origin]:
@@ -102,7 +102,9 @@ def _argument_drafts(run: Run, number: int, origin: Origin) -> Iterator[Draft]:
 def _argument(run: Run, number: int) -> Source:
     """An argument, or why it is not there."""
     value = run.arguments[number]
-    return "filtered" if value is None else _fetching(value)
+    if value is None:
+        return "filtered" if run.plan.used is None else "eliminated"
+    return _fetching(value)
 
 
 def _gradient(run: Run, number: int) -> Source:
@@ -126,12 +128,15 @@ def _leaf_drafts(run: Run, family: str, leaf: Leaf, origin: Origin, source: Sour
 
 def _site_drafts(run: Run, order: ExecutionOrder, number: int, turn: Turn) -> Iterator[Draft]:
     site = run.plan.sites[number]
+    name = site.names[0] if site.names else None
+    layer = None if name is None else name.layer
     facts = SiteFacts(
         index=_rank(order, site, turn),
         source=site.source,
         primitive=site.primitive,
-        layer=str(site.names[0].path.at(turn.iteration)) if site.names else None,
+        layer=str(layer.at(turn.iteration)) if layer is not None else None,
         iteration=turn.iteration,
+        operation=name is not None and name.operation,
     )
     origin = Origin(site.value, turn.nominal, facts)
     value = _fetching(run.observed.captured.values[number], turn.at) if turn.executed else "not-executed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,7 +16,9 @@ from gradscope.capture.pipeline import in_order
 from gradscope.capture.run import Run
 from gradscope.dump.manifest import Layer, Ledger, LedgerLine
 from gradscope.dump.record import Reason, Record
+from gradscope.instrument.planning import wants_site
 from gradscope.tracing.frames import OPERAND, ValueKey
+from gradscope.tracing.sites import Site
 
 #: Threads that compute statistics: NumPy lets go of the interpreter lock, and the writer needs the other core.
 WORKERS = 2
@@ -29,6 +32,10 @@ class Session:
     Args:
         run: The run.
         reading: How observations become statistics.
+
+    Attributes:
+        nonfinite: Whether the loss or a gradient handed out so far has a NaN or an infinity. A value that has one may
+            be meant so, as a mask is.
     """
 
     def __init__(self, run: Run, reading: Reading) -> None:
@@ -36,6 +43,7 @@ class Session:
         self._reading = reading
         self._order = ExecutionOrder.of_trace(run.trace)
         self._tree = LayerTree(run, self._order)
+        self.nonfinite = not math.isfinite(self.loss() or 0.0)
         self._captured = 0
         self._missing: list[LedgerLine] = []
         self._accounted: set[tuple[ValueKey, str]] = set()
@@ -46,12 +54,14 @@ class Session:
         for measured in in_order(self._reading, pieces, workers=WORKERS, ahead=AHEAD):
             self._tree.note(measured.draft, measured.power)
             for record in measured.records:
+                self.nonfinite |= naming.is_gradient(record.family) and _nonfinite(record)
                 self._account(measured.draft, record)
                 yield record
 
-    def loss(self) -> float:
-        """The loss."""
-        return float(np.asarray(self._run.observed.loss))
+    def loss(self) -> float | None:
+        """The loss; None where it was not asked for."""
+        loss = self._run.observed.loss
+        return None if loss is None else float(np.asarray(loss))
 
     def layers(self) -> tuple[Layer, ...]:
         """The layer tree."""
@@ -68,14 +78,24 @@ class Session:
         elif record.alias_of is None:
             self._captured += 1
 
+    def _why(self, site: Site, family: str) -> Reason:
+        """Why a site was never drafted; what the user left out is the user's word first."""
+        if not wants_site(self._run.wanted, site, family):
+            return "filtered"
+        return "opaque" if site.opaque else "eliminated"
+
     def _left_out(self) -> Iterator[LedgerLine]:
         """What was never drafted: sites, by their names without iterations, and arguments."""
-        for site in self._run.trace.sites:
-            reason: Reason = "opaque" if site.opaque else "filtered"
+        shown = self._run.wanted.operations
+        for site in (site for site in self._run.trace.sites if shown or not all(n.operation for n in site.names)):
             for family in (naming.ACTIVATION, naming.ACTIVATION_GRAD):
                 if site.names and (site.value, family) not in self._accounted:
-                    yield LedgerLine(name=site.names[0].template, family=family, reason=reason)
+                    yield LedgerLine(name=site.names[0].template, family=family, reason=self._why(site, family))
         for number, leaf in enumerate(self._run.trace.arguments):
             for family in (leaf.family, naming.gradient_family(leaf.family)):
                 if family is not None and (ValueKey((), OPERAND, number), family) not in self._accounted:
                     yield LedgerLine(name=leaf.name, family=family, reason="filtered")
+
+
+def _nonfinite(record: Record) -> bool:
+    return bool(record.stats.get("nan") or record.stats.get("inf"))

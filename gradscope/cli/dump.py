@@ -17,6 +17,7 @@ from gradscope.cli.options import Format
 if TYPE_CHECKING:
     from gradscope.dump.manifest import Manifest
     from gradscope.frameworks.request import Request
+    from gradscope.instrument.inquiry import Inquiry
     from gradscope.instrument.planning import Wanted
 
 
@@ -61,11 +62,19 @@ def dump(
     select: options.Select = [],  # noqa: B006
     exclude: options.Exclude = [],  # noqa: B006
     depth: options.Depth = None,
+    ops: options.Operations = False,
     families: options.Families = None,
+    of: options.Of = [],  # noqa: B006
+    wrt: options.Wrt = [],  # noqa: B006
+    cotangent: options.Cotangent = [],  # noqa: B006
+    stop_gradient: options.StopGradient = [],  # noqa: B006
+    fetch: options.Fetch = [],  # noqa: B006
+    feed: options.Feed = [],  # noqa: B006
     stats_only: options.StatsOnly = False,
     exact_quantiles: options.ExactQuantiles = False,
     cast: options.Cast = None,
     check: options.Check = None,
+    strict: options.Strict = False,
     sort: options.Sort = None,
     no_fold: options.NoFold = False,
     force: options.Force = False,
@@ -79,7 +88,8 @@ def dump(
 
     The model file is imported and run with your rights: only dump a model whose code you would run.
     """
-    from gradscope.cli.findings import SELF_CHECK, checked_rules, trips
+    from gradscope.cli.findings import SELF_CHECK, checked_rules, trips, unseen_sentences
+    from gradscope.cli.inquiries import fragment_sentences, inquiry_of
     from gradscope.cli.jaxsetup import set_up_jax
     from gradscope.cli.printing import print_report
     from gradscope.frameworks.inputspec import parse_input
@@ -90,6 +100,8 @@ def dump(
     from gradscope.tracing.target import parse_target
 
     options.require_one_of(batch_size=batch_size, data=data)
+    for name, given in {"of": of, "stop_gradient": stop_gradient, "fetch": fetch, "feed": feed}.items():
+        options.require_one_of(self_check=self_check, **{name: given or None})  # it holds the loss against itself
     parse_target(target)  # a target of the wrong form is told before JAX is imported
     request = Request(
         inputs=tuple(map(parse_input, inputs)), loss=None if loss is None else loss.value, train=train, seed=seed,
@@ -105,17 +117,24 @@ def dump(
     )  # fmt: skip
     from gradscope.instrument.planning import EVERYTHING, Wanted
 
-    wanted = Wanted(selection=selection, families=EVERYTHING if chosen is None else chosen, depth=depth)
+    wanted = Wanted(
+        selection=selection, families=EVERYTHING if chosen is None else chosen, depth=depth, operations=ops,
+        wrt=Selection.parse(wrt) if wrt else None,
+    )  # fmt: skip
+    inquiry = inquiry_of(of=of, cotangent=cotangent, stop_gradient=stop_gradient, fetch=fetch, feed=feed)
     _tell(() if quiet else notes)
-    path, manifest = _run(asked, wanted, context.obj)
+    path, manifest = _run(asked, wanted, inquiry, context.obj)
     findings = find(manifest)
     report = dump_report("dump", str(path), manifest, findings, query=Query(sort=sort), fold=not no_fold)
+    _tell(() if quiet else fragment_sentences(manifest.provenance))
     print_report(report, options.chosen_format(output_format, json=json))
-    if trips(findings, rules):
+    unseen = manifest.ledger.unseen() if strict else ()
+    _tell(tuple(unseen_sentences(unseen)))
+    if unseen or trips(findings, rules):
         raise typer.Exit(1)
 
 
-def _run(asked: _Options, wanted: Wanted, interrupts: Interrupts) -> tuple[Path, Manifest]:
+def _run(asked: _Options, wanted: Wanted, inquiry: Inquiry, interrupts: Interrupts) -> tuple[Path, Manifest]:
     """Load, run and write; returns where the dump is and what it holds."""
     from gradscope.capture.measured import TensorReading
     from gradscope.capture.one_shot import DumpRequest, dump_model
@@ -138,6 +157,7 @@ def _run(asked: _Options, wanted: Wanted, interrupts: Interrupts) -> tuple[Path,
         _tell((*(model.choices if asked.verbose else ()), *(() if asked.quiet else arguments.notes)))
         request = DumpRequest(
             wanted=wanted,
+            inquiry=inquiry,
             reading=TensorReading(keep=not asked.stats_only, exact_quantiles=asked.exact_quantiles, widen=asked.widen),
             self_check=asked.self_check,
             facts={"seed": asked.seed, "batch_size": arguments.batch_size},

@@ -56,6 +56,7 @@ class CastType(StrEnum):
 
 _MODEL = "Model"
 _SHOWN = "What is shown"
+_ASKED = "What is asked"
 _OUTPUT = "Output"
 
 Target: TypeAlias = Annotated[
@@ -131,6 +132,9 @@ Exclude: TypeAlias = Annotated[
 Depth: TypeAlias = Annotated[
     int | None, typer.Option(min=1, help="Only layers of at most so many scopes.", rich_help_panel=_SHOWN)
 ]
+Operations: TypeAlias = Annotated[
+    bool, typer.Option("--ops", help="Every operation, and not only layers.", rich_help_panel=_SHOWN)
+]
 Families: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -143,6 +147,49 @@ Families: TypeAlias = Annotated[
 Check: TypeAlias = Annotated[
     str | None,
     typer.Option(metavar="LIST", help="Exit 1 if one of these findings is made, or 'all'.", rich_help_panel=_SHOWN),
+]
+Strict: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Exit 1 if anything is missing without your word: inside a custom rule, or behind a while loop.",
+        rich_help_panel=_SHOWN,
+    ),
+]
+Of: TypeAlias = Annotated[
+    list[str],
+    typer.Option(metavar="NAME", help="Differentiate this in place of the loss. Repeatable.", rich_help_panel=_ASKED),
+]
+Wrt: TypeAlias = Annotated[
+    list[str],
+    typer.Option(metavar="PATTERN", help="Only gradients with respect to these. Repeatable.", rich_help_panel=_ASKED),
+]
+Cotangent: TypeAlias = Annotated[
+    list[str],
+    typer.Option(
+        metavar="FILE[:KEY]|ones",
+        help="The initial gradient of an --of, in their order; ones where not given.",
+        rich_help_panel=_ASKED,
+    ),
+]
+StopGradient: TypeAlias = Annotated[
+    list[str], typer.Option(metavar="NAME", help="This counts as constant. Repeatable.", rich_help_panel=_ASKED)
+]
+Fetch: TypeAlias = Annotated[
+    list[str],
+    typer.Option(
+        metavar="NAME",
+        help="Run only what this value needs; gradient/NAME for the gradient that arrives at it. Repeatable.",
+        rich_help_panel=_ASKED,
+    ),
+]
+Feed: TypeAlias = Annotated[
+    list[str],
+    typer.Option(
+        metavar="NAME=FILE[:KEY]",
+        help="Put a tensor in the place of a value; of gradient/NAME, of the gradient that arrives at it. Repeatable.",
+        rich_help_panel=_ASKED,
+    ),
 ]
 OutputFormat: TypeAlias = Annotated[
     Format, typer.Option("--format", help="How results are written to standard output.", rich_help_panel=_OUTPUT)

@@ -13,7 +13,14 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 #: What became of a site's tensor: captured, or why it is not there. `filtered` is the user's own word.
 Reason: TypeAlias = Literal[
-    "captured", "filtered", "non-differentiable", "opaque", "forward-only", "not-executed", "disconnected"
+    "captured",
+    "filtered",
+    "non-differentiable",
+    "opaque",
+    "forward-only",
+    "not-executed",
+    "disconnected",
+    "eliminated",
 ]
 
 
@@ -28,6 +35,7 @@ class SiteFacts:
         primitive: The JAX primitive that made the value; None for parameters and inputs.
         layer: Path of the layer that hands the value on (for a parameter: that uses it); None where there is none.
         iteration: Index per enclosing loop, outermost first; empty outside loops.
+        operation: Whether the value is known by the operation that made it, and not as a layer's output.
     """
 
     index: int
@@ -35,6 +43,7 @@ class SiteFacts:
     primitive: str | None = None
     layer: str | None = None
     iteration: tuple[int, ...] = ()
+    operation: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

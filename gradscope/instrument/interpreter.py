@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.taps import Observer, tap
@@ -28,21 +30,46 @@ class Captured(NamedTuple):
         executed: For sites inside branches and `while` loops: whether the branch or the loop ran, likewise per turn.
         turns: For sites inside `while` loops: how many turns each of those loops ran, outermost first along the last
             axis; the observation is the last turn's.
+        seeds: Values to be differentiated, as they are, by site number.
     """
 
     values: dict[int, Any]
     executed: dict[int, Any]
     turns: dict[int, Any]
+    seeds: dict[int, Any]
 
     @classmethod
     def nothing(cls) -> Captured:
         """No observation yet."""
-        return cls({}, {}, {})
+        return cls({}, {}, {}, {})
 
     def take(self, other: Captured) -> None:
         """Add the observations of a frame inside."""
         for mine, theirs in zip(self, other, strict=True):
             mine.update(theirs)
+
+
+class Given(NamedTuple):
+    """What a run is given for sites, by site number, with a leading axis for each loop around the site; a pytree.
+
+    Attributes:
+        sinks: What the gradients leave through.
+        feeds: Values in the place of those that would be computed.
+        fed: Whether this is a turn in which there is one.
+        stopped: Whether this is a turn in which the value counts as constant.
+        severed: Whether this is a turn in which no cotangent arrives from where the value is used.
+    """
+
+    sinks: Mapping[int, Any]
+    feeds: Mapping[int, Any]
+    fed: Mapping[int, Any]
+    stopped: Mapping[int, Any]
+    severed: Mapping[int, Any]
+
+    @classmethod
+    def nothing(cls) -> Given:
+        """Nothing given."""
+        return cls({}, {}, {}, {}, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +82,7 @@ class Context:
         frame: The frame it is in.
         depth: Number of loops around that frame.
         axes: Mesh axes that the `shard_map`s around that frame split over.
-        sinks: The sinks of the sites in this frame and inside it, for the present turn of the loops around.
+        given: What is given for the sites in this frame and inside it, for the present turn of the loops around.
         reached: Numbers of the sites that a cotangent arrived at; grows while the backward pass is traced.
     """
 
@@ -64,23 +91,23 @@ class Context:
     frame: FrameKey = ()
     depth: int = 0
     axes: tuple[str, ...] = ()
-    sinks: Mapping[int, Any] = field(default_factory=dict[int, Any])
+    given: Given = field(default_factory=Given.nothing)
     reached: set[int] = field(default_factory=set[int])
 
     def enter(self, equation: int, branch: int = 0) -> Context:
         """The context in one of an equation's frames."""
         return replace(self, frame=(*self.frame, (equation, branch)))
 
-    def with_sinks(self, sinks: Mapping[int, Any]) -> Context:
-        """The same context, with the sinks as the function it is in received them."""
-        return replace(self, sinks=sinks)
+    def with_given(self, given: Given) -> Context:
+        """The same context, with what is given as the function it is in received it."""
+        return replace(self, given=given)
 
-    def turn(self, sinks: Mapping[int, Any], axes: tuple[str, ...] = ()) -> Context:
-        """The context in one turn of the loop that this frame is the body of, with that turn's sinks.
+    def turn(self, given: Given, axes: tuple[str, ...] = ()) -> Context:
+        """The context in one turn of the loop that this frame is the body of, with what that turn is given.
 
         Of a `shard_map`, whose turns are the shards, `axes` are the mesh axes it splits over.
         """
-        return replace(self, depth=self.depth + 1, axes=(*self.axes, *axes), sinks=sinks)
+        return replace(self, depth=self.depth + 1, axes=(*self.axes, *axes), given=given)
 
     @property
     def inside(self) -> Sequence[int]:
@@ -93,9 +120,9 @@ class Context:
         # A partial and not a method: the backward rules that keep it must not keep this context, which holds tracers.
         return partial(_observed_in_shards, self.plan.observe, self.axes)
 
-    def own_sinks(self) -> dict[int, Any]:
-        """The sinks of those sites."""
-        return {number: self.sinks[number] for number in self.inside if number in self.sinks}
+    def own_given(self) -> Given:
+        """What is given for those sites."""
+        return Given(*({number: each[number] for number in self.inside if number in each} for each in self.given))
 
 
 #: Runs one equation: context, its number, the equation, its operands' values; gives outputs and what was observed.
@@ -121,7 +148,10 @@ def interpret(
     taps = context.plan.taps(context.frame)
 
     def read(atom: Atom) -> Any:
-        return atom.val if is_literal(atom) else environment[atom]
+        if is_literal(atom):
+            return atom.val
+        # What was not run, nobody looks at: zeros stand for it.
+        return environment[atom] if atom in environment else jnp.zeros(atom.aval.shape, atom.aval.dtype)
 
     def write(equation: int, variables: Sequence[Any], values: Sequence[Any]) -> None:
         for position, (variable, value) in enumerate(zip(variables, values, strict=True)):
@@ -130,6 +160,10 @@ def interpret(
 
     write(OPERAND, jaxpr.invars, arguments)
     for number, equation in enumerate(jaxpr.eqns):
+        if not context.plan.runs(context.frame, number):
+            if any((number, position) in taps for position in range(len(equation.outvars))):  # it is fed
+                write(number, equation.outvars, [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars])
+            continue
         rule = context.rules.get(kind_of(equation) or "opaque", _as_it_stands)
         outputs, observed = rule(context, number, equation, [read(atom) for atom in equation.invars])
         captured.take(observed)
@@ -145,12 +179,30 @@ def _as_it_stands(
 
 def _observe(context: Context, site: int, value: Any, captured: Captured) -> Any:
     """Observe one value; returns the value to go on with."""
+    given = context.given
+    if site in given.feeds:
+        value = _where(given.fed[site], given.feeds[site], value)
     # Without `stop_gradient` a scan would carry a tangent for every observation and transpose it from zeros.
     captured.values[site] = context.observe(jax.lax.stop_gradient(value))
-    sink = context.sinks.get(site)
-    if sink is None:
-        return value
-    return tap(value, sink, context.observe, partial(context.reached.add, site))
+    value = _constant_where(given.stopped.get(site), value)
+    sink = given.sinks.get(site)
+    if sink is not None:
+        value = tap(value, sink, context.observe, partial(context.reached.add, site))
+    if context.plan.is_seed(site):
+        captured.seeds[site] = value
+    return _constant_where(given.severed.get(site), value)
+
+
+def _constant_where(condition: Any, value: Any) -> Any:
+    """The value, constant where a condition holds; there is none where it never does."""
+    return value if condition is None else _where(condition, jax.lax.stop_gradient(value), value)
+
+
+def _where(condition: Any, one: Any, other: Any) -> Any:
+    """One value or the other, chosen before the program runs where the condition is known by then."""
+    if isinstance(condition, np.ndarray):
+        return one if condition else other
+    return jax.lax.select(jnp.broadcast_to(condition, one.shape), one, other)
 
 
 def _observed_in_shards(observe: Observer, axes: tuple[str, ...], value: Any) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
+import numpy as np
 
 from gradscope.instrument.taps import Observer, whole_tensor
 from gradscope.tracing.frames import FrameKey, Loop
@@ -14,19 +15,46 @@ from gradscope.tracing.meshes import under_leading_axes
 from gradscope.tracing.sites import Site
 
 
+class Seed(NamedTuple):
+    """A value that is differentiated: a site in one turn of the loops around it."""
+
+    site: int
+    turn: tuple[int, ...]
+
+
+#: Turns of the loops around sites, by site number.
+Turns: TypeAlias = Mapping[int, frozenset[tuple[int, ...]]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The sites to observe. A site's number here is its number in everything that a run hands back.
+
+    At one site, what happens is in this order: the value is fed, the way back is stopped, its gradient is observed, it
+    is handed out to be differentiated, the way back from where it is used is severed.
 
     Attributes:
         sites: The observed sites, in program order.
         gradients: Numbers of those whose gradients are observed too.
         observe: What is kept of each value and cotangent.
+        seeds: The values that are differentiated in the place of the loss; empty for the loss.
+        fed: The turns of sites whose values are given and not computed.
+        stopped: The turns of sites that count as constant: a cotangent arrives there and goes no further.
+        severed: The turns of sites at which no cotangent arrives from where the value is used, but only that of its
+            own seed.
+        used: By frame the equations that anything depends on that is asked for; None for all. The others are not run.
+        outputs: For each of the function's outputs, whether it is handed out; None for all.
     """
 
     sites: tuple[Site, ...]
     gradients: frozenset[int]
     observe: Observer
+    seeds: tuple[Seed, ...] = ()
+    fed: Turns = field(default_factory=dict[int, frozenset[tuple[int, ...]]])
+    stopped: Turns = field(default_factory=dict[int, frozenset[tuple[int, ...]]])
+    severed: Turns = field(default_factory=dict[int, frozenset[tuple[int, ...]]])
+    used: Mapping[FrameKey, Collection[int]] | None = None
+    outputs: tuple[bool, ...] | None = None
     _taps: dict[FrameKey, dict[tuple[int, int], int]] = field(default_factory=dict[Any, Any])
     _inside: dict[FrameKey, list[int]] = field(default_factory=dict[Any, Any])
     _observations: dict[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct] = field(default_factory=dict[Any, Any])
@@ -37,6 +65,14 @@ class Plan:
             self._taps.setdefault(frame, {})[equation, position] = number
             for depth in range(len(frame) + 1):
                 self._inside.setdefault(frame[:depth], []).append(number)
+
+    def is_seed(self, number: int) -> bool:
+        """Whether a site is differentiated in the place of the loss, in any turn."""
+        return any(seed.site == number for seed in self.seeds)
+
+    def runs(self, frame: FrameKey, equation: int) -> bool:
+        """Whether an equation is run."""
+        return self.used is None or equation in self.used.get(frame, ())
 
     def taps(self, frame: FrameKey) -> Mapping[tuple[int, int], int]:
         """The sites of one frame, by equation and position."""
@@ -53,17 +89,46 @@ class Plan:
             number: The site.
             below: How many of the loops around the site are not to count: 0 for the whole program's outputs.
         """
-        site = self.sites[number]
-        one = self._observation(jax.ShapeDtypeStruct(site.shape, site.dtype, sharding=site.sharding))
-        leading = turns(site.loops[below:])
-        sharding = under_leading_axes(one.sharding, len(leading))
-        return jax.ShapeDtypeStruct((*leading, *one.shape), one.dtype, sharding=sharding)
+        return _per_turn(self._observation(_one(self.sites[number])), self.sites[number].loops[below:])
+
+    def marks(self, which: Turns) -> dict[int, Any]:
+        """For each site a boolean per turn: whether it is one of those chosen."""
+        return {number: _marked(self.sites[number].loops, chosen) for number, chosen in which.items()}
+
+    def value(self, number: int, *, below: int = 0) -> jax.ShapeDtypeStruct:
+        """Shape, dtype and sharding of one site's value; `below` as for `observed`."""
+        return _per_turn(_one(self.sites[number]), self.sites[number].loops[below:])
 
     def _observation(self, value: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         """The observation of one turn; models have many sites of few types, and tracing the observer is slow."""
         if value not in self._observations:
             self._observations[value] = jax.eval_shape(self.observe, value)
         return self._observations[value]
+
+
+def by_site(places: Iterable[tuple[int, tuple[int, ...]]]) -> Turns:
+    """Pairs of site number and turn, by site number."""
+    found: dict[int, frozenset[tuple[int, ...]]] = {}
+    for number, turn in places:
+        found[number] = found.get(number, frozenset()) | {turn}
+    return found
+
+
+def _marked(loops: Sequence[Loop], chosen: frozenset[tuple[int, ...]]) -> np.ndarray:
+    marked = np.zeros(turns(loops), np.bool_)
+    for turn in chosen:
+        marked[turn] = True
+    return marked
+
+
+def _one(site: Site) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(site.shape, site.dtype, sharding=site.sharding)
+
+
+def _per_turn(one: jax.ShapeDtypeStruct, loops: Sequence[Loop]) -> jax.ShapeDtypeStruct:
+    leading = turns(loops)
+    sharding = under_leading_axes(one.sharding, len(leading))
+    return jax.ShapeDtypeStruct((*leading, *one.shape), one.dtype, sharding=sharding)
 
 
 #: Observes nothing: a program run under it is the program.

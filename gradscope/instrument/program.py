@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from gradscope.instrument.interpreter import Captured, Context, interpret
+from gradscope.instrument.interpreter import Captured, Context, Given, interpret
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.rules import RULES
 from gradscope.instrument.taps import watch
 from gradscope.tracing.meshes import varying, varying_axes
-from gradscope.tracing.tracer import Trace
+from gradscope.tracing.tracer import Leaf, Trace
 
 
 class Observed(NamedTuple):
     """What one run of an observing program hands out; a pytree.
 
     Attributes:
-        loss: The loss.
-        auxiliary: The loss's other outputs, flat.
+        loss: The loss; None where it is not asked for.
+        auxiliary: The loss's other outputs, flat; None for those that are not asked for.
         captured: Observations of values, by site number.
         cotangents: Observations of the gradients of the loss with respect to them, by site number.
         gradients: Gradients with respect to the differentiable arguments, by argument number.
@@ -48,31 +49,65 @@ class Reached:
     arguments: set[int] = field(default_factory=set[int])
 
 
-def observing_program(trace: Trace, plan: Plan) -> tuple[Callable[[Sequence[Any]], Observed], Reached]:
+class Program(Protocol):
+    """A pure function, to be jitted, vmapped or called as it is."""
+
+    def __call__(
+        self, arguments: Sequence[Any], feeds: Mapping[int, Any] = ..., cotangents: Sequence[Any] = ..., /
+    ) -> Observed:
+        """Run forward and backward.
+
+        Args:
+            arguments: The function's flat arguments; None for those that nothing depends on that is asked for.
+            feeds: A value for each of the plan's fed sites.
+            cotangents: The initial gradient of each of the plan's seeds; ones where empty.
+        """
+        ...
+
+
+def observing_program(trace: Trace, plan: Plan) -> tuple[Program, Reached]:
     """The program that runs a traced loss on its flat arguments and observes it.
 
     Returns:
-        A pure function of the flat arguments, to be jitted, vmapped or called as it is; and what the loss is connected
-        to, which tracing that function fills in.
+        The program; and what the loss, or what is differentiated in its place, is connected to, which tracing the
+        program fills in.
     """
     differentiated = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
     reached = Reached()
 
-    def program(arguments: Sequence[Any]) -> Observed:
+    def program(
+        arguments: Sequence[Any], feeds: Mapping[int, Any] = MappingProxyType({}), cotangents: Sequence[Any] = (), /
+    ) -> Observed:
         def forward(chosen: dict[int, Any], sinks: dict[int, Any]) -> Any:
             watched = {n: watch(value, partial(reached.arguments.add, n)) for n, value in chosen.items()}
-            values = [watched.get(number, value) for number, value in enumerate(arguments)]
-            context = Context(plan=plan, rules=RULES, axes=axes, sinks=sinks, reached=reached.sites)
+            values = [watched.get(number, value) for number, value in enumerate(known)]
+            given = Given(sinks, feeds, plan.marks(plan.fed), plan.marks(plan.stopped), plan.marks(plan.severed))
+            context = Context(plan=plan, rules=RULES, axes=axes, given=given, reached=reached.sites)
             (loss, *auxiliary), captured = interpret(context, trace.jaxpr, trace.constants, values)
-            return loss, (auxiliary, captured)
+            seeds = [captured.seeds[site][turn] for site, turn in plan.seeds] or [loss]
+            return seeds, (loss, auxiliary, captured._replace(seeds={}))
 
-        axes = varying_axes(arguments)
-        chosen = {number: arguments[number] for number in differentiated}
-        loss, pull_back, (auxiliary, captured) = jax.vjp(forward, chosen, _sinks(plan, axes), has_aux=True)
-        gradients, cotangents = pull_back(jnp.ones_like(loss))
-        return Observed(loss, auxiliary, captured, cotangents, gradients)
+        known = [
+            _zeros(leaf) if value is None else value for leaf, value in zip(trace.arguments, arguments, strict=True)
+        ]
+        axes = varying_axes(known)
+        chosen = {number: known[number] for number in differentiated}
+        seeds, pull_back, (loss, auxiliary, captured) = jax.vjp(forward, chosen, _sinks(plan, axes), has_aux=True)
+        gradients, arrived = pull_back(list(cotangents) or [jnp.ones_like(seed) for seed in seeds])
+        loss, *auxiliary = (
+            value if wanted else None for value, wanted in zip([loss, *auxiliary], _outputs(trace, plan), strict=True)
+        )
+        return Observed(loss, auxiliary, captured, arrived, gradients)
 
     return program, reached
+
+
+def _outputs(trace: Trace, plan: Plan) -> Sequence[bool]:
+    return [True] * len(trace.outputs) if plan.outputs is None else plan.outputs
+
+
+def _zeros(leaf: Leaf) -> Any:
+    return jnp.zeros(leaf.shape, leaf.dtype)
 
 
 def _sinks(plan: Plan, axes: Sequence[str]) -> dict[int, Any]:

@@ -4,7 +4,7 @@ Every rule calls JAX's public function for its construct again, on a body that i
 body hand out what it observed beside what it computed. Sinks go the opposite way:
 
     ==========  ==========================  ============================  =============================
-    kind        sinks                       observations                  gradients
+    kind        sinks and feeds             observations                  gradients
     ==========  ==========================  ============================  =============================
     call        in the closure              handed up                     yes
     remat       arguments                   outputs                       yes
@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from gradscope.instrument.interpreter import Captured, Context, Rule, interpret
+from gradscope.instrument.interpreter import Captured, Context, Given, Rule, interpret
 from gradscope.instrument.plan import EMPTY_PLAN, turns
 from gradscope.tracing.jaxcompat import (
     Equation,
@@ -69,13 +69,13 @@ def remat_rule(
     inside = context.enter(number)
     sub = sub_jaxprs(equation)[0]
 
-    def body(values: Sequence[Any], sinks: Mapping[int, Any]) -> tuple[Sequence[Any], Captured]:
-        return _run(inside.with_sinks(sinks), sub, values)
+    def body(values: Sequence[Any], given: Given) -> tuple[Sequence[Any], Captured]:
+        return _run(inside.with_given(given), sub, values)
 
     params = equation.params
     checkpointed = jax.checkpoint(body, prevent_cse=params["prevent_cse"], policy=params["policy"])
     with traced_as(equation):
-        return checkpointed(values, inside.own_sinks())
+        return checkpointed(values, inside.own_given())
 
 
 def scan_rule(
@@ -88,9 +88,9 @@ def scan_rule(
     first_carry, first_sequence = arity.constants, arity.constants + arity.carries
     constants = values[:first_carry]
 
-    def body(carries: Sequence[Any], turn: tuple[Sequence[Any], Mapping[int, Any]]) -> Any:
-        slices, sinks = turn
-        outputs, captured = _run(inside.turn(sinks), sub, [*constants, *carries, *slices])
+    def body(carries: Sequence[Any], turn: tuple[Sequence[Any], Given]) -> Any:
+        slices, given = turn
+        outputs, captured = _run(inside.turn(given), sub, [*constants, *carries, *slices])
         return outputs[: arity.carries], (outputs[arity.carries :], captured)
 
     params = equation.params
@@ -98,7 +98,7 @@ def scan_rule(
         carries, (stacked, captured) = jax.lax.scan(
             body,
             list(values[first_carry:first_sequence]),
-            (list(values[first_sequence:]), inside.own_sinks()),
+            (list(values[first_sequence:]), inside.own_given()),
             length=params["length"],
             reverse=params["reverse"],
             unroll=params["unroll"],
@@ -139,7 +139,7 @@ def _by_platform(platforms: Sequence[Sequence[str] | None], branches: Sequence[A
 
 
 def _executed(inside: Context) -> Captured:
-    return Captured({}, {n: _full(inside, _turns_inside(inside, n), bool, True) for n in inside.inside}, {})
+    return Captured({}, {n: _full(inside, _turns_inside(inside, n), bool, True) for n in inside.inside}, {}, {})
 
 
 def _not_executed(inside: Context) -> Captured:
@@ -147,7 +147,10 @@ def _not_executed(inside: Context) -> Captured:
     values = {n: _full(inside, shape.shape, shape.dtype, 0, shape.sharding) for n, shape in shapes.items()}
     executed = {number: _full(inside, _turns_inside(inside, number), bool, False) for number in inside.inside}
     counts = {number: _no_turns(inside, number) for number in inside.inside}
-    return Captured(values, executed, {number: count for number, count in counts.items() if count.shape[-1]})
+    seeds = [number for number in inside.inside if inside.plan.is_seed(number)]
+    kinds = {number: inside.plan.value(number, below=inside.depth) for number in seeds}
+    nothing = {n: _full(inside, kind.shape, kind.dtype, 0, kind.sharding) for n, kind in kinds.items()}
+    return Captured(values, executed, {n: count for n, count in counts.items() if count.shape[-1]}, nothing)
 
 
 def _turns_inside(inside: Context, number: int) -> tuple[int, ...]:
@@ -169,6 +172,7 @@ def while_rule(
 ) -> tuple[Sequence[Any], Captured]:
     """Run a while loop; the last turn's observations travel in its carry."""
     inside = context.enter(number)
+    body_context = inside.turn(Given.nothing())
     params = equation.params
     condition, condition_constants = opened(params["cond_jaxpr"])
     first_constant, first_carry = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
@@ -179,20 +183,18 @@ def while_rule(
 
     def body(state: tuple[Sequence[Any], Captured, Sequence[Any]]) -> Any:
         carries, seen, counts = state
-        outputs, captured = _run(
-            inside.turn({}), sub_jaxprs(equation)[0], [*values[first_constant:first_carry], *carries]
-        )
-        seen.take(_executed(inside.turn({})))
+        outputs, captured = _run(body_context, sub_jaxprs(equation)[0], [*values[first_constant:first_carry], *carries])
+        seen.take(_executed(body_context))
         seen.take(captured)
         return outputs, seen, [count + 1 for count in counts]
 
     unplanned = Context(plan=EMPTY_PLAN, rules=context.rules)
     counts = [_full(inside, (), jnp.int32, 0)] if inside.inside else []
-    start = (list(values[first_carry:]), _not_executed(inside.turn({})), counts)
+    start = (list(values[first_carry:]), _not_executed(body_context), counts)
     with traced_as(equation):
         outputs, captured, counts = jax.lax.while_loop(goes_on, body, start)
     for site in inside.inside:
-        deeper = captured.turns.get(site, _no_turns(inside.turn({}), site))
+        deeper = captured.turns.get(site, _no_turns(body_context, site))
         here = jnp.broadcast_to(counts[0], (*deeper.shape[:-1], 1))
         captured.turns[site] = jnp.concatenate([here, deeper], axis=-1)
     return outputs, captured
@@ -208,13 +210,13 @@ def shard_map_rule(
     axes = manual_axes(equation)
     per_shard = PartitionSpec(axes)
 
-    def body(values: Sequence[Any], sinks: Mapping[int, Any]) -> tuple[Sequence[Any], Captured]:
-        one = jax.tree_util.tree_map(lambda sink: sink[0], sinks)
+    def body(values: Sequence[Any], given: Given) -> tuple[Sequence[Any], Captured]:
+        one = jax.tree_util.tree_map(lambda shard: shard[0], given)
         outputs, captured = _run(inside.turn(one, axes), sub, values)
         return outputs, jax.tree_util.tree_map(lambda seen: seen[None], captured)
 
     with traced_as(equation):
-        sinks = {n: dealt(sink, params["mesh"], axes) for n, sink in inside.own_sinks().items()}
+        given = jax.tree_util.tree_map(lambda shards: dealt(shards, params["mesh"], axes), inside.own_given())
         return jax.shard_map(
             body,
             mesh=params["mesh"],
@@ -222,7 +224,7 @@ def shard_map_rule(
             out_specs=(list(params["out_specs"]), per_shard),
             axis_names=frozenset(axes),
             check_vma=params["check_vma"],
-        )(list(values), sinks)
+        )(list(values), given)
 
 
 def _run(context: Context, sub: SubJaxpr, values: Sequence[Any]) -> tuple[list[Any], Captured]:

@@ -14,7 +14,7 @@ from gradscope.stats.params import gradient_ratios
 def nonfinite(evidence: Evidence, _: Thresholds) -> Iterator[Finding]:
     """Tensors with a NaN or an infinity; which of them the trouble may have started in is said."""
     broken = [entry for entry in evidence.entries if _nonfinite_count(entry)]
-    origin = _origin(broken)
+    origin = None if evidence.manifest.origins else _origin(broken)  # where it was searched for, it is known
     for entry in broken:
         counts = (
             f"{column(entry, 'nan'):.0f} NaN and {column(entry, 'inf'):.0f} Inf of {column(entry, 'size'):.0f} elements"
@@ -62,10 +62,10 @@ def exploding(evidence: Evidence, thresholds: Thresholds) -> Iterator[Finding]:
 
 
 def dead(evidence: Evidence, thresholds: Thresholds) -> Iterator[Finding]:
-    """Activations most of whose units pass nothing on."""
+    """Layers most of whose units pass nothing on; inside a layer, an operation may well give what is never positive."""
     for entry in evidence.entries:
         share = column(entry, "dead")
-        if share > thresholds.dead and not _negative_by_nature(entry):
+        if share > thresholds.dead and not entry.site.operation and not _negative_by_nature(entry):
             yield finding("dead", entry, f"has {share:.1%} dead units, above {thresholds.dead:.0%}")
 
 

@@ -68,7 +68,7 @@ def initialisation(evidence: Evidence, thresholds: Thresholds) -> Iterator[Findi
 
 def _leaf_outputs(evidence: Evidence) -> Iterator[Entry]:
     """The first output of each layer without layers inside, in execution order, where it has a spread to speak of."""
-    layers = evidence.manifest.layers
+    layers = [layer for layer in evidence.manifest.layers if not layer.operation]
     parents = {layer.parent for layer in layers}
     for layer in sorted(layers, key=_index):
         output = evidence.entry(naming.ACTIVATION, layer.outputs[0]) if layer.outputs else None

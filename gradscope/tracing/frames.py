@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from gradscope.tracing.jaxcompat import (
     Atom,
@@ -24,6 +24,7 @@ from gradscope.tracing.jaxcompat import (
     loop_length,
     scan_arity,
     scopes,
+    source_of,
     sub_jaxprs,
 )
 from gradscope.tracing.scopes import ScopePath
@@ -78,6 +79,7 @@ class Frame:
         start: Program order at which the frame starts.
         orders: Program order of each equation: when it has run, counted over all frames.
         live: Equations that the loss depends on; filled by `liveness`.
+        used: Equations that anything depends on that the function returns; filled by `liveness`.
         needed_outputs: Outputs of the jaxpr that the loss depends on; filled by `liveness`.
         reach: What arrives at each variable in the backward pass, if anything does; filled by `reversal`.
         definitions: For each variable of the jaxpr, which equation makes it and at which position.
@@ -94,6 +96,7 @@ class Frame:
     start: int = 0
     orders: list[int] = field(default_factory=list[int])
     live: set[int] = field(default_factory=set[int])
+    used: set[int] = field(default_factory=set[int])
     needed_outputs: set[Atom] = field(default_factory=set[Atom])
     reach: dict[Atom, int] = field(default_factory=dict[Atom, int])
     definitions: dict[Atom, tuple[int, int]] = field(default_factory=dict[Atom, tuple[int, int]])
@@ -163,6 +166,24 @@ def _child(frame: Frame, number: int, equation: Equation, sub: SubJaxpr, order: 
         equation=equation,
         start=order + 1,
     )
+
+
+def source_in(frame: Frame, equation: Equation) -> str | None:
+    """`file:line` of the user's code that traced an equation of a frame; None where unknown.
+
+    Of what a library function does inside a `jit` of its own, which JAX may have traced for another caller, it is the
+    line that called it.
+    """
+    found = source_of(equation)
+    if found is None and frame.parent is not None and frame.equation is not None:
+        return source_in(frame.parent, frame.equation)
+    return found
+
+
+def variable_of(frame: Frame, value: ValueKey) -> Any:
+    """The variable of a value of this frame."""
+    variables = frame.jaxpr.invars if value.equation == OPERAND else frame.jaxpr.eqns[value.equation].outvars
+    return variables[value.position]
 
 
 def operands(frame: Frame) -> Sequence[Atom | None]:

@@ -131,6 +131,24 @@ def kind_of(equation: Equation) -> FrameKind | None:
     return "opaque" if any(True for _ in _jaxprs_in(equation.params.values())) else None
 
 
+def checkpoint_name_of(equation: Equation) -> str | None:
+    """The name that `jax.ad_checkpoint.checkpoint_name` gave what an equation makes; None for any other equation."""
+    return equation.params["name"] if equation.primitive.name == "name" else None
+
+
+def operation_name(equation: Equation) -> str | None:
+    """What an equation does, in a word; None for one that only runs a jaxpr in place, whose equations do it.
+
+    A custom rule is known by the function that it is the rule of: `relu`, where JAX says `custom_jvp_call`.
+    """
+    kind = kind_of(equation)
+    if kind in ("call", "remat"):
+        return None
+    only = sub_jaxprs(equation)[0].jaxpr.eqns if kind == "opaque" else []
+    called: list[str | None] = [each.params.get("name") for each in only if kind_of(each) == "call"]
+    return called[0] if len(only) == len(called) == 1 and called[0] else equation.primitive.name
+
+
 def sub_jaxprs(equation: Equation) -> list[SubJaxpr]:
     """The jaxprs inside an equation that an interpreter may enter (for a `while`: its body), or that it may not."""
     kind = kind_of(equation)

@@ -15,21 +15,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradscope.tracing.frames import OPERAND, Frame, ValueKey, iterations, resolve
-from gradscope.tracing.jaxcompat import Atom, Equation, is_dropped, is_literal, source_of
+from gradscope.tracing.frames import OPERAND, Frame, ValueKey, iterations, resolve, source_in
+from gradscope.tracing.jaxcompat import Atom, Equation, is_dropped, is_literal
 from gradscope.tracing.origins import ParameterOrigins
 from gradscope.tracing.scopes import ScopePath
-from gradscope.tracing.scoping import Scoping, scoping_of
+from gradscope.tracing.scoping import OperationScope, Scoping, scoping_of, with_operations
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LayerCall:
-    """One call of one layer (for a layer inside loops: all its turns).
+    """One call of one layer (for a layer inside loops: all its turns); an operation is one of a single equation.
 
     Attributes:
         frame: The frame it lies in.
         path: Its scopes, occurrence included.
         order: Program order of its first equation.
+        operation: Whether it is an operation.
         parent: The layer around it in the same frame or a frame further out; None at the top.
         equations: Numbers of its equations in the frame.
         params: Names of the parameters it uses, in order of use.
@@ -40,6 +41,7 @@ class LayerCall:
     frame: Frame
     path: ScopePath
     order: int
+    operation: bool = False
     parent: LayerCall | None = None
     equations: list[int] = field(default_factory=list[int])
     params: dict[str, None] = field(default_factory=dict[str, None])
@@ -47,9 +49,14 @@ class LayerCall:
     outputs: dict[ValueKey, None] = field(default_factory=dict[ValueKey, None])
 
     @property
+    def innermost_layer(self) -> LayerCall | None:
+        """The layer itself; of an operation, the one it lies in; None outside all layers."""
+        return self.parent if self.operation else self
+
+    @property
     def source(self) -> str | None:
         """`file:line` of its first equation that has one."""
-        sources = (source_of(self.frame.jaxpr.eqns[number]) for number in self.equations)
+        sources = (source_in(self.frame, self.frame.jaxpr.eqns[number]) for number in self.equations)
         return next((source for source in sources if source is not None), None)
 
     @property
@@ -58,15 +65,17 @@ class LayerCall:
         return self.frame.jaxpr.eqns[self.equations[0]].primitive.name if len(self.equations) == 1 else None
 
 
-def find_layers(root: Frame, origins: ParameterOrigins) -> list[LayerCall]:
+def find_layers(root: Frame, origins: ParameterOrigins, *, operations: bool = False) -> list[LayerCall]:
     """Every layer of a trace, composites before their parts, otherwise in execution order.
 
     Args:
         root: The root frame, liveness marked.
         origins: Which atoms are parameters.
+        operations: Whether operations count as layers.
     """
     layers: list[LayerCall] = []
-    _enter(root, None, scoping_of(root, origins), origins, layers)
+    scoping = scoping_of(root, origins)
+    _enter(root, None, with_operations(scoping) if operations else scoping, origins, layers)
     layers.sort(key=lambda layer: (layer.order, len(layer.path.components)))
     _number_calls(layers)
     return layers
@@ -101,7 +110,7 @@ def _enter(
     _connect(frame, runs, origins)
     layers.extend(dict.fromkeys(layer for stack in runs for layer in stack))
     for number, children in frame.children.items():
-        inside = runs[number][-1] if runs[number] else around
+        inside = next((layer for layer in reversed(runs[number]) if not layer.operation), around)
         for child in children:
             _enter(child, inside, scoping, origins, layers)
 
@@ -124,7 +133,8 @@ def _runs(frame: Frame, around: LayerCall | None, scoping: Scoping) -> list[tupl
         for scope in entered[shared:]:
             parent = open_layers[-1] if open_layers else around
             path = (open_layers[-1].path if open_layers else frame.path).scope(scope.name)
-            open_layers += (LayerCall(frame=frame, path=path, order=_start(frame, number), parent=parent),)
+            order, operation = _start(frame, number), isinstance(scope, OperationScope)
+            open_layers += (LayerCall(frame=frame, path=path, order=order, operation=operation, parent=parent),)
         open_scopes = entered
         for layer in open_layers:
             layer.equations.append(number)
@@ -172,7 +182,9 @@ def _use(frame: Frame, runs: list[tuple[LayerCall, ...]], number: int, atom: Ato
     """Note that an equation uses a value; returns how many layers the use and the definition share."""
     definition, _ = frame.definitions[atom]
     shared = 0 if definition == OPERAND else _shared_prefix(runs[definition], runs[number])
-    names = origins.names(frame, atom)
+    # A parameter that another layer hands on, viewed otherwise, is that layer's output and no parameter of this one.
+    handed_on = definition != OPERAND and len(runs[definition]) > shared
+    names = () if handed_on else origins.names(frame, atom)
     value = None if names else resolve(frame, atom)
     for layer in runs[number][shared:]:
         layer.params.update(dict.fromkeys(names))

@@ -10,14 +10,14 @@ Zeros are no gradient, and yet a loop inside bars their way as it bars a gradien
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Final
 
 import jax.numpy as jnp
 
-from gradscope.tracing.flow import follow, follow_inside
-from gradscope.tracing.frames import Frame
+from gradscope.tracing.flow import Marks, follow, follow_inside
+from gradscope.tracing.frames import Frame, ValueKey
 from gradscope.tracing.jaxcompat import Atom
 
 
@@ -43,12 +43,31 @@ def mark_reach(root: Frame) -> list[Reach]:
     Returns:
         For each variable that the root receives, how the loss reaches it.
     """
-    levels = follow(root, [Reach.GRADIENT, *[Reach.NOTHING] * (len(root.jaxpr.outvars) - 1)], _Reversal())
+    levels = follow(root, [Reach.GRADIENT, *[Reach.NOTHING] * (len(root.jaxpr.outvars) - 1)], _Reversal(Marks()))
+    return [Reach(level) for level in levels]
+
+
+def mark_reach_from(root: Frame, values: Iterable[ValueKey], cuts: frozenset[ValueKey]) -> list[Reach]:
+    """Mark how some values, in the place of the loss, reach the values of the root and of all frames inside it.
+
+    Args:
+        root: The root frame, no reach marked yet.
+        values: The values that are differentiated.
+        cuts: Values that count as constant.
+
+    Returns:
+        For each variable that the root receives, how they reach it.
+    """
+    marks = Marks(seeds=dict.fromkeys(values, Reach.GRADIENT), cuts=cuts)
+    levels = follow(root, [Reach.NOTHING] * len(root.jaxpr.outvars), _Reversal(marks))
     return [Reach(level) for level in levels]
 
 
 class _Reversal:
     """Follows what arrives: levels are those of `Reach`, and integers have none."""
+
+    def __init__(self, marks: Marks) -> None:
+        self.marks = marks
 
     def leave(self, frame: Frame, _outputs: Sequence[int], levels: dict[Atom, int]) -> None:
         frame.reach |= levels  # of a frame followed again, no lower than before
@@ -63,7 +82,8 @@ class _Reversal:
         elif inside is None or inside[0].kind == "opaque":
             operands = [max(arriving, default=Reach.NOTHING)] * len(equation.invars)
         else:
-            filled = inside[0].kind not in ("call", "while") and any(arriving)
+            begun = any(arriving) or self.marks.level_inside(inside) > Reach.NOTHING
+            filled = inside[0].kind not in ("call", "while") and begun
             arriving = [max(level, Reach.ZEROS) for level in arriving] if filled else arriving
             operands = follow_inside(frame, number, _of_inexact(equation.outvars, arriving), self)
         if name == "while":

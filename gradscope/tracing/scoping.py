@@ -3,6 +3,9 @@
 A trace in which no equation has a scope still has layers. An equation that reads a parameter belongs to what the
 parameter belongs to: `dense1/kernel` and `dense1/bias` make `dense1`. An equation that reads none is named by the line
 of the user's code that traced it, `forward:12`.
+
+Where operations are asked for, each is in a scope of its own, named after what it does: an operation is a layer of one
+equation, and has names, inputs, outputs and gains as any other.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gradscope.tracing.frames import Frame
-from gradscope.tracing.jaxcompat import Equation, kind_of, scopes, user_frame
+from gradscope.tracing.jaxcompat import Equation, kind_of, operation_name, scopes, user_frame
 from gradscope.tracing.origins import ParameterOrigins
 
 #: The scopes of an equation, outermost first: objects with a `name`, the same object within one entry into a scope.
@@ -24,6 +27,23 @@ class InferredScope:
     """A scope that nobody opened."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OperationScope:
+    """The scope of one equation alone."""
+
+    name: str
+
+
+def with_operations(scoping: Scoping) -> Scoping:
+    """The scoping with a scope more around every equation that computes something itself."""
+
+    def scoped(frame: Frame, equation: Equation) -> tuple[Any, ...]:
+        name = operation_name(equation)
+        return (*scoping(frame, equation), *(() if name is None else (OperationScope(name),)))
+
+    return scoped
 
 
 def scoping_of(root: Frame, origins: ParameterOrigins) -> Scoping:

@@ -1,8 +1,8 @@
 """Sites: the values of a trace that can be observed, and the names they are known by.
 
 A *site* is one value in one frame; inside loops it stands for one value per turn. A value that several layers hand on
-is one site with several names, the innermost layer's first; the others are aliases. A value that no layer hands on but
-some layer reads has no name: it is observed only to know what went into that layer.
+is one site with several names, the innermost layer's first and an operation's last; the others are aliases. A value
+that no layer hands on but some layer reads has no name: it is observed only to know what went into that layer.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradscope.naming import LayerPath
-from gradscope.tracing.frames import OPERAND, Frame, FrameKey, Loop, ValueKey
-from gradscope.tracing.jaxcompat import source_of
+from gradscope.tracing.frames import OPERAND, Frame, FrameKey, Loop, ValueKey, source_in, variable_of
 from gradscope.tracing.layers import LayerCall
 from gradscope.tracing.meshes import sharding_of
 from gradscope.tracing.reversal import Reach
@@ -24,10 +23,22 @@ from gradscope.tracing.scopes import ScopePath
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteName:
-    """One name of a site: a layer's path and, where the layer hands on several values, which of them."""
+    """One name of a site: a layer's path and, where the layer hands on several values, which of them.
+
+    Attributes:
+        path: The layer's path, or the operation's.
+        output: Which of its values; None where it hands on only one.
+        layer: The layer's path; of an operation, that of the layer it lies in, None outside all layers.
+    """
 
     path: ScopePath
     output: int | None = None
+    layer: ScopePath | None
+
+    @property
+    def operation(self) -> bool:
+        """Whether it is the name of an operation's output."""
+        return self.layer is not self.path
 
     @property
     def template(self) -> str:
@@ -48,13 +59,14 @@ class Site:
         shape: Its shape, of one turn where it lies in loops.
         dtype: Its dtype, as JAX has it.
         sharding: The sharding that is part of its type; None where none is.
-        names: Its names, innermost layer first; empty for a value that is only some layer's input.
+        names: Its names, innermost layer first, an operation last; empty for a value that is only some layer's input.
         loops: The loops around it, outermost first.
         order: Program order of the equation that makes it.
         primitive: The primitive that makes it; None for a value a frame receives.
         source: `file:line` in the user's code.
         reach: What arrives at it in the backward pass.
         opaque: Whether it lies inside a custom rule, where it cannot be observed.
+        eliminated: Whether nothing that the function returns depends on it, so that it is not computed.
     """
 
     value: ValueKey
@@ -68,6 +80,7 @@ class Site:
     source: str | None
     reach: Reach
     opaque: bool
+    eliminated: bool
 
     @property
     def differentiable(self) -> bool:
@@ -95,15 +108,32 @@ def find_sites(root: Frame, layers: Sequence[LayerCall]) -> list[Site]:
     return sorted(sites, key=lambda site: (site.order, site.value.position))
 
 
+def site_at(root: Frame, value: ValueKey, names: Sequence[SiteName] = ()) -> Site:
+    """The site of one value, whether or not a layer hands it on.
+
+    Args:
+        root: The root frame, reach marked.
+        value: Where it is made.
+        names: What it is called.
+    """
+    return _site({frame.key: frame for frame in root.walk()}, value, names)
+
+
 def _names(layers: Sequence[LayerCall]) -> dict[ValueKey, list[SiteName]]:
+    # Composites come before their parts in `layers`, and the innermost name is to be the first; an operation's last, so
+    # that a value that a layer hands on is known by the same name whether or not operations are looked at.
     named: dict[ValueKey, list[SiteName]] = {}
     for layer in layers:
         several = len(layer.outputs) > 1
+        around = layer.innermost_layer
         for position, value in enumerate(layer.outputs):
-            name = SiteName(path=layer.path, output=position if several else None)
+            name = SiteName(path=layer.path, output=position if several else None, layer=around and around.path)
             named.setdefault(value, []).append(name)
-    # Composites come before their parts in `layers`, and the innermost name is to be the first.
-    return {value: list(reversed(found)) for value, found in named.items()}
+    return {value: _layers_first(found[::-1]) for value, found in named.items()}
+
+
+def _layers_first(names: Sequence[SiteName]) -> list[SiteName]:
+    return [*(name for name in names if not name.operation), *(name for name in names if name.operation)]
 
 
 def _is_root_input(value: ValueKey) -> bool:
@@ -116,12 +146,7 @@ def _is_array(frames: Mapping[FrameKey, Frame], value: ValueKey) -> bool:
 
 
 def _aval(frame: Frame, value: ValueKey) -> Any:
-    return _variable(frame, value).aval
-
-
-def _variable(frame: Frame, value: ValueKey) -> Any:
-    variables = frame.jaxpr.invars if value.equation == OPERAND else frame.jaxpr.eqns[value.equation].outvars
-    return variables[value.position]
+    return variable_of(frame, value).aval
 
 
 def _site(frames: Mapping[FrameKey, Frame], value: ValueKey, names: Sequence[SiteName]) -> Site:
@@ -138,11 +163,12 @@ def _site(frames: Mapping[FrameKey, Frame], value: ValueKey, names: Sequence[Sit
         loops=frame.loops,
         order=frame.start if received else frame.orders[value.equation],
         primitive=None if received or equation is None else equation.primitive.name,
-        source=None if equation is None else source_of(equation),
+        source=None if equation is None else source_in(frame if not received else frame.parent or frame, equation),
         reach=_reach(frame, value),
         opaque=frame.opaque,
+        eliminated=not received and value.equation not in frame.used,
     )
 
 
 def _reach(frame: Frame, value: ValueKey) -> Reach:
-    return Reach.BARRED if frame.forward_only else Reach(frame.reach.get(_variable(frame, value), Reach.NOTHING))
+    return Reach.BARRED if frame.forward_only else Reach(frame.reach.get(variable_of(frame, value), Reach.NOTHING))

@@ -51,77 +51,118 @@ class Trace:
         jaxpr: The open jaxpr of `loss(*leaves) -> (loss, *aux leaves)`.
         constants: Values of its constant variables.
         arguments: Its inputs, in order.
+        outputs: The names of its outputs, in order.
         auxiliary: Its outputs beside the loss, in order.
         aux_tree: The pytree the auxiliary outputs were flattened from; None where the loss returns none.
         root: Its frames.
         layers: Its layers, composites before their parts, otherwise in execution order.
         sites: Its observable values, in program order.
         fingerprint: Equal for equal programs.
+        operations: Whether operations count as layers.
     """
 
     jaxpr: jaxcompat.Jaxpr
     constants: tuple[Any, ...]
     arguments: tuple[Leaf, ...]
+    outputs: tuple[str, ...]
     auxiliary: tuple[Leaf, ...]
     aux_tree: Any
     root: Frame
     layers: tuple[LayerCall, ...]
     sites: tuple[Site, ...]
     fingerprint: str
+    operations: bool
 
 
-def trace_loss(loss: Callable[[Any, Any], Any], variables: Any, batch: Any) -> Trace:
+def trace_loss(loss: Callable[[Any, Any], Any], variables: Any, batch: Any, *, operations: bool = False) -> Trace:
     """Trace a model's loss on its arguments or their shapes; runs nothing.
 
     Args:
         loss: `loss(variables, batch) -> scalar` or `-> (scalar, aux)`.
         variables: Pytree of arrays or `jax.ShapeDtypeStruct`; Flax's `{"params": ..., ...}` or parameters alone.
         batch: Pytree of arrays or `jax.ShapeDtypeStruct`.
+        operations: Whether operations count as layers.
 
     Raises:
         ModelError: The loss does not return a real scalar.
     """
     arguments = (*variable_leaves(variables), *leaves_of(batch, naming.INPUT, differentiated=True))
-    return trace_function(loss, (variables, batch), arguments)
+    return trace_function(loss, (variables, batch), arguments, operations=operations)
 
 
-def trace_function(function: Callable[..., Any], args: tuple[Any, ...], arguments: Sequence[Leaf]) -> Trace:
+def trace_function(
+    function: Callable[..., Any], args: tuple[Any, ...], arguments: Sequence[Leaf], *, operations: bool = False
+) -> Trace:
     """Trace a scalar function of any arguments.
 
     Args:
         function: Returns a real scalar, or a pair of it and a pytree.
         args: Its arguments or their shapes.
         arguments: What each leaf of `args` is.
+        operations: Whether operations count as layers.
 
     Raises:
         ModelError: The function does not return a real scalar.
     """
+    jaxpr, constants, out = jaxcompat.trace(_anew(function), *args)
+    aux = _auxiliary(out)
+    auxiliary = leaves_of(aux, naming.AUX)
+    trace = _analysed(jaxpr, constants, arguments, ["loss", *(leaf.name for leaf in auxiliary)], operations=operations)
+    return replace(trace, auxiliary=auxiliary, aux_tree=jax.tree_util.tree_structure(aux))
 
-    # Anew, because JAX remembers the traces of functions that it has seen; by its own name, for JAX's messages.
+
+def trace_values(function: Callable[..., Any], args: tuple[Any, ...], arguments: Sequence[Leaf]) -> Trace:
+    """Trace any function of any arguments, operations included.
+
+    Args:
+        function: Returns a pytree of arrays, which are all its outputs and none of them a loss.
+        args: Its arguments or their shapes.
+        arguments: What each leaf of `args` is.
+    """
+    jaxpr, constants, out = jaxcompat.trace(_anew(function), *args)
+    alone = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(out))
+    names = ["0"] if alone else [leaf.name for leaf in leaves_of(out, naming.AUX)]
+    return _analysed(jaxpr, constants, arguments, names, operations=True)
+
+
+def _anew(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as one whose trace JAX does not remember; by its own name, for JAX's messages."""
+
     @functools.wraps(function, updated=())
     def anew(*given: Any) -> Any:
         return function(*given)
 
-    jaxpr, constants, out = jaxcompat.trace(anew, *args)
-    aux = _auxiliary(out)
+    return anew
+
+
+def _analysed(
+    jaxpr: jaxcompat.Jaxpr,
+    constants: tuple[Any, ...],
+    arguments: Sequence[Leaf],
+    outputs: Sequence[str],
+    *,
+    operations: bool,
+) -> Trace:
     root = frame_tree(jaxpr)
     mark_live(root)
     reach = mark_reach(root)
-    layers = find_layers(root, ParameterOrigins(_parameter_names(arguments)))
+    layers = find_layers(root, ParameterOrigins(_parameter_names(arguments)), operations=operations)
     return Trace(
         jaxpr=jaxpr,
         constants=constants,
-        arguments=tuple(map(_as_reached, arguments, reach)),
-        auxiliary=leaves_of(aux, naming.AUX),
-        aux_tree=jax.tree_util.tree_structure(aux),
+        arguments=tuple(map(as_reached, arguments, reach)),
+        outputs=tuple(outputs),
+        auxiliary=(),
+        aux_tree=None,
         root=root,
         layers=tuple(layers),
         sites=tuple(find_sites(root, layers)),
         fingerprint=fingerprint(root),
+        operations=operations,
     )
 
 
-def _as_reached(leaf: Leaf, reach: Reach) -> Leaf:
+def as_reached(leaf: Leaf, reach: Reach) -> Leaf:
     """The leaf, not differentiated where that would fail; parameters aside, whose failure is the user's to know."""
     barred = leaf.family == naming.INPUT and leaf.differentiated and reach is Reach.BARRED
     return replace(leaf, differentiated=False, forward_only=True) if barred else leaf

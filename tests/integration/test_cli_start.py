@@ -17,12 +17,14 @@ COMMANDS = ("dump", "show", "compare", "verify", "recover")
 #: What every command line documents, by command; `--help` itself aside.
 OPTIONS = {
     "dump": "--output --seed --batch-size --data --input --loss --train --dtype --x64 --matmul-precision --self-check "
-    "--no-cache --select --exclude --depth --families --stats-only --exact-quantiles --cast --check --sort --no-fold "
+    "--no-cache --select --of --wrt --cotangent --stop-gradient --fetch --feed "
+    "--exclude --depth --ops --families --stats-only --exact-quantiles --cast --check --strict --sort --no-fold "
     "--force --format --json --quiet --verbose --traceback",
     "show": "--tensor --ledger --select --exclude --depth --families --check --sort --no-fold --format --json "
     "--traceback",
-    "compare": "--tol --rtol --atol --bitwise --allow-missing --select --exclude --all --worst-first --format --json "
-    "--traceback",
+    "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
+    "--exclude --all --worst-first "
+    "--format --json --traceback",
     "verify": "--traceback",
     "recover": "--output --force --traceback",
 }

@@ -1,0 +1,180 @@
+"""`gradients`: the known cases of `tf.gradients`, and JAX's own derivatives of functions written for the purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+import gradscope as gs
+from gradscope.errors import ModelError, UsageError
+
+W = [jnp.array(value, jnp.float32) for value in ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0], [10.0, 11.0, 12.0])]
+
+
+def two_sums(w1: Any, w2: Any, w3: Any, w4: Any) -> Any:
+    return {"z1": 3 * w1 + 2 * w2 + w3, "z2": -w3 + w4}
+
+
+def same(found: list[Any], expected: list[Any]) -> None:
+    assert [each is None for each in found] == [each is None for each in expected]
+    for one, other in zip(found, expected, strict=True):
+        if other is not None:
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+# --- the cases of TensorFlow's own documentation and tests ---------------------------------------------------------
+
+
+def test_several_ys_are_summed_each_under_its_initial_gradient() -> None:
+    grad = jnp.array([-2.0, -3.0, -4.0])
+    found = gs.gradients(two_sums, W, ys=["z1", "z2"], xs=["w1", "w2", "w3", "w4"], grad_ys=[grad, grad])
+    same(found, [[-6, -9, -12], [-4, -6, -8], [0, 0, 0], [-2, -3, -4]])
+
+
+def test_without_initial_gradients_they_are_ones() -> None:
+    found = gs.gradients(two_sums, W, ys=["z1", "z2"], xs=["w1", "w2", "w3", "w4"])
+    same(found, [np.full(3, 3.0), np.full(3, 2.0), np.zeros(3), np.ones(3)])
+
+
+def sum_of_a_and_its_double(x: Any) -> Any:
+    a = checkpoint_name(x * 1.0, "a")
+    b = checkpoint_name(2 * a, "b")
+    return a + b
+
+
+def test_gradients_are_total_and_partial_where_stopped() -> None:
+    total = gs.gradients(sum_of_a_and_its_double, [1.0], ys="0", xs=["a", "b"])
+    same(total, [3.0, 1.0])
+    partial = gs.gradients(sum_of_a_and_its_double, [1.0], ys="0", xs=["a", "b"], stop_gradients=["a", "b"])
+    same(partial, [1.0, 1.0])
+
+
+def test_a_y_is_its_own_x() -> None:
+    same(gs.gradients(jnp.sin, [2.0], ys="sin", xs=["sin"], grad_ys=5.0), [5.0])
+    same(gs.gradients(lambda x: x, [2.0], ys="x", xs="x"), [1.0])
+
+
+def test_none_is_told_from_zero() -> None:
+    def loss(a: Any, b: Any, c: Any, d: Any) -> Any:
+        return a * 0.0 + jax.lax.stop_gradient(b) + jnp.floor(d)
+
+    found = gs.gradients(loss, [1.0, 2.0, 3.0, 4.0], ys="0", xs=["a", "b", "c"])
+    same(found, [0.0, None, None])
+    same(gs.gradients(lambda n: n * 2.0, [3], ys="0", xs="n"), [None])
+    same(gs.gradients(lambda x: 3.0, [1.0], ys="0", xs="x"), [None])
+
+
+# --- names -------------------------------------------------------------------------------------------------------
+
+
+def network(params: Any, x: Any) -> Any:
+    with jax.named_scope("first"):
+        hidden = jnp.tanh(x @ params["first"]["kernel"])
+    with jax.named_scope("second"):
+        logits = hidden @ params["second"]
+    return {"logits": logits, "norm": (logits**2).sum()}
+
+
+PARAMS = {"first": {"kernel": jnp.linspace(-1, 1, 12).reshape(3, 4)}, "second": jnp.linspace(0, 1, 8).reshape(4, 2)}
+X = jnp.linspace(-2, 2, 15).reshape(5, 3)
+
+
+def test_arguments_outputs_layers_and_operations_have_names() -> None:
+    hidden = jnp.tanh(X @ PARAMS["first"]["kernel"])
+    expected, of_hidden = jax.grad(lambda h, w: ((h @ w) ** 2).sum(), argnums=(1, 0))(hidden, PARAMS["second"])
+    names = ["params/second", "second", "first", "first/tanh", "first/dot_general"]
+    found = gs.gradients(network, [PARAMS, X], ys="norm", xs=names)
+    logits = hidden @ PARAMS["second"]
+    same(found, [expected, 2 * logits, of_hidden, of_hidden, of_hidden * (1 - hidden**2)])
+
+
+def test_a_layer_is_as_good_a_y_as_an_output() -> None:
+    of_layer = gs.gradients(network, [PARAMS, X], ys="second", xs="params/first/kernel")
+    same(of_layer, [jax.grad(lambda p: network(p, X)["logits"].sum())(PARAMS)["first"]["kernel"]])
+
+
+def test_arguments_may_be_given_by_name() -> None:
+    found = gs.gradients(network, {"x": X, "params": PARAMS}, ys="norm", xs=["x"])
+    same(found, [jax.grad(lambda x: network(PARAMS, x)["norm"])(X)])
+
+
+@pytest.mark.parametrize("wrap", [lambda body: body, jax.checkpoint, jax.jit])
+def test_one_turn_of_a_loop_is_a_value(wrap: Callable[..., Any]) -> None:
+    def turn(carry: Any, w: Any) -> Any:
+        with jax.named_scope("cell"):
+            carry = jnp.sin(carry * w)
+        return carry, carry * 2
+
+    def looped(w: Any, x: Any) -> Any:
+        with jax.named_scope("rnn"):
+            return jax.lax.scan(wrap(turn), x, w)
+
+    w, x = jnp.linspace(0.5, 1.5, 4), jnp.array(0.7)
+
+    def after(value: Any, first: int) -> Any:
+        for each in w[first:]:
+            value = jnp.sin(value * each)
+        return value
+
+    states = _states(w, x)
+    found = gs.gradients(looped, [w, x], ys="0", xs=[f"rnn[{n}]/cell" for n in range(4)])
+    same(found, [jax.grad(after)(states[n], n + 1) for n in range(4)])
+    inner = gs.gradients(looped, [w, x], ys="rnn[2]/cell", xs=["x", "w"])
+    same(inner, list(jax.grad(lambda x, w: _states(w, x)[2], argnums=(0, 1))(x, w)))
+
+
+def _states(w: Any, x: Any) -> list[Any]:
+    states: list[Any] = []
+    for each in w:
+        x = jnp.sin(x * each)
+        states.append(x)
+    return states
+
+
+@pytest.mark.parametrize("stopped", [{1}, {0, 2}, {0, 1, 2}])
+def test_a_stop_cuts_the_turns_that_it_names(stopped: set[int]) -> None:
+    def looped(x: Any, w: Any) -> Any:
+        return jax.lax.scan(lambda c, _: (checkpoint_name(c * w, "cut") + c, None), x, None, length=3)[0]
+
+    def with_stops(x: Any, w: Any) -> Any:
+        for number in range(3):
+            x = (jax.lax.stop_gradient(x * w) if number in stopped else x * w) + x
+        return x
+
+    found = gs.gradients(looped, [2.0, 3.0], ys="0", xs=["x", "w"], stop_gradients=[f"cut[{n}]" for n in stopped])
+    same(found, list(jax.grad(with_stops, argnums=(0, 1))(2.0, 3.0)) if len(stopped) < 3 else [1.0, None])
+
+
+def test_it_composes_with_jit() -> None:
+    @jax.jit
+    def program(x: Any) -> Any:
+        return gs.gradients(lambda x: checkpoint_name(jnp.sin(x), "sine") ** 2, [x], ys="0", xs=["x", "sine"])
+
+    same(program(0.3), [2 * np.sin(0.3) * np.cos(0.3), 2 * np.sin(0.3)])
+
+
+# --- what cannot be asked ------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_asked_is_refused_in_a_sentence() -> None:
+    def counted(n: Any, x: Any) -> Any:
+        return n + 1, jax.nn.relu(x), jax.lax.while_loop(lambda c: c < 9.0, lambda c: c * 2.0, x)
+
+    args = [3, 1.0]
+    with pytest.raises(UsageError, match="no value is called y") as unknown:
+        gs.gradients(counted, args, ys="y", xs="x")
+    assert unknown.value.hint
+    with pytest.raises(UsageError, match="0 is int32 and cannot be differentiated"):
+        gs.gradients(counted, args, ys="0", xs="x")
+    with pytest.raises(ModelError, match="pass a while loop"):
+        gs.gradients(counted, args, ys="2", xs="x")
+    with pytest.raises(UsageError, match=r"has shape \(3,\), expected \(\)"):
+        gs.gradients(counted, args, ys="1", xs="x", grad_ys=jnp.ones(3))
+    with pytest.raises(UsageError, match="2 initial gradients for 1 value"):
+        gs.gradients(counted, args, ys=["1"], xs="x", grad_ys=[None, None])
