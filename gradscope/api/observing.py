@@ -15,13 +15,13 @@ from gradscope.capture.measured import TensorReading
 from gradscope.capture.observe import Keep, Signature, observing_value_and_grad
 from gradscope.capture.one_shot import DumpRequest, dump_model
 from gradscope.capture.preparation import Arguments
+from gradscope.capture.processes import Writer, dump_writer, reading_for
 from gradscope.capture.provenance import machine_provenance
 from gradscope.capture.seen import Seen
 from gradscope.capture.timings import Timings
 from gradscope.dump.manifest import Manifest
 from gradscope.dump.memory import MemoryDump, MemoryWriter
 from gradscope.dump.source import DumpSource
-from gradscope.dump.writer import DumpWriter
 from gradscope.errors import UsageError
 from gradscope.instrument.inquiry import Inquiry
 from gradscope.instrument.planning import EVERYTHING, Wanted
@@ -161,6 +161,9 @@ def gradients(
 def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False) -> Manifest:
     """Write observations, or a dump in memory, to a file.
 
+    Under `jax.distributed` every process has to call it, and the dump is a folder that all of them see: each writes
+    what its own devices hold, and none needs memory for a whole tensor.
+
     Args:
         path: Where to.
         what: What `value_and_grad` or `capture` gave, off the device or on it.
@@ -171,10 +174,10 @@ def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False
             those of several steps.
         MachineError: The folder is read-only, the disk full.
     """
-    with DumpWriter(path, force=force) as writer:
+    with dump_writer(path, force=force) as writer:
         if isinstance(what, Dump):
             return _save_dump(writer, what.source)
-        session = what.session()
+        session = what.session(reading_for(writer, TensorReading()))
         for record in session.records():
             writer.add(record)
         return writer.commit(
@@ -186,7 +189,7 @@ def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False
         )
 
 
-def _save_dump(writer: DumpWriter, source: DumpSource) -> Manifest:
+def _save_dump(writer: Writer, source: DumpSource) -> Manifest:
     if not isinstance(source, MemoryDump):
         raise UsageError("the dump is in a file already", hint="copy the file")
     for record in source.records():
@@ -195,6 +198,7 @@ def _save_dump(writer: DumpWriter, source: DumpSource) -> Manifest:
     return writer.commit(
         layers=manifest.layers,
         ledger=manifest.ledger,
+        causes=manifest.causes,
         loss=manifest.loss,
         tier=manifest.tier,
         provenance=manifest.provenance,

@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.capture.measured import TensorReading
+from gradscope.capture.observation import is_whole_here
 from gradscope.capture.origins import find_origins
 from gradscope.capture.preparation import Arguments, Prepared, prepare
-from gradscope.capture.provenance import command_line, content_hash, machine_provenance, model_provenance
+from gradscope.capture.processes import is_shared, reading_for
+from gradscope.capture.provenance import machine_provenance, model_provenance
 from gradscope.capture.selfcheck import self_check
 from gradscope.capture.session import Session
 from gradscope.capture.timings import Timings
 from gradscope.dump.manifest import Manifest, Origin
+from gradscope.dump.provenance import command_line, content_hash
 from gradscope.dump.record import Json
 from gradscope.dump.sink import RecordSink
 from gradscope.errors import MachineError, ModelError
@@ -73,14 +76,18 @@ def dump_model(
     if request.reading.keep:
         writer.require_space(_tensor_bytes(prepared))
     run = prepared.start()
-    session = Session(run, request.reading)
+    session = Session(run, reading_for(writer, request.reading))
     provenance = _provenance(model, prepared, request)
     with _salvaging(writer, provenance):
         with timings.phase("write"):
             for record in session.records():
                 writer.add(record)
-        # Of another question than the loss's own, the search would give the answer to the wrong one.
-        origins = _origins(model, prepared, timings) if session.nonfinite and not request.inquiry else ()
+        # Of another question than the loss's own, the search would give the answer to the wrong one; and it needs all
+        # values in one place, so that every process would have to take part in it.
+        searched = session.nonfinite and not request.inquiry and not is_shared()
+        origins = _origins(model, prepared, timings) if searched else ()
+        with timings.phase("explain"), user_code(f"explaining gradients of {model.name}"):
+            causes = session.causes()
         checked = None
         if request.self_check:
             with timings.phase("self-check"):
@@ -88,6 +95,7 @@ def dump_model(
     return writer.commit(
         layers=session.layers(),
         ledger=session.ledger(),
+        causes=causes,
         loss=session.loss(),
         provenance=provenance,
         self_check=checked,
@@ -150,7 +158,7 @@ def _provenance(model: Model, prepared: Prepared, request: DumpRequest) -> dict[
         "model": model.name,
         **model_provenance(model.source, model.file_sha256),
         **request.facts,
-        "batch_sha256": content_hash(batch),
+        **({"batch_sha256": content_hash(batch)} if all(map(is_whole_here, batch)) else {}),
         "trace_fingerprint": prepared.answer.trace.fingerprint,
         **machine_provenance(),
         **_asked(request.inquiry, prepared.answer),

@@ -16,6 +16,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
+from gradscope.capture.observation import with_whole_facts
 from gradscope.capture.run import Run
 from gradscope.capture.timings import Timings
 from gradscope.errors import ModelError
@@ -98,15 +99,31 @@ def _default_size(model: Model) -> int:
 def _deferred(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
     """A function's output shapes, and a way to have its values: compiled as a whole where it can be traced."""
     try:
-        return jax.eval_shape(function), jax.jit(function)
+        shapes, make = jax.eval_shape(function), jax.jit(function)
     except _WANTS_VALUES:
         return _held(function)  # it reads files or branches on values: run it as it is, once
+    if jax.device_count() == 1:
+        return shapes, make
+    # Over which devices the values will be spread is known only once this is compiled.
+    compiled = make.lower().compile()
+    return _placed(shapes, compiled.output_shardings), compiled
 
 
 def _held(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
     """The shapes of what a function returns, and a way to have it, without compiling: its values exist already."""
     values = function()
-    return jax.eval_shape(lambda: values), lambda: values
+    shardings = jax.tree_util.tree_map(lambda leaf: getattr(leaf, "sharding", None), values)
+    return _placed(jax.eval_shape(lambda: values), shardings), lambda: values
+
+
+def _placed(shapes: Any, shardings: Any) -> Any:
+    """Shapes that tell over which devices their values are spread, where those are several."""
+    leaves, tree = jax.tree_util.tree_flatten(shapes)
+    placed = [
+        leaf if sharding is None or sharding.num_devices == 1 else leaf.update(sharding=sharding)
+        for leaf, sharding in zip(leaves, tree.flatten_up_to(shardings), strict=True)
+    ]
+    return jax.tree_util.tree_unflatten(tree, placed)
 
 
 def _converted(maker: str, tree: Any, dtype: str | None) -> Any:
@@ -175,13 +192,13 @@ def prepare(model: Model, arguments: Arguments, wanted: Wanted, inquiry: Inquiry
 
     def start() -> Run:
         with timings.phase("run"), user_code(f"running {model.name}"):
-            observed = jax.block_until_ready(compiled(leaves, answered.feeds, answered.cotangents))
+            seen = jax.block_until_ready(compiled(leaves, answered.feeds, answered.cotangents))
         return Run(
             trace=answered.trace,
             plan=answered.plan,
             wanted=answered.wanted,
             arguments=leaves,
-            observed=observed,
+            observed=with_whole_facts(seen),
             reached=reached,
         )
 

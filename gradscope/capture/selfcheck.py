@@ -55,7 +55,7 @@ def self_check(loss: Callable[[Any, Any], Any], prepared: Prepared, run: Run) ->
         "rel_l2": dict(errors),
         "noise": dict(noise),
         "beyond_rounding": [
-            names[n] for n in names if errors[names[n]] > _rounding(reference[n].dtype, noise[names[n]])
+            names[n] for n in names if errors[names[n]] > rounding(reference[n].dtype, noise[names[n]])
         ],
     }
 
@@ -101,8 +101,13 @@ def _nudged(leaf: Any, seed: int) -> Any:
     )
 
 
-def _rounding(dtype: np.dtype[Any], noise: float) -> float:
-    """The largest relative difference that rounding may make."""
+def rounding(dtype: np.dtype[Any], noise: float) -> float:
+    """The largest relative difference that rounding may make.
+
+    Args:
+        dtype: The dtype of the gradient.
+        noise: What a last-bit change of the arguments makes.
+    """
     return max(_NOISE_FACTOR * noise, _ALWAYS_ROUNDING * float(jnp.finfo(dtype).eps))
 
 

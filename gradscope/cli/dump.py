@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -57,6 +55,7 @@ def dump(
     dtype: options.Dtype = None,
     x64: options.X64 = False,
     matmul_precision: options.MatmulPrecision = None,
+    distributed: options.Distributed = None,
     self_check: options.SelfCheck = False,
     no_cache: options.NoCache = False,
     select: options.Select = [],  # noqa: B006
@@ -102,6 +101,7 @@ def dump(
     options.require_one_of(batch_size=batch_size, data=data)
     for name, given in {"of": of, "stop_gradient": stop_gradient, "fetch": fetch, "feed": feed}.items():
         options.require_one_of(self_check=self_check, **{name: given or None})  # it holds the loss against itself
+    options.require_one_of(self_check=self_check, distributed=distributed)
     parse_target(target)  # a target of the wrong form is told before JAX is imported
     request = Request(
         inputs=tuple(map(parse_input, inputs)), loss=None if loss is None else loss.value, train=train, seed=seed,
@@ -109,12 +109,15 @@ def dump(
     )  # fmt: skip
     rules = checked_rules(check) | {SELF_CHECK}
     selection, chosen = Selection.parse(select, exclude), options.family_set(families)
-    notes = set_up_jax(x64=x64, dtype=dtype, matmul_precision=matmul_precision, cache=not no_cache)
+    notes = set_up_jax(
+        x64=x64, dtype=dtype, matmul_precision=matmul_precision, cache=not no_cache, distributed=distributed
+    )
     asked = _Options(
         target=target, request=request, output=output, seed=seed, batch_size=batch_size, data=data,
         dtype=None if dtype is None else dtype.value, self_check=self_check, stats_only=stats_only,
         exact_quantiles=exact_quantiles, widen=cast is not None, force=force, quiet=quiet, verbose=verbose,
     )  # fmt: skip
+    from gradscope.capture.processes import speaks_for_all
     from gradscope.instrument.planning import EVERYTHING, Wanted
 
     wanted = Wanted(
@@ -125,6 +128,8 @@ def dump(
     _tell(() if quiet else notes)
     path, manifest = _run(asked, wanted, inquiry, context.obj)
     findings = find(manifest)
+    if not speaks_for_all():
+        raise typer.Exit(1 if trips(findings, rules) else 0)
     report = dump_report("dump", str(path), manifest, findings, query=Query(sort=sort), fold=not no_fold)
     _tell(() if quiet else fragment_sentences(manifest.provenance))
     print_report(report, options.chosen_format(output_format, json=json))
@@ -139,17 +144,18 @@ def _run(asked: _Options, wanted: Wanted, inquiry: Inquiry, interrupts: Interrup
     from gradscope.capture.measured import TensorReading
     from gradscope.capture.one_shot import DumpRequest, dump_model
     from gradscope.capture.preparation import model_arguments
+    from gradscope.capture.processes import dump_writer, is_shared
     from gradscope.capture.timings import Timings
     from gradscope.cli.progress import Progress
-    from gradscope.dump.writer import DumpWriter
+    from gradscope.cli.streams import remarks_aside
     from gradscope.tracing.loader import load_model
     from gradscope.tracing.modules import lifted_model
 
     # What the model prints are remarks; standard output is for results.
-    with redirect_stdout(sys.stderr), Progress(quiet=asked.quiet) as progress:
+    with remarks_aside(native=is_shared()), Progress(quiet=asked.quiet) as progress:
         model = lifted_model(load_model(asked.target, asked.request))
-        path = asked.output or Path(f"{model.slug}.npz")
-        writer = DumpWriter(path, force=asked.force)
+        path = asked.output or Path(model.slug if is_shared() else f"{model.slug}.npz")
+        writer = dump_writer(path, force=asked.force)
         interrupts.on_interrupt(writer.discard)
         arguments = model_arguments(
             model, seed=asked.seed, batch_size=asked.batch_size, dtype=asked.dtype, data=asked.data

@@ -108,6 +108,15 @@ X64: TypeAlias = Annotated[bool, typer.Option("--x64", help="Compute in float64.
 MatmulPrecision: TypeAlias = Annotated[
     Precision | None, typer.Option(help="Precision of matrix multiplications.", rich_help_panel=_MODEL)
 ]
+Distributed: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|HOST:PORT,COUNT,INDEX",
+        help="Run as one of several processes, each started with this command: join the others where the cluster says, "
+        "or at an address, as process INDEX of COUNT. The dump is a folder then.",
+        rich_help_panel=_MODEL,
+    ),
+]
 SelfCheck: TypeAlias = Annotated[
     bool,
     typer.Option(

@@ -16,4 +16,7 @@ No framework is imported before the user's own code has: an adapter is asked onl
 
 Why modules become functions (2026-11): everything behind this room sees one kind of model. A framework's module differs
 from a file of functions only in who wrote `init`, `batch` and `loss`.
+
+`torch` stands apart: it writes a dump by itself, without JAX, and so is above what writes and measures; nothing in the
+package imports it.
 """

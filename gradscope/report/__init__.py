@@ -7,7 +7,8 @@ Vocabulary, in the order in which data flows:
 - A *table* is columns and lines of values. A *line* may show two rows side by side, a value and its gradient, or fold
   the iterations of a loop; it knows whose values it shows. A *remark* is a sentence with a label.
 - A *document* is tables and remarks: all that people read.
-- A *report* is what one command has to say: `DumpReport`, `TensorReport`, `LedgerReport`, `ComparisonReport`. Each can
+- A *report* is what one command has to say: `DumpReport`, `TensorReport`, `LedgerReport`, `ComparisonReport`,
+  `InspectionReport`, `ProofReport`. Each can
   be a document, rows, or JSON, and `to_text`, `to_markdown`, `to_json` and `to_csv` render any of them.
 
 Nothing here prints or opens a file. Only names that went through `Screen.show` or an escape of Markdown, JSON or CSV
@@ -25,7 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradscope.report.comparison import ComparisonReport
+    from gradscope.report.inspection import InspectionReport, inspection_report
     from gradscope.report.ledger import LedgerReport
+    from gradscope.report.proof import ProofReport
     from gradscope.report.query import Query
     from gradscope.report.render import Report, to_csv, to_json, to_markdown, to_text
     from gradscope.report.rows import Row, rows_of
@@ -37,7 +40,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "ComparisonReport": "comparison",
     "DumpReport": "whole_dump",
+    "InspectionReport": "inspection",
     "LedgerReport": "ledger",
+    "ProofReport": "proof",
     "Query": "query",
     "Report": "render",
     "Row": "rows",
@@ -45,6 +50,7 @@ _HOMES = {
     "SeriesReport": "series",
     "TensorReport": "tensor",
     "dump_report": "whole_dump",
+    "inspection_report": "inspection",
     "rows_of": "rows",
     "tensor_report": "tensor",
     "to_csv": "render",
@@ -56,7 +62,9 @@ _HOMES = {
 __all__ = [
     "ComparisonReport",
     "DumpReport",
+    "InspectionReport",
     "LedgerReport",
+    "ProofReport",
     "Query",
     "Report",
     "Row",
@@ -64,6 +72,7 @@ __all__ = [
     "SeriesReport",
     "TensorReport",
     "dump_report",
+    "inspection_report",
     "rows_of",
     "tensor_report",
     "to_csv",

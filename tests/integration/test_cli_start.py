@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.command import GRADSCOPE, gradscope
 
-COMMANDS = ("dump", "show", "compare", "verify", "recover")
+COMMANDS = ("dump", "show", "compare", "inspect", "check", "verify", "recover")
 
 #: What every command line documents, by command; `--help` itself aside.
 OPTIONS = {
@@ -25,6 +25,10 @@ OPTIONS = {
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
     "--exclude --all --worst-first "
     "--format --json --traceback",
+    "inspect": "--batch-size --data --dtype --x64 --select --exclude --depth --families --sort --format --json --quiet "
+    "--verbose --traceback",
+    "check": "--seed --batch-size --data --dtype --x64 --matmul-precision --no-cache --format --json --quiet --verbose "
+    "--traceback",
     "verify": "--traceback",
     "recover": "--output --force --traceback",
 }
