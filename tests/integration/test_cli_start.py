@@ -25,10 +25,10 @@ OPTIONS = {
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
     "--exclude --all --worst-first "
     "--format --json --traceback",
-    "inspect": "--batch-size --data --dtype --x64 --select --exclude --depth --families --sort --format --json --quiet "
-    "--verbose --traceback",
-    "check": "--seed --batch-size --data --dtype --x64 --matmul-precision --no-cache --format --json --quiet --verbose "
-    "--traceback",
+    "inspect": "--batch-size --data --input --loss --train --dtype --x64 --select --exclude --depth --families --sort "
+    "--format --json --quiet --verbose --traceback",
+    "check": "--seed --batch-size --data --input --loss --train --dtype --x64 --matmul-precision --no-cache --format "
+    "--json --quiet --verbose --traceback",
     "verify": "--traceback",
     "recover": "--output --force --traceback",
 }
