@@ -41,7 +41,7 @@ def check(
     from gradscope.report import ProofReport
 
     options.require_one_of(batch_size=batch_size, data=data)
-    request = asked_of(target, inputs=inputs, loss=loss, train=train, seed=seed, batch_size=batch_size)
+    request = asked_of(target, inputs=inputs, loss=loss, train=train, seed=seed, batch_size=batch_size, data=data)
     notes = set_up_jax(x64=x64, dtype=dtype, matmul_precision=matmul_precision, cache=not no_cache)
     from gradscope.capture.preparation import model_arguments
     from gradscope.capture.timings import Timings

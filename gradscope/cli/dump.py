@@ -100,7 +100,7 @@ def dump(
     for name, given in {"of": of, "stop_gradient": stop_gradient, "fetch": fetch, "feed": feed}.items():
         options.require_one_of(self_check=self_check, **{name: given or None})  # it holds the loss against itself
     options.require_one_of(self_check=self_check, distributed=distributed)
-    request = asked_of(target, inputs=inputs, loss=loss, train=train, seed=seed, batch_size=batch_size)
+    request = asked_of(target, inputs=inputs, loss=loss, train=train, seed=seed, batch_size=batch_size, data=data)
     rules = checked_rules(check) | {SELF_CHECK}
     selection, chosen = Selection.parse(select, exclude), options.family_set(families)
     notes = set_up_jax(

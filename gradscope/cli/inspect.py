@@ -40,7 +40,7 @@ def inspect(
     from gradscope.report import Query, Row, inspection_report
 
     options.require_one_of(batch_size=batch_size, data=data)
-    request = asked_of(target, inputs=inputs, loss=loss, train=train, batch_size=batch_size)
+    request = asked_of(target, inputs=inputs, loss=loss, train=train, batch_size=batch_size, data=data)
     query = Query(
         selection=Selection.parse(select, exclude), families=options.family_set(families), depth=depth, sort=sort
     )

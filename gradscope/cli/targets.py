@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradscope.cli.options import Loss
@@ -20,6 +21,7 @@ def asked_of(
     train: bool | None,
     seed: int = 0,
     batch_size: int | None,
+    data: Path | None,
 ) -> Request:
     """What the options say about a target's model; told before JAX is imported where it is wrong.
 
@@ -30,12 +32,15 @@ def asked_of(
         train: `--train/--eval`.
         seed: `--seed`.
         batch_size: `--batch-size`.
+        data: `--data`.
 
     Raises:
         UsageError: The target or an input is not of the right form.
+        DumpError: The data file cannot be read.
     """
     from gradscope.frameworks.inputspec import parse_input
     from gradscope.frameworks.request import Request
+    from gradscope.tracing.datashapes import data_shapes
     from gradscope.tracing.target import parse_target
 
     parse_target(target)
@@ -45,6 +50,7 @@ def asked_of(
         train=train,
         seed=seed,
         batch_size=batch_size,
+        data={} if data is None else data_shapes(data),
     )
 
 
