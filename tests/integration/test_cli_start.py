@@ -27,10 +27,10 @@ OPTIONS = {
     "--format --json --traceback",
     "calibrate": "--output --seed --batch-size --data --input --loss --train --x64 --matmul-precision --no-cache "
     "--select --exclude --depth --families --force --quiet --traceback",
-    "inspect": "--batch-size --data --dtype --x64 --select --exclude --depth --families --sort --format --json --quiet "
-    "--verbose --traceback",
-    "check": "--seed --batch-size --data --dtype --x64 --matmul-precision --no-cache --format --json --quiet --verbose "
-    "--traceback",
+    "inspect": "--batch-size --data --input --loss --train --dtype --x64 --select --exclude --depth --families --sort "
+    "--format --json --quiet --verbose --traceback",
+    "check": "--seed --batch-size --data --input --loss --train --dtype --x64 --matmul-precision --no-cache --format "
+    "--json --quiet --verbose --traceback",
     "verify": "--traceback",
     "recover": "--output --force --traceback",
 }
