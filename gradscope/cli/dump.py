@@ -14,7 +14,10 @@ from gradscope.cli.options import Format
 
 if TYPE_CHECKING:
     from gradscope.dump.manifest import Manifest
+    from gradscope.dump.record import Json
     from gradscope.instrument.planning import Wanted
+    from gradscope.tracing.batches import DataRequest
+    from gradscope.tracing.checkpoints import CheckpointRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,10 @@ class _Options:
     output: Path | None
     seed: int
     batch_size: int | None
-    data: Path | None
+    data: str | None
+    batch_index: int | None
+    checkpoint: Path | None
+    map_keys: Path | None
     dtype: str | None
     self_check: bool
     stats_only: bool
@@ -46,6 +52,9 @@ def dump(
     seed: options.Seed = 0,
     batch_size: options.BatchSize = None,
     data: options.Data = None,
+    batch_index: options.BatchIndex = None,
+    checkpoint: options.Checkpoint = None,
+    map_keys: options.MapKeys = None,
     dtype: options.Dtype = None,
     x64: options.X64 = False,
     matmul_precision: options.MatmulPrecision = None,
@@ -84,6 +93,8 @@ def dump(
     from gradscope.tracing.target import parse_target
 
     options.require_one_of(batch_size=batch_size, data=data)
+    options.require_together(batch_index, data, "--batch-index", "--data")
+    options.require_together(map_keys, checkpoint, "--map-keys", "--checkpoint")
     options.require_one_of(self_check=self_check, distributed=distributed)
     parse_target(target)  # a target of the wrong form is told before JAX is imported
     rules = checked_rules(check) | {SELF_CHECK}
@@ -93,6 +104,7 @@ def dump(
     )
     asked = _Options(
         target=target, output=output, seed=seed, batch_size=batch_size, data=data,
+        batch_index=batch_index, checkpoint=checkpoint, map_keys=map_keys,
         dtype=None if dtype is None else dtype.value, self_check=self_check, stats_only=stats_only,
         exact_quantiles=exact_quantiles, widen=cast is not None, force=force, quiet=quiet, verbose=verbose,
     )  # fmt: skip
@@ -131,18 +143,45 @@ def _run(asked: _Options, wanted: Wanted, interrupts: Interrupts) -> tuple[Path,
         writer = dump_writer(path, force=asked.force)
         interrupts.on_interrupt(writer.discard)
         arguments = model_arguments(
-            model, seed=asked.seed, batch_size=asked.batch_size, dtype=asked.dtype, data=asked.data
-        )
+            model, seed=asked.seed, batch_size=asked.batch_size, dtype=asked.dtype, data=_data(asked),
+            checkpoint=_checkpoint(asked),
+        )  # fmt: skip
         _tell((*(model.choices if asked.verbose else ()), *(() if asked.quiet else arguments.notes)))
         request = DumpRequest(
             wanted=wanted,
             reading=TensorReading(keep=not asked.stats_only, exact_quantiles=asked.exact_quantiles, widen=asked.widen),
             self_check=asked.self_check,
-            facts={"seed": asked.seed, "batch_size": arguments.batch_size},
+            facts={"seed": asked.seed, "batch_size": arguments.batch_size, **_places(asked)},
         )
         with writer:
             manifest = dump_model(model, arguments, request, writer, Timings(progress.phase))
     return path, manifest
+
+
+def _data(asked: _Options) -> DataRequest | None:
+    from gradscope.tracing.batches import DataRequest
+
+    return None if asked.data is None else DataRequest(place=asked.data, index=asked.batch_index)
+
+
+def _checkpoint(asked: _Options) -> CheckpointRequest | None:
+    from gradscope.tracing.checkpoints import CheckpointRequest
+    from gradscope.tracing.keymap import KeyMap, read_key_map
+
+    if asked.checkpoint is None:
+        return None
+    key_map = KeyMap() if asked.map_keys is None else read_key_map(asked.map_keys)
+    return CheckpointRequest(path=asked.checkpoint, key_map=key_map)
+
+
+def _places(asked: _Options) -> dict[str, Json]:
+    """Where variables and batch came from, files without their folders."""
+    named: dict[str, Json] = {
+        "checkpoint": asked.checkpoint and asked.checkpoint.name,
+        "data": asked.data and Path(asked.data).name,
+        "batch_index": asked.batch_index,
+    }
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _tell(sentences: tuple[str, ...]) -> None:

@@ -65,9 +65,32 @@ BatchSize: TypeAlias = Annotated[
     typer.Option(min=1, help="Number of examples; by default what the model's batch says.", rich_help_panel=_MODEL),
 ]
 Data: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|PLACE:NAME",
+        help="A real batch: members of an .npz or .safetensors file become its leaves, an .npy file its only one; or a "
+        "pipeline module:NAME or data.py:NAME, a function that returns an iterable of batches.",
+        rich_help_panel=_MODEL,
+    ),
+]
+BatchIndex: TypeAlias = Annotated[
+    int | None,
+    typer.Option(min=0, help="Which batch of the pipeline, from 0; by default the first.", rich_help_panel=_MODEL),
+]
+Checkpoint: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="A real batch: members of an .npz become the batch's leaves.", rich_help_panel=_MODEL
+        metavar="FILE",
+        help="Saved variables: .npz, .safetensors, .msgpack (Flax), .eqx (Equinox), an Orbax folder, or a dump.",
+        rich_help_panel=_MODEL,
+    ),
+]
+MapKeys: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Renames the checkpoint's tensors: lines of REGEX -> REPLACEMENT, one after the other.",
+        rich_help_panel=_MODEL,
     ),
 ]
 Dtype: TypeAlias = Annotated[
@@ -193,6 +216,24 @@ def require_one_of(**values: object) -> None:
     given = [f"--{name.replace('_', '-')}" for name, value in values.items() if value not in (None, False)]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} contradict each other", hint="give one of them")
+
+
+def require_together(value: object, needed: object, name: str, needed_name: str) -> None:
+    """Refuse an option that means nothing without another.
+
+    Args:
+        value: What was given to it; None where nothing was.
+        needed: What was given to the other.
+        name: What it is called.
+        needed_name: What the other is called.
+
+    Raises:
+        UsageError: It was given without the other.
+    """
+    from gradscope.errors import UsageError
+
+    if value is not None and needed is None:
+        raise UsageError(f"{name} without {needed_name} means nothing", hint=f"add {needed_name}")
 
 
 def listed(text: str, known: Collection[str], kind: str) -> frozenset[str]:

@@ -51,6 +51,19 @@ def load_model(text: str) -> Model:
     )
 
 
+def named_object(text: str) -> Any:
+    """The object that a target names, whatever it is; called if the target calls it.
+
+    Raises:
+        UsageError: There is no such file, module or name, or the target names none.
+        ModelError: The file does not import.
+    """
+    target = parse_target(text)
+    if target.attribute is None:
+        raise UsageError(f"{text} names no object", hint=f"name one: {text}:NAME")
+    return _holder(import_place(target), target.place, target.attribute)
+
+
 def _name(target: Target) -> str:
     stem = Path(target.place).stem if target.rule == "path" else target.place.rpartition(".")[2]
     return stem if target.attribute is None else f"{stem}.{target.attribute.text}"
