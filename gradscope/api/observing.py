@@ -23,6 +23,7 @@ from gradscope.dump.manifest import Manifest
 from gradscope.dump.memory import MemoryDump, MemoryWriter
 from gradscope.dump.source import DumpSource
 from gradscope.errors import UsageError
+from gradscope.instrument.inquiry import Inquiry
 from gradscope.instrument.planning import EVERYTHING, Wanted
 from gradscope.naming import Selection
 from gradscope.tracing.model import Model
@@ -38,6 +39,9 @@ def capture(
     families: Sequence[str] | None = None,
     depth: int | None = None,
     ops: bool = False,
+    stop_gradient: Sequence[str] = (),
+    feed: Mapping[str, Any] | None = None,
+    fetch: str | Sequence[str] | None = None,
     stats_only: bool = False,
     self_check: bool = False,
 ) -> Dump:
@@ -52,12 +56,15 @@ def capture(
         families: Families to keep; all where None.
         depth: Only layers of at most so many scopes.
         ops: Every operation beside every layer.
+        stop_gradient: Names of values that count as constant.
+        feed: Values in the place of computed ones, by name; under `gradient/NAME`, of the gradient that arrives there.
+        fetch: Names of the only values asked for; what they do not need is not run. All where None.
         stats_only: Keep statistics and no tensors.
         self_check: Run the plain program too, and record how far observing changed the gradients.
 
     Raises:
         ModelError: The loss failed, or is not a scalar that can be differentiated.
-        UsageError: A pattern selects nothing.
+        UsageError: A pattern selects nothing, a name is unknown, or a tensor does not fit.
     """
     name = getattr(loss, "__name__", "loss")
     model = Model(name=name, init=lambda _: variables, batch=lambda _key, _size: batch, loss=loss)
@@ -67,6 +74,7 @@ def capture(
     request = DumpRequest(
         wanted=replace(_wanted(select, exclude, families, depth), operations=ops),
         reading=TensorReading(keep=not stats_only),
+        inquiry=Inquiry(stops=_several(stop_gradient), feeds=feed or {}, fetches=_several(fetch or ())),
         self_check=self_check,
     )
     writer = MemoryWriter()
@@ -190,6 +198,7 @@ def _save_dump(writer: Writer, source: DumpSource) -> Manifest:
     return writer.commit(
         layers=manifest.layers,
         ledger=manifest.ledger,
+        causes=manifest.causes,
         loss=manifest.loss,
         tier=manifest.tier,
         provenance=manifest.provenance,
@@ -198,8 +207,8 @@ def _save_dump(writer: Writer, source: DumpSource) -> Manifest:
     )
 
 
-def _several(patterns: str | Sequence[str]) -> Sequence[str]:
-    return (patterns,) if isinstance(patterns, str) else patterns
+def _several(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _wanted(select: Sequence[str], exclude: Sequence[str], families: Sequence[str] | None, depth: int | None) -> Wanted:

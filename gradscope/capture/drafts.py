@@ -61,7 +61,8 @@ def drafts(run: Run, order: ExecutionOrder) -> Iterator[Draft]:
     for number, (leaf, value) in enumerate(zip(run.trace.auxiliary, run.observed.auxiliary, strict=True)):
         key = ValueKey((), len(run.trace.jaxpr.eqns), number)
         origin = Origin(key, (), SiteFacts(index=order.rank_after_all))
-        yield from _leaf_drafts(run, leaf.family, leaf, origin, Observation(value=value))
+        source: Source = "eliminated" if value is None else Observation(value=value)
+        yield from _leaf_drafts(run, leaf.family, leaf, origin, source)
 
 
 def _argument_origins(run: Run, order: ExecutionOrder) -> list[Origin]:
@@ -101,7 +102,9 @@ def _argument_drafts(run: Run, number: int, origin: Origin) -> Iterator[Draft]:
 def _argument(run: Run, number: int) -> Source:
     """An argument, or why it is not there."""
     value = run.arguments[number]
-    return "filtered" if value is None else Observation(value=value)
+    if value is None:
+        return "filtered" if run.plan.used is None else "eliminated"
+    return Observation(value=value)
 
 
 def _gradient(run: Run, number: int) -> Source:

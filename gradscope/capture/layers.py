@@ -48,7 +48,8 @@ class LayerTree:
 
     def layers(self) -> tuple[Layer, ...]:
         """Every wanted layer in execution order, composites before their parts."""
-        calls = [(call, turn) for call in self._run.trace.layers for turn in iterations(call.frame.loops)]
+        shown = (call for call in self._run.trace.layers if self._run.wanted.operations or not call.operation)
+        calls = [(call, turn) for call in shown for turn in iterations(call.frame.loops)]
         calls.sort(key=lambda at: (self._rank(*at), len(at[0].path.components)))
         return tuple(self._layer(call, turn) for call, turn in calls if not call.frame.opaque)
 

@@ -23,6 +23,7 @@ from gradscope.dump.provenance import command_line, content_hash
 from gradscope.dump.record import Json
 from gradscope.dump.sink import RecordSink
 from gradscope.errors import MachineError, ModelError
+from gradscope.instrument.inquiry import Answer, Inquiry
 from gradscope.instrument.planning import Wanted
 from gradscope.tracing.model import Model
 from gradscope.tracing.userframes import user_code
@@ -34,12 +35,14 @@ class DumpRequest:
 
     Attributes:
         wanted: Which tensors.
+        inquiry: What is asked beyond the loss and its gradients.
         reading: How they are measured, and whether they are kept.
         self_check: Whether to run the plain program too.
         facts: Provenance that only the caller knows, such as the seed.
     """
 
     wanted: Wanted = field(default_factory=Wanted)
+    inquiry: Inquiry = field(default_factory=Inquiry)
     reading: TensorReading = field(default_factory=TensorReading)
     self_check: bool = False
     facts: dict[str, Json] = field(default_factory=dict[str, Json])
@@ -69,7 +72,7 @@ def dump_model(
         MachineError: Memory or disk ran out. What was captured until then is saved beside the asked path.
         UsageError: A pattern selects nothing.
     """
-    prepared = prepare(model, arguments, request.wanted, timings)
+    prepared = prepare(model, arguments, request.wanted, request.inquiry, timings)
     if request.reading.keep:
         writer.require_space(_tensor_bytes(prepared))
     run = prepared.start()
@@ -79,9 +82,12 @@ def dump_model(
         with timings.phase("write"):
             for record in session.records():
                 writer.add(record)
-        # The search needs all values in one place, and every process would have to take part in it.
-        searched = session.nonfinite and not is_shared()
+        # Of another question than the loss's own, the search would give the answer to the wrong one; and it needs all
+        # values in one place, so that every process would have to take part in it.
+        searched = session.nonfinite and not request.inquiry and not is_shared()
         origins = _origins(model, prepared, timings) if searched else ()
+        with timings.phase("explain"), user_code(f"explaining gradients of {model.name}"):
+            causes = session.causes()
         checked = None
         if request.self_check:
             with timings.phase("self-check"):
@@ -89,6 +95,7 @@ def dump_model(
     return writer.commit(
         layers=session.layers(),
         ledger=session.ledger(),
+        causes=causes,
         loss=session.loss(),
         provenance=provenance,
         self_check=checked,
@@ -101,6 +108,18 @@ def _origins(model: Model, prepared: Prepared, timings: Timings) -> tuple[Origin
     """Where what is not finite began."""
     with timings.phase("search for the origin"), user_code(f"searching {model.name} for the origin of a NaN"):
         return find_origins(model.loss, prepared)
+
+
+def _asked(inquiry: Inquiry, answered: Answer) -> dict[str, Json]:
+    """What was asked, by name, and what part of the program that took."""
+    asked = {"of": inquiry.of, "stop_gradient": inquiry.stops, "feed": inquiry.feeds, "fetch": inquiry.fetches}
+    found: dict[str, Json] = {name: list(names) for name, names in asked.items() if names}
+    fragment = answered.fragment
+    if fragment is not None:
+        leaves = zip(answered.trace.arguments, fragment.arguments, strict=True)
+        inputs: list[Json] = [leaf.name for leaf, needed in leaves if needed and leaf.family == naming.INPUT]
+        found["fragment"] = {"needed": fragment.needed, "total": fragment.total, "inputs": inputs}
+    return found
 
 
 @contextmanager
@@ -120,7 +139,7 @@ def _salvaging(writer: RecordSink, provenance: dict[str, Json]) -> Generator[Non
 
 def _tensor_bytes(prepared: Prepared) -> int:
     """Bytes of the tensors that a run's records will carry; refuses by name what cannot be stored."""
-    plan, arguments = prepared.plan, prepared.trace.arguments
+    plan, arguments = prepared.answer.plan, prepared.answer.trace.arguments
     leaves = sum(_bytes(leaf.shape, leaf.dtype) * (1 + leaf.differentiated) for leaf in arguments)
     named = [number for number, site in enumerate(plan.sites) if site.names]
     sizes = {number: _bytes(plan.observed(number).shape, plan.sites[number].dtype) for number in named}
@@ -132,14 +151,16 @@ def _bytes(shape: tuple[int, ...], dtype: object) -> int:
 
 
 def _provenance(model: Model, prepared: Prepared, request: DumpRequest) -> dict[str, Json]:
-    inputs = [leaf.family == naming.INPUT for leaf in prepared.trace.arguments]
-    batch = [value for value, is_input in zip(prepared.leaves, inputs, strict=True) if is_input]
+    inputs = [leaf.family == naming.INPUT for leaf in prepared.answer.trace.arguments]
+    leaves = zip(prepared.leaves, inputs, strict=True)
+    batch = [value for value, is_input in leaves if is_input and value is not None]
     return {
         "model": model.name,
         **model_provenance(model.source, model.file_sha256),
         **request.facts,
         **({"batch_sha256": content_hash(batch)} if all(map(is_whole_here, batch)) else {}),
-        "trace_fingerprint": prepared.trace.fingerprint,
+        "trace_fingerprint": prepared.answer.trace.fingerprint,
         **machine_provenance(),
+        **_asked(request.inquiry, prepared.answer),
         "argv": command_line(),
     }

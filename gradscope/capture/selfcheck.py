@@ -40,7 +40,7 @@ def self_check(loss: Callable[[Any, Any], Any], prepared: Prepared, run: Run) ->
         `noise` (the effect of a last-bit change of the arguments, likewise relative), and `beyond_rounding`: the names
         of those that differ by more than rounding can explain.
     """
-    names = {number: leaf.name for number, leaf in enumerate(prepared.trace.arguments) if _compared(leaf)}
+    names = {number: leaf.name for number, leaf in enumerate(prepared.answer.trace.arguments) if _compared(leaf)}
     plain = _PlainProgram(loss, prepared, list(names))
     value, reference = plain(prepared.leaves)
     _, nudged = plain([_nudged(leaf, seed) for seed, leaf in enumerate(prepared.leaves)])
@@ -55,7 +55,7 @@ def self_check(loss: Callable[[Any, Any], Any], prepared: Prepared, run: Run) ->
         "rel_l2": dict(errors),
         "noise": dict(noise),
         "beyond_rounding": [
-            names[n] for n in names if errors[names[n]] > _rounding(reference[n].dtype, noise[names[n]])
+            names[n] for n in names if errors[names[n]] > rounding(reference[n].dtype, noise[names[n]])
         ],
     }
 
@@ -101,8 +101,13 @@ def _nudged(leaf: Any, seed: int) -> Any:
     )
 
 
-def _rounding(dtype: np.dtype[Any], noise: float) -> float:
-    """The largest relative difference that rounding may make."""
+def rounding(dtype: np.dtype[Any], noise: float) -> float:
+    """The largest relative difference that rounding may make.
+
+    Args:
+        dtype: The dtype of the gradient.
+        noise: What a last-bit change of the arguments makes.
+    """
     return max(_NOISE_FACTOR * noise, _ALWAYS_ROUNDING * float(jnp.finfo(dtype).eps))
 
 

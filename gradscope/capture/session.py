@@ -14,9 +14,12 @@ from gradscope.capture.measured import Reading
 from gradscope.capture.order import ExecutionOrder
 from gradscope.capture.pipeline import in_order
 from gradscope.capture.run import Run
-from gradscope.dump.manifest import Layer, Ledger, LedgerLine
+from gradscope.capture.zeros import Zero, causes_of
+from gradscope.dump.manifest import Cause, Layer, Ledger, LedgerLine
 from gradscope.dump.record import Reason, Record
 from gradscope.instrument.planning import wants_site
+from gradscope.stats.columns import is_all_zero
+from gradscope.tracing.barriers import Barriers
 from gradscope.tracing.frames import OPERAND, ValueKey
 from gradscope.tracing.sites import Site
 
@@ -43,9 +46,12 @@ class Session:
         self._reading = reading
         self._order = ExecutionOrder.of_trace(run.trace)
         self._tree = LayerTree(run, self._order)
-        self.nonfinite = not math.isfinite(self.loss())
+        self.nonfinite = not math.isfinite(self.loss() or 0.0)
         self._captured = 0
         self._missing: list[LedgerLine] = []
+        self._zeros: list[Zero] = []
+        self._flowing: set[ValueKey] = set()
+        self._barriers = Barriers(run.trace.root)
         self._accounted: set[tuple[ValueKey, str]] = set()
 
     def records(self) -> Iterator[Record]:
@@ -58,9 +64,10 @@ class Session:
                 self._account(measured.draft, record)
                 yield record
 
-    def loss(self) -> float:
-        """The loss."""
-        return float(np.asarray(self._run.observed.loss))
+    def loss(self) -> float | None:
+        """The loss; None where it was not asked for."""
+        loss = self._run.observed.loss
+        return None if loss is None else float(np.asarray(loss))
 
     def layers(self) -> tuple[Layer, ...]:
         """The layer tree."""
@@ -70,12 +77,32 @@ class Session:
         """The account of every site: what was captured and why the others were not."""
         return Ledger(captured=self._captured, missing=(*self._missing, *self._left_out()))
 
+    def causes(self) -> tuple[Cause, ...]:
+        """Why gradients are exactly zero; where any is, the loss is run once more to see.
+
+        Raises:
+            ModelError: The loss failed.
+        """
+        return causes_of(self._run, self._zeros, self._flowing)
+
     def _account(self, draft: Draft, record: Record) -> None:
         self._accounted.add((draft.origin.value, draft.family))
         if record.absent is not None:
-            self._missing.append(LedgerLine(name=record.name, family=record.family, reason=record.absent))
+            gradient = naming.is_gradient(record.family)
+            detail = self._barriers.detail(draft.origin.value, record.absent) if gradient else ""
+            line = LedgerLine(name=record.name, family=record.family, reason=record.absent, detail=detail)
+            self._missing.append(line)
         elif record.alias_of is None and record.shard is None:
             self._captured += 1
+            if naming.is_gradient(record.family):
+                self._note_gradient(draft, record)
+
+    def _note_gradient(self, draft: Draft, record: Record) -> None:
+        value, turn, _ = draft.origin
+        if is_all_zero(record.stats):
+            self._zeros.append(Zero(family=record.family, name=record.name, value=value, turn=turn))
+        else:
+            self._flowing.add(value)
 
     def _why(self, site: Site, family: str) -> Reason:
         """Why a site was never drafted; what the user left out is the user's word first."""
@@ -85,7 +112,8 @@ class Session:
 
     def _left_out(self) -> Iterator[LedgerLine]:
         """What was never drafted: sites, by their names without iterations, and arguments."""
-        for site in self._run.trace.sites:
+        shown = self._run.wanted.operations
+        for site in (site for site in self._run.trace.sites if shown or not all(n.operation for n in site.names)):
             for family in (naming.ACTIVATION, naming.ACTIVATION_GRAD):
                 if site.names and (site.value, family) not in self._accounted:
                     yield LedgerLine(name=site.names[0].template, family=family, reason=self._why(site, family))

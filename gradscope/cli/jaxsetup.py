@@ -15,7 +15,12 @@ from gradscope.cli.options import FloatType, Precision
 
 
 def set_up_jax(
-    *, x64: bool, dtype: FloatType | None, matmul_precision: Precision | None, cache: bool, distributed: str | None
+    *,
+    x64: bool,
+    dtype: FloatType | None,
+    matmul_precision: Precision | None,
+    cache: bool,
+    distributed: str | None = None,
 ) -> tuple[str, ...]:
     """Import JAX and configure it.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
@@ -39,6 +38,15 @@ class FloatType(StrEnum):
     FLOAT64 = "float64"
 
 
+class Loss(StrEnum):
+    """What can be made of the outputs of a framework's module."""
+
+    CROSS_ENTROPY = "cross-entropy"
+    MSE = "mse"
+    SUM = "sum"
+    MEAN = "mean"
+
+
 class CastType(StrEnum):
     """Types that narrow tensors may be stored as."""
 
@@ -47,6 +55,7 @@ class CastType(StrEnum):
 
 _MODEL = "Model"
 _SHOWN = "What is shown"
+_ASKED = "What is asked"
 _OUTPUT = "Output"
 
 Target: TypeAlias = Annotated[
@@ -54,7 +63,8 @@ Target: TypeAlias = Annotated[
     typer.Argument(
         metavar="TARGET",
         help="The model: a file model.py or model.py:NAME, a module package.module:NAME, or a name of the zoo "
-        "(resnet50, mlp, transformer, linear_regression). NAME may be a call with literal arguments.",
+        "(resnet50, mlp, transformer, linear_regression). NAME may be a call with literal arguments, and a module of a "
+        "framework, given its --input.",
     ),
 ]
 Seed: TypeAlias = Annotated[
@@ -64,35 +74,26 @@ BatchSize: TypeAlias = Annotated[
     int | None,
     typer.Option(min=1, help="Number of examples; by default what the model's batch says.", rich_help_panel=_MODEL),
 ]
-Data: TypeAlias = Annotated[
-    str | None,
+Input: TypeAlias = Annotated[
+    list[str],
     typer.Option(
-        metavar="FILE|PLACE:NAME",
-        help="A real batch: members of an .npz or .safetensors file become its leaves, an .npy file its only one; or a "
-        "pipeline module:NAME or data.py:NAME, a function that returns an iterable of batches.",
+        "--input",
+        metavar="SPEC",
+        help="An input of a module, [NAME=]DTYPE[SHAPE][:VALUES], as in ids=int32[8,128]:0..9. Repeatable.",
         rich_help_panel=_MODEL,
     ),
 ]
-BatchIndex: TypeAlias = Annotated[
-    int | None,
-    typer.Option(min=0, help="Which batch of the pipeline, from 0; by default the first.", rich_help_panel=_MODEL),
+LossOf: TypeAlias = Annotated[
+    Loss | None,
+    typer.Option("--loss", help="What is made of a module's outputs; by default mse.", rich_help_panel=_MODEL),
 ]
-Checkpoint: TypeAlias = Annotated[
-    Path | None,
+Train: TypeAlias = Annotated[
+    bool | None,
     typer.Option(
-        metavar="FILE",
-        help="Saved variables: .npz, .safetensors, .msgpack (Flax), .eqx (Equinox), an Orbax folder, or a dump.",
+        "--train/--eval", help="Run as in training, or as in evaluation; by default as in training.",
         rich_help_panel=_MODEL,
     ),
-]
-MapKeys: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Renames the checkpoint's tensors: lines of REGEX -> REPLACEMENT, one after the other.",
-        rich_help_panel=_MODEL,
-    ),
-]
+]  # fmt: skip
 Dtype: TypeAlias = Annotated[
     FloatType | None, typer.Option(help="Convert floating-point variables and batch to it.", rich_help_panel=_MODEL)
 ]
@@ -104,8 +105,7 @@ Distributed: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="auto|HOST:PORT,COUNT,INDEX",
-        help="Run as one of several processes, each started with this command: join the others where the cluster says, "
-        "or at an address, as process INDEX of COUNT. The dump is a folder then.",
+        help="Run as one of several processes, each started so; the dump is a folder then.",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -155,6 +155,41 @@ Strict: TypeAlias = Annotated[
         "--strict",
         help="Exit 1 if anything is missing without your word: inside a custom rule, or behind a while loop.",
         rich_help_panel=_SHOWN,
+    ),
+]
+Of: TypeAlias = Annotated[
+    list[str],
+    typer.Option(metavar="NAME", help="Differentiate this in place of the loss. Repeatable.", rich_help_panel=_ASKED),
+]
+Wrt: TypeAlias = Annotated[
+    list[str],
+    typer.Option(metavar="PATTERN", help="Only gradients with respect to these. Repeatable.", rich_help_panel=_ASKED),
+]
+Cotangent: TypeAlias = Annotated[
+    list[str],
+    typer.Option(
+        metavar="FILE[:KEY]|ones",
+        help="The initial gradient of an --of, in their order; ones where not given.",
+        rich_help_panel=_ASKED,
+    ),
+]
+StopGradient: TypeAlias = Annotated[
+    list[str], typer.Option(metavar="NAME", help="This counts as constant. Repeatable.", rich_help_panel=_ASKED)
+]
+Fetch: TypeAlias = Annotated[
+    list[str],
+    typer.Option(
+        metavar="NAME",
+        help="Run only what this value needs; gradient/NAME for the gradient that arrives at it. Repeatable.",
+        rich_help_panel=_ASKED,
+    ),
+]
+Feed: TypeAlias = Annotated[
+    list[str],
+    typer.Option(
+        metavar="NAME=FILE[:KEY]",
+        help="Put a tensor in the place of a value; of gradient/NAME, of the gradient that arrives at it. Repeatable.",
+        rich_help_panel=_ASKED,
     ),
 ]
 OutputFormat: TypeAlias = Annotated[
@@ -216,24 +251,6 @@ def require_one_of(**values: object) -> None:
     given = [f"--{name.replace('_', '-')}" for name, value in values.items() if value not in (None, False)]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} contradict each other", hint="give one of them")
-
-
-def require_together(value: object, needed: object, name: str, needed_name: str) -> None:
-    """Refuse an option that means nothing without another.
-
-    Args:
-        value: What was given to it; None where nothing was.
-        needed: What was given to the other.
-        name: What it is called.
-        needed_name: What the other is called.
-
-    Raises:
-        UsageError: It was given without the other.
-    """
-    from gradscope.errors import UsageError
-
-    if value is not None and needed is None:
-        raise UsageError(f"{name} without {needed_name} means nothing", hint=f"add {needed_name}")
 
 
 def listed(text: str, known: Collection[str], kind: str) -> frozenset[str]:

@@ -10,8 +10,10 @@ from typing import Annotated, cast
 
 import typer
 
+from gradscope.cli.check import check
 from gradscope.cli.compare import compare
 from gradscope.cli.dump import dump
+from gradscope.cli.inspect import inspect
 from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.recover import recover
 from gradscope.cli.show import show
@@ -28,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (dump, show, compare, verify, recover):
+for command in (dump, show, compare, inspect, check, verify, recover):
     app.command()(command)
 
 

@@ -16,6 +16,8 @@ _PHASES: Final = {
     "initialise": "making parameters and batch",
     "run": "running forward and backward",
     "write": "measuring and writing",
+    "differences": "taking finite differences",
+    "explain": "looking into gradients that are zero",
     "self-check": "running the plain program",
 }
 

@@ -154,6 +154,15 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why one gradient is exactly zero."""
+
+    family: str
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """Everything a dump says about itself.
 
@@ -161,6 +170,7 @@ class Manifest:
         entries: Every record in the order written.
         layers: The layer tree in execution order.
         ledger: What was left out and why.
+        causes: Why gradients are exactly zero, for those of which it is known.
         loss: The loss; None in a foreign file or an incomplete dump that had not reached it.
         complete: Whether the run that wrote the dump ended well.
         tier: `full` when every statistic of numbers.md was computed, `core` when only a compiled step's.
@@ -174,6 +184,7 @@ class Manifest:
     entries: tuple[Entry, ...]
     layers: tuple[Layer, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
+    causes: tuple[Cause, ...] = ()
     loss: float | None = None
     complete: bool = True
     tier: Literal["core", "full"] = "full"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from gradscope.dump.jsonfields import Fields
 from gradscope.dump.jsontext import dumps, from_float, loads
-from gradscope.dump.manifest import SCHEMA, Entry, Layer, Ledger, LedgerLine, Manifest, Origin, Stored
+from gradscope.dump.manifest import SCHEMA, Cause, Entry, Layer, Ledger, LedgerLine, Manifest, Origin, Stored
 from gradscope.dump.record import Json, Reason, SiteFacts
 from gradscope.dump.shards import Shard
 from gradscope.errors import DumpError
@@ -50,6 +50,7 @@ def manifest_from_json(value: Json) -> Manifest:
         entries=manifest.each("entries", _entry),
         layers=manifest.each("layers", _layer),
         ledger=_ledger(manifest.object("ledger")),
+        causes=manifest.each("causes", _cause),
         loss=manifest.optional_number("loss"),
         complete=manifest.boolean("complete", default=True),
         tier=manifest.choice("tier", _TIERS, "full"),
@@ -188,6 +189,11 @@ def _ledger_line(value: Json, position: int) -> LedgerLine:
         reason=line.choice("reason", _REASONS, "captured"),
         detail=line.text("detail"),
     )
+
+
+def _cause(value: Json, position: int) -> Cause:
+    cause = Fields.of(value, f"cause {position}", Cause)
+    return Cause(family=cause.text("family"), name=cause.text("name"), why=cause.text("why"))
 
 
 def _reason(entry: Fields, name: str) -> Reason | None:

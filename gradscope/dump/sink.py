@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Protocol, TypedDict, Unpack
 
-from gradscope.dump.manifest import Entry, Layer, Ledger, Manifest, Origin
+from gradscope.dump.manifest import Cause, Entry, Layer, Ledger, Manifest, Origin
 from gradscope.dump.record import Json, Record
 
 
@@ -15,6 +15,7 @@ class ManifestFields(TypedDict, total=False):
 
     layers: tuple[Layer, ...]
     ledger: Ledger
+    causes: tuple[Cause, ...]
     loss: float | None
     tier: Literal["core", "full"]
     provenance: Mapping[str, Json]

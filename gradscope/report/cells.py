@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from gradscope.report.numbers import count_column, number_column, share_column
+from gradscope.report.numbers import amount_column, count_column, number_column, share_column
 from gradscope.report.screen import Screen
 from gradscope.report.table import Cell, Column, Kind
 
 #: The kinds that stand to the right, so that digits meet.
-RIGHT: Final[frozenset[Kind]] = frozenset({"number", "share", "count"})
+RIGHT: Final[frozenset[Kind]] = frozenset({"number", "share", "count", "amount"})
 
 _NUMERIC: Final[Mapping[Kind, Callable[[Sequence[Any]], list[str]]]] = MappingProxyType(
-    {"number": number_column, "share": share_column, "count": count_column}
+    {"number": number_column, "share": share_column, "count": count_column, "amount": amount_column}
 )
 
 

@@ -16,6 +16,10 @@ from typing import Final
 _PLAIN_FROM: Final = 1e-3
 _PLAIN_TO: Final = 9999.5
 
+#: What stands for each power of a thousand, and what rounds to the next.
+_PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
+_NEXT_PREFIX: Final = 999.5
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
@@ -44,6 +48,17 @@ def count(value: float) -> str:
     return f"{value:,}"
 
 
+def amount(value: float) -> str:
+    """A large number of things to three digits, in thousands (k), millions (M), billions (G) and so on.
+
+    A count below a thousand has all of its digits.
+    """
+    size, power = float(value), 0
+    while abs(size) >= _NEXT_PREFIX and power < len(_PREFIXES) - 1:
+        size, power = size / 1000, power + 1
+    return f"{_plain(size)} {_PREFIXES[power]}" if power else str(value)
+
+
 def number_column(cells: Sequence[float | Range | None]) -> list[str]:
     """The numbers of one column in one notation, aligned at the decimal point; blank where there is none."""
     written = _plain if all(_reads_plain(end) for cell in cells for end in _ends(cell)) else _scientific
@@ -58,6 +73,11 @@ def share_column(cells: Sequence[float | Range | None]) -> list[str]:
 def count_column(cells: Sequence[float | Range | None]) -> list[str]:
     """The counts of one column, units above each other."""
     return _column(cells, count, _to_the_right)
+
+
+def amount_column(cells: Sequence[float | Range | None]) -> list[str]:
+    """The amounts of one column to the right."""
+    return _column(cells, amount, _to_the_right)
 
 
 def _column(

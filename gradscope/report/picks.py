@@ -19,11 +19,15 @@ class Pick:
         """The value as a cell, a count as a share of the size where the column is one of shares."""
         value = values.get(self.column.heading)
         if isinstance(value, list):
-            return tuple(size for size in value if isinstance(size, int))
+            return tuple(each for each in value if isinstance(each, str)) or _sizes(value)
         if self.column.kind == "share" and isinstance(value, int):
             size = values.get("size")
             return value / size if isinstance(size, int) and size else None
         return None if isinstance(value, dict) else value
+
+
+def _sizes(value: list[Json]) -> tuple[int, ...]:
+    return tuple(size for size in value if isinstance(size, int))
 
 
 def pick(name: str, priority: int, kind: Kind = "number", *, group: str = "", only_nonzero: bool = False) -> Pick:

@@ -13,8 +13,8 @@ from typing import Literal, TypeAlias
 from gradscope.report.numbers import Range
 
 #: What the cells of a column are, which decides how they are written and aligned. `words` are remarks, by meaning
-#: coloured; a `shape` is a tuple of sizes.
-Kind: TypeAlias = Literal["name", "text", "words", "shape", "number", "share", "count"]
+#: coloured; a `shape` is a tuple of sizes, an `amount` a large count in thousands, millions and so on.
+Kind: TypeAlias = Literal["name", "text", "words", "shape", "number", "share", "count", "amount"]
 
 #: One value; None where none applies.
 Cell: TypeAlias = "bool | int | float | str | tuple[int, ...] | tuple[str, ...] | Range | None"

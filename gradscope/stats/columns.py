@@ -23,6 +23,12 @@ def number(columns: Mapping[str, Json], name: str) -> float | None:
     return as_float(columns[name]) if name in columns else None
 
 
+def is_all_zero(columns: Mapping[str, Json]) -> bool:
+    """Whether a tensor has elements and all of them are zero."""
+    size = number(columns, "size") or 0.0
+    return number(columns, "zeros") == size > 0
+
+
 def field(columns: Mapping[str, Json], name: str) -> Json:
     """The value of a column that has to be there.
 

@@ -62,6 +62,8 @@ class Evidence:
         self.manifest = manifest
         own = (entry for entry in manifest.entries if entry.alias_of is None)
         self.entries = tuple(sorted(own, key=lambda entry: entry.site.index))
+        self._causes = {(cause.family, cause.name): cause.why for cause in manifest.causes}
+        self._details = {(line.family, line.name): line.detail for line in manifest.ledger.missing}
         self._by_key = {naming.key_of(entry.family, entry.name): entry for entry in manifest.entries}
 
     @property
@@ -73,6 +75,14 @@ class Evidence:
         """The entry of this family and name, an alias followed to what it stands for; None where there is none."""
         found = self._by_key.get(naming.key_of(family, name))
         return found if found is None or found.alias_of is None else self._by_key.get(found.alias_of)
+
+    def cause(self, entry: Entry) -> str | None:
+        """Why a gradient is exactly zero; None where the dump does not say."""
+        return self._causes.get((entry.family, entry.name))
+
+    def detail(self, entry: Entry) -> str:
+        """What the ledger adds to the reason why a tensor is missing; "" for nothing."""
+        return self._details.get((entry.family, entry.name), "")
 
     def rank(self, finding: Finding) -> tuple[bool, float]:
         """Where a finding stands: values before gradients, which are computed later, each by execution index.

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from gradscope import naming
 from gradscope.dump.manifest import Entry, Layer
+from gradscope.stats.columns import is_all_zero
 from gradscope.stats.evidence import Evidence, Finding, Thresholds, column, finding
 
 
@@ -18,21 +19,21 @@ def zero_gradient(evidence: Evidence, _: Thresholds) -> Iterator[Finding]:
         side_output = entry.family == naming.ACTIVATION_GRAD and entry.site.layer in reached
         if entry.absent == "disconnected" and not side_output:
             yield finding("zero-grad", entry, f"has no gradient: {_ledger_detail(evidence, entry)}")
-        elif _all_zero(entry):
+        elif is_all_zero(entry.stats):
             yield finding("zero-grad", entry, f"is exactly zero: {_cause_of_zeros(evidence, entry)}")
 
 
-def _all_zero(entry: Entry) -> bool:
-    return column(entry, "zeros") == column(entry, "size") > 0
-
-
 def _ledger_detail(evidence: Evidence, entry: Entry) -> str:
-    lines = evidence.manifest.ledger.missing
-    details = [line.detail for line in lines if (line.family, line.name) == (entry.family, entry.name)]
-    return next(filter(None, details), "the loss does not depend on it (disconnected, or behind stop_gradient)")
+    known = evidence.detail(entry)
+    return (
+        naming.printable(known) if known else "the loss does not depend on it (disconnected, or behind stop_gradient)"
+    )
 
 
 def _cause_of_zeros(evidence: Evidence, entry: Entry) -> str:
+    known = evidence.cause(entry)
+    if known is not None:
+        return naming.printable(known)
     layers = {layer.path: layer for layer in evidence.manifest.layers}
     layer = layers.get(entry.site.layer or "")
     for name in (entry.name, *(layer.outputs if layer else ())):
@@ -50,8 +51,10 @@ def unused_parameter(evidence: Evidence, _: Thresholds) -> Iterator[Finding]:
             continue
         gradient = evidence.entry(naming.PARAM_GRAD, entry.name)
         if gradient is not None and gradient.absent == "disconnected":
-            yield finding("unused-param", entry, "does not reach the loss")
-        elif used and entry.name not in used and (gradient is None or _all_zero(gradient)):
+            known = evidence.detail(gradient)
+            why = "does not reach the loss" + (f": {naming.printable(known)}" if known else "")
+            yield finding("unused-param", entry, why)
+        elif used and entry.name not in used and (gradient is None or is_all_zero(gradient.stats)):
             yield finding("unused-param", entry, "is used by no layer")
 
 

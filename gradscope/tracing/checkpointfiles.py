@@ -27,6 +27,7 @@ from gradscope.dump.faults import located
 from gradscope.dump.inputfile import InputFile
 from gradscope.dump.reader import open_dump
 from gradscope.errors import DumpError, MachineError
+from gradscope.frameworks.extras import install_hint
 
 #: Families of a dump that are a model's variables; in a foreign file, every tensor is one.
 _FAMILIES: Final = (naming.TENSOR, naming.PARAM, naming.STATE)
@@ -76,7 +77,7 @@ def open_checkpoint(path: Path) -> Generator[Mapping[str, SavedTensor]]:
 
 
 def _flax_tree(path: Path) -> Any:
-    serialization = _library("flax.serialization", "flax")
+    serialization = _library("flax.serialization")
     with located(str(path)), InputFile(path) as file:
         try:
             return serialization.msgpack_restore(file.read(0, file.size_bytes))
@@ -85,7 +86,7 @@ def _flax_tree(path: Path) -> Any:
 
 
 def _orbax_tree(path: Path) -> Any:
-    orbax = _library("orbax.checkpoint", "orbax")
+    orbax = _library("orbax.checkpoint")
     with located(str(path)):
         try:
             with orbax.PyTreeCheckpointer() as checkpointer:
@@ -94,13 +95,11 @@ def _orbax_tree(path: Path) -> Any:
             raise DumpError(f"it is not an Orbax checkpoint that can be restored: {error}") from error
 
 
-def _library(module: str, extra: str) -> Any:
+def _library(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MachineError(
-            f"reading this checkpoint needs {module}: {error}", hint=f"pip install 'gradscope-jax[{extra}]'"
-        ) from error
+        raise MachineError(f"reading this checkpoint needs {module}: {error}", hint=install_hint(module)) from error
 
 
 def _held(tree: Any) -> dict[str, SavedTensor]:

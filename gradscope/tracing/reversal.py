@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from gradscope.tracing.flow import Marks, follow, follow_inside
 from gradscope.tracing.frames import Frame, ValueKey
-from gradscope.tracing.jaxcompat import Atom
+from gradscope.tracing.jaxcompat import Atom, Equation
 
 
 class Reach(IntEnum):
@@ -77,7 +77,7 @@ class _Reversal:
         name = equation.primitive.name
         inside = frame.children.get(number)
         arriving = _of_inexact(equation.outvars, outputs)
-        if name in _CONSTANT:
+        if is_constant(equation):
             operands: Sequence[int] = [Reach.NOTHING] * len(equation.invars)
         elif inside is None or inside[0].kind == "opaque":
             operands = [max(arriving, default=Reach.NOTHING)] * len(equation.invars)
@@ -93,9 +93,15 @@ class _Reversal:
         return _of_inexact(equation.invars, operands)
 
 
+def is_constant(equation: Equation) -> bool:
+    """Whether an equation's outputs are constant wherever they have a derivative."""
+    return equation.primitive.name in _CONSTANT
+
+
 def _of_inexact(atoms: Sequence[Atom], levels: Sequence[int]) -> list[int]:
-    return [level if _is_inexact(atom) else Reach.NOTHING for atom, level in zip(atoms, levels, strict=True)]
+    return [level if is_inexact(atom) else Reach.NOTHING for atom, level in zip(atoms, levels, strict=True)]
 
 
-def _is_inexact(atom: Atom) -> bool:
+def is_inexact(atom: Atom) -> bool:
+    """Whether an atom's dtype has gradients at all."""
     return hasattr(atom.aval, "dtype") and jnp.issubdtype(atom.aval.dtype, jnp.inexact)

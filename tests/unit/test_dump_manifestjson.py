@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gradscope.dump.manifest import Entry, Layer, Ledger, LedgerLine, Manifest, Stored
+from gradscope.dump.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest, Stored
 from gradscope.dump.manifestjson import manifest_from_text, manifest_to_text
 from gradscope.dump.record import SiteFacts
 from gradscope.errors import DumpError
@@ -34,6 +34,7 @@ MANIFEST = Manifest(
         Layer(path="conv", index=7, params=("w",), inputs=("x",), outputs=("conv",), rms={"in": math.inf, "out": 1.5}),
     ),
     ledger=Ledger(captured=2, missing=(LedgerLine(name="b", family="activation", reason="opaque", detail="while"),)),
+    causes=(Cause(family="param_grad", name="w", why="masked"),),
     loss=0.25,
     complete=False,
     tier="core",
@@ -100,6 +101,8 @@ def altered(place: str, value: Any) -> bytes:
         ("layers.0.rms.in", "big", "rms"),
         ("layers.0.params", ["w", 1], "params should be a list of texts"),
         ("ledger.missing.0.reason", ..., "lacks reason"),
+        ("causes.0.why", 3, "why should be text"),
+        ("causes.0.why", ..., "lacks why"),
         ("loss", None, "loss"),
         ("complete", 1, "complete should be true or false"),
         ("tier", "all", "tier should be one of"),

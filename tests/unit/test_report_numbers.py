@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gradscope.report.numbers import Range, count, number, number_column, share, share_column
+from gradscope.report.numbers import Range, amount, count, number, number_column, share, share_column
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,21 @@ def test_a_range_shows_both_of_its_ends() -> None:
 def test_a_column_of_nothing_is_blank() -> None:
     assert number_column([None, None]) == ["", ""]
     assert number_column([]) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (0, "0"),
+        (7, "7"),
+        (999, "999"),
+        (1000, "1.00 k"),
+        (25_557_032, "25.6 M"),
+        (999_499, "999 k"),
+        (999_500, "1.00 M"),
+        (15_982_761_572, "16.0 G"),
+        (10**21, "1000 E"),
+    ],
+)
+def test_an_amount_has_three_digits_and_a_prefix(value: int, written: str) -> None:
+    assert amount(value) == written

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from gradscope.dump.manifest import Entry, Layer, Ledger, LedgerLine, Manifest
+from gradscope.dump.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest
 from gradscope.dump.record import SiteFacts
 from gradscope.stats import RULES, Finding, Thresholds, activation_stats, find, gradient_ratios, tensor_stats
 
@@ -155,6 +155,14 @@ def test_a_disconnected_parameter_is_told_from_one_that_was_filtered_or_cannot_h
         "w": "has no gradient: only in the metrics"
     }
     assert found("unused-param", *entries) == {"w": "does not reach the loss"}
+    says = found("unused-param", *entries, ledger=Ledger(missing=(detail,)))
+    assert says == {"w": "does not reach the loss: only in the metrics"}
+
+
+def test_a_zero_gradient_has_the_cause_that_the_dump_tells() -> None:
+    cause = Cause(family="param_grad", name="w", why="masked: multiplied by exact zeros in mul at model.py:3")
+    says = found("zero-grad", entry("param_grad/w", [0.0]), causes=(cause,))
+    assert says == {"w": "is exactly zero: masked: multiplied by exact zeros in mul at model.py:3"}
 
 
 def test_side_outputs_of_a_layer_that_is_reached_are_no_finding() -> None:

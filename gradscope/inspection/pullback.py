@@ -1,0 +1,71 @@
+"""What one equation costs backwards: its vector-Jacobian product, traced by itself on shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradscope.inspection.flops import COLLECTIVES
+from gradscope.inspection.programs import program_flops
+from gradscope.tracing.flow import Marks
+from gradscope.tracing.frames import frame_tree
+from gradscope.tracing.jaxcompat import Atom, Equation, bind, is_literal, trace
+from gradscope.tracing.liveness import mark_needed
+
+
+class Pullbacks:
+    """The operations of equations' vector-Jacobian products, each kind of equation traced once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, int] = {}
+
+    def flops_of(self, equation: Equation, active: Sequence[bool]) -> int:
+        """The floating-point operations that take cotangents of an equation's outputs to its operands.
+
+        Args:
+            equation: A differentiable equation.
+            active: Which of its operands a gradient is wanted of.
+        """
+        if equation.primitive.name in COLLECTIVES:
+            return 0
+        key = (equation.primitive, tuple(_shape(atom) for atom in equation.invars), tuple(active), _key(equation))
+        if key not in self._known:
+            self._known[key] = _traced_flops(equation, active)
+        return self._known[key]
+
+
+def _key(equation: Equation) -> Any:
+    """What tells equations of one primitive apart; themselves, where their parameters cannot be compared."""
+    parameters = tuple(sorted(equation.params.items()))
+    try:
+        hash(parameters)
+    except TypeError:
+        return id(equation)
+    return parameters
+
+
+def _traced_flops(equation: Equation, active: Sequence[bool]) -> int:
+    chosen = [number for number, is_active in enumerate(active) if is_active]
+    inexact = [n for n, variable in enumerate(equation.outvars) if jnp.issubdtype(variable.aval.dtype, jnp.inexact)]
+
+    def pulled_back(operands: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+        def outputs(*given: Any) -> list[Any]:
+            replaced = dict(zip(chosen, given, strict=True))
+            made = bind(equation, [replaced.get(number, value) for number, value in enumerate(operands)])
+            return [made[number] for number in inexact]
+
+        _, pull_back = jax.vjp(outputs, *(operands[number] for number in chosen))
+        return pull_back(list(cotangents))
+
+    operands = [atom.val if is_literal(atom) else _shape(atom) for atom in equation.invars]
+    jaxpr, _, _ = trace(pulled_back, operands, [_shape(equation.outvars[number]) for number in inexact])
+    root = frame_tree(jaxpr)
+    mark_needed(root, [True] * len(jaxpr.outvars), Marks())
+    return program_flops(root)
+
+
+def _shape(atom: Atom) -> Any:
+    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)

@@ -1,0 +1,52 @@
+"""Random directions to look along, and points a little beside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+
+#: How far beside a point is looked at where it is not smooth, relative to its numbers.
+_BESIDE: Final = 1e-3
+
+
+class Directions:
+    """Random directions, the same for the same seed.
+
+    Args:
+        seed: The seed.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def along(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        """A direction for each array: normal numbers of about the size of the array's own."""
+        return [self._normal(array) * typical_size(array) for array in arrays]
+
+    def beside(self, arrays: Sequence[Any]) -> list[Any]:
+        """Each array, moved a little."""
+        pairs = zip(arrays, self.along(arrays), strict=True)
+        return [jnp.asarray(np.asarray(array) + (_BESIDE * moved).astype(moved.dtype)) for array, moved in pairs]
+
+    def _normal(self, array: Any) -> np.ndarray:
+        real = self._random.standard_normal(array.shape)
+        if jnp.issubdtype(array.dtype, jnp.complexfloating):
+            real = real + 1j * self._random.standard_normal(array.shape)
+        return real.astype(array.dtype)
+
+
+def typical_size(array: Any) -> Any:
+    """The root mean square of an array's finite elements, of its dtype; 1 where they are all zero."""
+    magnitudes = np.abs(np.asarray(array)).astype(np.float64)
+    finite = magnitudes[np.isfinite(magnitudes)]
+    size = float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
+    return np.asarray(size or 1.0).astype(np.asarray(array).dtype)
+
+
+def inner(gradient: Any, direction: Any) -> tuple[float, float]:
+    """The derivative along a direction by the gradient, and the root of the sum of its squared terms."""
+    terms = np.real(np.asarray(gradient).astype(np.complex128) * np.asarray(direction).astype(np.complex128))
+    return float(terms.sum()), float(np.sqrt((terms**2).sum()))

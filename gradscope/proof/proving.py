@@ -1,0 +1,196 @@
+"""Proving a model's gradients: a row per claim, and a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import jax
+import numpy as np
+
+from gradscope import naming
+from gradscope.capture.preparation import Arguments, Prepared, prepare
+from gradscope.capture.run import Run
+from gradscope.capture.selfcheck import rounding, self_check
+from gradscope.capture.timings import Timings
+from gradscope.dump.record import Json
+from gradscope.errors import ModelError
+from gradscope.instrument.inquiry import Inquiry
+from gradscope.instrument.planning import Wanted
+from gradscope.proof.claims import Outcome, Status
+from gradscope.proof.leaves import Loss, leaf_outcomes
+from gradscope.proof.precision import coarsest_epsilon, wide_types, widened
+from gradscope.proof.rules import Call, rule_outcomes
+from gradscope.tracing.model import Model
+from gradscope.tracing.tracer import Leaf, Trace, trace_loss
+from gradscope.tracing.userframes import user_code
+
+#: What becomes of a proof.
+Verdict: TypeAlias = Literal["correct", "wrong", "nothing checked"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One claim.
+
+    Attributes:
+        what: What it is about: the key of a gradient, a function with a rule of its own.
+        error: How far it is off, relatively; None where it could not be told.
+        expected: How far it may be off; None where it could not be told.
+        status: What became of it.
+        source: `file:line` of what it is about; None where there is none.
+    """
+
+    what: str
+    error: float | None
+    expected: float | None
+    status: Status
+    source: str | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        """The row's columns, without those that do not apply."""
+        facts: dict[str, Json] = {
+            "what": self.what,
+            "error": self.error,
+            "expected": self.expected,
+            "status": self.status,
+            "source": self.source,
+        }
+        return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What became of all claims.
+
+    Attributes:
+        rows: A row per claim.
+        notes: Sentences about how they were looked at.
+    """
+
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """`wrong` if any claim is; `correct` if some gradient was held to differences and none is wrong."""
+        statuses = {row.status for row in self.rows}
+        if "wrong" in statuses:
+            return "wrong"
+        return "correct" if "correct" in statuses else "nothing checked"
+
+
+def prove(model: Model, arguments: Arguments, timings: Timings, *, seed: int = 0) -> Proof:
+    """Hold a model's gradients to finite differences, to `jax.grad` and to themselves run again.
+
+    Args:
+        model: The model.
+        arguments: Its arguments.
+        timings: Receives the seconds of each phase.
+        seed: Seed of the directions that are looked along.
+
+    Raises:
+        ModelError: The user's code failed.
+        MachineError: Memory ran out.
+    """
+    prepared = prepare(model, arguments, Wanted(), Inquiry(), timings)
+    rows = list(_engine_rows(model, prepared, timings))
+    with timings.phase("differences"):
+        try:
+            found, notes = list(_wide_rows(model, prepared, seed)), ()
+        except ModelError as failure:
+            note = f"the model does not run in float64 ({failure.message}): differences are taken in its own precision"
+            found, notes = list(_difference_rows(model, prepared, seed)), (note,)
+    return Proof(rows=(*found, *rows), notes=notes)
+
+
+def _engine_rows(model: Model, prepared: Prepared, timings: Timings) -> Iterator[Row]:
+    run = prepared.start()
+    with timings.phase("self-check"):
+        yield _against_plain(prepared, self_check(model.loss, prepared, run))
+    equal = _bits(run) == _bits(prepared.start())
+    yield Row(
+        what="two runs, bit for bit", error=0.0 if equal else 1.0, expected=0.0, status="correct" if equal else "wrong"
+    )
+
+
+def _against_plain(prepared: Prepared, checked: Mapping[str, Any]) -> Row:
+    """The observed gradients beside those of `jax.grad`; the numbers are those of the parameter furthest off."""
+    errors: Mapping[str, float] = checked["rel_l2"]
+    leaves = {leaf.name: leaf for leaf in prepared.answer.trace.arguments if leaf.family == naming.PARAM}
+    allowed = {name: rounding(np.dtype(leaves[name].dtype), checked["noise"][name]) for name in errors}
+    worst = max(errors, key=lambda name: errors[name] / allowed[name], default=None)
+    return Row(
+        what="observed gradients against jax.grad",
+        error=0.0 if worst is None else errors[worst],
+        expected=0.0 if worst is None else allowed[worst],
+        status="wrong" if checked["beyond_rounding"] else "correct",
+    )
+
+
+def _bits(run: Run) -> bytes:
+    return b"".join(np.asarray(leaf).tobytes() for leaf in (run.observed.loss, *run.observed.gradients.values()))
+
+
+def _wide_rows(model: Model, prepared: Prepared, seed: int) -> Iterator[Row]:
+    with wide_types():
+        leaves, tree = jax.tree_util.tree_flatten((prepared.variables, prepared.batch))
+        variables, batch = jax.tree_util.tree_unflatten(tree, [widened(leaf) for leaf in leaves])
+        yield from _rows_at(model, prepared.answer.trace, variables, batch, seed)
+
+
+def _difference_rows(model: Model, prepared: Prepared, seed: int) -> Iterator[Row]:
+    return _rows_at(model, prepared.answer.trace, prepared.variables, prepared.batch, seed)
+
+
+def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, seed: int) -> Iterator[Row]:
+    """The rows about rules, then those about leaves."""
+    with user_code(f"loss of {model.name}"):
+        here = trace_loss(model.loss, variables, batch)
+        leaves = jax.tree_util.tree_leaves((variables, batch))
+        for call, outcome in rule_outcomes(here, leaves, seed):
+            yield _rule_row(call, outcome)
+        numbers = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
+        differentiated = Loss(model.loss, variables, batch, numbers, coarsest_epsilon(here.root.walk()))
+        for group, outcome in leaf_outcomes(differentiated, seed):
+            yield _leaf_row([trace.arguments[number] for number in group], outcome, _sources(trace))
+
+
+def _rule_row(call: Call, outcome: Outcome) -> Row:
+    used = "" if call.source is None or call.source == call.rule.source else f", used at {call.source}"
+    return _row(f"custom rule of {call.rule.function}{used}", outcome, call.rule.source)
+
+
+def _leaf_row(leaves: list[Leaf], outcome: Outcome, sources: Mapping[str, str]) -> Row:
+    if len(leaves) > 1:
+        return _row(f"{len(leaves)} gradients together, {_key(leaves[0])} to {_key(leaves[-1])}", outcome, None)
+    source = sources.get(leaves[0].name) if leaves[0].family == naming.PARAM else None
+    return _row(_key(leaves[0]), outcome, source)
+
+
+def _row(what: str, outcome: Outcome, source: str | None) -> Row:
+    known = math.isfinite(outcome.expected)
+    return Row(
+        what=what,
+        error=None if math.isnan(outcome.error) and not known else outcome.error,
+        expected=outcome.expected if known else None,
+        status=outcome.status,
+        source=source,
+    )
+
+
+def _key(leaf: Leaf) -> str:
+    return naming.key_of(naming.gradient_family(leaf.family) or leaf.family, leaf.name)
+
+
+def _sources(trace: Trace) -> dict[str, str]:
+    """Where each parameter is used first, by the innermost layer that uses it."""
+    users = sorted(trace.layers, key=lambda layer: len(layer.path.components), reverse=True)
+    found: dict[str, str] = {}
+    for layer in users:
+        for name in layer.params:
+            if layer.source is not None:
+                found.setdefault(name, layer.source)
+    return found
