@@ -84,8 +84,8 @@ def model_arguments(
     with user_code(f"batch of {model.name}"):
         batch, make_batch = _deferred(lambda: _converted("batch", model.batch(batch_key, size), dtype))
     notes: tuple[str, ...] = ()
-    if checkpoint is not None:
-        saved = variables_from_file(checkpoint.path, variables, checkpoint.key_map)
+    if checkpoint is not None and not model.restored:
+        saved = variables_from_file(checkpoint.path, variables, checkpoint.key_map, make_variables)
         notes = saved.notes
         variables, make_variables = _restored(_converted("checkpoint", saved.variables, dtype), variables)
     if data is not None:
@@ -109,7 +109,9 @@ def _restored(saved: Any, expected: Any) -> tuple[Any, Callable[[], Any]]:
         return jnp.asarray(array) if leaf.sharding is None else jax.device_put(array, leaf.sharding)
 
     shapes = jax.tree_util.tree_map(
-        lambda array, leaf: leaf.update(dtype=jax.dtypes.canonicalize_dtype(array.dtype)), saved, expected
+        lambda array, leaf: leaf.update(dtype=jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)),
+        saved,
+        expected,
     )
     return shapes, lambda: jax.tree_util.tree_map(placed, saved, expected)
 

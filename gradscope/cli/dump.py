@@ -111,7 +111,7 @@ def dump(
     parse_target(target)  # a target of the wrong form is told before JAX is imported
     request = Request(
         inputs=tuple(map(parse_input, inputs)), loss=None if loss is None else loss.value, train=train, seed=seed,
-        batch_size=batch_size,
+        batch_size=batch_size, checkpoint=checkpoint,
     )  # fmt: skip
     rules = checked_rules(check) | {SELF_CHECK}
     selection, chosen = Selection.parse(select, exclude), options.family_set(families)

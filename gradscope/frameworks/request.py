@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from gradscope.frameworks.inputspec import InputSpec
@@ -21,6 +22,7 @@ class Request:
         train: Whether it runs as in training; None for the default, which is yes.
         seed: Seeds what a module draws when it is built.
         batch_size: Number of examples; None for what the inputs say.
+        checkpoint: Where its variables are; None for those that it holds or draws.
     """
 
     inputs: tuple[InputSpec, ...] = ()
@@ -28,3 +30,4 @@ class Request:
     train: bool | None = None
     seed: int = 0
     batch_size: int | None = None
+    checkpoint: Path | None = None

@@ -6,7 +6,8 @@
 | Flax's `.msgpack` | Flax |
 | an Orbax checkpoint, a folder | Orbax |
 
-An `.eqx` file has no names, only an order: its tensors are called by their position. Pickles are refused, and so are
+An `.eqx` file has no names, only an order: its tensors are called by their position. A target that is an Equinox module
+or a Keras model reads `.eqx` or `.weights.h5` itself (`frameworks.restoring`), and this module is not asked. Pickles are refused, and so are
 PyTorch's files, which are pickles in a zip file: reading one can run any code.
 """
 
@@ -34,7 +35,7 @@ _FAMILIES: Final = (naming.TENSOR, naming.PARAM, naming.STATE)
 _ORBAX_MARKS: Final = ("_CHECKPOINT_METADATA", "_METADATA")
 _HINTS: Final = {
     ".keras": "load it with keras.saving.load_model in the model's own file",
-    ".h5": "load it with the Keras model's load_weights in the model's own file",
+    ".h5": "name the Keras model that it is of as the target; only that can read its own weights",
 }
 
 

@@ -2,7 +2,8 @@
 
 A tensor is found by its path, `params/head/kernel`, by its key in a dump, `param/head/kernel`, or by what it is called
 in its collection, `head/kernel`; with dots for slashes too, as PyTorch's world writes them. All of them have to be
-there and nothing else, each of the shape that `init` gives it; everything that is not so is told at once.
+there and nothing else, each of the shape that `init` gives it; everything that is not so is told at once. Random keys
+alone, the collection `rngs`, may be missing, and are then those of `init`.
 
 A tensor keeps the checkpoint's own dtype, as it would where a user loads it, as far as JAX has it enabled.
 """
@@ -10,7 +11,7 @@ A tensor keeps the checkpoint's own dtype, as it would where a user loads it, as
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.errors import DumpError
+from gradscope.frameworks.adapter import RNGS
 from gradscope.naming import printable
 from gradscope.tracing.batches import kind_of
 from gradscope.tracing.checkpointfiles import SavedTensor, open_checkpoint
@@ -49,13 +51,14 @@ class Checkpoint:
     notes: tuple[str, ...]
 
 
-def variables_from_file(path: Path, expected: Any, key_map: KeyMap) -> Checkpoint:
+def variables_from_file(path: Path, expected: Any, key_map: KeyMap, make: Callable[[], Any]) -> Checkpoint:
     """The variables that a checkpoint holds.
 
     Args:
         path: The checkpoint, see `gradscope.tracing.checkpointfiles`.
         expected: Pytree of `jax.ShapeDtypeStruct` that the model's own `init` would give.
         key_map: Renames the checkpoint's tensors first.
+        make: Gives `init`'s variables; called where the checkpoint lacks random keys.
 
     Raises:
         DumpError: It cannot be read, or does not hold such variables; the message lists every disagreement.
@@ -75,7 +78,8 @@ def variables_from_file(path: Path, expected: Any, key_map: KeyMap) -> Checkpoin
                 f"{printable(str(path))} is no checkpoint of this model: {'; '.join(problems)}",
                 hint="rename its tensors with --map-keys FILE, whose lines are REGEX -> REPLACEMENT",
             )
-        arrays = [named[name].read() for name in found if name is not None]
+        made = jax.tree_util.tree_leaves(make()) if None in found else []
+        arrays = [made[at] if name is None else named[name].read() for at, name in enumerate(found)]
     return Checkpoint(
         variables=jax.tree_util.tree_unflatten(tree, arrays), notes=tuple(_notes(leaves, arrays))
     )  # fmt: skip
@@ -99,12 +103,17 @@ def _problems(
     full: list[str], leaves: tuple[Leaf, ...], found: list[str | None], named: Mapping[str, SavedTensor]
 ) -> Iterator[str]:
     for path, leaf, name in zip(full, leaves, found, strict=True):
-        if name is None:
+        if name is None and not _is_random_key(leaf):
             yield f"it lacks {printable(path)} {_described(leaf.dtype, leaf.shape)}"
-        else:
+        elif name is not None:
             yield from _tensor_problems(path, leaf, named[name])
     for name in sorted(named.keys() - set(found)):
         yield f"the model has no {printable(name)} {_described(named[name].dtype, named[name].shape)}"
+
+
+def _is_random_key(leaf: Leaf) -> bool:
+    """Whether a variable is what a framework's module draws from, which is no weight and in few checkpoints."""
+    return leaf.family == naming.STATE and leaf.name.startswith(f"{RNGS}/")
 
 
 def _tensor_problems(path: str, leaf: Leaf, saved: SavedTensor) -> Iterator[str]:
@@ -120,7 +129,7 @@ def _described(dtype: Any, shape: tuple[int, ...]) -> str:
 
 def _notes(leaves: tuple[Leaf, ...], arrays: list[np.ndarray]) -> Iterator[str]:
     kept = Counter(
-        (jax.dtypes.canonicalize_dtype(array.dtype).name, str(leaf.dtype))
+        (str(jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)), str(leaf.dtype))
         for leaf, array in zip(leaves, arrays, strict=True)
     )
     for (saved, made), count in kept.items():

@@ -39,7 +39,7 @@ def shapes(tree: Any = VARIABLES) -> Any:
 def load(path: Path, *lines: str, expected: Any = None) -> Checkpoint:
     rules = path.with_suffix(".map")
     rules.write_text("\n".join(lines))
-    return variables_from_file(path, shapes() if expected is None else expected, read_key_map(rules))
+    return variables_from_file(path, shapes() if expected is None else expected, read_key_map(rules), dict)
 
 
 def assert_restored(found: Checkpoint) -> None:
@@ -156,7 +156,7 @@ def test_a_pickle_is_refused_whatever_it_is_called(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["saved.keras", "saved.weights.h5"])
 def test_a_keras_file_is_for_keras(tmp_path: Path, name: str) -> None:
     with pytest.raises(DumpError, match="a Keras file is not read as a checkpoint"):
-        variables_from_file(tmp_path / name, shapes(), KeyMap())
+        variables_from_file(tmp_path / name, shapes(), KeyMap(), dict)
 
 
 @pytest.mark.parametrize("name", ["saved.npz", "saved.msgpack", "saved.eqx"])
