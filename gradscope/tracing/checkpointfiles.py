@@ -7,8 +7,8 @@
 | an Orbax checkpoint, a folder | Orbax |
 
 An `.eqx` file has no names, only an order: its tensors are called by their position. A target that is an Equinox module
-or a Keras model reads `.eqx` or `.weights.h5` itself (`frameworks.restoring`), and this module is not asked. Pickles are refused, and so are
-PyTorch's files, which are pickles in a zip file: reading one can run any code.
+or a Keras model reads `.eqx` or `.weights.h5` itself (`frameworks.restoring`), and this module is not asked. Pickles
+are refused, and so are PyTorch's files, which are pickles in a zip file: reading one can run any code.
 """
 
 from __future__ import annotations
