@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from gradscope import naming
@@ -14,6 +14,7 @@ from gradscope.capture.run import Run
 from gradscope.dump.manifest import Layer
 from gradscope.tracing.frames import FrameKey, ValueKey, iterations
 from gradscope.tracing.layers import LayerCall
+from gradscope.tracing.turns import Moment, sources
 
 _Subject: TypeAlias = tuple[ValueKey, Iteration]
 
@@ -29,6 +30,7 @@ class LayerTree:
     def __init__(self, run: Run, order: ExecutionOrder) -> None:
         self._run = run
         self._order = order
+        self._frames = {frame.key: frame for frame in run.trace.root.walk()}
         self._loops = {site.value: site.loops for site in run.trace.sites}
         self._powers: dict[tuple[ValueKey, Iteration, bool], Power] = {}
         self._names: dict[_Subject, str] = {}
@@ -65,10 +67,19 @@ class LayerTree:
             primitive=call.primitive,
             operation=call.operation,
             params=tuple(call.params),
-            inputs=tuple(self._names[subject] for subject in inputs if subject in self._names),
+            inputs=tuple(self._named(inputs)),
             outputs=tuple(self._names[subject] for subject in outputs if subject in self._names),
             rms=self._rms(inputs, outputs),
         )
+
+    def _named(self, inputs: Sequence[_Subject]) -> Iterator[str]:
+        """The names of some values; of a carry, which has none of its own, what it was in the turn before."""
+        for value, turn in inputs:
+            moment = Moment(value, turn)
+            while moment not in self._names and len(found := sources(self._frames, moment)) == 1:
+                (moment,) = found
+            if moment in self._names:
+                yield self._names[moment]
 
     def _path(self, call: LayerCall, turn: Iteration) -> str:
         return str(call.path.at(self._turns.get((call.frame.key, turn), turn)))

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.capture.measured import TensorReading
+from gradscope.capture.origins import find_origins
 from gradscope.capture.preparation import Arguments, Prepared, prepare
 from gradscope.capture.provenance import command_line, content_hash, machine_provenance, model_provenance
 from gradscope.capture.selfcheck import self_check
 from gradscope.capture.session import Session
 from gradscope.capture.timings import Timings
-from gradscope.dump.manifest import Manifest
+from gradscope.dump.manifest import Cause, Manifest, Origin
 from gradscope.dump.record import Json
 from gradscope.dump.sink import RecordSink
 from gradscope.errors import MachineError, ModelError
@@ -75,8 +76,8 @@ def dump_model(
         with timings.phase("write"):
             for record in session.records():
                 writer.add(record)
-        with timings.phase("explain"), user_code(f"explaining gradients of {model.name}"):
-            causes = session.causes()
+        causes = _causes(model, session, timings) if session.zeros else ()
+        origins = _origins(model, prepared, timings) if session.nonfinite else ()
         checked = None
         if request.self_check:
             with timings.phase("self-check"):
@@ -89,7 +90,20 @@ def dump_model(
         provenance=provenance,
         self_check=checked,
         timings=timings.seconds,
+        origins=origins,
     )
+
+
+def _causes(model: Model, session: Session, timings: Timings) -> tuple[Cause, ...]:
+    """Why gradients are exactly zero."""
+    with timings.phase("explain"), user_code(f"explaining gradients of {model.name}"):
+        return session.causes()
+
+
+def _origins(model: Model, prepared: Prepared, timings: Timings) -> tuple[Origin, ...]:
+    """Where what is not finite began."""
+    with timings.phase("search for the origin"), user_code(f"searching {model.name} for the origin of a NaN"):
+        return find_origins(model.loss, prepared)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,9 +17,11 @@ from gradscope.capture.run import Run
 from gradscope.capture.zeros import Zero, causes_of
 from gradscope.dump.manifest import Cause, Layer, Ledger, LedgerLine
 from gradscope.dump.record import Reason, Record
+from gradscope.instrument.planning import wants_site
 from gradscope.stats.columns import is_all_zero
 from gradscope.tracing.barriers import Barriers
 from gradscope.tracing.frames import OPERAND, ValueKey
+from gradscope.tracing.sites import Site
 
 #: Threads that compute statistics: NumPy lets go of the interpreter lock, and the writer needs the other core.
 WORKERS = 2
@@ -32,6 +35,11 @@ class Session:
     Args:
         run: The run.
         reading: How observations become statistics.
+
+    Attributes:
+        nonfinite: Whether the loss or a gradient handed out so far has a NaN or an infinity. A value that has one may
+            be meant so, as a mask is.
+        zeros: The gradients handed out so far that are exactly zero.
     """
 
     def __init__(self, run: Run, reading: Reading) -> None:
@@ -39,9 +47,10 @@ class Session:
         self._reading = reading
         self._order = ExecutionOrder.of_trace(run.trace)
         self._tree = LayerTree(run, self._order)
+        self.nonfinite = not math.isfinite(self.loss())
+        self.zeros: list[Zero] = []
         self._captured = 0
         self._missing: list[LedgerLine] = []
-        self._zeros: list[Zero] = []
         self._flowing: set[ValueKey] = set()
         self._barriers = Barriers(run.trace.root)
         self._accounted: set[tuple[ValueKey, str]] = set()
@@ -52,6 +61,7 @@ class Session:
         for measured in in_order(self._reading, pieces, workers=WORKERS, ahead=AHEAD):
             self._tree.note(measured.draft, measured.power)
             for record in measured.records:
+                self.nonfinite |= naming.is_gradient(record.family) and _nonfinite(record)
                 self._account(measured.draft, record)
                 yield record
 
@@ -73,7 +83,7 @@ class Session:
         Raises:
             ModelError: The loss failed.
         """
-        return causes_of(self._run, self._zeros, self._flowing)
+        return causes_of(self._run, self.zeros, self._flowing)
 
     def _account(self, draft: Draft, record: Record) -> None:
         self._accounted.add((draft.origin.value, draft.family))
@@ -91,18 +101,27 @@ class Session:
     def _note_gradient(self, draft: Draft, record: Record) -> None:
         value, turn, _ = draft.origin
         if is_all_zero(record.stats):
-            self._zeros.append(Zero(family=record.family, name=record.name, value=value, turn=turn))
+            self.zeros.append(Zero(family=record.family, name=record.name, value=value, turn=turn))
         else:
             self._flowing.add(value)
+
+    def _why(self, site: Site, family: str) -> Reason:
+        """Why a site was never drafted; what the user left out is the user's word first."""
+        if not wants_site(self._run.wanted, site, family):
+            return "filtered"
+        return "opaque" if site.opaque else "eliminated"
 
     def _left_out(self) -> Iterator[LedgerLine]:
         """What was never drafted: sites, by their names without iterations, and arguments."""
         for site in self._run.trace.sites:
-            reason: Reason = "opaque" if site.opaque else "eliminated" if site.eliminated else "filtered"
             for family in (naming.ACTIVATION, naming.ACTIVATION_GRAD):
                 if site.names and (site.value, family) not in self._accounted:
-                    yield LedgerLine(name=site.names[0].template, family=family, reason=reason)
+                    yield LedgerLine(name=site.names[0].template, family=family, reason=self._why(site, family))
         for number, leaf in enumerate(self._run.trace.arguments):
             for family in (leaf.family, naming.gradient_family(leaf.family)):
                 if family is not None and (ValueKey((), OPERAND, number), family) not in self._accounted:
                     yield LedgerLine(name=leaf.name, family=family, reason="filtered")
+
+
+def _nonfinite(record: Record) -> bool:
+    return bool(record.stats.get("nan") or record.stats.get("inf"))

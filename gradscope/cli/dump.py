@@ -62,6 +62,7 @@ def dump(
     exact_quantiles: options.ExactQuantiles = False,
     cast: options.Cast = None,
     check: options.Check = None,
+    strict: options.Strict = False,
     sort: options.Sort = None,
     no_fold: options.NoFold = False,
     force: options.Force = False,
@@ -75,7 +76,7 @@ def dump(
 
     The model file is imported and run with your rights: only dump a model whose code you would run.
     """
-    from gradscope.cli.findings import SELF_CHECK, checked_rules, trips
+    from gradscope.cli.findings import SELF_CHECK, checked_rules, trips, unseen_sentences
     from gradscope.cli.jaxsetup import set_up_jax
     from gradscope.cli.printing import print_report
     from gradscope.naming import Selection
@@ -101,7 +102,9 @@ def dump(
     findings = find(manifest)
     report = dump_report("dump", str(path), manifest, findings, query=Query(sort=sort), fold=not no_fold)
     print_report(report, options.chosen_format(output_format, json=json))
-    if trips(findings, rules):
+    unseen = manifest.ledger.unseen() if strict else ()
+    _tell(tuple(unseen_sentences(unseen)))
+    if unseen or trips(findings, rules):
         raise typer.Exit(1)
 
 

@@ -1,12 +1,13 @@
-"""`--check`: which findings make a command exit 1."""
+"""`--check` and `--strict`: what makes a command that has done its work exit 1."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from gradscope.dump.manifest import LedgerLine
     from gradscope.stats import Finding
 
 #: The rule that always fails a command: it is about gradscope and not about the model.
@@ -14,6 +15,9 @@ SELF_CHECK: Final = "self-check"
 
 #: What stands for every rule.
 ALL: Final = "all"
+
+#: Of what is missing, so many are named on the spot.
+_NAMED: Final = 10
 
 
 def checked_rules(check: str | None) -> frozenset[str]:
@@ -35,3 +39,15 @@ def checked_rules(check: str | None) -> frozenset[str]:
 def trips(findings: Sequence[Finding], rules: frozenset[str]) -> bool:
     """Whether any finding is one that was asked to fail the command."""
     return any(finding.rule in rules for finding in findings)
+
+
+def unseen_sentences(unseen: Sequence[LedgerLine]) -> Iterator[str]:
+    """What `--strict` says of what is missing: the first few by name."""
+    from gradscope.naming import key_of, printable
+
+    if unseen:
+        yield f"--strict: {len(unseen):,} missing without your word"
+    for line in unseen[:_NAMED]:
+        yield f"  {printable(key_of(line.family, line.name))}: {line.reason}"
+    if len(unseen) > _NAMED:
+        yield f"  and {len(unseen) - _NAMED:,} more; gradscope show DUMP --ledger lists all"

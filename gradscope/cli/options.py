@@ -117,6 +117,14 @@ Check: TypeAlias = Annotated[
     str | None,
     typer.Option(metavar="LIST", help="Exit 1 if one of these findings is made, or 'all'.", rich_help_panel=_SHOWN),
 ]
+Strict: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Exit 1 if anything is missing without your word: inside a custom rule, or behind a while loop.",
+        rich_help_panel=_SHOWN,
+    ),
+]
 OutputFormat: TypeAlias = Annotated[
     Format, typer.Option("--format", help="How results are written to standard output.", rich_help_panel=_OUTPUT)
 ]

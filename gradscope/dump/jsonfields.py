@@ -113,6 +113,10 @@ class Fields:
         """An object whose fields are numbers."""
         return {key: self._number(name, value) for key, value in self.object(name).items()}
 
+    def floats(self, name: str) -> tuple[float, ...]:
+        """A list of numbers, NaN and infinities as their strings included."""
+        return self.each(name, lambda value, _: self._number(name, value))
+
     def each(self, name: str, make: Callable[[Json, int], Value]) -> tuple[Value, ...]:
         """What `make` makes of every item of a list and its position."""
         value = self.values.get(name, [])

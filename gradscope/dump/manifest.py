@@ -108,6 +108,10 @@ class Ledger:
     captured: int = 0
     missing: tuple[LedgerLine, ...] = ()
 
+    def unseen(self) -> tuple[LedgerLine, ...]:
+        """What the run computed, or could have, and the dump lacks without the user's word."""
+        return tuple(line for line in self.missing if line.reason in ("opaque", "forward-only"))
+
     def counts(self) -> dict[str, int]:
         """Number of sites by reason, `captured` first; reasons that do not occur are left out."""
         counts = {"captured": self.captured}
@@ -126,6 +130,34 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The operation in which a NaN or an infinity first arose.
+
+    Attributes:
+        direction: `forward` where its result is not finite though its operands are; `backward` where the gradient that
+            it passes to an operand is not finite though the gradient that it received is.
+        name: The operation's path, or the argument that was not finite to begin with.
+        why: What happened there, with the numbers in it; a sentence's predicate without a full stop.
+        repair: What to do about it; "" where nothing general can be said.
+        primitive: Its primitive; None for an argument.
+        source: `file:line` in the user's code; None where unknown.
+        iteration: Index per enclosing loop, outermost first.
+        index: Where in the result, or in the operand's gradient, the first such element is.
+        operands: The forward operands' values that belong to that element.
+    """
+
+    direction: Literal["forward", "backward"]
+    name: str
+    why: str
+    repair: str = ""
+    primitive: str | None = None
+    source: str | None = None
+    iteration: tuple[int, ...] = ()
+    index: tuple[int, ...] = ()
+    operands: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """Everything a dump says about itself.
 
@@ -140,6 +172,7 @@ class Manifest:
         provenance: Versions, device, precision, seed, hashes: whatever may explain a difference between two dumps.
         self_check: `max_rel_l2`, `bit_equal`, `total` and more of a self-check; None when none ran.
         timings: Seconds by phase.
+        origins: Where NaNs and infinities arose, if any did and it was found out.
         note: One line about the file as a whole ("not written by gradscope", the error that cut it short); "" for none.
     """
 
@@ -153,5 +186,6 @@ class Manifest:
     provenance: Mapping[str, Json] = field(default_factory=dict[str, Json])
     self_check: Mapping[str, Json] | None = None
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
+    origins: tuple[Origin, ...] = ()
     note: str = ""
     schema: int = SCHEMA

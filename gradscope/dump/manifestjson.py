@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from gradscope.dump.jsonfields import Fields
 from gradscope.dump.jsontext import dumps, from_float, loads
-from gradscope.dump.manifest import SCHEMA, Cause, Entry, Layer, Ledger, LedgerLine, Manifest, Stored
+from gradscope.dump.manifest import SCHEMA, Cause, Entry, Layer, Ledger, LedgerLine, Manifest, Origin, Stored
 from gradscope.dump.record import Json, Reason, SiteFacts
 from gradscope.errors import DumpError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
+_DIRECTIONS: Final[tuple[Literal["forward", "backward"], ...]] = ("forward", "backward")
 _TIERS: Final[tuple[Literal["core", "full"], ...]] = ("core", "full")
 
 
@@ -46,6 +47,7 @@ def manifest_from_text(text: bytes) -> Manifest:
         provenance=manifest.object("provenance"),
         self_check=manifest.object("self_check") if "self_check" in manifest.values else None,
         timings=manifest.numbers("timings"),
+        origins=manifest.each("origins", _origin),
         note=manifest.text("note"),
     )
 
@@ -145,6 +147,21 @@ def _layer(value: Json, position: int) -> Layer:
 def _ledger(value: Json) -> Ledger:
     ledger = Fields.of(value, "the ledger", Ledger)
     return Ledger(captured=ledger.count("captured"), missing=ledger.each("missing", _ledger_line))
+
+
+def _origin(value: Json, position: int) -> Origin:
+    origin = Fields.of(value, f"origin {position}", Origin)
+    return Origin(
+        direction=origin.choice("direction", _DIRECTIONS, "forward"),
+        name=origin.text("name"),
+        why=origin.text("why"),
+        repair=origin.text("repair"),
+        primitive=origin.optional_text("primitive"),
+        source=origin.optional_text("source"),
+        iteration=origin.counts("iteration"),
+        index=origin.counts("index"),
+        operands=origin.floats("operands"),
+    )
 
 
 def _ledger_line(value: Json, position: int) -> LedgerLine:

@@ -53,7 +53,7 @@ def make_plan(trace: Trace, wanted: Wanted, observe: Observer = whole_tensor) ->
     """
     if wanted.selection.select:
         wanted.selection.require_matches(_known_names(trace))
-    shown = {site.value for site in trace.sites if any(_wants_site(wanted, site, family) for family in _LAYER_FAMILIES)}
+    shown = {site.value for site in trace.sites if any(wants_site(wanted, site, family) for family in _LAYER_FAMILIES)}
     read = {value for layer in trace.layers if not shown.isdisjoint(layer.outputs) for value in layer.inputs}
     observed = shown | read
     sites = tuple(site for site in trace.sites if site.value in observed and not site.opaque and not site.eliminated)
@@ -71,7 +71,8 @@ def has_gradient(site: Site) -> bool:
     return site.reach is Reach.GRADIENT and not site.opaque
 
 
-def _wants_site(wanted: Wanted, site: Site, family: str) -> bool:
+def wants_site(wanted: Wanted, site: Site, family: str) -> bool:
+    """Whether a site is wanted under any of its names in any turn."""
     return any(wanted.wants_layer(family, name, turn) for name in site.names for turn in iterations(site.loops))
 
 

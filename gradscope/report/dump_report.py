@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradscope import naming
-from gradscope.dump.manifest import Manifest
+from gradscope.dump.jsontext import from_float
+from gradscope.dump.manifest import Manifest, Origin
 from gradscope.dump.record import Json
 from gradscope.report.document import Document, Remark, Remarks
 from gradscope.report.facts import facts, facts_json
@@ -53,7 +54,8 @@ class DumpReport:
         tables = self.tables(screen)
         nothing = Remarks(remarks=() if tables else (Remark(label="tensors", text="none"),))
         about_run = (Remark(label=label, text=text) for label, text in facts(self.path, self.manifest))
-        return (*tables, nothing, _findings(self.findings), Remarks(remarks=tuple(about_run)))
+        origins = _origins(self.manifest.origins)
+        return (*tables, nothing, _findings(self.findings), origins, Remarks(remarks=tuple(about_run)))
 
     def tables(self, screen: Screen) -> tuple[Table, ...]:
         """One table per family of values."""
@@ -78,6 +80,7 @@ class DumpReport:
             **facts_json(self.path, self.manifest),
             "rows": list(self.rows()),
             "findings": [_finding_json(finding) for finding in self.findings],
+            **({"origins": [_origin_json(each) for each in self.manifest.origins]} if self.manifest.origins else {}),
         }
 
 
@@ -124,6 +127,36 @@ def dump_report(
 def _findings(findings: Sequence[Finding]) -> Remarks:
     remarks = (Remark(label=each.rule, text=_sentence(each), style=style_of_words(each.rule)) for each in findings)
     return Remarks(title=f"Findings ({len(findings):,})", remarks=tuple(remarks), at_most=_FINDINGS_PER_RULE)
+
+
+def _origins(origins: Sequence[Origin]) -> Remarks:
+    """Where NaNs and infinities began, and what to do about it."""
+    remarks = [
+        Remark(label=label, text=text, style=style_of_words("nonfinite"))
+        for origin in origins
+        for label, text in (("origin", f"{_place(origin)} {origin.why}"), ("repair", origin.repair))
+        if text
+    ]
+    return Remarks(title="Where it began", remarks=tuple(remarks))
+
+
+def _place(origin: Origin) -> str:
+    return naming.printable(origin.name) + (f" ({origin.source})" if origin.source else "")
+
+
+def _origin_json(origin: Origin) -> dict[str, Json]:
+    found: dict[str, Json] = {
+        "direction": origin.direction,
+        "name": origin.name,
+        "primitive": origin.primitive,
+        "source": origin.source,
+        "iteration": list(origin.iteration) or None,
+        "index": list(origin.index) or None,
+        "operands": [from_float(operand) for operand in origin.operands] or None,
+        "why": origin.why,
+        "repair": origin.repair or None,
+    }
+    return {name: fact for name, fact in found.items() if fact is not None}
 
 
 def _sentence(finding: Finding) -> str:

@@ -14,7 +14,7 @@ from gradscope.stats.params import gradient_ratios
 def nonfinite(evidence: Evidence, _: Thresholds) -> Iterator[Finding]:
     """Tensors with a NaN or an infinity; which of them the trouble may have started in is said."""
     broken = [entry for entry in evidence.entries if _nonfinite_count(entry)]
-    origin = _origin(broken)
+    origin = None if evidence.manifest.origins else _origin(broken)  # where it was searched for, it is known
     for entry in broken:
         counts = (
             f"{column(entry, 'nan'):.0f} NaN and {column(entry, 'inf'):.0f} Inf of {column(entry, 'size'):.0f} elements"

@@ -182,7 +182,9 @@ def _use(frame: Frame, runs: list[tuple[LayerCall, ...]], number: int, atom: Ato
     """Note that an equation uses a value; returns how many layers the use and the definition share."""
     definition, _ = frame.definitions[atom]
     shared = 0 if definition == OPERAND else _shared_prefix(runs[definition], runs[number])
-    names = origins.names(frame, atom)
+    # A parameter that another layer hands on, viewed otherwise, is that layer's output and no parameter of this one.
+    handed_on = definition != OPERAND and len(runs[definition]) > shared
+    names = () if handed_on else origins.names(frame, atom)
     value = None if names else resolve(frame, atom)
     for layer in runs[number][shared:]:
         layer.params.update(dict.fromkeys(names))

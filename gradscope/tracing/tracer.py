@@ -58,6 +58,7 @@ class Trace:
         layers: Its layers, composites before their parts, otherwise in execution order.
         sites: Its observable values, in program order.
         fingerprint: Equal for equal programs.
+        operations: Whether operations count as layers.
     """
 
     jaxpr: jaxcompat.Jaxpr
@@ -70,6 +71,7 @@ class Trace:
     layers: tuple[LayerCall, ...]
     sites: tuple[Site, ...]
     fingerprint: str
+    operations: bool
 
 
 def trace_loss(loss: Callable[[Any, Any], Any], variables: Any, batch: Any, *, operations: bool = False) -> Trace:
@@ -156,6 +158,7 @@ def _analysed(
         layers=tuple(layers),
         sites=tuple(find_sites(root, layers)),
         fingerprint=fingerprint(root),
+        operations=operations,
     )
 
 

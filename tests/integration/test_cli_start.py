@@ -17,8 +17,8 @@ COMMANDS = ("dump", "show", "compare", "inspect", "check", "verify", "recover")
 #: What every command line documents, by command; `--help` itself aside.
 OPTIONS = {
     "dump": "--output --seed --batch-size --data --dtype --x64 --matmul-precision --self-check --no-cache --select "
-    "--exclude --depth --ops --families --stats-only --exact-quantiles --cast --check --sort --no-fold --force "
-    "--format --json --quiet --verbose --traceback",
+    "--exclude --depth --ops --families --stats-only --exact-quantiles --cast --check --strict --sort --no-fold "
+    "--force --format --json --quiet --verbose --traceback",
     "show": "--tensor --ledger --select --exclude --depth --families --check --sort --no-fold --format --json "
     "--traceback",
     "compare": "--tol --rtol --atol --bitwise --allow-missing --select --exclude --all --worst-first --format --json "

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gradscope as gs
 from tests.oracle.commands import Dumped, gradscope
 
 #: The loop as a whole is a layer around its turns; unrolled, there is no such layer.
@@ -55,6 +56,17 @@ def test_parameters_and_their_gradients_agree(family: str, scanned: Path, unroll
     assert report["verdict"] == "same"
     assert len(names(report, family, "same")) == 15
     assert names(report, family, "missing") | names(report, family, "extra") == set()
+
+
+def test_every_turns_layers_read_what_those_of_the_unrolled_model_read(scanned: Path, unrolled: Path) -> None:
+    """Also where it comes from the turn before, and where it is a parameter that another layer hands on."""
+    read = [{layer.path: layer.inputs for layer in gs.load(path).layers} for path in (scanned, unrolled)]
+    assert {path: inputs for path, inputs in read[0].items() if path in read[1]} == {
+        path: tuple(name.replace("block[1]/add2", "block") if path == "norm" else name for name in inputs)
+        for path, inputs in read[1].items()
+    }
+    assert read[1]["block[1]/add1"] == ("block[0]/add2", "block[1]/attn/out")
+    assert read[1]["embed/add"] == ("embed/token", "embed/position")
 
 
 def test_the_loop_as_a_whole_has_to_be_allowed(scanned: Path, unrolled: Path) -> None:
