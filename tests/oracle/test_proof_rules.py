@@ -1,0 +1,228 @@
+"""`check` against models that are right, and against models into which one wrong rule was planted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from gradscope.capture.preparation import Arguments
+from gradscope.capture.timings import Timings
+from gradscope.proof import leaves
+from gradscope.proof.proving import Proof, Row, prove
+from gradscope.tracing.model import Model
+from tests.oracle.zoo import ZOO
+
+W = jnp.linspace(-1.0, 1.5, 12).reshape(3, 4)
+X = jnp.linspace(-0.9, 1.1, 6).reshape(2, 3)
+
+
+def proof(loss: Callable[[Any, Any], Any], variables: Any = W, batch: Any = X) -> Proof:
+    """What `check` says of a loss at these arguments."""
+    model = Model(name="model", init=lambda _: variables, batch=lambda _key, _size: batch, loss=loss)
+    shapes = jax.eval_shape(lambda: (variables, batch))
+    return prove(model, Arguments(shapes=shapes, make=lambda: (variables, batch), batch_size=0), Timings())
+
+
+def statuses(found: Proof) -> dict[str, str]:
+    return {row.what.partition(",")[0]: row.status for row in found.rows}
+
+
+def rule(found: Proof, function: str) -> Row:
+    return next(row for row in found.rows if row.what.startswith(f"custom rule of {function}"))
+
+
+@jax.custom_vjp
+def squared(x: Any) -> Any:
+    return x * x
+
+
+squared.defvjp(lambda x: (x * x, x), lambda x, g: (2.0 * g * x,))
+
+
+@jax.custom_vjp
+def half_squared(x: Any) -> Any:
+    return x * x
+
+
+half_squared.defvjp(lambda x: (x * x, x), lambda x, g: (g * x,))
+
+
+@jax.custom_vjp
+def one_of_two(x: Any, y: Any) -> Any:
+    return x * y
+
+
+one_of_two.defvjp(lambda x, y: (x * y, (x, y)), lambda xy, g: (g * xy[1], g * xy[1]))
+
+
+@jax.custom_jvp
+def cubed(x: Any) -> Any:
+    return x * x * x
+
+
+@cubed.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    (x,), (t,) = primals, tangents
+    return cubed(x), 3.0 * x * x * t
+
+
+@jax.custom_jvp
+def shifted(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+@shifted.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    (x,), (t,) = primals, tangents
+    return shifted(x), jnp.cos(x + 1e-4) * t
+
+
+@jax.custom_vjp
+def nearly(x: Any) -> Any:
+    return jnp.tanh(x)
+
+
+nearly.defvjp(lambda x: (jnp.tanh(x), x), lambda x, g: (g * (1.0 - jnp.tanh(x) ** 2) * (1.0 + 1e-6),))
+
+
+def through(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda w, x: function(x @ w).sum()
+
+
+@pytest.mark.parametrize("function", [squared, cubed])
+def test_a_right_rule_is_correct(function: Callable[[Any], Any]) -> None:
+    found = proof(through(function))
+    assert found.verdict == "correct"
+    assert rule(found, function.__name__).error < 1e-9  # type: ignore[operator]
+    assert set(statuses(found).values()) == {"correct"}
+
+
+@pytest.mark.parametrize("function", [half_squared, shifted, nearly])
+def test_a_wrong_rule_is_named_with_its_line(function: Any) -> None:
+    found = proof(through(function))
+    assert found.verdict == "wrong"
+    wrong = rule(found, function.__name__)
+    assert wrong.status == "wrong"
+    line = function.fun.__code__.co_firstlineno
+    assert wrong.source == f"test_proof_rules.py:{line}"
+    assert statuses(found)["param_grad/value"] == "wrong"
+
+
+def test_a_rule_that_is_wrong_for_one_operand_is_wrong() -> None:
+    found = proof(lambda w, x: one_of_two(x @ w, jnp.cos(x @ w)).sum())
+    assert rule(found, "one_of_two").status == "wrong"
+
+
+def test_of_two_rules_the_wrong_one_is_named() -> None:
+    found = proof(lambda w, x: half_squared(cubed(squared(x @ w))).sum())
+    assert [rule(found, name).status for name in ("squared", "cubed", "half_squared")] == [
+        "correct",
+        "correct",
+        "wrong",
+    ]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        jax.jit,
+        jax.checkpoint,
+        jax.vmap,
+        lambda f: lambda x: lax.scan(lambda carry, row: (carry, f(row)), 0.0, x)[1],
+        lambda f: jax.checkpoint(jax.vmap(jax.jit(f))),
+        lambda f: lambda x: lax.cond(x[0, 0] < 100.0, f, jnp.sin, x),
+    ],
+    ids=["jit", "checkpoint", "vmap", "scan", "checkpoint of vmap of jit", "branch"],
+)
+def test_a_wrong_rule_is_found_inside_transformations(around: Callable[[Any], Any]) -> None:
+    found = proof(through(around(half_squared)))
+    assert rule(found, "half_squared").status == "wrong"
+    assert rule(found, "half_squared").source.startswith("test_proof_rules.py:")  # type: ignore[union-attr]
+
+
+def test_only_the_leaf_with_the_wrong_gradient_is_named() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return (jnp.tanh(x @ w["good"]) + half_squared(x @ w["bad"])).sum()
+
+    found = statuses(proof(loss, {"good": W, "bad": W}))
+    assert (found["param_grad/good"], found["param_grad/bad"]) == ("correct", "wrong")
+
+
+def test_among_many_leaves_the_wrong_ones_are_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaves, "_ONE_BY_ONE", 4)
+    names = [f"w{number}" for number in range(6)]
+
+    def loss(w: Any, x: Any) -> Any:
+        return sum((half_squared if name == "w4" else squared)(x @ w[name]).sum() for name in names)
+
+    rows = proof(loss, dict.fromkeys(names, W)).rows
+    assert [row.what for row in rows if row.status == "wrong" and row.what.startswith("param_grad")] == [
+        "param_grad/w4"
+    ]
+    together = {row.what: row.status for row in rows if "gradients together" in row.what}
+    assert together == {"3 gradients together, param_grad/w0 to param_grad/w2": "correct"}
+    assert {row.what: row.status for row in rows}["input_grad/value"] == "wrong"  # all leaves meet in it
+
+
+KINKS: dict[str, Callable[[Any, Any], Any]] = {
+    "relu at zero": lambda w, x: jax.nn.relu(w * 0.0 + (w - w)).sum() + (x @ w).sum(),
+    "relu of a zero parameter": lambda w, x: (jax.nn.relu(w) * jnp.arange(1.0, 13.0).reshape(3, 4)).sum(),
+    "abs of a zero parameter": lambda w, x: jnp.abs(w).sum() + (x @ w).sum(),
+    "a tie of maxima": lambda w, x: jnp.max(w) + (x @ w).sum(),
+    "a tie of two": lambda w, x: jnp.maximum(w, w[::-1]).sum() + (x @ w).sum(),
+    "a clip at its end": lambda w, x: (jnp.clip(w, 0.0, 1.0) * 2.0).sum() + (x @ w).sum(),
+    "a norm at zero": lambda w, x: jnp.where(w == 0.0, 0.0, jnp.abs(w)).sum() + (x @ w).sum(),
+}
+
+
+@pytest.mark.parametrize("kink", KINKS)
+def test_a_kink_is_no_false_alarm(kink: str) -> None:
+    found = proof(KINKS[kink], jnp.zeros((3, 4)))
+    assert found.verdict == "correct"
+    assert set(statuses(found).values()) <= {"correct", "not smooth here"}
+
+
+def test_a_wrong_rule_at_a_kink_is_wrong_all_the_same() -> None:
+    found = proof(lambda w, x: half_squared(jax.nn.relu(x @ w) + 1.0).sum(), jnp.zeros((3, 4)))
+    assert rule(found, "half_squared").status == "wrong"
+    assert rule(found, "relu").status == "not smooth here"
+
+
+@pytest.mark.parametrize("narrow", [jnp.float32, jnp.bfloat16])
+def test_a_model_that_computes_in_few_digits_is_no_false_alarm(narrow: Any) -> None:
+    found = proof(lambda w, x: jnp.tanh(x.astype(narrow) @ w.astype(narrow)).astype(jnp.float32).sum())
+    assert "wrong" not in statuses(found).values()
+    if narrow is jnp.bfloat16:
+        assert statuses(found)["param_grad/value"] == "not checked"
+
+
+def test_a_model_that_does_not_run_in_float64_is_checked_in_its_own_precision() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        start = jnp.zeros((2, 4), jnp.float32)
+        return jnp.sin(lax.scan(lambda carry, _: (carry + x @ w, None), start, None, length=2)[0]).sum()
+
+    found = proof(loss)
+    assert found.verdict == "correct"
+    assert "does not run in float64" in found.notes[0]
+    assert 1e-8 < max(row.expected or 0.0 for row in found.rows if row.what.startswith("param_grad")) < 0.05
+
+
+def test_a_gradient_that_is_stopped_is_what_differences_disagree_with() -> None:
+    found = proof(lambda w, x: (lax.stop_gradient(jnp.sin(w)) * w).sum())
+    assert statuses(found)["param_grad/value"] == "wrong"
+
+
+SMALL = [ZOO[name] for name in ("linear_regression", "mlp")]
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_the_zoo_is_right(case: Any) -> None:
+    found = proof(case.model.loss, *case.arguments())
+    assert found.verdict == "correct"
+    assert set(statuses(found).values()) == {"correct"}
+    assert all(row.error <= row.expected < 1e-5 for row in found.rows if row.what.startswith("param_grad"))  # type: ignore[operator]
