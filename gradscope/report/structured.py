@@ -16,7 +16,6 @@ from gradscope import naming
 from gradscope.dump.jsontext import dumps, loads
 from gradscope.dump.record import Json
 
-
 #: The columns that come first.
 _FIRST: Final = ("name", "family")
 
