@@ -15,14 +15,15 @@ from gradscope.capture.measured import TensorReading
 from gradscope.capture.observe import Keep, Signature, observing_value_and_grad
 from gradscope.capture.one_shot import DumpRequest, dump_model
 from gradscope.capture.preparation import Arguments
+from gradscope.capture.processes import Writer, dump_writer, reading_for
 from gradscope.capture.provenance import machine_provenance
 from gradscope.capture.seen import Seen
 from gradscope.capture.timings import Timings
 from gradscope.dump.manifest import Manifest
 from gradscope.dump.memory import MemoryDump, MemoryWriter
 from gradscope.dump.source import DumpSource
-from gradscope.dump.writer import DumpWriter
 from gradscope.errors import UsageError
+from gradscope.instrument.inquiry import Inquiry
 from gradscope.instrument.planning import EVERYTHING, Wanted
 from gradscope.naming import Selection
 from gradscope.tracing.model import Model
@@ -38,6 +39,9 @@ def capture(
     families: Sequence[str] | None = None,
     depth: int | None = None,
     ops: bool = False,
+    stop_gradient: Sequence[str] = (),
+    feed: Mapping[str, Any] | None = None,
+    fetch: str | Sequence[str] | None = None,
     stats_only: bool = False,
     self_check: bool = False,
 ) -> Dump:
@@ -52,12 +56,15 @@ def capture(
         families: Families to keep; all where None.
         depth: Only layers of at most so many scopes.
         ops: Every operation beside every layer.
+        stop_gradient: Names of values that count as constant.
+        feed: Values in the place of computed ones, by name; under `gradient/NAME`, of the gradient that arrives there.
+        fetch: Names of the only values asked for; what they do not need is not run. All where None.
         stats_only: Keep statistics and no tensors.
         self_check: Run the plain program too, and record how far observing changed the gradients.
 
     Raises:
         ModelError: The loss failed, or is not a scalar that can be differentiated.
-        UsageError: A pattern selects nothing.
+        UsageError: A pattern selects nothing, a name is unknown, or a tensor does not fit.
     """
     name = getattr(loss, "__name__", "loss")
     model = Model(name=name, init=lambda _: variables, batch=lambda _key, _size: batch, loss=loss)
@@ -67,6 +74,7 @@ def capture(
     request = DumpRequest(
         wanted=replace(_wanted(select, exclude, families, depth), operations=ops),
         reading=TensorReading(keep=not stats_only),
+        inquiry=Inquiry(stops=_several(stop_gradient), feeds=feed or {}, fetches=_several(fetch or ())),
         self_check=self_check,
     )
     writer = MemoryWriter()
@@ -153,6 +161,9 @@ def gradients(
 def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False) -> Manifest:
     """Write observations, or a dump in memory, to a file.
 
+    Under `jax.distributed` every process has to call it, and the dump is a folder that all of them see: each writes
+    what its own devices hold, and none needs memory for a whole tensor.
+
     Args:
         path: Where to.
         what: What `value_and_grad` or `capture` gave, off the device or on it.
@@ -163,10 +174,10 @@ def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False
             those of several steps.
         MachineError: The folder is read-only, the disk full.
     """
-    with DumpWriter(path, force=force) as writer:
+    with dump_writer(path, force=force) as writer:
         if isinstance(what, Dump):
             return _save_dump(writer, what.source)
-        session = what.session()
+        session = what.session(reading_for(writer, TensorReading()))
         for record in session.records():
             writer.add(record)
         return writer.commit(
@@ -178,7 +189,7 @@ def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False
         )
 
 
-def _save_dump(writer: DumpWriter, source: DumpSource) -> Manifest:
+def _save_dump(writer: Writer, source: DumpSource) -> Manifest:
     if not isinstance(source, MemoryDump):
         raise UsageError("the dump is in a file already", hint="copy the file")
     for record in source.records():
@@ -196,8 +207,8 @@ def _save_dump(writer: DumpWriter, source: DumpSource) -> Manifest:
     )
 
 
-def _several(patterns: str | Sequence[str]) -> Sequence[str]:
-    return (patterns,) if isinstance(patterns, str) else patterns
+def _several(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _wanted(select: Sequence[str], exclude: Sequence[str], families: Sequence[str] | None, depth: int | None) -> Wanted:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from gradscope.arrays.blocks import Array
-from gradscope.compare import CompareOptions, Comparison
+from gradscope.compare import CompareOptions, Comparison, Rule
 from gradscope.compare import compare as compare_sources
+from gradscope.compare.mapfile import read_map
 from gradscope.dump.manifest import Layer, Ledger, Manifest
 from gradscope.dump.reader import open_dump
 from gradscope.dump.source import DumpSource
@@ -117,37 +119,49 @@ def compare(
     ref: Dump,
     cand: Dump,
     *,
-    tol: float | None = None,
-    rtol: float = 1e-5,
-    atol: float = 1e-8,
+    tol: float | str | Sequence[str] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
     bitwise: bool = False,
     select: Sequence[str] = (),
     exclude: Sequence[str] = (),
     allow_missing: Sequence[str] = (),
+    map_file: str | os.PathLike[str] | None = None,
 ) -> Comparison:
     """Match two dumps tensor by tensor and judge them; the result's truth value is the verdict.
 
     Args:
         ref: The reference.
         cand: The candidate.
-        tol: One tolerance on `rel_l2` for every tensor; None for the defaults by dtype and family.
-        rtol: Relative part of numpy's rule, for the metric `mismatch`.
+        tol: One tolerance on `rel_l2` for every tensor; or rules, `"param_grad/.*=rel_l2 < 1e-3 and max_abs < 1"`, of
+            which the first that matches a tensor counts; None for the defaults by dtype and family.
+        rtol: Relative part of numpy's rule. Where it or `atol` is given, tensors without a `tol` are judged by it.
         atol: Its absolute part.
         bitwise: Whether only equal bytes are the same.
         select: Patterns of names that take part; all where empty.
         exclude: Patterns of names that do not.
         allow_missing: Regular expressions of names that may be on one side only.
+        map_file: Rules that say what the candidate's tensors are in the reference, as `gradscope.compare.mapfile` has
+            them; None to go by names, order and values alone.
 
     Raises:
-        UsageError: A pattern selects nothing or is not one, or a tolerance is negative.
+        UsageError: A pattern selects nothing or is not one, or a tolerance is negative or not one.
         DumpError: One of the dumps is damaged.
     """
     options = CompareOptions(
         selection=Selection.parse(select, exclude),
+        map_rules=() if map_file is None else read_map(Path(map_file)),
         allow_missing=tuple(allow_missing),
-        rel_l2=tol,
+        rules=_rules(tol),
+        rel_l2=tol if isinstance(tol, int | float) else None,
         bitwise=bitwise,
         rtol=rtol,
         atol=atol,
     )
     return compare_sources(ref.source, cand.source, options=options)
+
+
+def _rules(tol: float | str | Sequence[str] | None) -> tuple[Rule, ...]:
+    if tol is None or isinstance(tol, int | float):
+        return ()
+    return tuple(map(Rule.parse, [tol] if isinstance(tol, str) else tol))

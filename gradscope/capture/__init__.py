@@ -4,4 +4,7 @@ Two ways in. `preparation` makes a model's arguments and compiles its observing 
 `dump`. `observe` is the drop-in for `jax.value_and_grad` in a user's own step; what it hands out (`seen`) becomes a
 run on the host when it is saved. Either way a *run* is cut into *drafts* (one tensor each), drafts are *measured* in
 threads into records, and a *session* streams those while it keeps the *ledger* and the *layer tree*.
+
+Under `jax.distributed` a tensor may lie on the devices of several processes. Then each of them measures and writes the
+*pieces* that its own devices hold (`observation`, `processes`), and nobody gathers a tensor.
 """

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
-import numpy as np
 
 from gradscope import naming
+from gradscope.capture.observation import Observation
 from gradscope.capture.order import ExecutionOrder, Iteration
 from gradscope.capture.run import Run, Turn, turns_of
 from gradscope.dump.record import Reason, Record, SiteFacts
 from gradscope.instrument.planning import has_gradient
-from gradscope.instrument.taps import whole_tensor
 from gradscope.tracing.frames import OPERAND, ValueKey
 from gradscope.tracing.layers import LayerCall
 from gradscope.tracing.sites import Site
@@ -29,8 +28,8 @@ class Origin(NamedTuple):
     facts: SiteFacts
 
 
-#: Gives an observation on the host, or says why there is none.
-Source: TypeAlias = "Callable[[], np.ndarray] | Reason"
+#: An observation, or why there is none.
+Source: TypeAlias = "Observation | Reason"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +39,14 @@ class Draft:
     Attributes:
         origin: The value it belongs to, by which a layer finds what went into it.
         family: Its family.
-        fetch: Gives the observation on the host; None where there is none.
+        observation: What was observed; None where nothing was.
         records: What is to be written of it, without arrays and statistics: first its own, then its aliases. Empty for
             a value that is observed only to measure a layer's input.
     """
 
     origin: Origin
     family: str
-    fetch: Callable[[], np.ndarray] | None
+    observation: Observation | None
     records: tuple[Record, ...]
 
 
@@ -62,7 +61,8 @@ def drafts(run: Run, order: ExecutionOrder) -> Iterator[Draft]:
     for number, (leaf, value) in enumerate(zip(run.trace.auxiliary, run.observed.auxiliary, strict=True)):
         key = ValueKey((), len(run.trace.jaxpr.eqns), number)
         origin = Origin(key, (), SiteFacts(index=order.rank_after_all))
-        yield from _leaf_drafts(run, leaf.family, leaf, origin, _fetching(value))
+        source: Source = "eliminated" if value is None else Observation(value=value)
+        yield from _leaf_drafts(run, leaf.family, leaf, origin, source)
 
 
 def _argument_origins(run: Run, order: ExecutionOrder) -> list[Origin]:
@@ -102,7 +102,9 @@ def _argument_drafts(run: Run, number: int, origin: Origin) -> Iterator[Draft]:
 def _argument(run: Run, number: int) -> Source:
     """An argument, or why it is not there."""
     value = run.arguments[number]
-    return "filtered" if value is None else _fetching(value)
+    if value is None:
+        return "filtered" if run.plan.used is None else "eliminated"
+    return Observation(value=value)
 
 
 def _gradient(run: Run, number: int) -> Source:
@@ -114,7 +116,9 @@ def _gradient(run: Run, number: int) -> Source:
         return "forward-only"
     if not leaf.differentiated:
         return "filtered"
-    return _fetching(run.observed.gradients[number]) if number in run.reached.arguments else "disconnected"
+    if number not in run.reached.arguments:
+        return "disconnected"
+    return Observation(value=run.observed.gradients[number])
 
 
 def _leaf_drafts(run: Run, family: str, leaf: Leaf, origin: Origin, source: Source) -> Iterator[Draft]:
@@ -137,7 +141,8 @@ def _site_drafts(run: Run, order: ExecutionOrder, number: int, turn: Turn) -> It
         operation=name is not None and name.operation,
     )
     origin = Origin(site.value, turn.nominal, facts)
-    value = _fetching(run.observed.captured.values[number], turn.at) if turn.executed else "not-executed"
+    captured = run.observed.captured.values[number]
+    value = Observation(value=captured, at=turn.at) if turn.executed else "not-executed"
     yield _named(run, site, naming.ACTIVATION, origin, value)
     yield _named(run, site, naming.ACTIVATION_GRAD, origin, _cotangent(run, number, turn))
 
@@ -152,7 +157,7 @@ def _cotangent(run: Run, number: int, turn: Turn) -> Source:
     if site.forward_only:
         return "forward-only"
     if number in run.reached.sites:
-        return _fetching(run.observed.cotangents[number], turn.at)
+        return Observation(value=run.observed.cotangents[number], at=turn.at)
     return "filtered" if has_gradient(site) and number not in run.plan.gradients else "disconnected"
 
 
@@ -176,16 +181,9 @@ def _record(family: str, name: str, value: Leaf | Site, origin: Origin) -> Recor
 def _draft(record: Record, origin: Origin, source: Source, *, shown: bool) -> Draft:
     if isinstance(source, str):
         record = replace(record, absent=source)
-    fetch = None if isinstance(source, str) else source
-    return Draft(origin=origin, family=record.family, fetch=fetch, records=(record,) if shown else ())
+    observation = None if isinstance(source, str) else source
+    return Draft(origin=origin, family=record.family, observation=observation, records=(record,) if shown else ())
 
 
 def _rank(order: ExecutionOrder, site: Site, turn: Turn) -> int:
     return order.rank(site.loops, site.order, turn.nominal)
-
-
-def _fetching(value: Any, at: tuple[int, ...] = ()) -> Callable[[], np.ndarray]:
-    def fetch() -> np.ndarray:
-        return np.asarray(whole_tensor(value))[at]
-
-    return fetch

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from gradscope import naming
 from gradscope.capture.drafts import Draft
-from gradscope.capture.measured import Power
 from gradscope.capture.order import ExecutionOrder, Iteration
 from gradscope.capture.run import Run
 from gradscope.dump.manifest import Layer
+from gradscope.stats.power import Power, together
 from gradscope.tracing.frames import FrameKey, ValueKey, iterations
 from gradscope.tracing.layers import LayerCall
 from gradscope.tracing.turns import Moment, sources
@@ -49,7 +48,8 @@ class LayerTree:
 
     def layers(self) -> tuple[Layer, ...]:
         """Every wanted layer in execution order, composites before their parts."""
-        calls = [(call, turn) for call in self._run.trace.layers for turn in iterations(call.frame.loops)]
+        shown = (call for call in self._run.trace.layers if self._run.wanted.operations or not call.operation)
+        calls = [(call, turn) for call in shown for turn in iterations(call.frame.loops)]
         calls.sort(key=lambda at: (self._rank(*at), len(at[0].path.components)))
         return tuple(self._layer(call, turn) for call, turn in calls if not call.frame.opaque)
 
@@ -59,6 +59,7 @@ class LayerTree:
     def _layer(self, call: LayerCall, turn: Iteration) -> Layer:
         inputs = [self._subject(value, turn) for value in call.inputs]
         outputs = [self._subject(value, turn) for value in call.outputs]
+        powers = self._powers_of(inputs, outputs)
         return Layer(
             path=self._path(call, turn),
             index=self._rank(call, turn),
@@ -69,7 +70,8 @@ class LayerTree:
             params=tuple(call.params),
             inputs=tuple(self._named(inputs)),
             outputs=tuple(self._names[subject] for subject in outputs if subject in self._names),
-            rms=self._rms(inputs, outputs),
+            rms={name: power.rms for name, power in powers.items()},
+            elements={name: power.elements for name, power in powers.items()},
         )
 
     def _named(self, inputs: Sequence[_Subject]) -> Iterator[str]:
@@ -87,18 +89,15 @@ class LayerTree:
     def _subject(self, value: ValueKey, turn: Iteration) -> _Subject:
         return value, turn[: len(self._loops.get(value, ()))]
 
-    def _rms(self, inputs: list[_Subject], outputs: list[_Subject]) -> Mapping[str, float]:
+    def _powers_of(self, inputs: list[_Subject], outputs: list[_Subject]) -> Mapping[str, Power]:
         found = {
             "in": self._together(inputs, gradient=False),
             "out": self._together(outputs, gradient=False),
             "grad_in": self._together(inputs, gradient=True),
             "grad_out": self._together(outputs, gradient=True),
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: power for name, power in found.items() if power is not None and power.elements}
 
-    def _together(self, subjects: Iterable[_Subject], *, gradient: bool) -> float | None:
-        """Root mean square over all elements of several tensors; None where none of them is known."""
-        found = (self._powers.get((*subject, gradient)) for subject in subjects)
-        powers = [power for power in found if power is not None]
-        elements = sum(power.elements for power in powers)
-        return math.sqrt(sum(power.sum_of_squares for power in powers) / elements) if elements else None
+    def _together(self, subjects: Iterable[_Subject], *, gradient: bool) -> Power | None:
+        """The power of several tensors; None where none of them is known."""
+        return together(self._powers.get((*subject, gradient)) for subject in subjects)

@@ -5,24 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
+import jax
 import numpy as np
 
 from gradscope import naming
 from gradscope.arrays.dtypes import is_floating, itemsize
 from gradscope.capture.drafts import Draft
+from gradscope.capture.observation import Piece
 from gradscope.dump.record import Record
+from gradscope.dump.shards import Shard
 from gradscope.instrument.core import core_numbers
 from gradscope.stats.core import stats_from_core
+from gradscope.stats.power import Power, power_of, together
 from gradscope.stats.tensor import TensorStats, tensor_stats
 from gradscope.stats.units import activation_stats
 from gradscope.tracing.userframes import user_code
-
-
-class Power(NamedTuple):
-    """Sum of squares and number of a tensor's finite elements; powers of several tensors add up."""
-
-    sum_of_squares: float
-    elements: int
 
 
 class Measured(NamedTuple):
@@ -57,27 +54,69 @@ class TensorReading:
 
     def __call__(self, draft: Draft) -> Measured:
         """The records of a draft, with full statistics."""
-        if draft.fetch is None:
+        if draft.observation is None:
             return Measured(draft, draft.records, None)
         with user_code("reading what was captured"):
-            array = draft.fetch()
-        stats = self._statistics(draft, array)
-        records = draft.records
-        if records:
-            own = replace(records[0], stats=stats.to_json())
-            records = (self._kept(own, array) if self.keep else own, *records[1:])
-        return Measured(draft, records, power_of(stats))
+            array = draft.observation.whole()
+        stats = self.statistics(draft, array)
+        own = tuple(self.kept(replace(record, stats=stats.to_json()), array) for record in draft.records[:1])
+        return Measured(draft, (*own, *draft.records[1:]), power_of(stats))
 
-    def _kept(self, record: Record, array: np.ndarray) -> Record:
-        if self.widen and is_floating(record.dtype) and itemsize(record.dtype) < np.dtype(np.float32).itemsize:
-            return replace(record, array=array.astype(np.float32), dtype="float32")
-        return replace(record, array=array)
+    def kept(self, record: Record, array: np.ndarray) -> Record:
+        """A record with what is kept of its array."""
+        if not self.keep:
+            return record
+        dtype = self.kept_dtype(record.dtype)
+        return replace(record, array=array if dtype == record.dtype else array.astype(dtype), dtype=dtype)
 
-    def _statistics(self, draft: Draft, array: np.ndarray) -> TensorStats:
+    def kept_dtype(self, dtype: str) -> str:
+        """The dtype in which an array of a dtype is kept."""
+        narrow = is_floating(dtype) and itemsize(dtype) < np.dtype(np.float32).itemsize
+        return "float32" if self.keep and self.widen and narrow else dtype
+
+    def statistics(self, draft: Draft, array: np.ndarray) -> TensorStats:
+        """The full statistics of an array."""
         if draft.family == naming.ACTIVATION and draft.records:
             primitive = draft.records[0].site.primitive
             return activation_stats(array, primitive=primitive, exact_quantiles=self.exact_quantiles)
         return tensor_stats(array, exact_quantiles=self.exact_quantiles)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardReading:
+    """Reads the pieces of tensors that this process holds.
+
+    A draft's own record then only outlines the tensor; a record per piece carries numbers and elements.
+
+    Attributes:
+        reading: How a piece is read.
+    """
+
+    reading: TensorReading
+
+    def __call__(self, draft: Draft) -> Measured:
+        """The records of a draft and of its pieces, with full statistics of each."""
+        if draft.observation is None:
+            return Measured(draft, draft.records, None)
+        with user_code("reading what was captured"):
+            pieces = list(draft.observation.pieces())
+        stats = [self.reading.statistics(draft, piece.array) for piece in pieces]
+        outline = tuple(self._outlined(record) for record in draft.records)
+        shards = [
+            self._shard(record, piece, each)
+            for record in draft.records[:1] for piece, each in zip(pieces, stats, strict=True)
+        ]  # fmt: skip
+        return Measured(draft, (*outline, *shards), together(map(power_of, stats)))
+
+    def _outlined(self, record: Record) -> Record:
+        return replace(record, dtype=self.reading.kept_dtype(record.dtype))
+
+    def _shard(self, record: Record, piece: Piece, stats: TensorStats) -> Record:
+        axes = len(record.shape)  # the data of PRNG keys has one more
+        shape = piece.array.shape[:axes]
+        shard = Shard(of=record.name, whole=record.shape, start=piece.start[:axes])
+        part = replace(record, name=shard.name(shape), shape=shape, stats=stats.to_json(), shard=shard)
+        return self.reading.kept(part, piece.array)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,17 +125,13 @@ class CoreReading:
 
     def __call__(self, draft: Draft) -> Measured:
         """The records of a draft, with core statistics."""
-        if draft.fetch is None:
+        if draft.observation is None:
             return Measured(draft, draft.records, None)
-        numbers = core_numbers(draft.fetch())
-        power = Power(numbers.rms**2 * numbers.finite, numbers.finite)
+        numbers = core_numbers(draft.observation.whole())
+        # The numbers are those of whole tensors in every process, and count once.
+        power = Power(numbers.rms**2 * numbers.finite, numbers.finite) if jax.process_index() == 0 else None
         records = draft.records
         if records:
             stats = stats_from_core(records[0].shape, records[0].dtype, numbers)
             records = (replace(records[0], stats=stats.to_json()), *records[1:])
         return Measured(draft, records, power)
-
-
-def power_of(stats: TensorStats) -> Power | None:
-    """The power behind a tensor's statistics; None for tensors that have none (integers)."""
-    return None if stats.l2 is None else Power(stats.l2**2, stats.finite)

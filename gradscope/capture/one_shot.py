@@ -10,16 +10,20 @@ from dataclasses import dataclass, field
 from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.capture.measured import TensorReading
+from gradscope.capture.observation import is_whole_here
 from gradscope.capture.origins import find_origins
 from gradscope.capture.preparation import Arguments, Prepared, prepare
-from gradscope.capture.provenance import command_line, content_hash, machine_provenance, model_provenance
+from gradscope.capture.processes import is_shared, reading_for
+from gradscope.capture.provenance import machine_provenance, model_provenance
 from gradscope.capture.selfcheck import self_check
 from gradscope.capture.session import Session
 from gradscope.capture.timings import Timings
 from gradscope.dump.manifest import Cause, Manifest, Origin
+from gradscope.dump.provenance import command_line, content_hash
 from gradscope.dump.record import Json
 from gradscope.dump.sink import RecordSink
 from gradscope.errors import MachineError, ModelError
+from gradscope.instrument.inquiry import Answer, Inquiry
 from gradscope.instrument.planning import Wanted
 from gradscope.tracing.model import Model
 from gradscope.tracing.userframes import user_code
@@ -31,12 +35,14 @@ class DumpRequest:
 
     Attributes:
         wanted: Which tensors.
+        inquiry: What is asked beyond the loss and its gradients.
         reading: How they are measured, and whether they are kept.
         self_check: Whether to run the plain program too.
         facts: Provenance that only the caller knows, such as the seed.
     """
 
     wanted: Wanted = field(default_factory=Wanted)
+    inquiry: Inquiry = field(default_factory=Inquiry)
     reading: TensorReading = field(default_factory=TensorReading)
     self_check: bool = False
     facts: dict[str, Json] = field(default_factory=dict[str, Json])
@@ -66,18 +72,21 @@ def dump_model(
         MachineError: Memory or disk ran out. What was captured until then is saved beside the asked path.
         UsageError: A pattern selects nothing.
     """
-    prepared = prepare(model, arguments, request.wanted, timings)
+    prepared = prepare(model, arguments, request.wanted, request.inquiry, timings)
     if request.reading.keep:
         writer.require_space(_tensor_bytes(prepared))
     run = prepared.start()
-    session = Session(run, request.reading)
+    session = Session(run, reading_for(writer, request.reading))
     provenance = _provenance(model, prepared, request)
     with _salvaging(writer, provenance):
         with timings.phase("write"):
             for record in session.records():
                 writer.add(record)
-        causes = _causes(model, session, timings) if session.zeros else ()
-        origins = _origins(model, prepared, timings) if session.nonfinite else ()
+        # Of another question than the loss's own, a search would give the answer to the wrong one; and it needs all
+        # values in one place, so that every process would have to take part in it.
+        searchable = not request.inquiry and not is_shared()
+        origins = _origins(model, prepared, timings) if searchable and session.nonfinite else ()
+        causes = _causes(model, session, timings) if searchable and session.zeros else ()
         checked = None
         if request.self_check:
             with timings.phase("self-check"):
@@ -106,6 +115,18 @@ def _origins(model: Model, prepared: Prepared, timings: Timings) -> tuple[Origin
         return find_origins(model.loss, prepared)
 
 
+def _asked(inquiry: Inquiry, answered: Answer) -> dict[str, Json]:
+    """What was asked, by name, and what part of the program that took."""
+    asked = {"of": inquiry.of, "stop_gradient": inquiry.stops, "feed": inquiry.feeds, "fetch": inquiry.fetches}
+    found: dict[str, Json] = {name: list(names) for name, names in asked.items() if names}
+    fragment = answered.fragment
+    if fragment is not None:
+        leaves = zip(answered.trace.arguments, fragment.arguments, strict=True)
+        inputs: list[Json] = [leaf.name for leaf, needed in leaves if needed and leaf.family == naming.INPUT]
+        found["fragment"] = {"needed": fragment.needed, "total": fragment.total, "inputs": inputs}
+    return found
+
+
 @contextmanager
 def _salvaging(writer: RecordSink, provenance: dict[str, Json]) -> Generator[None]:
     """Where a run fails after it has captured something, save that beside the asked path, and say where."""
@@ -123,7 +144,7 @@ def _salvaging(writer: RecordSink, provenance: dict[str, Json]) -> Generator[Non
 
 def _tensor_bytes(prepared: Prepared) -> int:
     """Bytes of the tensors that a run's records will carry; refuses by name what cannot be stored."""
-    plan, arguments = prepared.plan, prepared.trace.arguments
+    plan, arguments = prepared.answer.plan, prepared.answer.trace.arguments
     leaves = sum(_bytes(leaf.shape, leaf.dtype) * (1 + leaf.differentiated) for leaf in arguments)
     named = [number for number, site in enumerate(plan.sites) if site.names]
     sizes = {number: _bytes(plan.observed(number).shape, plan.sites[number].dtype) for number in named}
@@ -135,14 +156,16 @@ def _bytes(shape: tuple[int, ...], dtype: object) -> int:
 
 
 def _provenance(model: Model, prepared: Prepared, request: DumpRequest) -> dict[str, Json]:
-    inputs = [leaf.family == naming.INPUT for leaf in prepared.trace.arguments]
-    batch = [value for value, is_input in zip(prepared.leaves, inputs, strict=True) if is_input]
+    inputs = [leaf.family == naming.INPUT for leaf in prepared.answer.trace.arguments]
+    leaves = zip(prepared.leaves, inputs, strict=True)
+    batch = [value for value, is_input in leaves if is_input and value is not None]
     return {
         "model": model.name,
         **model_provenance(model.source, model.file_sha256),
         **request.facts,
-        "batch_sha256": content_hash(batch),
-        "trace_fingerprint": prepared.trace.fingerprint,
+        **({"batch_sha256": content_hash(batch)} if all(map(is_whole_here, batch)) else {}),
+        "trace_fingerprint": prepared.answer.trace.fingerprint,
         **machine_provenance(),
+        **_asked(request.inquiry, prepared.answer),
         "argv": command_line(),
     }

@@ -59,7 +59,7 @@ def find_origins(loss: Callable[[Any, Any], Any], prepared: Prepared) -> tuple[O
     Returns:
         One origin: forward where the loss is not finite, backward where only gradients are not.
     """
-    trace = prepared.trace
+    trace = prepared.answer.trace
     if not trace.operations:
         trace = trace_loss(loss, prepared.variables, prepared.batch, operations=True)
     counted, operations = _Counted(trace, prepared.leaves), Operations(trace)

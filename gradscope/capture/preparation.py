@@ -16,16 +16,16 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
+from gradscope.capture.observation import with_whole_facts
 from gradscope.capture.run import Run
 from gradscope.capture.timings import Timings
 from gradscope.errors import ModelError
-from gradscope.instrument.plan import Plan
-from gradscope.instrument.planning import Wanted, make_plan
+from gradscope.instrument.inquiry import Answer, Inquiry, answer
+from gradscope.instrument.planning import Wanted
 from gradscope.instrument.program import observing_program
-from gradscope.instrument.taps import Observer, whole_tensor
 from gradscope.tracing.batches import batch_from_file
 from gradscope.tracing.model import Model
-from gradscope.tracing.tracer import Trace, trace_loss
+from gradscope.tracing.tracer import trace_loss
 from gradscope.tracing.userframes import user_code
 
 #: Examples in a batch where neither the user nor the model says how many.
@@ -71,7 +71,8 @@ def model_arguments(
     init_key, batch_key = jax.random.split(jax.random.key(seed))
     size = _default_size(model) if batch_size is None else batch_size
     with user_code(f"init of {model.name}"):
-        variables, make_variables = _deferred(lambda: _converted("init", model.init(init_key), dtype))
+        maker = _held if model.held else _deferred
+        variables, make_variables = maker(lambda: _converted("init", model.init(init_key), dtype))
     with user_code(f"batch of {model.name}"):
         batch, make_batch = _deferred(lambda: _converted("batch", model.batch(batch_key, size), dtype))
     notes: tuple[str, ...] = ()
@@ -98,10 +99,31 @@ def _default_size(model: Model) -> int:
 def _deferred(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
     """A function's output shapes, and a way to have its values: compiled as a whole where it can be traced."""
     try:
-        return jax.eval_shape(function), jax.jit(function)
+        shapes, make = jax.eval_shape(function), jax.jit(function)
     except _WANTS_VALUES:
-        values = function()  # it reads files or branches on values: run it as it is, once
-        return jax.eval_shape(lambda: values), lambda: values
+        return _held(function)  # it reads files or branches on values: run it as it is, once
+    if jax.device_count() == 1:
+        return shapes, make
+    # Over which devices the values will be spread is known only once this is compiled.
+    compiled = make.lower().compile()
+    return _placed(shapes, compiled.output_shardings), compiled
+
+
+def _held(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
+    """The shapes of what a function returns, and a way to have it, without compiling: its values exist already."""
+    values = function()
+    shardings = jax.tree_util.tree_map(lambda leaf: getattr(leaf, "sharding", None), values)
+    return _placed(jax.eval_shape(lambda: values), shardings), lambda: values
+
+
+def _placed(shapes: Any, shardings: Any) -> Any:
+    """Shapes that tell over which devices their values are spread, where those are several."""
+    leaves, tree = jax.tree_util.tree_flatten(shapes)
+    placed = [
+        leaf if sharding is None or sharding.num_devices == 1 else leaf.update(sharding=sharding)
+        for leaf, sharding in zip(leaves, tree.flatten_up_to(shardings), strict=True)
+    ]
+    return jax.tree_util.tree_unflatten(tree, placed)
 
 
 def _converted(maker: str, tree: Any, dtype: str | None) -> Any:
@@ -133,47 +155,58 @@ class Prepared:
     """Everything a run needs.
 
     Attributes:
-        trace: The traced loss.
-        plan: What will be observed.
+        answer: The traced loss, what will be observed, and what of it is shown.
         variables: The model's variables.
         batch: Its batch.
-        leaves: The leaves of both.
+        leaves: The leaves of both as they go into the run; None for those that it does not need.
         start: Runs the compiled program and waits for it.
     """
 
-    trace: Trace
-    plan: Plan
+    answer: Answer
     variables: Any
     batch: Any
     leaves: Sequence[Any]
     start: Callable[[], Run]
 
 
-def prepare(
-    model: Model, arguments: Arguments, wanted: Wanted, timings: Timings, observe: Observer = whole_tensor
-) -> Prepared:
+def prepare(model: Model, arguments: Arguments, wanted: Wanted, inquiry: Inquiry, timings: Timings) -> Prepared:
     """Trace, plan and compile while the arguments are being made.
 
     Raises:
         ModelError: The user's code failed, or its loss cannot be differentiated.
-        UsageError: A pattern selects nothing.
+        UsageError: A pattern selects nothing, or the inquiry cannot be answered.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="arguments") as pool:
         making = pool.submit(arguments.make)
         with timings.phase("trace"), user_code(f"loss of {model.name}"):
-            trace = trace_loss(model.loss, *arguments.shapes, operations=wanted.operations)
-            plan = make_plan(trace, wanted, observe)
-            program, reached = observing_program(trace, plan)
-            lowered = jax.jit(program).lower(jax.tree_util.tree_leaves(arguments.shapes))
+            trace = trace_loss(model.loss, *arguments.shapes, operations=wanted.operations or bool(inquiry))
+            answered = answer(trace, wanted, inquiry)
+            program, reached = observing_program(answered.trace, answered.plan)
+            shapes = _given(answered, jax.tree_util.tree_leaves(arguments.shapes))
+            lowered = jax.jit(program).lower(shapes, answered.feeds, answered.cotangents)
         with timings.phase("compile"), user_code(f"compiling {model.name}"):
             compiled = lowered.compile()
         with timings.phase("initialise"):
             variables, batch = making.result()
-    leaves: Sequence[Any] = jax.tree_util.tree_leaves((variables, batch))
+    leaves = _given(answered, jax.tree_util.tree_leaves((variables, batch)))
 
     def start() -> Run:
         with timings.phase("run"), user_code(f"running {model.name}"):
-            observed = jax.block_until_ready(compiled(leaves))
-        return Run(trace=trace, plan=plan, wanted=wanted, arguments=leaves, observed=observed, reached=reached)
+            seen = jax.block_until_ready(compiled(leaves, answered.feeds, answered.cotangents))
+        return Run(
+            trace=answered.trace,
+            plan=answered.plan,
+            wanted=answered.wanted,
+            arguments=leaves,
+            observed=with_whole_facts(seen),
+            reached=reached,
+        )
 
-    return Prepared(trace=trace, plan=plan, variables=variables, batch=batch, leaves=leaves, start=start)
+    return Prepared(answer=answered, variables=variables, batch=batch, leaves=leaves, start=start)
+
+
+def _given(answered: Answer, leaves: Sequence[Any]) -> list[Any]:
+    """The leaves as they go into the run: fed ones replaced, those that it does not need left out."""
+    needed = [True] * len(leaves) if answered.fragment is None else answered.fragment.arguments
+    own = [leaf if wanted else None for leaf, wanted in zip(leaves, needed, strict=True)]
+    return [answered.arguments.get(number, leaf) for number, leaf in enumerate(own)]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import subprocess
-import sys
-from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 import jax
-import numpy as np
 
+from gradscope.dump.provenance import versions
 from gradscope.dump.record import Json
 
 #: Distributions whose versions change numbers.
@@ -29,7 +25,7 @@ def machine_provenance() -> dict[str, Json]:
     config: Any = jax.config  # its flags are not typed
     return {
         "python": platform.python_version(),
-        "versions": {name: version for name in _DISTRIBUTIONS if (version := _version(name)) is not None},
+        "versions": versions(_DISTRIBUTIONS),
         "backend": jax.default_backend(),
         "device": device.device_kind,
         "device_count": jax.device_count(),
@@ -49,36 +45,6 @@ def model_provenance(source: Path | None, file_sha256: str | None) -> dict[str, 
         facts["git_commit"] = commit
         facts["git_clean"] = _git(source.parent, "status", "--porcelain", "--", source.name) == ""
     return facts
-
-
-def command_line() -> list[Json]:
-    """The command as typed, the program without its folder and absolute paths without theirs."""
-    program = Path(sys.argv[0])
-    # `python -m package` runs a file inside of it.
-    name = program.parent.name if program.name == "__main__.py" else program.name
-    return [name, *(_without_folder(argument) for argument in sys.argv[1:])]
-
-
-def content_hash(arrays: Sequence[Any]) -> str:
-    """SHA-256 over the shapes, dtypes and bytes of some arrays, in order."""
-    digest = hashlib.sha256()
-    for array in arrays:
-        host = np.ascontiguousarray(array)
-        digest.update(f"{host.dtype}{host.shape}".encode())
-        digest.update(host.view(np.uint8).data if host.ndim else host.tobytes())
-    return digest.hexdigest()
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _without_folder(argument: str) -> str:
-    path = Path(argument)
-    return path.name if path.is_absolute() else argument
 
 
 def _git(folder: Path, *command: str) -> str | None:

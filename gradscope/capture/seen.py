@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from gradscope import naming
-from gradscope.capture.measured import CoreReading, Reading, TensorReading
+from gradscope.capture.measured import CoreReading, Reading
+from gradscope.capture.observation import gathered, with_whole_facts
 from gradscope.capture.run import Run
 from gradscope.capture.session import Session
 from gradscope.errors import UsageError
@@ -152,8 +153,13 @@ class Seen(Mapping[str, Any]):
         """The index of the axes that `vmap` and scans over steps have put in front: those that even the loss has."""
         return (slice(None),) * jnp.ndim(self.observed.loss)
 
-    def session(self) -> Session:
+    def session(self, reading: Reading) -> Session:
         """The session that turns these observations, on the host, into the records of a dump.
+
+        Where several processes share them, all of those have to call this.
+
+        Args:
+            reading: How tensors are read, where it is tensors that were observed.
 
         Raises:
             UsageError: They are those of several steps or examples.
@@ -164,18 +170,24 @@ class Seen(Mapping[str, Any]):
                 hint="save one of them: jax.tree.map(lambda leaf: leaf[0], seen)",
             )
         trace = replace(self.watching.trace, auxiliary=())
-        arguments = [self.arguments.get(number) for number in range(len(trace.arguments))]
+        observed, kept = self._whole_where_small()
+        arguments = [kept.get(number) for number in range(len(trace.arguments))]
         wanted = replace(self.watching.wanted, families=self.watching.wanted.families - _NOT_SEEN)
         run = Run(
             trace=trace,
             plan=self.watching.plan,
             wanted=wanted,
             arguments=arguments,
-            observed=self.observed,
+            observed=observed,
             reached=self.watching.reached,
         )
-        reading: Reading = CoreReading() if self.watching.statistics else TensorReading()
-        return Session(run, reading)
+        return Session(run, CoreReading() if self.watching.statistics else reading)
+
+    def _whole_where_small(self) -> tuple[Observed, Mapping[int, Any]]:
+        """The observations, but for tensors whole in every process."""
+        if self.watching.statistics:
+            return gathered((self.observed, self.arguments))
+        return with_whole_facts(self.observed), self.arguments
 
     def tree_flatten(self) -> tuple[tuple[Any, Any], Watching]:
         """The observations, and what they are."""

@@ -40,7 +40,7 @@ def self_check(loss: Callable[[Any, Any], Any], prepared: Prepared, run: Run) ->
         `noise` (the effect of a last-bit change of the arguments, likewise relative), and `beyond_rounding`: the names
         of those that differ by more than rounding can explain.
     """
-    names = {number: leaf.name for number, leaf in enumerate(prepared.trace.arguments) if _compared(leaf)}
+    names = {number: leaf.name for number, leaf in enumerate(prepared.answer.trace.arguments) if _compared(leaf)}
     plain = _PlainProgram(loss, prepared, list(names))
     value, reference = plain(prepared.leaves)
     _, nudged = plain([_nudged(leaf, seed) for seed, leaf in enumerate(prepared.leaves)])

@@ -47,7 +47,7 @@ class Session:
         self._reading = reading
         self._order = ExecutionOrder.of_trace(run.trace)
         self._tree = LayerTree(run, self._order)
-        self.nonfinite = not math.isfinite(self.loss())
+        self.nonfinite = not math.isfinite(self.loss() or 0.0)
         self.zeros: list[Zero] = []
         self._captured = 0
         self._missing: list[LedgerLine] = []
@@ -65,9 +65,10 @@ class Session:
                 self._account(measured.draft, record)
                 yield record
 
-    def loss(self) -> float:
-        """The loss."""
-        return float(np.asarray(self._run.observed.loss))
+    def loss(self) -> float | None:
+        """The loss; None where it was not asked for."""
+        loss = self._run.observed.loss
+        return None if loss is None else float(np.asarray(loss))
 
     def layers(self) -> tuple[Layer, ...]:
         """The layer tree."""
@@ -88,12 +89,11 @@ class Session:
     def _account(self, draft: Draft, record: Record) -> None:
         self._accounted.add((draft.origin.value, draft.family))
         if record.absent is not None:
-            detail = (
-                self._barriers.detail(draft.origin.value, record.absent) if naming.is_gradient(record.family) else ""
-            )
+            gradient = naming.is_gradient(record.family)
+            detail = self._barriers.detail(draft.origin.value, record.absent) if gradient else ""
             line = LedgerLine(name=record.name, family=record.family, reason=record.absent, detail=detail)
             self._missing.append(line)
-        elif record.alias_of is None:
+        elif record.alias_of is None and record.shard is None:
             self._captured += 1
             if naming.is_gradient(record.family):
                 self._note_gradient(draft, record)
@@ -113,7 +113,8 @@ class Session:
 
     def _left_out(self) -> Iterator[LedgerLine]:
         """What was never drafted: sites, by their names without iterations, and arguments."""
-        for site in self._run.trace.sites:
+        shown = self._run.wanted.operations
+        for site in (site for site in self._run.trace.sites if shown or not all(n.operation for n in site.names)):
             for family in (naming.ACTIVATION, naming.ACTIVATION_GRAD):
                 if site.names and (site.value, family) not in self._accounted:
                     yield LedgerLine(name=site.names[0].template, family=family, reason=self._why(site, family))

@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gradscope.cli import options
 from gradscope.cli.options import Format
 
+if TYPE_CHECKING:
+    from gradscope.compare import CompareOptions, Comparison, MapRule, Rule, Series
+    from gradscope.report import Report
+
 _HOW = "How strictly"
+_PAIRED = "What is compared with what"
 
 
 def compare(
-    ref: Annotated[Path, typer.Argument(metavar="REF", help="The reference dump.")],
-    cand: Annotated[Path, typer.Argument(metavar="CAND", help="The dump that is judged by it.")],
+    ref: Annotated[Path, typer.Argument(metavar="REF", help="The reference: a dump, or a folder of steps.")],
+    cand: Annotated[
+        list[Path],
+        typer.Argument(metavar="CAND...", help="What is judged by it: a dump, several, or a folder of steps."),
+    ],
     tol: Annotated[
-        float | None,
+        list[str],
         typer.Option(
-            min=0.0, help="One tolerance on rel_l2 for every tensor; by default by dtype.", rich_help_panel=_HOW
+            metavar="[REGEX=]EXPR",
+            help="A limit on rel_l2, or 'rel_l2 < 1e-4 and max_abs < 1'; the first whose REGEX matches. Repeatable.",
+            rich_help_panel=_HOW,
+        ),
+    ] = [],  # noqa: B006 - typer reads the default and never changes it
+    tol_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="More of them, one on each line, after those of --tol.", rich_help_panel=_HOW
         ),
     ] = None,
     rtol: Annotated[
-        float, typer.Option(min=0.0, help="Relative tolerance of the metric mismatch.", rich_help_panel=_HOW)
-    ] = 1e-5,
+        float | None,
+        typer.Option(
+            min=0.0, help="Judge as numpy.allclose does, with this relative tolerance (1e-5).", rich_help_panel=_HOW
+        ),
+    ] = None,
     atol: Annotated[
-        float, typer.Option(min=0.0, help="Absolute tolerance of the metric mismatch.", rich_help_panel=_HOW)
-    ] = 1e-8,
+        float | None,
+        typer.Option(min=0.0, help="The same, with this absolute tolerance (1e-8).", rich_help_panel=_HOW),
+    ] = None,
     bitwise: Annotated[
         bool, typer.Option("--bitwise", help="Only equal bytes are the same.", rich_help_panel=_HOW)
     ] = False,
@@ -36,7 +56,22 @@ def compare(
         typer.Option(
             metavar="REGEX", help="Names on one side only that do not count. Repeatable.", rich_help_panel=_HOW
         ),
-    ] = [],  # noqa: B006 - typer reads the default and never changes it
+    ] = [],  # noqa: B006
+    map_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--map",
+            metavar="FILE",
+            help="Rules in TOML that say what the candidate's tensors are in the reference.",
+            rich_help_panel=_PAIRED,
+        ),
+    ] = None,
+    write_map: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Save the pairs that were found as such rules, for --map.", rich_help_panel=_PAIRED
+        ),
+    ] = None,
     select: options.Select = [],  # noqa: B006
     exclude: options.Exclude = [],  # noqa: B006
     everything: Annotated[
@@ -49,24 +84,86 @@ def compare(
     json: options.Json = False,
     traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
-    """Match two dumps tensor by tensor and judge them. Runs no model and needs no JAX.
+    """Match dumps tensor by tensor and judge them. Runs no model and needs no JAX.
 
     Exit status: 0 the same within tolerance, 1 different, 2 nothing could be compared.
     """
     from gradscope.cli.printing import print_report
     from gradscope.compare import CompareOptions
-    from gradscope.compare import compare as compared
-    from gradscope.dump.reader import open_dump
     from gradscope.naming import Selection
-    from gradscope.report import ComparisonReport
 
     asked = CompareOptions(
-        selection=Selection.parse(select, exclude), allow_missing=tuple(allow_missing), rel_l2=tol, bitwise=bitwise,
-        rtol=rtol, atol=atol,
+        selection=Selection.parse(select, exclude), map_rules=() if map_file is None else _map_rules(map_file),
+        allow_missing=tuple(allow_missing), rules=_rules(tol, tol_file), bitwise=bitwise, rtol=rtol, atol=atol,
     )  # fmt: skip
+    found = _compared(ref, cand, asked)
+    if write_map is not None:
+        _save_map(write_map, found)
+    print_report(_report(found, everything, worst_first), options.chosen_format(output_format, json=json))
+    if found.exit_code:
+        raise typer.Exit(found.exit_code)
+
+
+def _compared(ref: Path, cands: list[Path], asked: CompareOptions) -> Comparison | Series:
+    """One comparison; a series of several candidates, or of the steps in two folders."""
+    from gradscope.compare import Member, Series
+    from gradscope.dump.folders import dumps_in
+
+    if len(cands) > 1:
+        return Series(members=tuple(Member(name=str(cand), comparison=_one(ref, cand, asked)) for cand in cands))
+    ref_steps, cand_steps = dumps_in(ref), dumps_in(cands[0])
+    if not ref_steps or not cand_steps:
+        return _one(ref, cands[0], asked)
+    return Series(
+        members=tuple(
+            Member(name=name, comparison=_one(path, cand_steps[name], asked))
+            for name, path in ref_steps.items()
+            if name in cand_steps
+        ),
+        steps=True,
+        missing=tuple(name for name in ref_steps if name not in cand_steps and not asked.may_be_missing(name)),
+        extra=tuple(name for name in cand_steps if name not in ref_steps and not asked.may_be_missing(name)),
+    )
+
+
+def _one(ref: Path, cand: Path, asked: CompareOptions) -> Comparison:
+    from gradscope.compare import compare as compared
+    from gradscope.dump.reader import open_dump
+
     with open_dump(ref) as reference, open_dump(cand) as candidate:
-        comparison = compared(reference, candidate, options=asked)
-    report = ComparisonReport(comparison=comparison, everything=everything, worst_first=worst_first)
-    print_report(report, options.chosen_format(output_format, json=json))
-    if comparison.exit_code:
-        raise typer.Exit(comparison.exit_code)
+        return compared(reference, candidate, options=asked)
+
+
+def _report(found: Comparison | Series, everything: bool, worst_first: bool) -> Report:
+    from gradscope.compare import Comparison
+    from gradscope.report import ComparisonReport, SeriesReport
+
+    if isinstance(found, Comparison):
+        return ComparisonReport(comparison=found, everything=everything, worst_first=worst_first)
+    return SeriesReport(series=found, everything=everything, worst_first=worst_first)
+
+
+def _map_rules(path: Path) -> tuple[MapRule, ...]:
+    from gradscope.compare.mapfile import read_map
+
+    return read_map(path)
+
+
+def _save_map(path: Path, found: Comparison | Series) -> None:
+    from gradscope.compare import Comparison
+    from gradscope.compare.mapfile import write_map
+
+    members = (found,) if isinstance(found, Comparison) else (member.comparison for member in found.members)
+    write_map(path, dict.fromkeys(match for comparison in members for match in comparison.matches))
+
+
+def _rules(spellings: list[str], path: Path | None) -> tuple[Rule, ...]:
+    """The rules of `--tol` and of the file, in the order in which they count."""
+    from gradscope.compare import Rule, read_rules
+    from gradscope.errors import UsageError
+
+    try:
+        rules = tuple(map(Rule.parse, spellings))
+    except UsageError as error:
+        raise UsageError(f"invalid value for '--tol': {error.message}", hint=error.hint) from error
+    return rules if path is None else (*rules, *read_rules(path))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +14,8 @@ from gradscope.cli.options import Format
 
 if TYPE_CHECKING:
     from gradscope.dump.manifest import Manifest
+    from gradscope.frameworks.request import Request
+    from gradscope.instrument.inquiry import Inquiry
     from gradscope.instrument.planning import Wanted
 
 
@@ -24,6 +24,7 @@ class _Options:
     """What the command line asks of the run itself."""
 
     target: str
+    request: Request
     output: Path | None
     seed: int
     batch_size: int | None
@@ -48,16 +49,26 @@ def dump(
     seed: options.Seed = 0,
     batch_size: options.BatchSize = None,
     data: options.Data = None,
+    inputs: options.Input = [],  # noqa: B006 - typer reads the default and never changes it
+    loss: options.LossOf = None,
+    train: options.Train = None,
     dtype: options.Dtype = None,
     x64: options.X64 = False,
     matmul_precision: options.MatmulPrecision = None,
+    distributed: options.Distributed = None,
     self_check: options.SelfCheck = False,
     no_cache: options.NoCache = False,
-    select: options.Select = [],  # noqa: B006 - typer reads the default and never changes it
+    select: options.Select = [],  # noqa: B006
     exclude: options.Exclude = [],  # noqa: B006
     depth: options.Depth = None,
     ops: options.Operations = False,
     families: options.Families = None,
+    of: options.Of = [],  # noqa: B006
+    wrt: options.Wrt = [],  # noqa: B006
+    cotangent: options.Cotangent = [],  # noqa: B006
+    stop_gradient: options.StopGradient = [],  # noqa: B006
+    fetch: options.Fetch = [],  # noqa: B006
+    feed: options.Feed = [],  # noqa: B006
     stats_only: options.StatsOnly = False,
     exact_quantiles: options.ExactQuantiles = False,
     cast: options.Cast = None,
@@ -77,30 +88,50 @@ def dump(
     The model file is imported and run with your rights: only dump a model whose code you would run.
     """
     from gradscope.cli.findings import SELF_CHECK, checked_rules, trips, unseen_sentences
+    from gradscope.cli.inquiries import fragment_sentences, inquiry_of
     from gradscope.cli.jaxsetup import set_up_jax
     from gradscope.cli.printing import print_report
+    from gradscope.frameworks.inputspec import parse_input
+    from gradscope.frameworks.request import Request
     from gradscope.naming import Selection
     from gradscope.report import Query, dump_report
     from gradscope.stats import find
     from gradscope.tracing.target import parse_target
 
     options.require_one_of(batch_size=batch_size, data=data)
+    for name, given in {"of": of, "stop_gradient": stop_gradient, "fetch": fetch, "feed": feed}.items():
+        options.require_one_of(self_check=self_check, **{name: given or None})  # it holds the loss against itself
+    options.require_one_of(self_check=self_check, distributed=distributed)
     parse_target(target)  # a target of the wrong form is told before JAX is imported
+    request = Request(
+        inputs=tuple(map(parse_input, inputs)), loss=None if loss is None else loss.value, train=train, seed=seed,
+        batch_size=batch_size,
+    )  # fmt: skip
     rules = checked_rules(check) | {SELF_CHECK}
     selection, chosen = Selection.parse(select, exclude), options.family_set(families)
-    notes = set_up_jax(x64=x64, dtype=dtype, matmul_precision=matmul_precision, cache=not no_cache)
+    notes = set_up_jax(
+        x64=x64, dtype=dtype, matmul_precision=matmul_precision, cache=not no_cache, distributed=distributed
+    )
     asked = _Options(
-        target=target, output=output, seed=seed, batch_size=batch_size, data=data,
+        target=target, request=request, output=output, seed=seed, batch_size=batch_size, data=data,
         dtype=None if dtype is None else dtype.value, self_check=self_check, stats_only=stats_only,
         exact_quantiles=exact_quantiles, widen=cast is not None, force=force, quiet=quiet, verbose=verbose,
     )  # fmt: skip
+    from gradscope.capture.processes import speaks_for_all
     from gradscope.instrument.planning import EVERYTHING, Wanted
 
-    wanted = Wanted(selection=selection, families=EVERYTHING if chosen is None else chosen, depth=depth, operations=ops)
+    wanted = Wanted(
+        selection=selection, families=EVERYTHING if chosen is None else chosen, depth=depth, operations=ops,
+        wrt=Selection.parse(wrt) if wrt else None,
+    )  # fmt: skip
+    inquiry = inquiry_of(of=of, cotangent=cotangent, stop_gradient=stop_gradient, fetch=fetch, feed=feed)
     _tell(() if quiet else notes)
-    path, manifest = _run(asked, wanted, context.obj)
+    path, manifest = _run(asked, wanted, inquiry, context.obj)
     findings = find(manifest)
+    if not speaks_for_all():
+        raise typer.Exit(1 if trips(findings, rules) else 0)
     report = dump_report("dump", str(path), manifest, findings, query=Query(sort=sort), fold=not no_fold)
+    _tell(() if quiet else fragment_sentences(manifest.provenance))
     print_report(report, options.chosen_format(output_format, json=json))
     unseen = manifest.ledger.unseen() if strict else ()
     _tell(tuple(unseen_sentences(unseen)))
@@ -108,21 +139,23 @@ def dump(
         raise typer.Exit(1)
 
 
-def _run(asked: _Options, wanted: Wanted, interrupts: Interrupts) -> tuple[Path, Manifest]:
+def _run(asked: _Options, wanted: Wanted, inquiry: Inquiry, interrupts: Interrupts) -> tuple[Path, Manifest]:
     """Load, run and write; returns where the dump is and what it holds."""
     from gradscope.capture.measured import TensorReading
     from gradscope.capture.one_shot import DumpRequest, dump_model
     from gradscope.capture.preparation import model_arguments
+    from gradscope.capture.processes import dump_writer, is_shared
     from gradscope.capture.timings import Timings
     from gradscope.cli.progress import Progress
-    from gradscope.dump.writer import DumpWriter
+    from gradscope.cli.streams import remarks_aside
     from gradscope.tracing.loader import load_model
+    from gradscope.tracing.modules import lifted_model
 
     # What the model prints are remarks; standard output is for results.
-    with redirect_stdout(sys.stderr), Progress(quiet=asked.quiet) as progress:
-        model = load_model(asked.target)
-        path = asked.output or Path(f"{model.slug}.npz")
-        writer = DumpWriter(path, force=asked.force)
+    with remarks_aside(native=is_shared()), Progress(quiet=asked.quiet) as progress:
+        model = lifted_model(load_model(asked.target, asked.request))
+        path = asked.output or Path(model.slug if is_shared() else f"{model.slug}.npz")
+        writer = dump_writer(path, force=asked.force)
         interrupts.on_interrupt(writer.discard)
         arguments = model_arguments(
             model, seed=asked.seed, batch_size=asked.batch_size, dtype=asked.dtype, data=asked.data
@@ -130,6 +163,7 @@ def _run(asked: _Options, wanted: Wanted, interrupts: Interrupts) -> tuple[Path,
         _tell((*(model.choices if asked.verbose else ()), *(() if asked.quiet else arguments.notes)))
         request = DumpRequest(
             wanted=wanted,
+            inquiry=inquiry,
             reading=TensorReading(keep=not asked.stats_only, exact_quantiles=asked.exact_quantiles, widen=asked.widen),
             self_check=asked.self_check,
             facts={"seed": asked.seed, "batch_size": arguments.batch_size},

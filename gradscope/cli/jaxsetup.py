@@ -15,7 +15,12 @@ from gradscope.cli.options import FloatType, Precision
 
 
 def set_up_jax(
-    *, x64: bool, dtype: FloatType | None, matmul_precision: Precision | None, cache: bool
+    *,
+    x64: bool,
+    dtype: FloatType | None,
+    matmul_precision: Precision | None,
+    cache: bool,
+    distributed: str | None = None,
 ) -> tuple[str, ...]:
     """Import JAX and configure it.
 
@@ -24,6 +29,7 @@ def set_up_jax(
         dtype: What the model will be asked to compute in.
         matmul_precision: JAX's `jax_default_matmul_precision`; None leaves it.
         cache: Keep compiled programs in the user's cache folder.
+        distributed: How to join other processes; None for a process of its own.
 
     Returns:
         Sentences about what could not be done, and does not matter.
@@ -33,8 +39,10 @@ def set_up_jax(
         MachineError: JAX or its backend cannot be used here.
     """
     from gradscope.errors import UsageError
-    from gradscope.tracing.backend import backend_ready
+    from gradscope.tracing.backend import backend_ready, join_processes
 
+    if distributed is not None:
+        join_processes(distributed)
     backend_ready()
     import jax
 

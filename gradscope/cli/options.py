@@ -39,6 +39,15 @@ class FloatType(StrEnum):
     FLOAT64 = "float64"
 
 
+class Loss(StrEnum):
+    """What can be made of the outputs of a framework's module."""
+
+    CROSS_ENTROPY = "cross-entropy"
+    MSE = "mse"
+    SUM = "sum"
+    MEAN = "mean"
+
+
 class CastType(StrEnum):
     """Types that narrow tensors may be stored as."""
 
@@ -47,6 +56,7 @@ class CastType(StrEnum):
 
 _MODEL = "Model"
 _SHOWN = "What is shown"
+_ASKED = "What is asked"
 _OUTPUT = "Output"
 
 Target: TypeAlias = Annotated[
@@ -54,7 +64,8 @@ Target: TypeAlias = Annotated[
     typer.Argument(
         metavar="TARGET",
         help="The model: a file model.py or model.py:NAME, a module package.module:NAME, or a name of the zoo "
-        "(resnet50, mlp, transformer, linear_regression). NAME may be a call with literal arguments.",
+        "(resnet50, mlp, transformer, linear_regression). NAME may be a call with literal arguments, and a module of a "
+        "framework, given its --input.",
     ),
 ]
 Seed: TypeAlias = Annotated[
@@ -70,12 +81,41 @@ Data: TypeAlias = Annotated[
         metavar="FILE", help="A real batch: members of an .npz become the batch's leaves.", rich_help_panel=_MODEL
     ),
 ]
+Input: TypeAlias = Annotated[
+    list[str],
+    typer.Option(
+        "--input",
+        metavar="SPEC",
+        help="An input of a module, [NAME=]DTYPE[SHAPE][:VALUES], as in ids=int32[8,128]:0..9. Repeatable.",
+        rich_help_panel=_MODEL,
+    ),
+]
+LossOf: TypeAlias = Annotated[
+    Loss | None,
+    typer.Option("--loss", help="What is made of a module's outputs; by default mse.", rich_help_panel=_MODEL),
+]
+Train: TypeAlias = Annotated[
+    bool | None,
+    typer.Option(
+        "--train/--eval", help="Run as in training, or as in evaluation; by default as in training.",
+        rich_help_panel=_MODEL,
+    ),
+]  # fmt: skip
 Dtype: TypeAlias = Annotated[
     FloatType | None, typer.Option(help="Convert floating-point variables and batch to it.", rich_help_panel=_MODEL)
 ]
 X64: TypeAlias = Annotated[bool, typer.Option("--x64", help="Compute in float64.", rich_help_panel=_MODEL)]
 MatmulPrecision: TypeAlias = Annotated[
     Precision | None, typer.Option(help="Precision of matrix multiplications.", rich_help_panel=_MODEL)
+]
+Distributed: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|HOST:PORT,COUNT,INDEX",
+        help="Run as one of several processes, each started with this command: join the others where the cluster says, "
+        "or at an address, as process INDEX of COUNT. The dump is a folder then.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 SelfCheck: TypeAlias = Annotated[
     bool,
@@ -123,6 +163,41 @@ Strict: TypeAlias = Annotated[
         "--strict",
         help="Exit 1 if anything is missing without your word: inside a custom rule, or behind a while loop.",
         rich_help_panel=_SHOWN,
+    ),
+]
+Of: TypeAlias = Annotated[
+    list[str],
+    typer.Option(metavar="NAME", help="Differentiate this in place of the loss. Repeatable.", rich_help_panel=_ASKED),
+]
+Wrt: TypeAlias = Annotated[
+    list[str],
+    typer.Option(metavar="PATTERN", help="Only gradients with respect to these. Repeatable.", rich_help_panel=_ASKED),
+]
+Cotangent: TypeAlias = Annotated[
+    list[str],
+    typer.Option(
+        metavar="FILE[:KEY]|ones",
+        help="The initial gradient of an --of, in their order; ones where not given.",
+        rich_help_panel=_ASKED,
+    ),
+]
+StopGradient: TypeAlias = Annotated[
+    list[str], typer.Option(metavar="NAME", help="This counts as constant. Repeatable.", rich_help_panel=_ASKED)
+]
+Fetch: TypeAlias = Annotated[
+    list[str],
+    typer.Option(
+        metavar="NAME",
+        help="Run only what this value needs; gradient/NAME for the gradient that arrives at it. Repeatable.",
+        rich_help_panel=_ASKED,
+    ),
+]
+Feed: TypeAlias = Annotated[
+    list[str],
+    typer.Option(
+        metavar="NAME=FILE[:KEY]",
+        help="Put a tensor in the place of a value; of gradient/NAME, of the gradient that arrives at it. Repeatable.",
+        rich_help_panel=_ASKED,
     ),
 ]
 OutputFormat: TypeAlias = Annotated[

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stdout
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Final
+
+_STDOUT: Final = 1
+_STDERR: Final = 2
 
 _MODES: Final = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
@@ -20,3 +25,24 @@ def open_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def remarks_aside(*, native: bool = False) -> Generator[None]:
+    """What is printed inside goes to standard error: standard output is for results.
+
+    Args:
+        native: What compiled code prints, too. Gloo, through which CPU processes talk, greets on standard output.
+    """
+    if not native:
+        with redirect_stdout(sys.stderr):
+            yield
+        return
+    kept = os.dup(_STDOUT)
+    os.dup2(_STDERR, _STDOUT)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, _STDOUT)
+        os.close(kept)

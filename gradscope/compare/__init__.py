@@ -2,13 +2,18 @@
 
 Vocabulary:
 
-- `a` is the *reference*, `b` the *candidate*, `d = b - a`. Tolerances are on `rel_l2 = l2(d) / l2(a)`.
-- A *pairing* says which tensor is whose counterpart; a *row* is the judgement on one tensor, and there is one for every
-  name of either dump.
+- `a` is the *reference*, `b` the *candidate*, `d = b - a`. The primary metric is `rel_l2 = l2(d) / l2(a)`.
+- A *pairing* says which tensor is whose *counterpart*, found in passes; a *recipe* says how a counterpart is made of
+  tensors that lie otherwise. A *row* is the judgement on one tensor, and there is one for every name of the reference
+  and every one that only the candidate has.
 - *Evidence* is what a pair shows (metrics of its elements, or what its statistics prove where the elements are not in
-  the dump), a *tolerance* is what it is judged by, *needed* is the smallest tolerance that would have passed.
+  the dump), a *tolerance* is what it is judged by: an *expression* over metrics, by default a limit on `rel_l2`.
+  *Needed* is the smallest limit on `rel_l2` that would have passed.
 - The *first divergence* is the first row over tolerance in execution order, and in the backward pass in reverse.
-- *Growth* tells error made in a layer from error inherited by it.
+- *Growth* tells error made in a layer from error inherited by it, over the graph of layers; *blame* is what follows
+  from the first divergence, and who made it. A *diagnosis* is a simple way in which a tensor that differs belongs
+  nevertheless: swapped, transposed, permuted, a multiple.
+- A *series* is several comparisons together: of the steps of two runs, or of several candidates with one reference.
 
 Sharp edges: nothing is broadcast and no kinds of dtype are mixed, both are differences. Metrics are over positions
 where both sides are finite; positions that are not, and disagree, are counted and never within tolerance. Where a dump
@@ -22,20 +27,28 @@ from gradscope.compare.comparing import compare
 from gradscope.compare.comparison import Comparison, Verdict
 from gradscope.compare.divergence import Divergence
 from gradscope.compare.growth import FLAGGED
+from gradscope.compare.mapping import MapRule
 from gradscope.compare.options import CompareOptions
 from gradscope.compare.pairing import Match, Pairing, pair
 from gradscope.compare.rows import Row, Status
+from gradscope.compare.series import Member, Series
+from gradscope.compare.tolerances import Rule, read_rules
 
 __all__ = [
     "FLAGGED",
     "CompareOptions",
     "Comparison",
     "Divergence",
+    "MapRule",
     "Match",
+    "Member",
     "Pairing",
     "Row",
+    "Rule",
+    "Series",
     "Status",
     "Verdict",
     "compare",
     "pair",
+    "read_rules",
 ]

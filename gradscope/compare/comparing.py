@@ -1,35 +1,45 @@
 """Comparing: from two dumps to a `Comparison`.
 
-Pairs are found by name, each pair of *owners* (the entries behind any aliases) is measured once, several at a time,
-and then every pair of names is judged by the evidence of its owners.
+Tensors are paired, each pair of *owners* (the entries behind any aliases) is measured once, several at a time, and then
+every pair of names is judged by the evidence of its owners.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import chain
-from typing import Final, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias, TypeVar
 
+from gradscope.compare.blame import blame_of
 from gradscope.compare.comparison import Comparison
-from gradscope.compare.evidence import Evidence, Side, evidence_of
+from gradscope.compare.counterparts import counterparts, leftovers, require_matches
+from gradscope.compare.diagnoses import diagnosis, names_by_hash
+from gradscope.compare.divergence import first_divergence
+from gradscope.compare.evidence import Evidence, evidence_of
+from gradscope.compare.extent import extent_differences
 from gradscope.compare.growth import Error, growths
 from gradscope.compare.judging import judge, one_sided
 from gradscope.compare.options import CompareOptions
-from gradscope.compare.pairing import Match, pair
+from gradscope.compare.pairing import Dumps, Match
 from gradscope.compare.provenance import provenance_differences
+from gradscope.compare.recipes import Recipe
 from gradscope.compare.rows import Row
+from gradscope.compare.sides import StoredSide, counterpart
 from gradscope.compare.tolerance import default_tolerance, reduced_matmul
 from gradscope.dump.jsontext import as_float
+from gradscope.dump.manifest import Layer
 from gradscope.dump.source import DumpSource
-from gradscope.naming import Selection, key_of
 from gradscope.naming.patterns import Pattern
 
 _DEFAULTS: Final = CompareOptions()
 
-#: The keys of both owners behind a pair.
-_Owners: TypeAlias = tuple[str, str]
+#: The key of the reference's owner, and the recipe of its counterpart in the keys of owners.
+_Owners: TypeAlias = tuple[str, Recipe]
+
+_One = TypeVar("_One")
+_Other = TypeVar("_Other")
 
 
 def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEFAULTS) -> Comparison:
@@ -44,72 +54,77 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         The comparison; true where the dumps are the same within tolerance.
 
     Raises:
-        UsageError: A pattern selects nothing, or an `allow_missing` is not a regular expression.
+        UsageError: A pattern selects nothing, an `allow_missing` is not a regular expression, or the steps of a rule
+            cannot be done.
         DumpError: One of the dumps is damaged.
     """
     allowed = [Pattern.parse(f"re:{regex}") for regex in options.allow_missing]
-    _require_matches(options.selection, ref, cand)
-    ref_keys, cand_keys = _selected(ref, options.selection), _selected(cand, options.selection)
-    pairing = pair(ref_keys, cand_keys)
-    rows = _matched_rows(_Pairs(ref=ref, cand=cand, matches=pairing.matched), options)
-    for key in pairing.only_ref:
-        rows[key] = one_sided(ref.entry(key), "missing", allowed, cand.manifest.ledger)
-    extra = [one_sided(cand.entry(key), "extra", allowed, ref.manifest.ledger) for key in pairing.only_cand]
+    dumps = Dumps(ref=ref, cand=cand)
+    require_matches(dumps, options.selection)
+
+    def mapped(function: Callable[[_One], _Other], values: Iterable[_One]) -> list[_Other]:
+        # NumPy leaves the interpreter free while it computes, so that threads share the tensors among the cores.
+        with ThreadPoolExecutor(max_workers=options.threads) as pool:
+            return list(pool.map(function, values))
+
+    pairing = counterparts(dumps, options.map_rules, options.selection, mapped)
+    pairs = _Pairs(dumps=dumps, matches=pairing.matched)
+    owners = list(dict.fromkeys(map(pairs.owners, pairs.matches)))
+    evidence = dict(zip(owners, mapped(lambda each: _evidence(dumps, each, options), owners), strict=True))
+    rows = _matched_rows(pairs, evidence, options)
+    missing, extra = leftovers(dumps, pairing)
+    rows |= {
+        key: one_sided(each, allowed, cand.manifest.ledger) for key, each in zip(pairing.only_ref, missing, strict=True)
+    }
+    ordered = ref.keys()
+    rows |= _diagnosed(dumps, pairing.matched, rows)
+    every = (
+        *(rows[key] for key in ordered if key in rows),
+        *(one_sided(each, allowed, ref.manifest.ledger) for each in extra),
+    )
     return Comparison(
-        rows=(*(rows[key] for key in ref_keys), *extra),
+        rows=every,
+        blame=blame_of(first_divergence(every), _layers(dumps), ref.resolve),
+        extent_differences=extent_differences(ref, cand),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
+        matches=pairing.matched,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pairs:
-    ref: DumpSource
-    cand: DumpSource
+    dumps: Dumps
     matches: Sequence[Match]
 
     def owners(self, match: Match) -> _Owners:
-        return self.ref.resolve(match.ref), self.cand.resolve(match.cand)
+        keys = tuple(map(self.dumps.cand.resolve, match.recipe.keys))
+        return self.dumps.ref.resolve(match.ref), replace(match.recipe, keys=keys)
 
     def default_tolerances(self) -> Iterator[tuple[Match, float]]:
-        reduced = any(reduced_matmul(side.manifest.provenance) for side in (self.ref, self.cand))
+        sides = self.dumps.ref, self.dumps.cand
+        reduced = any(reduced_matmul(side.manifest.provenance) for side in sides)
         for match in self.matches:
-            one, other = self.ref.entry(match.ref), self.cand.entry(match.cand)
+            one, other = (side.entry(key) for side, key in zip(sides, (match.ref, match.cand), strict=True))
             yield match, default_tolerance(one.family, one.dtype, other.dtype, reduced=reduced)
 
 
-def _selected(source: DumpSource, selection: Selection) -> list[str]:
-    return [key for key, name in _names(source) if selection.wants(name, key)]
+def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> Evidence:
+    key, recipe = owners
+    return evidence_of(StoredSide(source=dumps.ref, key=key), counterpart(dumps.cand, recipe), options.closeness)
 
 
-def _require_matches(selection: Selection, *sources: DumpSource) -> None:
-    selection.require_matches(chain.from_iterable(named for source in sources for named in _names(source)))
-
-
-def _names(source: DumpSource) -> list[tuple[str, str]]:
-    return [(key_of(entry.family, entry.name), entry.name) for entry in source.manifest.entries]
-
-
-def _matched_rows(pairs: _Pairs, options: CompareOptions) -> dict[str, Row]:
-    evidence = _measured(pairs, options)
+def _matched_rows(pairs: _Pairs, evidence: Mapping[_Owners, Evidence], options: CompareOptions) -> dict[str, Row]:
     defaults = list(pairs.default_tolerances())
     growth = _growth(pairs, evidence, defaults)
     rows: dict[str, Row] = {}
     for match, default in defaults:
         owners = pairs.owners(match)
-        tolerance = _tolerance(default, options)
-        rows[match.ref] = judge(match, pairs.ref.entry(match.ref), evidence[owners], tolerance, growth.get(owners[0]))
+        entry, grown = pairs.dumps.ref.entry(match.ref), growth.get(owners[0])
+        found = evidence[owners]
+        if grown is not None and found.metrics:
+            found = found.with_growth(grown)
+        rows[match.ref] = judge(match, entry, found, options.tolerance(entry.name, match.ref, default))
     return rows
-
-
-def _measured(pairs: _Pairs, options: CompareOptions) -> dict[_Owners, Evidence]:
-    owners = list(dict.fromkeys(map(pairs.owners, pairs.matches)))
-
-    def measured(keys: _Owners) -> Evidence:
-        return evidence_of(Side(source=pairs.ref, key=keys[0]), Side(source=pairs.cand, key=keys[1]), options)
-
-    # NumPy leaves the interpreter free while it computes, so that threads share the tensors among the cores.
-    with ThreadPoolExecutor(max_workers=options.threads) as pool:
-        return dict(zip(owners, pool.map(measured, owners), strict=True))
 
 
 def _growth(
@@ -118,12 +133,19 @@ def _growth(
     errors: dict[str, Error] = {}
     for match, default in defaults:
         owners = pairs.owners(match)
-        if "rel_l2" in (metrics := evidence[owners].metrics):
-            errors[owners[0]] = Error(rel_l2=as_float(metrics["rel_l2"]), tolerance=default)
-    return growths(pairs.ref.manifest.layers or pairs.cand.manifest.layers, errors)
+        found = evidence[owners]
+        # What cannot be compared at all is as wrong as can be, and hands that on.
+        if "rel_l2" in found.metrics or math.isinf(found.needed):
+            errors[owners[0]] = Error(rel_l2=as_float(found.metrics.get("rel_l2", math.inf)), tolerance=default)
+    return growths(_layers(pairs.dumps), errors)
 
 
-def _tolerance(default: float, options: CompareOptions) -> float | None:
-    if options.bitwise:
-        return None
-    return default if options.rel_l2 is None else options.rel_l2
+def _diagnosed(dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, Row]) -> dict[str, Row]:
+    names = names_by_hash(dumps)
+    differing = ((match, rows[match.ref]) for match in matches if rows[match.ref].status == "different")
+    return {match.ref: replace(row, likely=diagnosis(dumps, match, row, names)) for match, row in differing}
+
+
+def _layers(dumps: Dumps) -> Sequence[Layer]:
+    """The layers of the reference; of the candidate where the reference is not written by gradscope."""
+    return dumps.ref.manifest.layers or dumps.cand.manifest.layers

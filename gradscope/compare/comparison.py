@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
+from gradscope.compare.blame import Blame
 from gradscope.compare.divergence import Divergence, first_divergence
+from gradscope.compare.pairing import Match
 from gradscope.compare.rows import Row
 from gradscope.compare.sentence import different_sentence, nothing_sentence, same_sentence
 from gradscope.dump.record import Json
@@ -16,7 +18,8 @@ Verdict: TypeAlias = Literal["same", "different", "nothing compared"]
 #: Version of the JSON that `to_json` gives; its keys are stable within one.
 SCHEMA: Final = 1
 
-_EXIT_CODES: Final[Mapping[Verdict, int]] = {"same": 0, "different": 1, "nothing compared": 2}
+#: The status that a command exits with.
+EXIT_CODES: Final[Mapping[Verdict, int]] = {"same": 0, "different": 1, "nothing compared": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +28,16 @@ class Comparison:
 
     Attributes:
         rows: One for every name of either dump: the reference's in its order, then what only the candidate has.
+        blame: What follows from where the runs part, and who made it.
+        matches: How tensors were paired.
+        extent_differences: In what the two captures did not look at the same things, in sentences.
         provenance_differences: `field`, `ref` and `cand` of what the runs did not have in common, culprits first.
     """
 
     rows: tuple[Row, ...]
+    blame: Blame = field(default_factory=Blame)
+    matches: tuple[Match, ...] = ()
+    extent_differences: tuple[str, ...] = ()
     provenance_differences: tuple[Mapping[str, Json], ...] = ()
 
     def __bool__(self) -> bool:
@@ -44,7 +53,7 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """The status a command exits with: 0 same, 1 different, 2 nothing compared."""
-        return _EXIT_CODES[self.verdict]
+        return EXIT_CODES[self.verdict]
 
     @property
     def first_divergence(self) -> Divergence:
@@ -58,7 +67,7 @@ class Comparison:
             return nothing_sentence(self.rows)
         if self.verdict == "same":
             return same_sentence(self.rows)
-        return different_sentence(self.rows, self.first_divergence)
+        return different_sentence(self.rows, self.first_divergence, self.blame)
 
     def to_json(self) -> dict[str, Json]:
         """The comparison as cli.md has it; infinities are floats, which `dump.jsontext` spells out."""
@@ -72,4 +81,5 @@ class Comparison:
             "first_divergence": {direction: row.name for direction, row in names.items() if row is not None},
             "rows": [row.to_json() for row in self.rows],
             "provenance_differences": [dict(difference) for difference in self.provenance_differences],
+            **({"extent_differences": list(self.extent_differences)} if self.extent_differences else {}),
         }

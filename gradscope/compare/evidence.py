@@ -7,23 +7,20 @@ shapes, two kinds of dtype, a tensor against none) is evidence too: no tolerance
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import is_key
 from gradscope.compare.blockpairs import unequal_pairs
 from gradscope.compare.measuring import measure
 from gradscope.compare.metrics import Metrics
-from gradscope.compare.options import CompareOptions
 from gradscope.compare.precision import comparable
+from gradscope.compare.sides import Side
 from gradscope.compare.summaries import Bound, hashes_agree, least_rel_l2
 from gradscope.compare.wording import brief, counted
 from gradscope.compare.yardstick import yardstick_of
 from gradscope.dump.manifest import Entry
 from gradscope.dump.record import Json
-from gradscope.dump.source import DumpSource
-from gradscope.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,40 +39,18 @@ class Evidence:
     bit_equal: bool | None = False
     why: str = ""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """One tensor of one dump: the entry that owns the values, not an alias of it."""
-
-    source: DumpSource
-    key: str
-
-    @property
-    def entry(self) -> Entry:
-        """What the dump says about it."""
-        return self.source.entry(self.key)
-
-    @property
-    def has_elements(self) -> bool:
-        """Whether the dump holds its elements, and not its statistics only."""
-        try:
-            next(self.source.chunks(self.key, chunk_bytes=1), None)
-        except UsageError:
-            return False
-        return True
-
-    def chunks(self) -> Iterator[Array]:
-        """Its elements in C order, in pieces."""
-        return self.source.chunks(self.key)
+    def with_growth(self, growth: float) -> Evidence:
+        """The same with its growth among the metrics."""
+        return replace(self, metrics={**self.metrics, "growth": growth})
 
 
-def evidence_of(ref: Side, cand: Side, options: CompareOptions) -> Evidence:
+def evidence_of(ref: Side, cand: Side, closeness: tuple[float, float]) -> Evidence:
     """What a pair shows.
 
     Args:
         ref: The reference's tensor.
         cand: The candidate's.
-        options: `rtol` and `atol` of these are used.
+        closeness: The relative and the absolute part of numpy's rule, for the metric `mismatch`.
 
     Returns:
         The evidence.
@@ -90,7 +65,7 @@ def evidence_of(ref: Side, cand: Side, options: CompareOptions) -> Evidence:
         return Evidence(why=obstacle)
     if not (ref.has_elements and cand.has_elements):
         return _from_statistics(one, other)
-    return _from_values(ref, cand, options)
+    return _from_values(ref, cand, closeness)
 
 
 def _obstacle(ref: Entry, cand: Entry) -> str:
@@ -106,9 +81,10 @@ def _obstacle(ref: Entry, cand: Entry) -> str:
     return ""
 
 
-def _from_values(ref: Side, cand: Side, options: CompareOptions) -> Evidence:
+def _from_values(ref: Side, cand: Side, closeness: tuple[float, float]) -> Evidence:
     one, other = ref.entry, cand.entry
-    yardstick = yardstick_of(one.dtype, other.dtype, rtol=options.rtol, atol=options.atol)
+    rtol, atol = closeness
+    yardstick = yardstick_of(one.dtype, other.dtype, rtol=rtol, atol=atol)
     pairs = unequal_pairs(ref.chunks, cand.chunks)
     metrics = Metrics(kind=yardstick.kind) if pairs is None else measure(pairs, yardstick)
     words = metrics.size // math.prod(one.shape) if is_key(one.dtype) and metrics.size else 0

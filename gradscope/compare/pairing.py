@@ -1,52 +1,117 @@
-"""Pairing: which tensor of the candidate is the counterpart of which tensor of the reference."""
+"""Pairing: which tensor of the candidate is the counterpart of which tensor of the reference.
+
+It goes in *passes*, and each looks only at what the passes before it left over:
+
+    map          the rules of a map file, which are somebody's word
+    name         the exact key
+    path         the same normal form of the name (`paths`); `[L, ...]` against L tensors numbered 0 to L-1
+    order        the same place in execution order among the tensors of one operation and shape
+    fingerprint  the same values, in whatever layout: statistics that no layout changes find them, the values prove it
+
+Why rules come first although they are the third thing that people try (2026-11): what is asked for outright is not
+overruled by a name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from gradscope.compare.recipes import Recipe
+from gradscope.dump.source import DumpSource
+
 #: The pass that found a pair.
-MatchedBy: TypeAlias = Literal["name"]
+MatchedBy: TypeAlias = Literal["map", "name", "path", "order", "fingerprint"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A pair of keys, and by what they were matched."""
+    """A key of the reference and what its counterpart is made of, and by what they were matched."""
 
     ref: str
-    cand: str
+    recipe: Recipe
     matched_by: MatchedBy
+
+    @classmethod
+    def of(cls, ref: str, cand: str, matched_by: MatchedBy) -> Match:
+        """A pair of two tensors as they are."""
+        return cls(ref=ref, recipe=Recipe(keys=(cand,)), matched_by=matched_by)
+
+    @property
+    def cand(self) -> str:
+        """The candidate's key; of several the first."""
+        return self.recipe.keys[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """How two dumps fit together: every key of either side appears exactly once.
+    """How two dumps fit together: every key of the reference, and every tensor of the candidate, is accounted for.
 
     Attributes:
-        matched: The pairs, in the reference's order.
+        matched: The pairs.
         only_ref: Keys without a counterpart in the candidate, in the reference's order.
         only_cand: Keys without a counterpart in the reference, in the candidate's order.
     """
 
-    matched: tuple[Match, ...]
+    matched: tuple[Match, ...] = ()
     only_ref: tuple[str, ...]
     only_cand: tuple[str, ...]
 
+    def with_matches(self, found: Iterable[Match]) -> Pairing:
+        """The same with more pairs; of several for one tensor of either side the first counts."""
+        fresh: dict[str, Match] = {}
+        used: dict[str, set[Recipe]] = {}
+        for match in found:
+            if match.ref not in fresh and all(_leaves(match.recipe, used.get(key, ())) for key in match.recipe.keys):
+                fresh[match.ref] = match
+                for key in match.recipe.keys:
+                    used.setdefault(key, set()).add(match.recipe)
+        return Pairing(
+            matched=(*self.matched, *fresh.values()),
+            only_ref=tuple(key for key in self.only_ref if key not in fresh),
+            only_cand=tuple(key for key in self.only_cand if key not in used),
+        )
 
-def pair(ref: Sequence[str], cand: Sequence[str]) -> Pairing:
-    """Match two dumps by exact keys.
+
+def _leaves(recipe: Recipe, others: Iterable[Recipe]) -> bool:
+    """Whether other recipes of the same tensor leave something of it: other parts of what the same steps make."""
+    return all(
+        (other.keys, other.steps) == (recipe.keys, recipe.steps) and other.part != recipe.part for other in others
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dumps:
+    """The two dumps whose tensors are paired."""
+
+    ref: DumpSource
+    cand: DumpSource
+
+
+#: Finds pairs among what a pairing has left over.
+Pass: TypeAlias = Callable[[Dumps, Pairing], Iterable[Match]]
+
+
+def pair(dumps: Dumps, passes: Sequence[Pass]) -> Pairing:
+    """Match the tensors of two dumps.
 
     Args:
-        ref: The reference's keys, each once.
-        cand: The candidate's.
+        dumps: The dumps.
+        passes: What to try, in this order.
 
     Returns:
-        The pairing.
+        The pairing, its pairs in the reference's order.
     """
-    in_ref, in_cand = frozenset(ref), frozenset(cand)
-    return Pairing(
-        matched=tuple(Match(ref=key, cand=key, matched_by="name") for key in ref if key in in_cand),
-        only_ref=tuple(key for key in ref if key not in in_cand),
-        only_cand=tuple(key for key in cand if key not in in_ref),
-    )
+    pairing = Pairing(only_ref=dumps.ref.keys(), only_cand=dumps.cand.keys())
+    for find in passes:
+        if pairing.only_ref and pairing.only_cand:
+            pairing = pairing.with_matches(find(dumps, pairing))
+    order = {key: position for position, key in enumerate(dumps.ref.keys())}
+    return replace(pairing, matched=tuple(sorted(pairing.matched, key=lambda match: order[match.ref])))
+
+
+def by_name(dumps: Dumps, left: Pairing) -> list[Match]:  # noqa: ARG001 - keys are all that it looks at
+    """The pass of exact keys."""
+    known = frozenset(left.only_cand)
+    return [Match.of(key, key, "name") for key in left.only_ref if key in known]

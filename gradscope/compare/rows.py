@@ -22,10 +22,15 @@ class Row:
         status: `missing` is in the reference only, `extra` in the candidate only.
         index: Its execution index; the reference's where there are two.
         matched_by: How its counterpart was found; None where there is none.
+        counterpart: What the candidate calls it, by keys where the family is another; "" where it is called the same.
+        made_by: What was done to the counterpart before it was compared, in words; "" for nothing.
         metrics: The metrics that apply, by column name.
-        tolerance: The tolerance on `rel_l2` it was judged by; None without a counterpart, and in a bitwise comparison.
+        tolerance: The tolerance on `rel_l2` it was judged by; None without a counterpart, in a bitwise comparison, and
+            where a rule asked for something else.
+        rule: What a rule asked for instead; "" for nothing.
         needed: The smallest tolerance that would pass, inf where none would; None without a counterpart.
         why: Why it is not the same, or what it was judged by if not by its elements; "" for nothing to say.
+        likely: In what simple way it is what the reference has nevertheless, as a clause about the candidate's tensor.
         counts: Whether it has a say in the verdict: a missing or extra row that was allowed has none.
     """
 
@@ -34,16 +39,25 @@ class Row:
     status: Status
     index: int
     matched_by: MatchedBy | None = None
+    counterpart: str = ""
+    made_by: str = ""
     metrics: Mapping[str, Json] = field(default_factory=dict[str, Json])
     tolerance: float | None = None
+    rule: str = ""
     needed: float | None = None
     why: str = ""
+    likely: str = ""
     counts: bool = True
 
     @property
     def compared(self) -> bool:
         """Whether there was something to compare, and not two entries that agree to hold no tensor."""
         return self.status == "different" or (self.status == "same" and bool(self.metrics))
+
+    @property
+    def judged_by_tolerance(self) -> bool:
+        """Whether there was a tolerance, which a wider one could take the place of."""
+        return self.tolerance is not None or bool(self.rule)
 
     def to_json(self) -> dict[str, Json]:
         """The row as cli.md has it; what does not apply is absent."""
@@ -53,9 +67,12 @@ class Row:
             "status": self.status,
             "index": self.index,
             "matched_by": self.matched_by,
+            "counterpart": self.counterpart or None,
+            "made_by": self.made_by or None,
             **self.metrics,
-            "tolerance": self.tolerance,
+            "tolerance": self.rule or self.tolerance,
             "needed": self.needed,
             "why": self.why or None,
+            "likely": self.likely or None,
         }
         return {column: value for column, value in named.items() if value is not None}

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from gradscope.compare.blame import Blame
 from gradscope.compare.divergence import BACKWARD, FORWARD, Divergence
 from gradscope.compare.growth import FLAGGED
 from gradscope.compare.rows import Row
 from gradscope.compare.wording import brief, counted
 from gradscope.dump.jsontext import as_float
-from gradscope.naming import INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, STATE, printable
+from gradscope.naming import INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, printable
 
 #: What a tensor of a family without a direction is called; another family is called by its name.
 _NOUNS: Final = {
@@ -23,11 +24,14 @@ _NOUNS: Final = {
     STATE: "state tensor",
 }
 
+#: How many names a sentence has room for.
+_SOME: Final = 3
 
-def different_sentence(rows: Sequence[Row], divergence: Divergence) -> str:
+
+def different_sentence(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> str:
     """The sentence for two runs that differ."""
-    rest = [*_others(rows), *_one_sided(rows)]
-    directions = _directions(rows, divergence)
+    rest = [*_origins(rows, divergence), *_others(rows, divergence, blame), *_one_sided(rows)]
+    directions = _directions(rows, divergence, blame)
     if not directions:
         return _capitalised("; ".join(rest)) + "."
     return ". ".join(directions) + "".join(f"; {each}" for each in rest) + "."
@@ -42,7 +46,9 @@ def same_sentence(rows: Sequence[Row]) -> str:
         return f"Same bit for bit: {tensors}."
     worst = max(compared, key=lambda row: row.needed or 0.0)
     needed = worst.needed or 0.0
-    return f"Same within tolerance: {tensors}, largest rel_l2 {brief(needed)} at {_quoted(worst)}, bit-equal {equal}."
+    return (
+        f"Same within tolerance: {tensors}, largest rel_l2 {brief(needed)} at {_quoted(worst.name)}, bit-equal {equal}."
+    )
 
 
 def nothing_sentence(rows: Sequence[Row]) -> str:
@@ -55,37 +61,76 @@ def nothing_sentence(rows: Sequence[Row]) -> str:
     return f"Nothing compared: the dumps have no name in common (reference {missing}, candidate {extra})."
 
 
-def _directions(rows: Sequence[Row], divergence: Divergence) -> list[str]:
+def _directions(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> list[str]:
     seen = {row.family for row in rows if row.compared}
-    forward = _direction("Forward", divergence.forward, seen.intersection(FORWARD))
-    backward = _direction("Backward", divergence.backward, seen.intersection(BACKWARD))
+    forward = _direction("Forward", divergence.forward, seen.intersection(FORWARD), ())
+    backward = _direction("Backward", divergence.backward, seen.intersection(BACKWARD), blame.makers)
     if forward and backward and divergence.backward_only:
         return [f"Backward only: {_uncapitalised(forward)}, {_uncapitalised(backward)}"]
+    if forward and backward and divergence.forward is None and _only_gradients_differ(rows):
+        return ["Backward only: forward agrees, and so do the gradients of activations"]
     return [each for each in (forward, backward) if each]
 
 
-def _direction(name: str, first: Row | None, seen: set[str]) -> str:
+def _direction(name: str, first: Row | None, seen: set[str], makers: Sequence[str]) -> str:
     if first is not None:
-        return f"{name} first differs at {_quoted(first)}{_in_brackets(first)}"
+        return f"{name} first differs at {_quoted(first.name)}{_in_brackets(first, makers)}"
     return f"{name} agrees" if seen else ""
 
 
-def _in_brackets(row: Row) -> str:
+def _only_gradients_differ(rows: Sequence[Row]) -> bool:
+    families = {row.family for row in rows if row.status == "different"}
+    return bool(families) and all(map(is_gradient, families))
+
+
+def _in_brackets(row: Row, makers: Sequence[str]) -> str:
     if "rel_l2" not in row.metrics:
         return f" ({row.why})"
     growth = as_float(row.metrics.get("growth", 0.0))
     blame = f", {growth:.0f}x its inputs" if FLAGGED < growth < math.inf else ""
+    made = f", made in {_some(makers)}" if growth > FLAGGED and makers else ""
     conflict = f"; {row.why}" if row.metrics["nonfinite_mismatch"] else ""
-    return f" (rel_l2 {brief(as_float(row.metrics['rel_l2']))}{blame}{conflict})"
+    return f" (rel_l2 {brief(as_float(row.metrics['rel_l2']))}{blame}{made}{conflict})"
 
 
-def _others(rows: Sequence[Row]) -> list[str]:
+def _origins(rows: Sequence[Row], divergence: Divergence) -> list[str]:
+    """Where error was made beside the first places: what differs by far more than anything it is computed from."""
+    first = (divergence.forward, divergence.backward)
+    made = [
+        row.name
+        for row in rows
+        if row.family in (*FORWARD, *BACKWARD)
+        and row.status == "different"
+        and row not in first
+        and as_float(row.metrics.get("growth", 0.0)) > FLAGGED
+    ]
+    return [f"error is made anew at {_some(list(dict.fromkeys(made)))}"] if made else []
+
+
+def _others(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> list[str]:
     """The families that have no direction, culprits before consequences, each with how many of it differ."""
     directed = (*FORWARD, *BACKWARD)
     counts = Counter(row.family for row in rows if row.status == "different" and row.family not in directed)
+    follows = Counter(row.family for row in rows if row.status == "different" and _follows(row, blame))
     order = [PARAM, STATE, INPUT, PARAM_GRAD, INPUT_GRAD]
     families = [*(each for each in order if each in counts), *(each for each in counts if each not in order)]
-    return [f"{counted(counts[each], _NOUNS.get(each, f'{each} tensor'))} {_verb(counts[each])}" for each in families]
+    where = "above it " if divergence.backward is not None else ""
+    parts: list[str] = []
+    for family in families:
+        noun, following = _NOUNS.get(family, f"{family} tensor"), follows[family]
+        if following:
+            verb = "follows" if following == 1 else "follow"
+            parts.append(f"{counted(following, noun)} {where}{verb} from that")
+        if counts[family] > following:
+            beside = " beside" if following else ""
+            parts.append(f"{counted(counts[family] - following, noun)} {_verb(counts[family] - following)}{beside}")
+    return parts
+
+
+def _follows(row: Row, blame: Blame) -> bool:
+    """Whether a gradient that differs is computed from where the runs part."""
+    key = key_of(row.family, row.name)
+    return row.family in (PARAM_GRAD, INPUT_GRAD) and (key in blame.backward or key in blame.forward)
 
 
 def _one_sided(rows: Sequence[Row]) -> list[str]:
@@ -98,8 +143,14 @@ def _verb(count: int) -> str:
     return "differs" if count == 1 else "differ"
 
 
-def _quoted(row: Row) -> str:
-    return f"`{printable(row.name)}`"
+def _quoted(name: str) -> str:
+    return f"`{printable(name)}`"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - _SOME} more" if len(names) > _SOME else ""
+    return ", ".join(map(_quoted, names[:_SOME])) + more
 
 
 def _capitalised(text: str) -> str:

@@ -8,6 +8,8 @@ Vocabulary:
   layer tree, the *ledger* of what is missing and why, provenance.
 - A *sink* takes records (`writer` into a file, `memory` into none); a *source* gives them back.
 - A *partial* is a dump that is being written: a locked file beside its target, renamed onto it when it is whole.
+- Several processes write one dump into a folder: each the *shards* that it holds, boxes of *whole* tensors, into a file
+  of its own; the first an *index* at last, without which the dump reads as incomplete.
 - A *foreign* file is an `.npz`, `.npy` or `.safetensors` that somebody else wrote; it opens as a dump that knows less.
 
 Two promises decide the design. A path holds the old dump or the whole new one, whatever kills the process; so bytes go

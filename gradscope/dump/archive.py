@@ -6,7 +6,6 @@ from functools import partial
 from typing import Final
 
 from gradscope.arrays.dtypes import is_key, storable, stored_dtype
-from gradscope.dump.dumpfile import Contents
 from gradscope.dump.faults import located
 from gradscope.dump.inputfile import InputFile
 from gradscope.dump.manifest import MEMBER, Entry, Manifest, Stored
@@ -25,8 +24,8 @@ from gradscope.naming import key_of, printable
 MANIFEST_LIMIT: Final = 256 << 20
 
 
-def open_archive(file: InputFile, directory: Directory) -> Contents:
-    """What is in a dump.
+def read_archive(file: InputFile, directory: Directory) -> tuple[Manifest, dict[str, StoredTensor]]:
+    """The manifest in a file of ours, and by key the tensors.
 
     Raises:
         DumpError: It is damaged, or follows a schema that this version does not read.
@@ -36,7 +35,7 @@ def open_archive(file: InputFile, directory: Directory) -> Contents:
     offsets = _data_offsets(file, directory)
     with located("its manifest"):
         manifest = _read_manifest(file, directory.members[MEMBER], offsets[MEMBER])
-    entries = _entries_by_key(manifest)
+    entries = entries_by_key(manifest)
     places = {key: entry.stored for key, entry in entries.items() if entry.stored is not None}
     _require_same_members(directory, {place.member for place in places.values()})
     tensors: dict[str, StoredTensor] = {}
@@ -44,7 +43,7 @@ def open_archive(file: InputFile, directory: Directory) -> Contents:
         with located(key):
             _require_place(key, place, directory.members[place.member])
             tensors[key] = _tensor(file, entries[key], place, directory.members[place.member], offsets[place.member])
-    return Contents(manifest=manifest, tensors=tensors)
+    return manifest, tensors
 
 
 def _data_offsets(file: InputFile, directory: Directory) -> dict[str, int]:
@@ -72,7 +71,12 @@ def _read_manifest(file: InputFile, member: Member, offset: int) -> Manifest:
     return manifest_from_text(bytes(text))
 
 
-def _entries_by_key(manifest: Manifest) -> dict[str, Entry]:
+def entries_by_key(manifest: Manifest) -> dict[str, Entry]:
+    """The entries of a manifest.
+
+    Raises:
+        DumpError: A key stands there twice, or an alias for nothing.
+    """
     entries = {key_of(entry.family, entry.name): entry for entry in manifest.entries}
     if len(entries) != len(manifest.entries):
         raise DumpError("its manifest names a tensor twice")

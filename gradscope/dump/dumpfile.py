@@ -7,13 +7,29 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from gradscope.arrays.blocks import Array
 from gradscope.dump.faults import located
 from gradscope.dump.manifest import Entry, Manifest
 from gradscope.dump.source import EntryIndex
-from gradscope.dump.storedtensor import CHUNK_BYTES, StoredTensor
+from gradscope.dump.storedtensor import CHUNK_BYTES
+
+
+class TensorReader(Protocol):
+    """Reads one tensor, from wherever its elements lie."""
+
+    def array(self) -> Array:
+        """The tensor, in its logical dtype."""
+        ...
+
+    def chunks(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Array]:
+        """Its elements in C order, in one-dimensional arrays of the logical dtype."""
+        ...
+
+    def check(self) -> None:
+        """Read everything and keep nothing."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +37,7 @@ class Contents:
     """What has been found in a file: its manifest, and by key the tensors that it holds."""
 
     manifest: Manifest
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, TensorReader]
 
 
 class DumpFile:
@@ -91,7 +107,7 @@ class DumpFile:
         """Close the files; what has been read stays."""
         self._opened.close()
 
-    def _tensor(self, key: str) -> StoredTensor:
+    def _tensor(self, key: str) -> TensorReader:
         return self._contents.tensors[self._index.tensor_key(key, self._contents.tensors)]
 
     def _place(self, key: str) -> str:

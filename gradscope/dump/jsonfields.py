@@ -113,6 +113,11 @@ class Fields:
         """An object whose fields are numbers."""
         return {key: self._number(name, value) for key, value in self.object(name).items()}
 
+    def counted(self, name: str) -> dict[str, int]:
+        """An object whose fields are counts."""
+        found = self.object(name)
+        return {key: value if _is_count(value) else self._refuse(name, "counts") for key, value in found.items()}
+
     def floats(self, name: str) -> tuple[float, ...]:
         """A list of numbers, NaN and infinities as their strings included."""
         return self.each(name, lambda value, _: self._number(name, value))

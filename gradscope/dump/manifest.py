@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from gradscope.dump.record import Json, Reason, Record, SiteFacts
+from gradscope.dump.shards import Shard
 
 SCHEMA: Final = 1
 MEMBER: Final = "__gradscope__.json"
@@ -14,14 +15,14 @@ MEMBER: Final = "__gradscope__.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Where a tensor's bytes lie in the file.
+    """Where a tensor's bytes lie in the file; of one in the files of several processes, where its first part does.
 
     Attributes:
         member: The zip member's full name, `.npy` included.
         dtype: NumPy's descriptor of the stored type, `<f4`, `|V2`.
         crc32: CRC-32 of the whole member, header included, as the zip directory has it.
         offset: File offset of the first byte of array data, a multiple of 64.
-        size_bytes: Number of bytes of array data.
+        size_bytes: Number of bytes of array data, of all parts.
     """
 
     member: str
@@ -44,6 +45,7 @@ class Entry:
     stored: Stored | None = None
     alias_of: str | None = None
     absent: Reason | None = None
+    shard: Shard | None = None
 
     @classmethod
     def of(cls, record: Record, stored: Stored | None = None) -> Entry:
@@ -58,6 +60,7 @@ class Entry:
             stored=stored,
             alias_of=record.alias_of,
             absent=record.absent,
+            shard=record.shard,
         )
 
 
@@ -77,6 +80,7 @@ class Layer:
         outputs: Names of its activation entries.
         rms: `in`, `out`, `grad_in`, `grad_out`: root mean squares over the finite elements of all its inputs or outputs
             and of the gradients with respect to them; a name is absent where the layer has no such value.
+        elements: Number of those elements, by the same names; what lets the layers of several processes be merged.
     """
 
     path: str
@@ -89,6 +93,7 @@ class Layer:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     rms: Mapping[str, float] = field(default_factory=dict[str, float])
+    elements: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,15 +126,6 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    """Why one gradient is exactly zero."""
-
-    family: str
-    name: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """The operation in which a NaN or an infinity first arose.
 
@@ -155,6 +151,15 @@ class Origin:
     iteration: tuple[int, ...] = ()
     index: tuple[int, ...] = ()
     operands: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why one gradient is exactly zero."""
+
+    family: str
+    name: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from gradscope.dump.jsonfields import Fields
 from gradscope.dump.jsontext import dumps, from_float, loads
 from gradscope.dump.manifest import SCHEMA, Cause, Entry, Layer, Ledger, LedgerLine, Manifest, Origin, Stored
 from gradscope.dump.record import Json, Reason, SiteFacts
+from gradscope.dump.shards import Shard
 from gradscope.errors import DumpError
 
 if TYPE_CHECKING:
@@ -23,8 +24,13 @@ _TIERS: Final[tuple[Literal["core", "full"], ...]] = ("core", "full")
 
 def manifest_to_text(manifest: Manifest) -> str:
     """The JSON text of a manifest; equal manifests have equal text."""
+    return dumps(manifest_to_json(manifest))
+
+
+def manifest_to_json(manifest: Manifest) -> dict[str, Json]:
+    """The JSON object of a manifest."""
     # The version stands first and even at its default: a reader of any version looks for it.
-    return dumps({"schema": manifest.schema, **_object(manifest)})
+    return {"schema": manifest.schema, **_object(manifest)}
 
 
 def manifest_from_text(text: bytes) -> Manifest:
@@ -33,7 +39,11 @@ def manifest_from_text(text: bytes) -> Manifest:
     Raises:
         DumpError: The text is not a manifest, or one of a schema that this version does not read.
     """
-    value = loads(text)
+    return manifest_from_json(loads(text))
+
+
+def manifest_from_json(value: Json) -> Manifest:
+    """The manifest that a JSON object stands for. See `manifest_from_text`."""
     _require_schema(value)
     manifest = Fields.of(value, "the top level", Manifest)
     return Manifest(
@@ -102,6 +112,7 @@ def _entry(value: Json, position: int) -> Entry:
         stored=_stored(entry.values["stored"], what) if "stored" in entry.values else None,
         alias_of=entry.optional_text("alias_of"),
         absent=_reason(entry, "absent"),
+        shard=_shard(entry.values["shard"], what) if "shard" in entry.values else None,
     )
 
 
@@ -128,6 +139,11 @@ def _stored(value: Json, what: str) -> Stored:
     )
 
 
+def _shard(value: Json, what: str) -> Shard:
+    shard = Fields.of(value, f"the shard of {what}", Shard)
+    return Shard(of=shard.text("of"), whole=shard.counts("whole"), start=shard.counts("start"))
+
+
 def _layer(value: Json, position: int) -> Layer:
     layer = Fields.of(value, f"layer {position}", Layer)
     return Layer(
@@ -141,6 +157,7 @@ def _layer(value: Json, position: int) -> Layer:
         inputs=layer.texts("inputs"),
         outputs=layer.texts("outputs"),
         rms=layer.numbers("rms"),
+        elements=layer.counted("elements"),
     )
 
 

@@ -1,4 +1,5 @@
-"""Opening a dump, whoever wrote it: a dump of ours, a foreign `.npz`, `.npy` or `.safetensors` file, a folder of those.
+"""Opening a dump, whoever wrote it: one of ours, of one process or several; a foreign `.npz`, `.npy` or `.safetensors`
+file, or a folder of those.
 
 Dumps come from strangers. Nothing in one is executed, no name in one leads out of it, nothing is allocated by its word
 alone; what is not whole and consistent is refused with one line that says what is wrong where.
@@ -13,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from gradscope.dump.archive import open_archive
+from gradscope.dump.archive import read_archive
 from gradscope.dump.dumpfile import Contents, DumpFile
 from gradscope.dump.faults import located
 from gradscope.dump.foreign import ForeignTensor, foreign_contents
@@ -21,6 +22,7 @@ from gradscope.dump.foreignarrays import archive_note, archive_tensors, array_te
 from gradscope.dump.inputfile import InputFile
 from gradscope.dump.manifest import MEMBER
 from gradscope.dump.npyheader import MAGIC as NPY_MAGIC
+from gradscope.dump.processfiles import is_process_folder, process_contents
 from gradscope.dump.safetensors import safetensors_tensors
 from gradscope.dump.zipdirectory import Directory, read_directory
 from gradscope.dump.zipformat import LOCAL_SIGNATURE
@@ -34,8 +36,8 @@ def open_dump(path: str | os.PathLike[str]) -> DumpFile:
     """Open a dump, its structure checked before any tensor is read.
 
     Args:
-        path: A dump, a foreign file (its tensors become entries without statistics; the manifest's note says so), or a
-            folder of foreign files.
+        path: A dump, the folder of a dump of several processes, a foreign file (its tensors become entries without
+            statistics; the manifest's note says so), or a folder of foreign files.
 
     Raises:
         DumpError: There is none, it is damaged, or of a kind that is refused.
@@ -43,7 +45,9 @@ def open_dump(path: str | os.PathLike[str]) -> DumpFile:
     """
     path = Path(path)
     with located(str(path)), _collection_paused(), ExitStack() as opened:
-        if _is_folder(path):
+        if _is_folder(path) and is_process_folder(path):
+            contents = process_contents(path, opened)
+        elif _is_folder(path):
             contents = foreign_contents(_folder_tensors(path, opened))
         else:
             contents = _contents(opened.enter_context(InputFile(path)))
@@ -76,7 +80,8 @@ def _contents(file: InputFile) -> Contents:
     if directory is None:
         return foreign_contents(_bare_tensors(file, file.path.stem))
     if MEMBER in directory.members:
-        return open_archive(file, directory)
+        manifest, tensors = read_archive(file, directory)
+        return Contents(manifest=manifest, tensors=tensors)
     return foreign_contents(archive_tensors(file, directory), note=archive_note(directory))
 
 

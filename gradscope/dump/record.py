@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from gradscope.dump.shards import Shard
+
 #: What JSON can say. NaN and infinities are the strings "NaN", "Infinity", "-Infinity" (see `dump.jsontext`).
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -60,6 +62,7 @@ class Record:
         alias_of: Key of the record that carries the same value under another name; None for a value of its own.
         absent: Why there is no tensor (`disconnected`: the loss does not depend on it); None where there is one.
         site: Where it comes from.
+        shard: Which part it is of a tensor that several processes share; None for a tensor of its own.
     """
 
     family: str
@@ -71,3 +74,4 @@ class Record:
     site: SiteFacts
     alias_of: str | None = None
     absent: Reason | None = None
+    shard: Shard | None = None

@@ -66,6 +66,15 @@ class DumpSource(Protocol):
         ...
 
 
+def has_elements(source: DumpSource, key: str) -> bool:
+    """Whether a dump holds the elements of a key's tensor, and not its statistics only."""
+    try:
+        next(source.chunks(key, chunk_bytes=1), None)
+    except UsageError:
+        return False
+    return True
+
+
 class EntryIndex:
     """The entries of a manifest by key.
 

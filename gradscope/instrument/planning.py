@@ -26,21 +26,33 @@ class Wanted:
         families: By family.
         depth: Layers of at most so many scopes; None for all.
         operations: Every operation beside every layer.
+        wrt: Which values' gradients; None for all.
+        keys: Only these, by key, whatever the rest says; None for no such restriction.
     """
 
     selection: Selection = field(default_factory=Selection)
     families: frozenset[str] = EVERYTHING
     depth: int | None = None
     operations: bool = False
+    wrt: Selection | None = None
+    keys: frozenset[str] | None = None
 
     def wants(self, family: str, name: str) -> bool:
         """Whether a tensor of this family and name is wanted."""
-        return family in self.families and self.selection.wants(name, naming.key_of(family, name))
+        key = naming.key_of(family, name)
+        if self.keys is not None:
+            return key in self.keys
+        if self.wrt is not None and naming.is_gradient(family):
+            of_value = naming.key_of(naming.value_family(family) or family, name)
+            if not self.wrt.wants(name, key, of_value):
+                return False
+        return family in self.families and self.selection.wants(name, key)
 
     def wants_layer(self, family: str, name: SiteName, iteration: tuple[int, ...]) -> bool:
         """Whether a layer's output is wanted at one iteration."""
+        shown = self.operations or self.keys is not None or not name.operation
         shallow = self.depth is None or len(name.path.components) <= self.depth
-        return shallow and self.wants(family, str(name.at(iteration)))
+        return shown and shallow and self.wants(family, str(name.at(iteration)))
 
 
 def make_plan(trace: Trace, wanted: Wanted, observe: Observer = whole_tensor) -> Plan:
@@ -53,6 +65,8 @@ def make_plan(trace: Trace, wanted: Wanted, observe: Observer = whole_tensor) ->
     """
     if wanted.selection.select:
         wanted.selection.require_matches(_known_names(trace))
+    if wanted.wrt is not None:
+        wanted.wrt.require_matches(_known_names(trace))
     shown = {site.value for site in trace.sites if any(wants_site(wanted, site, family) for family in _LAYER_FAMILIES)}
     read = {value for layer in trace.layers if not shown.isdisjoint(layer.outputs) for value in layer.inputs}
     observed = shown | read

@@ -17,6 +17,7 @@ from gradscope.capture.selfcheck import rounding, self_check
 from gradscope.capture.timings import Timings
 from gradscope.dump.record import Json
 from gradscope.errors import ModelError
+from gradscope.instrument.inquiry import Inquiry
 from gradscope.instrument.planning import Wanted
 from gradscope.proof.claims import Outcome, Status
 from gradscope.proof.leaves import Loss, leaf_outcomes
@@ -94,7 +95,7 @@ def prove(model: Model, arguments: Arguments, timings: Timings, *, seed: int = 0
         ModelError: The user's code failed.
         MachineError: Memory ran out.
     """
-    prepared = prepare(model, arguments, Wanted(), timings)
+    prepared = prepare(model, arguments, Wanted(), Inquiry(), timings)
     rows = list(_engine_rows(model, prepared, timings))
     with timings.phase("differences"):
         try:
@@ -118,7 +119,7 @@ def _engine_rows(model: Model, prepared: Prepared, timings: Timings) -> Iterator
 def _against_plain(prepared: Prepared, checked: Mapping[str, Any]) -> Row:
     """The observed gradients beside those of `jax.grad`; the numbers are those of the parameter furthest off."""
     errors: Mapping[str, float] = checked["rel_l2"]
-    leaves = {leaf.name: leaf for leaf in prepared.trace.arguments if leaf.family == naming.PARAM}
+    leaves = {leaf.name: leaf for leaf in prepared.answer.trace.arguments if leaf.family == naming.PARAM}
     allowed = {name: rounding(np.dtype(leaves[name].dtype), checked["noise"][name]) for name in errors}
     worst = max(errors, key=lambda name: errors[name] / allowed[name], default=None)
     return Row(
@@ -137,11 +138,11 @@ def _wide_rows(model: Model, prepared: Prepared, seed: int) -> Iterator[Row]:
     with wide_types():
         leaves, tree = jax.tree_util.tree_flatten((prepared.variables, prepared.batch))
         variables, batch = jax.tree_util.tree_unflatten(tree, [widened(leaf) for leaf in leaves])
-        yield from _rows_at(model, prepared.trace, variables, batch, seed)
+        yield from _rows_at(model, prepared.answer.trace, variables, batch, seed)
 
 
 def _difference_rows(model: Model, prepared: Prepared, seed: int) -> Iterator[Row]:
-    return _rows_at(model, prepared.trace, prepared.variables, prepared.batch, seed)
+    return _rows_at(model, prepared.answer.trace, prepared.variables, prepared.batch, seed)
 
 
 def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, seed: int) -> Iterator[Row]:

@@ -16,18 +16,48 @@ leave this package, and in rich they are `Text`, never markup: names come from s
 
 Why tables are laid out here and not by rich (2026-11): one layout serves terminal and pipe, columns give way by
 importance instead of all shrinking, and a thousand lines take 40 ms instead of a second.
+
+Why names are imported on first use (2026-11): what each command starts with is then only its own report; that of a
+comparison needs no statistics of tensors, which take 40 ms to import.
 """
 
-from gradscope.report.comparison import ComparisonReport
-from gradscope.report.dump_report import DumpReport, dump_report
-from gradscope.report.inspection import InspectionReport, inspection_report
-from gradscope.report.ledger import LedgerReport
-from gradscope.report.proof import ProofReport
-from gradscope.report.query import Query
-from gradscope.report.render import Report, to_csv, to_json, to_markdown, to_text
-from gradscope.report.rows import Row, rows_of
-from gradscope.report.screen import Screen
-from gradscope.report.tensor import TensorReport, tensor_report
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradscope.report.comparison import ComparisonReport
+    from gradscope.report.inspection import InspectionReport, inspection_report
+    from gradscope.report.ledger import LedgerReport
+    from gradscope.report.proof import ProofReport
+    from gradscope.report.query import Query
+    from gradscope.report.render import Report, to_csv, to_json, to_markdown, to_text
+    from gradscope.report.rows import Row, rows_of
+    from gradscope.report.screen import Screen
+    from gradscope.report.series import SeriesReport
+    from gradscope.report.tensor import TensorReport, tensor_report
+    from gradscope.report.whole_dump import DumpReport, dump_report
+
+_HOMES = {
+    "ComparisonReport": "comparison",
+    "DumpReport": "whole_dump",
+    "InspectionReport": "inspection",
+    "LedgerReport": "ledger",
+    "ProofReport": "proof",
+    "Query": "query",
+    "Report": "render",
+    "Row": "rows",
+    "Screen": "screen",
+    "SeriesReport": "series",
+    "TensorReport": "tensor",
+    "dump_report": "whole_dump",
+    "inspection_report": "inspection",
+    "rows_of": "rows",
+    "tensor_report": "tensor",
+    "to_csv": "render",
+    "to_json": "render",
+    "to_markdown": "render",
+    "to_text": "render",
+}
 
 __all__ = [
     "ComparisonReport",
@@ -39,6 +69,7 @@ __all__ = [
     "Report",
     "Row",
     "Screen",
+    "SeriesReport",
     "TensorReport",
     "dump_report",
     "inspection_report",
@@ -49,3 +80,9 @@ __all__ = [
     "to_markdown",
     "to_text",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gradscope.report' has no attribute {name!r}")
+    return getattr(import_module(f"gradscope.report.{_HOMES[name]}"), name)

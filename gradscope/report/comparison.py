@@ -23,7 +23,7 @@ from gradscope.dump.record import Json
 from gradscope.report.document import Document, Remark, Remarks
 from gradscope.report.numbers import count
 from gradscope.report.picks import pick
-from gradscope.report.rows import place
+from gradscope.report.places import place
 from gradscope.report.screen import Screen
 from gradscope.report.styles import BAD, DOUBTFUL, GOOD, style_of_words
 from gradscope.report.table import Column, Line, Table
@@ -37,6 +37,7 @@ _PICKS: Final = (
     pick("status", 0, "words"),
     pick("rel_l2", 0),
     pick("tolerance", 1),
+    pick("rule", 1, "text"),
     pick("growth", 1),
     pick("1-cos", 6),
     pick("norm_ratio", 4),
@@ -49,8 +50,11 @@ _PICKS: Final = (
     pick("sqnr_db", 9),
     pick("nonfinite_mismatch", 1, "count", only_nonzero=True),
     pick("bit_equal", 9, "text"),
+    pick("matched_by", 3, "text"),
+    pick("counterpart", 4, "text"),
+    pick("made_by", 5, "text"),
 )
-_VERDICT_STYLES: Final = MappingProxyType({"same": GOOD, "different": BAD, "nothing compared": DOUBTFUL})
+VERDICT_STYLES: Final = MappingProxyType({"same": GOOD, "different": BAD, "nothing compared": DOUBTFUL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +74,14 @@ class ComparisonReport:
     def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
         """Verdict, provenance, tables, reasons, what would pass; of dumps that share nothing, some of their names."""
         verdict = self.comparison.verdict
-        judged = Remarks(
-            remarks=(Remark(label=verdict, text=self.comparison.sentence, style=_VERDICT_STYLES[verdict]),)
-        )
+        judged = Remarks(remarks=(Remark(label=verdict, text=self.comparison.sentence, style=VERDICT_STYLES[verdict]),))
         if verdict == "nothing compared" and not self.everything:
             return judged, Remarks(remarks=tuple(_strangers(self.comparison.rows)))
         provenance = tuple(map(_provenance, self.comparison.provenance_differences))
+        extent = tuple(Remark(label="extent", text=text) for text in self.comparison.extent_differences)
         return (
             judged,
-            Remarks(title="The runs differ in", remarks=provenance),
+            Remarks(title="The runs differ in", remarks=(*extent, *provenance)),
             *self._tables(),
             Remarks(title="Reasons", remarks=tuple(self._reasons()), at_most=_REASONS_PER_STATUS),
             Remarks(remarks=tuple(self._outlook())),
@@ -111,6 +114,8 @@ class ComparisonReport:
 
     def _reasons(self) -> Iterator[Remark]:
         for row in self._shown():
+            if row.likely:
+                yield Remark(label="likely", text=f"{naming.key_of(row.family, row.name)} {row.likely}", style=DOUBTFUL)
             # Where the needed tolerance is the rel_l2 in the table, the table has said it all.
             if row.why and ("rel_l2" not in row.metrics or row.metrics["rel_l2"] != row.needed):
                 text = f"{naming.key_of(row.family, row.name)}: {row.why}"
@@ -151,6 +156,10 @@ def _place(family: str) -> tuple[bool, int]:
 
 def _line(row: Row) -> Line:
     values = row.to_json()
+    if row.matched_by == "name":  # which goes without saying
+        del values["matched_by"]
+    if row.rule:  # which is no number, and would take the notation from those that are
+        values["rule"] = values.pop("tolerance")
     return Line(cells=(row.name, *(each.cell(values) for each in _PICKS)), keys=(naming.key_of(row.family, row.name),))
 
 
@@ -163,7 +172,7 @@ def _badness(row: Row) -> float:
 
 def _what_would_pass(rows: Sequence[Row]) -> Iterator[Remark]:
     """What would make the rows that differ pass, as options to paste, and for how many of them nothing would."""
-    differing = [row for row in rows if row.status == "different" and row.tolerance is not None]
+    differing = [row for row in rows if row.status == "different" and row.judged_by_tolerance]
     needed = [row.needed for row in rows if row.needed is not None and math.isfinite(row.needed)]
     hopeless = [row for row in differing if row.needed == math.inf]
     if len(hopeless) < len(differing):

@@ -17,15 +17,13 @@ from typing import Final
 from gradscope import naming
 from gradscope.dump.manifest import Entry, Layer, Manifest
 from gradscope.dump.record import Json
+from gradscope.report.places import place
 from gradscope.stats import LayerGains, gradient_ratios, layer_gains
 from gradscope.stats.columns import number
 
 #: Statistics that are no numbers, and those that are no columns.
 _TEXTS: Final = frozenset({"hash"})
 _NO_COLUMNS: Final = frozenset({"shape", "dtype", "size", "histogram"})
-
-#: Families in the order of tables, a gradient's place being its value's.
-_PLACES: Final = {family: place for place, family in enumerate(naming.FAMILIES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +53,6 @@ class Row:
     def to_json(self) -> dict[str, Json]:
         """Name, family and values."""
         return {"name": self.name, "family": self.family, **self.values}
-
-
-def place(family: str) -> int:
-    """Where a family stands among others: in the order of execution, an unknown one last."""
-    return _PLACES.get(family, len(_PLACES))
 
 
 def value_family(family: str) -> str:

@@ -14,7 +14,8 @@ from typing import Final
 from gradscope import naming
 from gradscope.dump.record import Json
 from gradscope.report.picks import Pick, nonfinite, pick
-from gradscope.report.rows import Row, place, value_family
+from gradscope.report.places import place
+from gradscope.report.rows import Row, value_family
 from gradscope.report.table import Cell, Column, Line, Table
 
 #: The dtype that goes without saying.

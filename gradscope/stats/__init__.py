@@ -1,7 +1,8 @@
 """Statistics: numbers about tensors, layers and parameters, and the rules that read them. Never imports JAX.
 
 - `TensorStats` holds the columns of one tensor; `tensor_stats`, `activation_stats` and `stats_of_chunks` measure it,
-  `stats_from_core` takes it from a compiled step; statistics of parts add up. `measured` completes a dump's manifest.
+  `stats_from_core` takes it from a compiled step; statistics of parts add up. `measured` completes a dump's manifest,
+  `merged_manifest` makes that of several processes' common one.
 - `layer_gains` and `gradient_ratios` relate tensors to each other.
 - `find` runs the table of `RULES` over a dump's manifest; each `Finding` says what is wrong where, with the number.
 
@@ -15,6 +16,7 @@ from gradscope.stats.evidence import Finding, Thresholds
 from gradscope.stats.findings import RULES, Rule, find
 from gradscope.stats.layers import LayerGains, layer_gains
 from gradscope.stats.measured import measured
+from gradscope.stats.merging import merged_manifest
 from gradscope.stats.params import gradient_ratios
 from gradscope.stats.tensor import TensorStats, Tier, tensor_stats
 from gradscope.stats.units import activation_stats
@@ -33,6 +35,7 @@ __all__ = [
     "gradient_ratios",
     "layer_gains",
     "measured",
+    "merged_manifest",
     "stats_from_core",
     "stats_of_chunks",
     "tensor_stats",

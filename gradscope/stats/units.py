@@ -1,7 +1,8 @@
 """What an activation tells that another tensor does not: dead units, and elements at the limit of what made them.
 
-A *unit* is one index of the last axis; everything before that is the batch it is judged over. A unit is *dead* when its
-maximum is at most zero: a rectifier behind it, or the one that made it, passes nothing on. A NaN is not dead.
+A *unit* is one index of the last axis, unless said otherwise; all before that is the batch it is judged over. A unit is
+*dead* when its maximum is at most zero: a rectifier behind it, or the one that made it, passes nothing on. A NaN is not
+dead.
 
 An element is *saturated* when it is within `MARGIN` of a limit of the primitive that made it: there the gradient that
 passes through is at most 0.02 of what arrives.
@@ -34,6 +35,7 @@ def activation_stats(
     array: np.ndarray[Any, Any],
     *,
     primitive: str | None,
+    unit_axis: int = -1,
     tier: Tier = "full",
     exact_quantiles: bool = False,
     hashed: bool = True,
@@ -43,6 +45,7 @@ def activation_stats(
     Args:
         array: As for `tensor_stats`.
         primitive: The JAX primitive that made it; None where unknown.
+        unit_axis: The axis of its units: the last in JAX, another where a framework puts channels before positions.
         tier: As for `tensor_stats`; the shares belong to the full tier.
         exact_quantiles: As for `tensor_stats`.
         hashed: As for `tensor_stats`.
@@ -57,7 +60,7 @@ def activation_stats(
     # Why not in the pass of the others: the first blocks show almost every unit alive, and then there is nothing to do.
     return replace(
         stats,
-        dead=dead_share(array) if array.ndim > 1 else None,
+        dead=dead_share(np.moveaxis(array, unit_axis, -1)) if array.ndim > 1 else None,
         saturated=None if limits is None else saturated_share(array, limits),
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import sys
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -19,6 +20,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from gradscope.errors import UsageError
+from gradscope.frameworks.extras import install_hint
 from gradscope.naming.patterns import nearest_hint
 from gradscope.tracing.target import Target
 from gradscope.tracing.userframes import user_code
@@ -32,6 +34,7 @@ def import_place(target: Target) -> ModuleType:
         UsageError: There is no such file or module.
         ModelError: It does not import.
     """
+    os.environ.setdefault("KERAS_BACKEND", "jax")  # its default is TensorFlow, whose models have no jaxpr
     if target.rule == "module":
         return _imported(target.place)
     if target.rule == "zoo":
@@ -51,9 +54,8 @@ def _imported(name: str) -> ModuleType:
             # What is missing inside the module's own imports is the model's failure, not the target's.
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise
-            raise UsageError(
-                f"there is no module {error.name!r}", hint="run from the folder that holds it, or install its package"
-            ) from error
+            hint = install_hint(error.name) or "run from the folder that holds it, or install its package"
+            raise UsageError(f"there is no module {error.name!r}", hint=hint) from error
 
 
 def _existing_file(path: Path) -> Path:

@@ -285,7 +285,9 @@ def is_library_file(file_name: str) -> bool:
 
 @cache
 def _library_folders() -> tuple[str, ...]:
-    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
+    # JAX's own folder too: a .pth file may put it, and what is installed with it, on the path from anywhere.
+    beside_jax = str(Path(jax.__file__).resolve().parents[1])
+    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages(), beside_jax}
     libraries = [f"{folder}/{name}/" for folder in installed for name in _LIBRARIES]
     standard = [sysconfig.get_path("stdlib") + f"/{name}" for name in ("contextlib.py", "functools.py", "threading.py")]
     return (*libraries, *standard)

@@ -3,52 +3,59 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
-from collections.abc import Callable, Mapping
+import random
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
-from gradscope.errors import ModelError, UsageError
+import numpy as np
+
+from gradscope.errors import UsageError
+from gradscope.frameworks.detect import builder_of
+from gradscope.frameworks.request import Request
 from gradscope.naming.patterns import nearest_hint
+from gradscope.tracing.functions import accepts, functions_model, has_functions, public_names, signature_of
 from gradscope.tracing.importing import import_place
 from gradscope.tracing.model import Model
+from gradscope.tracing.modules import module_model
 from gradscope.tracing.target import Attribute, Call, Target, parse_target
 from gradscope.tracing.userframes import user_code
 
-#: The functions of a model and their arguments.
-_EXPECTED: Final = {"init": ("key",), "batch": ("key", "size"), "loss": ("variables", "batch")}
-_SIGNATURES: Final = ", ".join(f"{role}({', '.join(arguments)})" for role, arguments in _EXPECTED.items())
 
-#: Names that an error lists before it says how many more there are.
-_MOST_NAMES: Final = 8
-
-
-def load_model(text: str) -> Model:
+def load_model(text: str, request: Request | None = None) -> Model:
     """The model that a target names.
 
     Args:
         text: A target, see `gradscope.tracing.target`.
+        request: What the user says about it; None for nothing.
 
     Raises:
-        UsageError: There is no such file, module or name.
+        UsageError: There is no such file, module or name, or the model does not take what the request says.
         ModelError: The file does not import, or what it names is not a model.
     """
+    asked = request or Request()
     target = parse_target(text)
+    _seed_generators(asked.seed)
     module = import_place(target)
     name = _name(target)
-    holder = module if target.attribute is None else _holder(module, target.place, target.attribute)
-    functions = _functions(name, holder)
+    holder = module if target.attribute is None else _holder(module, target.place, target.attribute, asked.seed)
+    label = "the file itself" if target.attribute is None else target.attribute.text
+    made = None if has_functions(holder) else module_model(name, holder, asked)
+    made = made or functions_model(name, holder, label, asked)
     source = _source(module)
-    return Model(
-        name=name,
-        init=functions["init"],
-        batch=functions["batch"],
-        loss=functions["loss"],
+    return replace(
+        made,
         source=source,
         file_sha256=None if source is None else hashlib.sha256(source.read_bytes()).hexdigest(),
-        choices=_choices(target, source),
+        choices=(_place_choice(target, source), *made.choices),
     )
+
+
+def _seed_generators(seed: int) -> None:
+    """Seed what a file draws from without a key while it is imported: Keras draws all its weights so."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def _name(target: Target) -> str:
@@ -61,91 +68,31 @@ def _source(module: ModuleType) -> Path | None:
     return None if file is None else Path(file).resolve()
 
 
-def _choices(target: Target, source: Path | None) -> tuple[str, ...]:
+def _place_choice(target: Target, source: Path | None) -> str:
     found = {"path": "a path", "module": "a module", "zoo": "a model of the zoo"}[target.rule]
-    file = "" if source is None else f", loaded from {source}"
-    holder = "the file itself" if target.attribute is None else target.attribute.text
-    return (f"{target.place} is {found}{file}", f"init, batch and loss are those of {holder}")
+    return f"{target.place} is {found}" + ("" if source is None else f", loaded from {source}")
 
 
-def _holder(module: ModuleType, place: str, attribute: Attribute) -> Any:
-    """The object that an attribute of a target names, called if the target calls it."""
+def _holder(module: ModuleType, place: str, attribute: Attribute, seed: int) -> Any:
+    """The object that an attribute of a target names, built if the target calls it or it is a framework's class."""
     found: Any = module
     with user_code(f"looking up {attribute.text}"):
         for depth, part in enumerate(attribute.path):
             if not hasattr(found, part):
                 where = f"{place}:{'.'.join(attribute.path[:depth])}".rstrip(":")
-                raise UsageError(f"{where} has no {part!r}", hint=nearest_hint(part, _public_names(found)))
+                raise UsageError(f"{where} has no {part!r}", hint=nearest_hint(part, public_names(found)))
             found = getattr(found, part)
-    return found if attribute.call is None else _called(found, attribute.text, attribute.call)
+        builder = builder_of(found, seed=seed)
+    if attribute.call is not None:
+        return _called(found if builder is None else builder, attribute.text, attribute.call)
+    return found if builder is None or not isinstance(found, type) else _called(builder, attribute.text, Call())
 
 
 def _called(function: Any, text: str, call: Call) -> Any:
     if not callable(function):
         raise UsageError(f"{text} calls an object of type {type(function).__name__}", hint="name it without the call")
-    signature = _signature(function)
-    if signature is not None and not _accepts(signature, *call.positional, **call.keyword):
+    signature = signature_of(function)
+    if signature is not None and not accepts(signature, *call.positional, **call.keyword):
         raise UsageError(f"{text} does not fit its signature {signature}", hint="change the arguments in the target")
     with user_code(f"calling {text}"):
         return call.of(function)
-
-
-def _functions(name: str, holder: Any) -> Mapping[str, Callable[..., Any]]:
-    """A model's functions by role; a holder that lacks any is refused with everything that is wrong about it."""
-    with user_code(f"looking up the functions of {name}"):
-        functions = {role: getattr(holder, role) for role in _EXPECTED if hasattr(holder, role)}
-    missing = [role for role in _EXPECTED if role not in functions]
-    if missing:
-        problem = f"has no {' and no '.join(missing)}: a model has {_SIGNATURES}; found {_found(holder)}"
-        raise ModelError(f"{name} {problem}", hint=_hint_for(holder))
-    problems = [problem for role, function in functions.items() if (problem := _problem(role, function))]
-    if problems:
-        raise ModelError(f"{name} is not a model: {'; '.join(problems)}", hint=_hint_for(holder))
-    return functions
-
-
-def _problem(role: str, function: Any) -> str | None:
-    """What keeps a value from its role; None where nothing is known to."""
-    if not callable(function):
-        return f"{role} is of type {type(function).__name__}, not a function"
-    signature = _signature(function)
-    if signature is None or _accepts(signature, *_EXPECTED[role]):
-        return None
-    return f"{role} takes {signature}, expected {role}({', '.join(_EXPECTED[role])})"
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """A function's signature; None where it cannot be known."""
-    try:
-        return inspect.signature(function)
-    except (ValueError, TypeError):  # written in C without a text signature
-        return None
-
-
-def _accepts(signature: inspect.Signature, *positional: Any, **keyword: Any) -> bool:
-    try:
-        signature.bind(*positional, **keyword)
-    except TypeError:
-        return False
-    return True
-
-
-def _found(holder: Any) -> str:
-    names = _public_names(holder)
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more or f"nothing in an object of type {type(holder).__name__}"
-
-
-def _public_names(holder: Any) -> list[str]:
-    """The names that an object offers; of a module, without the modules it imports."""
-    if isinstance(holder, ModuleType):
-        return [n for n, value in vars(holder).items() if not n.startswith("_") and not isinstance(value, ModuleType)]
-    return [name for name in dir(holder) if not name.startswith("_")]
-
-
-def _hint_for(holder: Any) -> str:
-    if inspect.isclass(holder) or inspect.isfunction(holder):
-        return f"to call it first, write {holder.__name__}() in the target"
-    if isinstance(holder, ModuleType):
-        return "define them in the file, or name the object that has them: FILE.py:NAME"
-    return "name an object that has them"

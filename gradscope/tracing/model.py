@@ -23,6 +23,7 @@ class Model:
         loss: `loss(variables, batch) -> scalar` or `-> (scalar, aux)`.
         source: Absolute path of its file; None where it has none. Only the file's name may leave the machine.
         file_sha256: SHA-256 of that file as it was loaded; None where it has none.
+        held: Whether `init` only hands out values that exist already.
         choices: Sentences that tell why each thing was chosen, for `--verbose`.
     """
 
@@ -32,6 +33,7 @@ class Model:
     loss: Callable[[Any, Any], Any]
     source: Path | None = None
     file_sha256: str | None = None
+    held: bool = False
     choices: tuple[str, ...] = ()
 
     @property

@@ -150,7 +150,7 @@ def _analysed(
     return Trace(
         jaxpr=jaxpr,
         constants=constants,
-        arguments=tuple(map(_as_reached, arguments, reach)),
+        arguments=tuple(map(as_reached, arguments, reach)),
         outputs=tuple(outputs),
         auxiliary=(),
         aux_tree=None,
@@ -162,7 +162,7 @@ def _analysed(
     )
 
 
-def _as_reached(leaf: Leaf, reach: Reach) -> Leaf:
+def as_reached(leaf: Leaf, reach: Reach) -> Leaf:
     """The leaf, not differentiated where that would fail; parameters aside, whose failure is the user's to know."""
     barred = leaf.family == naming.INPUT and leaf.differentiated and reach is Reach.BARRED
     return replace(leaf, differentiated=False, forward_only=True) if barred else leaf

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Final
 
 from gradscope.errors import GradscopeError, MachineError, ModelError
+from gradscope.frameworks.extras import install_hint
 from gradscope.tracing.jaxcompat import is_library_file
 
 #: Lines of an error's text and frames of its stack that are shown; `--traceback` shows all.
@@ -80,9 +81,15 @@ def _model_error(doing: str, error: BaseException) -> ModelError:
     text = _text(error)
     return ModelError(
         f"{doing}: {kind}: {text}" if text else f"{doing}: {kind}",
-        hint=next((hint for cls, part, hint in _HINTS if isinstance(error, cls) and part in text), None),
+        hint=_hint(error, text),
         user_frames=user_frames(error),
     )
+
+
+def _hint(error: BaseException, text: str) -> str | None:
+    if isinstance(error, ModuleNotFoundError):
+        return install_hint(error.name)
+    return next((hint for cls, part, hint in _HINTS if isinstance(error, cls) and part in text), None)
 
 
 def _text(error: BaseException) -> str:

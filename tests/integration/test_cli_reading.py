@@ -131,9 +131,72 @@ def test_comparing_is_as_strict_as_asked(dumps: Path) -> None:
     assert status() == 1
     assert status("--tol", 1e9) == 0
     assert status("--tol", 1e9, "--bitwise") == 2
+    assert status("--tol", "rel_l2 < 1e9 and nonfinite_mismatch == 0") == 0
+    assert status("--tol", "param/last/w=1e9", "--tol", ".*=0") == 1
+    assert status("--rtol", 0, "--atol", 1e9) == 0
     assert status("--select", "param/last/w", "--bitwise") == 0
     assert status("--select", "nothing") == 2
     assert gradscope("compare", "a.npz", "a.npz", "--bitwise", folder=dumps).status == 0
+
+
+def test_tolerances_in_a_file_come_after_those_on_the_command_line(dumps: Path, tmp_path: Path) -> None:
+    (tmp_path / "tol.txt").write_text("# everything passes\n.*=1e9\n")
+    dumps_and_file = (dumps / "a.npz", dumps / "b.npz", "--tol-file", "tol.txt")
+    assert gradscope("compare", *dumps_and_file, folder=tmp_path).status == 0
+    assert gradscope("compare", *dumps_and_file, "--tol", "activation/.*=0", folder=tmp_path).status == 1
+    (tmp_path / "tol.txt").write_text(".*=os.system('true')\n")
+    wrong = gradscope("compare", *dumps_and_file, folder=tmp_path)
+    assert (wrong.status, wrong.lines[0].split(": ")[2]) == (2, "tol.txt, line 1")
+
+
+def test_pairs_that_were_found_can_be_saved_and_repeated(tmp_path: Path) -> None:
+    kernel = np.random.default_rng(0).normal(size=(4, 6))
+    np.savez(tmp_path / "a.npz", **{"param/Dense_0/kernel": kernel, "param/head": kernel[:3] ** 2})
+    np.savez(tmp_path / "b.npz", **{"dense.0.weight": kernel.T, "out": kernel[:3].T ** 2})
+    found = gradscope("compare", "a.npz", "b.npz", "--write-map", "map.toml", "--all", folder=tmp_path)
+    assert found.status == 0
+    assert all(word in found.output for word in ("path", "fingerprint", "tensor/dense.0.weight", "transpose [1, 0]"))
+    again = gradscope("compare", "a.npz", "b.npz", "--map", "map.toml", "--json", folder=tmp_path)
+    assert (again.status, {row["matched_by"] for row in again.json["rows"]}) == (0, {"map"})
+    np.savez(tmp_path / "c.npz", **{"dense.0.weight": kernel, "out": kernel[:3].T ** 2})
+    assert gradscope("compare", "a.npz", "c.npz", "--map", "map.toml", folder=tmp_path).status == 1
+    unwritable = gradscope("compare", "a.npz", "b.npz", "--write-map", "absent/map.toml", folder=tmp_path)
+    assert (unwritable.status, unwritable.lines[0].split(": ")[2]) == (5, "cannot write absent/map.toml")
+
+
+def test_several_candidates_are_judged_by_one_reference(dumps: Path) -> None:
+    done = gradscope("compare", "a.npz", "a.npz", "b.npz", folder=dumps)
+    assert done.status == 1
+    assert done.output.startswith(
+        "different  1 of 2 candidates not the same: `b.npz`. Forward first differs at `first`"
+    )
+    found = gradscope("compare", "a.npz", "a.npz", "b.npz", "--json", folder=dumps).json
+    assert [(each["name"], each["verdict"]) for each in found["comparisons"]] == [
+        ("a.npz", "same"),
+        ("b.npz", "different"),
+    ]
+    assert found["first_different"] == "b.npz"
+    assert gradscope("compare", "a.npz", "a.npz", "a.npz", folder=dumps).status == 0
+    in_csv = gradscope("compare", "a.npz", "a.npz", "b.npz", "--format", "csv", folder=dumps).output
+    assert in_csv.splitlines()[0].startswith("name,family,comparison,status,")
+
+
+def test_steps_in_folders_are_compared_in_the_order_of_their_numbers(dumps: Path, tmp_path: Path) -> None:
+    for run, names in (("one", ("9", "10", "11")), ("other", ("9", "10", "12"))):
+        (tmp_path / run).mkdir()
+        for name in names:
+            source = dumps / ("b.npz" if (run, name) == ("other", "10") else "a.npz")
+            (tmp_path / run / f"step_{name}.npz").write_bytes(source.read_bytes())
+    done = gradscope("compare", "one", "other", folder=tmp_path)
+    assert done.status == 1
+    assert done.output.startswith(
+        "different  1 step the same, then `step_10` differs. Forward first differs at `first`"
+    )
+    assert "Only in the reference: `step_11`. Only in the candidate: `step_12`." in done.output.splitlines()[0]
+    assert gradscope("compare", "one", "one", folder=tmp_path).output.startswith("same  3 steps the same.\n")
+    (tmp_path / "other" / "step_10.npz").write_bytes((dumps / "a.npz").read_bytes())
+    assert gradscope("compare", "one", "other", folder=tmp_path).status == 1
+    assert gradscope("compare", "one", "other", "--allow-missing", "step_1.", folder=tmp_path).status == 0
 
 
 def test_names_on_one_side_count_unless_they_are_allowed_to(dumps: Path, tmp_path: Path) -> None:

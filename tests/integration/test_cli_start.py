@@ -16,13 +16,15 @@ COMMANDS = ("dump", "show", "compare", "inspect", "check", "verify", "recover")
 
 #: What every command line documents, by command; `--help` itself aside.
 OPTIONS = {
-    "dump": "--output --seed --batch-size --data --dtype --x64 --matmul-precision --self-check --no-cache --select "
+    "dump": "--output --seed --batch-size --data --input --loss --train --dtype --x64 --matmul-precision --self-check "
+    "--no-cache --select --of --wrt --cotangent --stop-gradient --fetch --feed "
     "--exclude --depth --ops --families --stats-only --exact-quantiles --cast --check --strict --sort --no-fold "
     "--force --format --json --quiet --verbose --traceback",
     "show": "--tensor --ledger --select --exclude --depth --families --check --sort --no-fold --format --json "
     "--traceback",
-    "compare": "--tol --rtol --atol --bitwise --allow-missing --select --exclude --all --worst-first --format --json "
-    "--traceback",
+    "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
+    "--exclude --all --worst-first "
+    "--format --json --traceback",
     "inspect": "--batch-size --data --dtype --x64 --select --exclude --depth --families --sort --format --json --quiet "
     "--verbose --traceback",
     "check": "--seed --batch-size --data --dtype --x64 --matmul-precision --no-cache --format --json --quiet --verbose "
@@ -63,6 +65,11 @@ def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
         ("show a.npz --nonsense", "no such option: --nonsense"),
         ("dump mlp --batch-size 0", "invalid value for '--batch-size'"),
         ("dump mlp --seed x", "invalid value for '--seed'"),
+        ("dump mlp --input float32", "'float32' does not describe an input"),
+        ("dump mlp --input f32[8]", "'f32[8]': there is no dtype 'f32'"),
+        ("dump mlp --input float32[8]", "--input describe a framework's module, and mlp has its own batch and loss"),
+        ("dump mlp --loss cross", "invalid value for '--loss'"),
+        ("dump mlp --eval", "the loss of mlp does not tell training from evaluation"),
         ("dump mlp --dtype int8", "invalid value for '--dtype'"),
         ("show a.npz --format html", "invalid value for '--format'"),
         ("compare a.npz b.npz --tol -1", "invalid value for '--tol'"),

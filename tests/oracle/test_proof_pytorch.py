@@ -1,8 +1,8 @@
 """The third proof: ResNet-50 in another framework agrees layer by layer, and a mistake in it is found where it is.
 
 Every step is one that a user porting a model would take: `gradscope dump` writes what the JAX model does with a real
-batch; the PyTorch model runs with the weights and the batch in that dump and saves its tensors with `numpy.savez`;
-`gradscope compare` judges.
+batch; the PyTorch model runs with the weights and the batch in that dump and is captured, and the capture is saved with
+`numpy.savez` in the JAX model's names and layout; `gradscope compare` judges.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Ported:
         """What `gradscope compare` says of the twin, changed."""
         twin = self.folder / f"{change.__name__}.npz"
         if not twin.exists():
-            np.savez(twin, **torch_resnet.run(self.variables, self.batch, change=change).tensors)
+            np.savez(twin, **torch_resnet.run(self.variables, self.batch, change=change))
         return gradscope("compare", self.path, twin, *ONE_SIDED, *options)
 
 

@@ -10,26 +10,13 @@ One difference is meant to be: PyTorch's running variance is the unbiased one, s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One forward and backward pass.
-
-    Attributes:
-        loss: Mean cross-entropy.
-        tensors: By dump key (`activation/stem/conv`, `activation_grad/...`, `param/...`, `param_grad/...`,
-            `input_grad/image`).
-    """
-
-    loss: float
-    tensors: dict[str, np.ndarray]
+from gradscope.frameworks.torch import capture
 
 
 def run(
@@ -37,31 +24,26 @@ def run(
     batch: Mapping[str, Any],
     *,
     change: Callable[[TorchResNet50], None] = lambda model: None,
-) -> Run:
+) -> dict[str, np.ndarray]:
     """Run the twin in training mode on variables and batch of the JAX model, in the variables' dtype.
 
     Args:
         variables: The JAX model's variables.
         batch: Its batch.
         change: What is to be done to the twin before it runs.
+
+    Returns:
+        What `capture` finds, by the JAX model's keys and in its layout.
     """
     head = np.array(variables["params"]["head"]["kernel"])
     model = TorchResNet50(classes=head.shape[1]).to(torch.from_numpy(head).dtype)
     copy_variables(model, variables)
     change(model)
-    outputs = record_outputs(model)
-    image = torch.from_numpy(np.array(batch["image"])).requires_grad_()
-    loss = model(image.permute(0, 3, 1, 2), torch.from_numpy(np.array(batch["label"])).long())
-    loss.backward()
-    activations = {
-        key: to_jax_layout(tensor)
-        for name, output in outputs.items()
-        for key, tensor in ((f"activation/{name}", output), (f"activation_grad/{name}", output.grad))
-        if tensor is not None
+    image, label = (torch.from_numpy(np.array(batch[name])) for name in ("image", "label"))
+    dump = capture(model, lambda loss: loss, {"image": image.permute(0, 3, 1, 2), "label": label.long()})
+    return {
+        jax_key(model, key): to_jax_layout(key, dump[key]) for key in dump if not key.startswith(("input/", "state/"))
     }
-    assert image.grad is not None
-    inputs = {"input_grad/image": image.grad.numpy()}
-    return Run(loss=loss.item(), tensors=activations | parameters(model) | inputs)
 
 
 class TorchResNet50(nn.Module):
@@ -167,49 +149,16 @@ def fill(target: Tensor | None, source: Any, axes: tuple[int, ...]) -> None:
         target.copy_(transposed)
 
 
-def record_outputs(model: nn.Module) -> dict[str, Tensor]:
-    """A dictionary that the next forward pass fills with every module's output, under its layer path."""
-    outputs: dict[str, Tensor] = {}
-
-    def hook_for(path: str) -> Any:
-        def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            output.retain_grad()
-            outputs[path] = output
-
-        return hook
-
-    for name, module in model.named_modules():
-        if name:  # all but the model itself, whose output is its loss's
-            module.register_forward_hook(hook_for(name.replace(".", "/")))
-    return outputs
+def jax_key(model: nn.Module, key: str) -> str:
+    """The JAX model's name for a tensor: what PyTorch calls `weight` is a scale or a kernel there."""
+    layer, _, name = key.partition("/")[2].rpartition("/")
+    if not key.startswith("param") or name == "bias":
+        return key
+    norm = isinstance(model.get_submodule(layer.replace("/", ".")), nn.BatchNorm2d)
+    return key.removesuffix(name) + ("scale" if norm else "kernel")
 
 
-def parameters(model: nn.Module) -> dict[str, np.ndarray]:
-    """Parameters and their gradients by dump key, in the JAX layout."""
-    tensors: dict[str, np.ndarray] = {}
-    for name, module in model.named_modules():
-        for attribute, parameter in module.named_parameters(recurse=False):
-            path = f"{name.replace('.', '/')}/{jax_name(module, attribute)}"
-            tensors[f"param/{path}"] = kernel_to_jax_layout(parameter)
-            assert parameter.grad is not None
-            tensors[f"param_grad/{path}"] = kernel_to_jax_layout(parameter.grad)
-    return tensors
-
-
-def jax_name(module: nn.Module, attribute: str) -> str:
-    """What Flax calls PyTorch's `weight`."""
-    if attribute == "bias":
-        return "bias"
-    return "scale" if isinstance(module, nn.BatchNorm2d) else "kernel"
-
-
-def kernel_to_jax_layout(parameter: Tensor) -> np.ndarray:
-    """OIHW to HWIO, [out, in] to [in, out], vectors as they are."""
-    axes = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}[parameter.ndim]
-    return parameter.detach().permute(axes).numpy().copy()
-
-
-def to_jax_layout(activation: Tensor) -> np.ndarray:
-    """NCHW to NHWC, everything else as it is."""
-    activation = activation.detach()
-    return (activation.permute(0, 2, 3, 1) if activation.ndim == 4 else activation).numpy().copy()
+def to_jax_layout(key: str, array: np.ndarray) -> np.ndarray:
+    """Of parameters OIHW to HWIO and [out, in] to [in, out], of other tensors NCHW to NHWC; the rest as it is."""
+    axes = {4: (2, 3, 1, 0), 2: (1, 0)} if key.startswith("param") else {4: (0, 2, 3, 1)}
+    return array.transpose(axes[array.ndim]) if array.ndim in axes else array

@@ -13,10 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gradscope.compare.blockpairs import block_pairs
+from gradscope.compare.execution import by_order
+from gradscope.compare.fingerprints import by_fingerprint
 from gradscope.compare.measuring import measure
 from gradscope.compare.metrics import Metrics
-from gradscope.compare.pairing import pair
+from gradscope.compare.pairing import Dumps, by_name, pair
+from gradscope.compare.samepath import by_path
 from gradscope.compare.yardstick import yardstick_of
+from gradscope.dump.manifest import Entry, Manifest
+from gradscope.dump.memory import MemoryDump
+from gradscope.dump.record import SiteFacts
+from gradscope.naming import split_key
 
 Array = np.ndarray[Any, Any]
 DTYPES = [
@@ -116,7 +123,13 @@ keys = st.lists(st.sampled_from([f"activation/{letter}" for letter in "abcdefgh"
 
 @given(keys, keys)
 def test_every_key_of_either_side_is_in_a_pairing_exactly_once(ref: list[str], cand: list[str]) -> None:
-    found = pair(ref, cand)
+    names = [split_key(key) for key in (*ref, *cand)]
+    entries = [
+        Entry(family=family, name=name, shape=(), dtype="float32", stats={}, site=SiteFacts(index=0))
+        for family, name in names
+    ]
+    sources = [MemoryDump(Manifest(entries=tuple(part)), {}) for part in (entries[: len(ref)], entries[len(ref) :])]
+    found = pair(Dumps(ref=sources[0], cand=sources[1]), (by_name, by_path, by_order, by_fingerprint))
     assert sorted([*(match.ref for match in found.matched), *found.only_ref]) == sorted(ref)
     assert sorted([*(match.cand for match in found.matched), *found.only_cand]) == sorted(cand)
     assert all(match.ref == match.cand and match.matched_by == "name" for match in found.matched)

@@ -1,0 +1,135 @@
+"""Layouts: the orders of axes, and axes split or merged, in which two tensors hold the same elements.
+
+HWIO against OIHW, NHWC against NCHW, a Dense kernel `[in, heads, width]` against a weight `[heads * width, in]`: which
+of the layouts that the shapes allow it is, only the values tell. A sample of the elements decides, and decides for a
+layout only where it agrees far better than any other does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, permutations
+from operator import mul
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.arrays.dtypes import dtype_name, encode
+from gradscope.arrays.widening import real_values
+from gradscope.compare.precision import kind_of
+from gradscope.compare.recipes import Reshape, Step, Transpose
+
+Shape: TypeAlias = tuple[int, ...]
+
+#: Axes up to which all orders are tried; 120 of five.
+_MOST_AXES: Final = 5
+
+#: Elements that are looked at.
+_SAMPLE: Final = 4096
+
+#: A layout is right where the sample's relative error is at most this, and at most a quarter of the next best's.
+_LARGEST_ERROR: Final = 0.5
+_BY_FAR: Final = 4
+
+#: Two layouts that agree to this are the same for these values, as of a constant tensor.
+_EXACT: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A way to read a tensor: split into a shape, its axes in an order, then seen in the other's shape."""
+
+    split: Shape
+    axes: Shape
+    shape: Shape
+
+    def steps(self, shape: Shape) -> tuple[Step, ...]:
+        """What is done to a tensor of a shape."""
+        arranged = tuple(self.split[axis] for axis in self.axes)
+        steps: list[Step] = [] if self.split == shape else [Reshape(self.split)]
+        if self.axes != tuple(range(len(self.axes))):
+            steps.append(Transpose(self.axes))
+        return (*steps, Reshape(self.shape)) if arranged != self.shape else tuple(steps)
+
+
+@cache
+def layouts(ref: Shape, cand: Shape) -> tuple[Layout, ...]:
+    """The layouts by which a tensor of the candidate's shape can be one of the reference's, as it is first."""
+    if math.prod(ref) != math.prod(cand) or max(len(ref), len(cand)) > _MOST_AXES:
+        return (Layout(cand, tuple(range(len(cand))), ref),) if ref == cand else ()
+    found = [
+        *(Layout(cand, axes, ref) for axes in permutations(range(len(cand))) if _refines(_ordered(cand, axes), ref)),
+        *(
+            Layout(_ordered(ref, axes), tuple(np.argsort(axes).tolist()), ref)
+            for axes in permutations(range(len(ref)))
+            if _refines(_ordered(ref, axes), cand)
+        ),
+    ]
+    steps = {layout.steps(cand): layout for layout in reversed(found)}
+    return tuple(sorted(steps.values(), key=lambda layout: len(layout.steps(cand))))
+
+
+def agreeing_layout(ref: Array, cand: Array) -> Layout | None:
+    """The layout in which a sample of the values agrees by far best.
+
+    Args:
+        ref: The reference's tensor.
+        cand: The candidate's, of the same kind of dtype.
+
+    Returns:
+        The layout; of several that agree alike the one of fewest steps. None where none agrees, or where it cannot be
+        told which.
+    """
+    errors = [(error, layout) for layout, error in _errors(ref, cand)]
+    if not errors:
+        return None
+    best = min(error for error, _ in errors)
+    alike = [(error, layout) for error, layout in errors if error <= max(best * _BY_FAR, _EXACT)]
+    # All alike to the last digits, as of a constant tensor: then it makes no difference, and the simplest will do.
+    told_apart = len(alike) == 1 or max(error for error, _ in alike) <= best + _EXACT
+    return alike[0][1] if best <= _LARGEST_ERROR and told_apart else None
+
+
+def _errors(ref: Array, cand: Array) -> Iterator[tuple[Layout, float]]:
+    if not ref.size:
+        return
+    at = _places(ref.size)
+    expected = _sampled(ref, at)
+    for layout in layouts(ref.shape, cand.shape):
+        arranged = cand.reshape(layout.split).transpose(layout.axes)
+        yield layout, _relative_error(expected, _sampled(arranged, at))
+
+
+def _places(size: int) -> Array:
+    if size <= _SAMPLE:
+        return np.arange(size)
+    # The same places every time, and no pattern that an axis could share.
+    return np.unique(np.random.default_rng(0).integers(size, size=_SAMPLE))
+
+
+def _sampled(array: Array, at: Array) -> Array:
+    sample = np.atleast_1d(array)[np.unravel_index(at, array.shape or (1,))]
+    exact = kind_of(dtype_name(sample.dtype)) in ("integer", "boolean")
+    return (encode(sample) if exact else real_values(sample)).astype(np.float64)
+
+
+def _relative_error(ref: Array, cand: Array) -> float:
+    finite = np.isfinite(ref) & np.isfinite(cand)
+    if not finite.any():
+        return math.inf
+    scale = math.sqrt(float(np.square(ref[finite]).sum()))
+    error = math.sqrt(float(np.square(cand[finite] - ref[finite]).sum()))
+    return error / scale if scale else (math.inf if error else 0.0)
+
+
+def _ordered(shape: Shape, axes: Shape) -> Shape:
+    return tuple(shape[axis] for axis in axes)
+
+
+def _refines(fine: Shape, coarse: Shape) -> bool:
+    """Whether neighbouring axes of one shape merge into another."""
+    return set(accumulate(coarse, mul)) <= set(accumulate(fine, mul))

@@ -1,0 +1,114 @@
+"""Settling layouts: how the counterpart of each pair lies, concluded from the values and never from the shapes.
+
+Asked are pairs of two shapes, and pairs whose parameter has another name in another framework (`kernel`, `weight`):
+those may be transposed even where they are square. A pair of exactly one name is left as it is, so that a transposed
+kernel is found as the fault it is, unless its shapes differ and JAX computed one side and something else the other.
+
+Where the values of a pair cannot tell, because they differ by more than a layout, another family of the same names
+tells (a gradient lies as its parameter does), or all settled pairs of the family with one voice (NCHW activations).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from gradscope.compare.layouts import agreeing_layout, layouts
+from gradscope.compare.pairing import Dumps, Match
+from gradscope.compare.paths import end_of
+from gradscope.compare.precision import comparable
+from gradscope.compare.recipes import Recipe, Step
+from gradscope.dump.source import DumpSource, has_elements
+from gradscope.naming import split_key
+
+#: Goes through some matches with a function, perhaps several at a time.
+Mapper: TypeAlias = Callable[[Callable[[Match], "Steps | None"], Iterable[Match]], Iterable["Steps | None"]]
+
+Steps: TypeAlias = tuple[Step, ...]
+
+
+def settled(dumps: Dumps, matches: Sequence[Match], mapper: Mapper) -> tuple[Match, ...]:
+    """The pairs, each with the steps that bring its counterpart into the reference's layout where those are known.
+
+    Args:
+        dumps: Where they are from.
+        matches: The pairs.
+        mapper: How to go through them.
+
+    Returns:
+        As many pairs in the same order.
+    """
+    asked = [match for match in matches if _may_lie_otherwise(dumps, match)]
+    by_values = zip(asked, mapper(lambda match: _steps_by_values(dumps, match), asked), strict=True)
+    known = {match.ref: steps for match, steps in by_values if steps is not None}
+    witnesses = _Witnesses(dumps, [match for match in asked if match.ref in known], known)
+    for match in asked:
+        if match.ref not in known and (steps := witnesses.steps(match)) is not None:
+            known[match.ref] = steps
+    return tuple(_with_steps(match, known.get(match.ref, ())) for match in matches)
+
+
+class _Witnesses:
+    """Settled pairs, asked about pairs that are not."""
+
+    def __init__(self, dumps: Dumps, matches: Iterable[Match], known: dict[str, Steps]) -> None:
+        self._dumps = dumps
+        self._by_names: dict[tuple[str, str], Steps] = {}
+        self._by_family: defaultdict[tuple[str, int], set[Steps]] = defaultdict(set)
+        for match in matches:
+            self._by_names[_names(match)] = known[match.ref]
+            self._by_family[self._kin(match)].add(known[match.ref])
+
+    def steps(self, match: Match) -> Steps | None:
+        """What they say about a pair; None where they say nothing, or what cannot be."""
+        allowed = {
+            layout.steps(self._dumps.cand.entry(match.cand).shape)
+            for layout in layouts(self._dumps.ref.entry(match.ref).shape, self._dumps.cand.entry(match.cand).shape)
+        }
+        return next((steps for steps in self._testimony(match) if steps in allowed), None)
+
+    def _testimony(self, match: Match) -> Iterator[Steps]:
+        if _names(match) in self._by_names:
+            yield self._by_names[_names(match)]
+        kin = self._by_family[self._kin(match)]
+        if len(kin) == 1:
+            yield from kin
+
+    def _kin(self, match: Match) -> tuple[str, int]:
+        return split_key(match.ref)[0], len(self._dumps.ref.entry(match.ref).shape)
+
+
+def _may_lie_otherwise(dumps: Dumps, match: Match) -> bool:
+    if not match.recipe.plain or match.matched_by == "map":
+        return False
+    one, other = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
+    if not comparable(one.dtype, other.dtype):
+        return False
+    if one.shape != other.shape:
+        return match.matched_by != "name" or _is_of_jax(dumps.ref) is not _is_of_jax(dumps.cand)
+    return match.matched_by == "path" and len(one.shape) > 1 and end_of(one.name) != end_of(other.name)
+
+
+def _is_of_jax(source: DumpSource) -> bool:
+    versions = source.manifest.provenance.get("versions")
+    return isinstance(versions, dict) and "jax" in versions
+
+
+def _steps_by_values(dumps: Dumps, match: Match) -> Steps | None:
+    if len(layouts(dumps.ref.entry(match.ref).shape, dumps.cand.entry(match.cand).shape)) == 0:
+        return None
+    if not (has_elements(dumps.ref, match.ref) and has_elements(dumps.cand, match.cand)):
+        return None
+    cand = dumps.cand.array(match.cand)
+    layout = agreeing_layout(dumps.ref.array(match.ref), cand)
+    return None if layout is None else layout.steps(cand.shape)
+
+
+def _with_steps(match: Match, steps: Steps) -> Match:
+    return replace(match, recipe=Recipe(keys=match.recipe.keys, steps=steps)) if steps else match
+
+
+def _names(match: Match) -> tuple[str, str]:
+    return split_key(match.ref)[1], split_key(match.cand)[1]

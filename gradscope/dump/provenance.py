@@ -1,0 +1,49 @@
+"""Provenance that any writer of a dump can give, whichever framework computed it."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradscope.dump.record import Json
+
+
+def versions(distributions: Iterable[str]) -> dict[str, Json]:
+    """The versions of those distributions that are installed, by name."""
+    return {name: version for name in distributions if (version := _version(name)) is not None}
+
+
+def command_line() -> list[Json]:
+    """The command as typed, the program without its folder and absolute paths without theirs."""
+    program = Path(sys.argv[0])
+    # `python -m package` runs a file inside of it.
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return [name, *(_without_folder(argument) for argument in sys.argv[1:])]
+
+
+def content_hash(arrays: Sequence[Any]) -> str:
+    """SHA-256 over the shapes, dtypes and bytes of some arrays, in order."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        host = np.ascontiguousarray(array)
+        digest.update(f"{host.dtype}{host.shape}".encode())
+        digest.update(host.view(np.uint8).data if host.ndim else host.tobytes())
+    return digest.hexdigest()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _without_folder(argument: str) -> str:
+    path = Path(argument)
+    return path.name if path.is_absolute() else argument

@@ -1,0 +1,93 @@
+"""Haiku: functions that make modules as they run, transformed into a pair of `init` and `apply`.
+
+A target may name what `hk.transform` or `hk.transform_with_state` returned, a class of modules, called or not, which is
+made inside the transformation where Haiku wants it, or a function of a file that imports Haiku, not yet transformed.
+Scopes are Haiku's own; parameters are named as in Haiku's dictionaries, `mlp/~/linear_0/w`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, Final
+
+import haiku as hk
+import jax
+from jax import Array
+
+from gradscope.frameworks.adapter import PARAMS, RNGS, Variables
+from gradscope.frameworks.calling import CallShape, method_signature
+from gradscope.frameworks.inputspec import InputSpec
+
+_STATE: Final = "state"
+_KEY: Final = "key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HaikuAdapter:
+    """A transformed function."""
+
+    net: hk.TransformedWithState
+    module: str
+    framework: str = "Haiku"
+    supplied: Collection[str] = ()
+    held: bool = False
+    inputs: tuple[InputSpec, ...] = ()
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """That of the function; `init` has the key before it."""
+        return method_signature(self.net.init)
+
+    def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:
+        """Parameters, state, and the key of an application."""
+        positional, keyword = call.arguments(inputs)
+        init_key, apply_key = jax.random.split(key)
+        params, state = self.net.init(init_key, *positional, **keyword)
+        return {PARAMS: params, RNGS: {_KEY: apply_key}} | ({_STATE: state} if state else {})
+
+    def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
+        """Outputs and updated state."""
+        positional, keyword = call.arguments(inputs)
+        state, key = variables.get(_STATE, {}), variables[RNGS][_KEY]
+        outputs, updated = self.net.apply(variables[PARAMS], state, key, *positional, **keyword)
+        return outputs, {_STATE: updated}
+
+
+def adapt(found: Any, *, train: bool) -> HaikuAdapter | None:  # noqa: ARG001 - a Haiku function is told when called
+    """The adapter of a transformed function, or of one that is to be transformed; None for anything else."""
+    match found:
+        case HaikuAdapter():
+            return found
+        case hk.TransformedWithState():
+            return HaikuAdapter(net=found, module="the Haiku function")
+        case hk.Transformed():
+            return HaikuAdapter(net=hk.with_empty_state(found), module="the Haiku function")
+        case FunctionType() if any(value is hk for value in found.__globals__.values()):
+            return HaikuAdapter(net=hk.transform_with_state(found), module=found.__name__)
+        case _:
+            return None
+
+
+def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:  # noqa: ARG001 - building draws nothing
+    """What takes the arguments of a class of modules, to make one when it is run; None for anything else."""
+    if not (isinstance(found, type) and issubclass(found, hk.Module)):
+        return None
+
+    def build(*arguments: Any, **keyword: Any) -> HaikuAdapter:
+        def forward(*inputs: Any, **named: Any) -> Any:
+            module: Any = found(*arguments, **keyword)
+            return module(*inputs, **named)
+
+        _declare(forward, method_signature(found.__call__))
+        return HaikuAdapter(net=hk.transform_with_state(forward), module=found.__name__)
+
+    _declare(build, method_signature(found.__init__))
+    return build
+
+
+def _declare(function: Any, signature: inspect.Signature) -> None:
+    """Have a function that passes its arguments on show the signature of what takes them."""
+    function.__signature__ = signature

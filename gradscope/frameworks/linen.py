@@ -1,0 +1,72 @@
+"""Flax Linen: modules that carry no variables and open a scope for every submodule themselves."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import flax.linen as nn
+import jax
+from flax.core import DenyList
+from jax import Array
+
+from gradscope.frameworks.adapter import RNGS, Variables
+from gradscope.frameworks.calling import CallShape, method_signature
+from gradscope.frameworks.inputspec import InputSpec
+
+#: Keys that a module may ask for by name. Flax takes `params` for any other name.
+_STREAMS: Final = ("params", "dropout")
+
+#: What an application may not change: parameters, and the zeros that `perturb` would add to values.
+_FIXED: Final = DenyList(["params", "perturbations"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinenAdapter:
+    """A Linen module, not bound to variables."""
+
+    net: nn.Module
+    framework: str = "Flax Linen"
+    supplied: Collection[str] = ()
+    held: bool = False
+    inputs: tuple[InputSpec, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """Its class."""
+        return type(self.net).__name__
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """That of `__call__`."""
+        return method_signature(type(self.net).__call__)
+
+    def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:
+        """Variables by collection, and the keys of its random streams."""
+        positional, keyword = call.arguments(inputs)
+        made = self.net.init(_streams(key), *positional, **keyword)
+        own = {name: made[name] for name in made if name != "perturbations"}
+        return {**own, RNGS: _streams(jax.random.fold_in(key, 1))}
+
+    def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
+        """Outputs and updated collections, those that `sow` fills included."""
+        positional, keyword = call.arguments(inputs)
+        own = {name: collection for name, collection in variables.items() if name != RNGS}
+        outputs, updated = self.net.apply(own, *positional, rngs=variables[RNGS], mutable=_FIXED, **keyword)
+        return outputs, updated
+
+
+def adapt(found: Any, *, train: bool) -> LinenAdapter | None:  # noqa: ARG001 - a Linen module is told when called
+    """The adapter of a Linen module; None for anything else."""
+    return LinenAdapter(net=found) if isinstance(found, nn.Module) else None
+
+
+def builder(found: Any, *, seed: int) -> Callable[..., nn.Module] | None:  # noqa: ARG001 - building draws nothing
+    """A class of Linen modules itself; None for anything else."""
+    return found if isinstance(found, type) and issubclass(found, nn.Module) else None
+
+
+def _streams(key: Array) -> dict[str, Array]:
+    return dict(zip(_STREAMS, jax.random.split(key, len(_STREAMS)), strict=True))

@@ -1,0 +1,103 @@
+"""A framework's module as a model: `init`, `batch` and `loss` made of an adapter and what the user says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+from jax import Array
+
+from gradscope.frameworks.adapter import Adapter, Variables
+from gradscope.frameworks.calling import CallShape, call_shape
+from gradscope.frameworks.drawing import draw_inputs, require_representable
+from gradscope.frameworks.inputspec import InputSpec, examples, with_batch_size
+from gradscope.frameworks.losses import labels_spec, loss_value
+from gradscope.frameworks.outputs import named_outputs, updated_leaves
+from gradscope.frameworks.request import LossName, Request
+
+#: It judges outputs of any kind. A mean or sum would not: that of what a normalising layer returns never changes.
+DEFAULT_LOSS: Final[LossName] = "mse"
+
+#: What the labels are called in a batch: the first of these that is no input's name.
+_LABELS: Final = ("labels", "targets", "loss_labels")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleModel:
+    """A module that can be initialised, given a batch, and judged by a loss.
+
+    Attributes:
+        adapter: The module's adapter.
+        call: How it is called.
+        inputs: Its inputs by name.
+        loss_name: What is made of its outputs.
+        train: Whether it runs as in training.
+    """
+
+    adapter: Adapter
+    call: CallShape
+    inputs: Mapping[str, InputSpec]
+    loss_name: LossName
+    train: bool
+
+    @classmethod
+    def of(cls, adapter: Adapter, request: Request, *, train: bool) -> ModuleModel:
+        """The model that a request describes.
+
+        Raises:
+            UsageError: The inputs do not fit the module.
+        """
+        specs = with_batch_size(request.inputs or adapter.inputs, request.batch_size)
+        call, inputs = call_shape(adapter.module, adapter.signature, specs, train=train, supplied=adapter.supplied)
+        for spec in inputs.values():
+            require_representable(spec)
+        return cls(adapter=adapter, call=call, inputs=inputs, loss_name=request.loss or DEFAULT_LOSS, train=train)
+
+    @property
+    def batch(self) -> Callable[[Array, int], dict[str, Array]]:
+        """`batch(key, size)`, by default of the number of examples that the inputs were described with."""
+
+        def batch(key: Array, size: int = examples(list(self.inputs.values())) or 1) -> dict[str, Array]:
+            return self.drawn(key, size)
+
+        return batch
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Sentences that tell what was chosen."""
+        inputs = ", ".join(f"{name} {spec.dtype}{list(spec.shape)}" for name, spec in self.inputs.items())
+        mode = "training" if self.train else "evaluating"
+        flags = "".join(f", {name}={value}" for name, value in self.call.flags.items())
+        return (
+            f"{self.adapter.module} is a module of {self.adapter.framework}, {mode}{flags}",
+            f"its inputs are drawn: {inputs}",
+            f"its loss is {self.loss_name}",
+        )
+
+    def init(self, key: Array) -> Variables:
+        """The module's variables."""
+        return self.adapter.init(key, self.call, draw_inputs(key, self.inputs))
+
+    def drawn(self, key: Array, size: int) -> dict[str, Array]:
+        """Inputs and labels for so many examples."""
+        inputs_key, labels_key = jax.random.split(key)
+        specs = dict(zip(self.inputs, with_batch_size(list(self.inputs.values()), size), strict=True))
+        inputs = draw_inputs(inputs_key, specs)
+        labels = labels_spec(self.loss_name, jax.eval_shape(lambda: self._outputs(self.init(key), inputs)[0]))
+        return inputs if labels is None else {**inputs, **draw_inputs(labels_key, {self._label_name: labels})}
+
+    def loss(self, variables: Variables, batch: Mapping[str, Any]) -> tuple[Array, dict[str, Any]]:
+        """The loss, and beside it the updated collections and the outputs."""
+        outputs, updated = self._outputs(variables, {name: batch[name] for name in self.inputs})
+        value = loss_value(self.loss_name, outputs, batch.get(self._label_name))
+        return value, {**updated_leaves(updated, variables), "output": outputs}
+
+    def _outputs(self, variables: Variables, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
+        outputs, updated = self.adapter.apply(variables, self.call, inputs)
+        return named_outputs(outputs), updated
+
+    @property
+    def _label_name(self) -> str:
+        return next(name for name in _LABELS if name not in self.inputs)

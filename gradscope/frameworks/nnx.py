@@ -1,0 +1,187 @@
+"""Flax NNX: modules that carry their variables, and open no scopes.
+
+The trace runs a merged copy of the user's module. Each module of the copy carries its attribute path as a plain string,
+which is static metadata: it survives the splitting and merging inside `nnx.jit`, `nnx.scan` and `nnx.remat`, where a
+map from a module's identity would lose everything. For as long as the trace lasts, `__call__` of each class involved
+opens the scope that the string names.
+
+Sharp edge: methods other than `__call__` open no scope; what they compute belongs to the module that calls them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flax import nnx
+from jax import Array
+
+from gradscope.frameworks.adapter import PARAMS, RNGS, Variables
+from gradscope.frameworks.calling import CallShape, method_signature, parameters_to_build
+from gradscope.frameworks.inputspec import InputSpec
+from gradscope.frameworks.modulescopes import module_scope
+
+#: The attribute that carries a module's path.
+_PATH: Final = "_gradscope_path"
+
+#: Which collection holds variables of a type; the first that fits. Others are called after their type.
+_COLLECTIONS: Final = ((nnx.Param, PARAMS), (nnx.BatchStat, "batch_stats"), (nnx.RngState, RNGS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NnxParts:
+    """An NNX module without its values.
+
+    Attributes:
+        graph: Its graph definition.
+        variables: Its variables by path, with nothing in them.
+    """
+
+    graph: Any
+    variables: Sequence[tuple[Any, Any]]
+
+    def calling(self, values: Variables, function: Callable[[Any], Any]) -> tuple[Any, Variables]:
+        """What a function of the module returns, and the collections that it updated.
+
+        Args:
+            values: The module's variables by collection.
+            function: Takes the module, whose parts open their scopes for the length of this call.
+        """
+        filled = [(path, each.replace(values[_collection(each)][_name(path)])) for path, each in self.variables]
+        copy = nnx.merge(self.graph, nnx.from_flat_state(filled))
+        with _named_calls(copy):
+            returned = function(copy)
+        updated = _collections(nnx.to_flat_state(nnx.state(copy)))
+        # Where the random streams have got to is no news.
+        return returned, {name: each for name, each in updated.items() if name not in (PARAMS, RNGS)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NnxAdapter:
+    """An NNX module, with the variables it holds."""
+
+    net: nnx.Module
+    parts: NnxParts
+    variables: Variables
+    framework: str = "Flax NNX"
+    supplied: Collection[str] = ()
+    held: bool = True
+    inputs: tuple[InputSpec, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """Its class."""
+        return type(self.net).__name__
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """That of `__call__`."""
+        return method_signature(type(self.net).__call__)
+
+    def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:  # noqa: ARG002 - they are held
+        """The variables that the module holds, by collection and attribute path."""
+        return self.variables
+
+    def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
+        """Outputs and updated collections."""
+        positional, keyword = call.arguments(inputs)
+        return self.parts.calling(variables, lambda net: net(*positional, **keyword))
+
+
+def adapt(found: Any, *, train: bool) -> NnxAdapter | None:
+    """The adapter of an NNX module; None for anything else."""
+    if not isinstance(found, nnx.Module):
+        return None
+    copy = nnx.clone(found)
+    (copy.train if train else copy.eval)()
+    parts, variables = _split(copy)
+    return NnxAdapter(net=found, parts=parts, variables=variables)
+
+
+def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:
+    """A class or function that takes `rngs`, with streams of the seed; any other class of NNX modules itself."""
+    if "rngs" in parameters_to_build(found):
+        return functools.partial(found, rngs=nnx.Rngs(seed))
+    return found if isinstance(found, type) and issubclass(found, nnx.Module) else None
+
+
+def lift(found: Any) -> tuple[NnxParts, Variables] | None:
+    """The parts of an NNX module and its variables by collection; None for anything else."""
+    return _split(found) if isinstance(found, nnx.Module) else None
+
+
+def _split(net: nnx.Module) -> tuple[NnxParts, Variables]:
+    graph, state = nnx.split(net)
+    flat = nnx.to_flat_state(state)
+    parts = NnxParts(graph=graph, variables=[(path, variable.replace(0)) for path, variable in flat])
+    return parts, _collections(flat)
+
+
+def _collections(state: Iterable[tuple[Any, Any]]) -> dict[str, dict[str, Any]]:
+    """The values of variables by collection and attribute path."""
+    found: dict[str, dict[str, Any]] = {}
+    for path, variable in state:
+        found.setdefault(_collection(variable), {})[_name(path)] = variable.get_value()
+    return found
+
+
+def _collection(variable: Any) -> str:
+    kind = type(variable)
+    known = (name for base, name in _COLLECTIONS if issubclass(kind, base))
+    return next(known, kind.__name__.lower())
+
+
+def _name(path: Iterable[Any]) -> str:
+    return "/".join(map(str, path))
+
+
+@contextmanager
+def _named_calls(net: nnx.Module) -> Generator[None]:
+    """Have each module inside `net` open its scope when it is called; its classes are as before afterwards.
+
+    Args:
+        net: A copy that nobody else sees.
+    """
+    callables = [(path, module) for path, module in nnx.iter_modules(net) if _call_of(type(module)) is not None]
+    for path, module in callables:
+        setattr(module, _PATH, _name((type(net).__name__, *path)))
+    with _opening_scopes({type(module) for _, module in callables}):
+        yield
+
+
+@contextmanager
+def _opening_scopes(classes: Collection[type]) -> Generator[None]:
+    wrapped = {cls: _opening(_call_of(cls)) for cls in classes}  # all looked up before any is set: they inherit
+    own = {cls: vars(cls)["__call__"] for cls in classes if "__call__" in vars(cls)}
+    try:
+        for cls, call in wrapped.items():
+            setattr(cls, "__call__", call)  # noqa: B010 - no type knows that it may be set
+        yield
+    finally:
+        for cls in classes:
+            if cls in own:
+                setattr(cls, "__call__", own[cls])  # noqa: B010
+            elif "__call__" in vars(cls):
+                delattr(cls, "__call__")
+
+
+def _call_of(cls: type) -> Any:
+    """What a class or its bases define as `__call__`, unbound; None where its instances cannot be called."""
+    return next((vars(base)["__call__"] for base in cls.__mro__ if "__call__" in vars(base)), None)
+
+
+def _opening(call: Any) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def opened(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = call.__get__(self, type(self))  # a function, or what `nnx.jit` made of one
+        path = getattr(self, _PATH, None)
+        if path is None:  # made during the call, or not part of the model
+            return bound(*args, **kwargs)
+        with module_scope(path):
+            return bound(*args, **kwargs)
+
+    return opened

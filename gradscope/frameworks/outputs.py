@@ -1,0 +1,58 @@
+"""Outputs: what a module returns, as a pytree of arrays whose leaves have the names the user gave them.
+
+A dataclass becomes a dictionary of its fields and a named tuple one of its names, so that `output.logits` is called
+`logits`; what is no array (a string, a None, a flag) is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def named_outputs(value: Any) -> Any:
+    """The arrays in what a module returned; None where there are none.
+
+    Args:
+        value: Arrays in dictionaries, sequences, dataclasses or any registered pytree.
+    """
+    if isinstance(value, Mapping):
+        return _without_nothing({str(key): named_outputs(each) for key, each in value.items()})
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return named_outputs(fields)
+    names = getattr(value, "_fields", None)
+    if isinstance(value, tuple) and names is not None:
+        return named_outputs(dict(zip(names, value, strict=True)))
+    if isinstance(value, tuple | list):
+        return tuple(named_outputs(each) for each in value) or None
+    if isinstance(value, jax.Array | np.ndarray):
+        return value
+    leaves = jax.tree_util.tree_leaves(value)
+    opaque = len(leaves) == 1 and leaves[0] is value
+    return None if opaque or not leaves else named_outputs(_by_path(value))
+
+
+def floating_outputs(outputs: Any) -> dict[str, Any]:
+    """The outputs of floating-point dtype by path, in order."""
+    return {path: leaf for path, leaf in _by_path(outputs).items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
+
+
+def updated_leaves(updated: Any, before: Any) -> dict[str, Any]:
+    """The leaves by path that are not the very same values as before: what a call left alone is no update."""
+    known = _by_path(before)
+    return {path: leaf for path, leaf in _by_path(updated).items() if leaf is not known.get(path)}
+
+
+def _by_path(tree: Any) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def _without_nothing(entries: Mapping[str, Any]) -> dict[str, Any] | None:
+    return {key: each for key, each in entries.items() if each is not None} or None

@@ -1,0 +1,67 @@
+"""PyTorch's values as gradscope's: tensors as NumPy arrays, nested containers as paths and leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradscope.arrays.dtypes import as_numpy_dtype
+
+#: Where NumPy has no dtype of a name, elements travel as integers of their width.
+_AS_INTEGERS: Final = {1: torch.uint8, 2: torch.int16}
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """The logical dtype's name, which PyTorch and gradscope spell alike."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """A copy of a tensor on the host, in C order; a sparse one as a dense array.
+
+    Raises:
+        UsageError: Its dtype is one that a dump cannot hold.
+    """
+    wanted = as_numpy_dtype(dtype_name(tensor))
+    host = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    host = host.resolve_conj().resolve_neg().cpu()
+    try:
+        return np.array(host.numpy(), order="C")
+    except TypeError:  # bfloat16 and float8, which NumPy does not know
+        return np.array(host.contiguous().view(_AS_INTEGERS[wanted.itemsize]).numpy()).view(wanted)
+
+
+def tensors_in(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Every tensor in nested tuples, lists, mappings and dataclasses, with the path that leads to it."""
+    if isinstance(value, Tensor):
+        yield path, value
+    for name, child in _children(value):
+        yield from tensors_in(child, (*path, name))
+
+
+def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Nested tuples, lists and dictionaries with a function of each tensor in its place; anything else as it is."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {name: mapped(function, child) for name, child in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list):
+        return [mapped(function, child) for child in cast("list[Any]", value)]
+    if isinstance(value, tuple):
+        children = [mapped(function, child) for child in cast("tuple[Any, ...]", value)]
+        return type(value)(*children) if hasattr(value, "_fields") else tuple(children)
+    return value
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((str(name), child) for name, child in cast("Mapping[Any, Any]", value).items())
+    elif isinstance(value, list | tuple):
+        yield from ((str(at), child) for at, child in enumerate(cast("list[Any]", value)))
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from ((field.name, getattr(value, field.name)) for field in fields(value))

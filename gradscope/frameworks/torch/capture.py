@@ -1,0 +1,178 @@
+"""Running a PyTorch module forward and backward once, and writing what was seen."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from gradscope import naming
+from gradscope.api.reading import Dump, load
+from gradscope.dump.manifest import Manifest
+from gradscope.dump.memory import MemoryWriter
+from gradscope.dump.record import SiteFacts
+from gradscope.dump.sink import RecordSink
+from gradscope.dump.writer import DumpWriter
+from gradscope.errors import ModelError
+from gradscope.frameworks.torch.arrays import mapped, tensors_in
+from gradscope.frameworks.torch.calls import Calls
+from gradscope.frameworks.torch.provenance import provenance
+from gradscope.frameworks.torch.values import Value, Values
+
+
+def capture(
+    module: nn.Module,
+    loss_fn: Callable[[Any], Tensor],
+    inputs: Any,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    force: bool = False,
+) -> Dump:
+    """Run a module and a loss forward and backward once, and write what `gradscope dump` would.
+
+    The module is left as it was: its gradients, buffers and hooks, and the random number generators, too. Tensors are
+    written as they appear; memory is that of the run itself, of all parameters' gradients, and of one tensor more.
+
+    Args:
+        module: The module, on its device, in the mode (`train()` or `eval()`) that it is to run in.
+        loss_fn: Takes what the module returns and returns the loss, a real scalar.
+        inputs: What the module is called with: a tensor, a tuple of positional or a mapping of named arguments. Those
+            of inexact dtype get gradients.
+        path: Where to write; None to keep the dump in memory.
+        force: Whether a file that exists at the path may be replaced.
+
+    Returns:
+        The dump.
+
+    Raises:
+        UsageError: The path cannot be used, or a tensor's dtype cannot be stored.
+        ModelError: The loss is not a real scalar that depends on a parameter or an input.
+        MachineError: The disk is full or fails.
+    """
+    if path is None:
+        memory = MemoryWriter()
+        return Dump(memory.dump(_run(module, loss_fn, inputs, memory)))
+    with DumpWriter(path, force=force) as writer:
+        _run(module, loss_fn, inputs, writer)
+    return load(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fed:
+    """The inputs as the module gets them.
+
+    Attributes:
+        args: Positional arguments.
+        kwargs: Named ones.
+        leaves: What is differentiated.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    leaves: list[Tensor]
+
+
+def _run(module: nn.Module, loss_fn: Callable[[Any], Tensor], inputs: Any, sink: RecordSink) -> Manifest:
+    values = Values(sink=sink)
+    calls = Calls(module, values)
+    facts = provenance(module, [tensor for _, tensor in tensors_in(inputs)])
+    with _untouched(module), torch.enable_grad():
+        for name, buffer in module.named_buffers():
+            values.add_leaf(naming.STATE, name.replace(".", "/"), buffer, SiteFacts(index=0))
+        fed = _fed(module, inputs, values)
+        with calls.recording():
+            output = module(*fed.args, **fed.kwargs)
+        calls.add_root(output)
+        loss = _checked(loss_fn(output))
+        parameters = _write_parameters(module, values, calls)
+        wanted = [parameter for parameter, _ in parameters if parameter.requires_grad]
+        found = torch.autograd.grad(loss, [*wanted, *fed.leaves], allow_unused=True)
+        gradients = dict(zip(map(id, wanted), found, strict=False))
+        for parameter, value in parameters:
+            _write_gradient(values, value, parameter, gradients.get(id(parameter)))
+        values.finish()
+    return sink.commit(
+        layers=calls.layers(), ledger=values.ledger(), loss=float(loss.detach()), provenance=facts
+    )  # fmt: skip
+
+
+@contextmanager
+def _untouched(module: nn.Module) -> Generator[None]:
+    """Put buffers and random number generators back as they were."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    devices = sorted({tensor.device.index for tensor in module.parameters() if tensor.device.type == "cuda"})
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+def _fed(module: nn.Module, inputs: Any, values: Values) -> _Fed:
+    """The inputs, written, each a copy that can be differentiated and that the module may change in place."""
+    named = isinstance(inputs, Mapping)
+    arguments = dict(cast("Mapping[str, Any]", inputs)) if named else _positional(module, inputs)
+    leaves: list[Tensor] = []
+
+    def fed(tensor: Tensor) -> Tensor:
+        leaf = tensor.detach()
+        if leaf.is_floating_point() or leaf.is_complex():
+            leaf = leaf.requires_grad_()
+            leaves.append(leaf)
+        return leaf.clone()
+
+    given = {name: mapped(fed, value) for name, value in arguments.items()}
+    for path, tensor in tensors_in(given):
+        values.add(naming.INPUT, "/".join(path), tensor, SiteFacts(index=0))
+    return _Fed(args=() if named else tuple(given.values()), kwargs=given if named else {}, leaves=leaves)
+
+
+def _positional(module: nn.Module, inputs: Any) -> dict[str, Any]:
+    """Positional arguments by the names that the module's `forward` gives them, or by their positions."""
+    arguments = cast("tuple[Any, ...]", inputs) if isinstance(inputs, tuple) else (inputs,)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    declared = [each.name for each in inspect.signature(module.forward).parameters.values() if each.kind in kinds]
+    names = [declared[at] if at < len(declared) else str(at) for at in range(len(arguments))]
+    return dict(zip(names, arguments, strict=True))
+
+
+def _checked(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor):
+        raise ModelError(f"loss_fn must return a tensor, and returned {type(loss).__name__}")
+    if loss.numel() != 1:
+        raise ModelError(
+            f"the loss must be a scalar, and has shape {tuple(loss.shape)}",
+            hint="reduce it over the batch, with .mean() or .sum()",
+        )
+    if not loss.is_floating_point():
+        raise ModelError(f"the loss must be a real floating-point number to be differentiated, and is {loss.dtype}")
+    if not loss.requires_grad:
+        raise ModelError("the loss depends on no parameter and no input", hint="do not detach what it is computed from")
+    return loss
+
+
+def _write_parameters(module: nn.Module, values: Values, calls: Calls) -> list[tuple[nn.Parameter, Value]]:
+    """Write every parameter; one that is there under several names is one value."""
+    written: dict[nn.Parameter, Value] = {}
+    for dotted, parameter in module.named_parameters(remove_duplicate=False):
+        name = dotted.replace(".", "/")
+        if parameter in written:
+            values.add_name(written[parameter], name, calls.user_of(name))
+        else:
+            written[parameter] = values.add_leaf(naming.PARAM, name, parameter, calls.user_of(name))
+    return list(written.items())
+
+
+def _write_gradient(values: Values, value: Value, parameter: nn.Parameter, gradient: Tensor | None) -> None:
+    if gradient is not None:
+        values.write_gradient(value, gradient)
+    else:
+        values.write_absent(value, frozen=not parameter.requires_grad)

@@ -1,0 +1,38 @@
+"""Single tensors from files: `FILE`, or `FILE:KEY` where the file holds several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gradscope.dump.reader import open_dump
+from gradscope.errors import DumpError
+from gradscope.naming.patterns import nearest_hint
+
+
+def tensor_from_file(spelling: str) -> Any:
+    """The tensor that a spelling names, in its logical dtype.
+
+    Args:
+        spelling: A path; behind a colon, the name of one of the tensors in the file.
+
+    Raises:
+        DumpError: The file cannot be read, has no such tensor, or has several and none is named.
+    """
+    path, key = _parted(spelling)
+    with open_dump(path) as file:
+        keys = file.keys()
+        names = {name: full for full in keys for name in (full, full.partition("/")[2])}
+        if key is None and len(keys) == 1:
+            return file.array(keys[0])
+        if key is None:
+            raise DumpError(f"{path} holds {len(keys)} tensors", hint=f"name one of them: {path}:NAME")
+        if key not in names:
+            raise DumpError(f"{path} holds no tensor {key}", hint=nearest_hint(key, names))
+        return file.array(names[key])
+
+
+def _parted(spelling: str) -> tuple[Path, str | None]:
+    whole = Path(spelling)
+    path, colon, key = spelling.rpartition(":")
+    return (whole, None) if whole.exists() or not colon else (Path(path), key)

@@ -1,0 +1,207 @@
+"""Two processes under `jax.distributed` write one dump, and it is the dump that one process writes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradscope
+from gradscope.dump.verify import verify
+from gradscope.stats import TensorStats, tensor_stats
+from tests.integration.command import Finished
+from tests.integration.command import gradscope as gradscope_command
+
+COUNT = 2
+
+#: Trains nothing: one step of a scanned model, batch split over all devices, one weight split too.
+PROGRAM = """
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+folder, address, count, index = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+if count > 1:
+    jax.distributed.initialize(address, count, index)
+
+import gradscope as gs
+
+mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+
+
+def put(array, *spec):
+    sharding = NamedSharding(mesh, P(*spec))
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+draw = np.random.default_rng(0).standard_normal
+params = {
+    "blocks": put(draw((3, 8, 8)).astype(np.float32)),
+    "head": put(draw((8, 4)).astype(jnp.bfloat16), None, "data"),
+    "unused": put(np.ones(3, np.float32)),
+}
+batch = put(draw((8, 8)).astype(np.float32), "data")
+
+
+def loss(params, batch):
+    def block(x, w):
+        with jax.named_scope("block"):
+            return jnp.tanh(x @ w), None
+
+    x, _ = jax.lax.scan(block, batch, params["blocks"])
+    with jax.named_scope("head"):
+        y = x.astype(jnp.bfloat16) @ params["head"]
+    return (y.astype(jnp.float32) ** 2).mean()
+
+
+for observe in ("tensors", "stats"):
+    step = jax.jit(gs.value_and_grad(loss, observe=observe))
+    (value, gradients), seen = step(params, batch)
+    manifest = gs.save(f"{folder}/{observe}", seen)
+    assert manifest.complete, manifest.note
+    assert manifest.loss == float(value)
+"""
+
+#: A model that spreads its variables and its batch over all devices there are.
+MODEL = """
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+
+
+def split(x, *spec):
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
+
+
+def init(key):
+    return {"w": split(jax.random.normal(key, (8, 8)), None, "data"), "b": jnp.ones(())}
+
+
+def batch(key, size):
+    return split(jax.random.normal(key, (size, 8)), "data")
+
+
+def loss(variables, x):
+    with jax.named_scope("dense"):
+        y = jnp.tanh(x @ variables["w"] + variables["b"])
+    return (y**2).mean()
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """What one process of four devices writes, and what two of two devices each do."""
+    folder = tmp_path_factory.mktemp("processes")
+    one, two = folder / "one", folder / "two"
+    run(one, 1)
+    run(two, COUNT)
+    return one, two
+
+
+def free_address() -> str:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return f"localhost:{found.getsockname()[1]}"
+
+
+def devices(count: int) -> dict[str, str]:
+    return {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(4 // count)}
+
+
+def run(folder: Path, count: int) -> None:
+    folder.mkdir()
+    environment = os.environ | devices(count)
+    command = [sys.executable, "-P", "-c", PROGRAM, str(folder), free_address(), str(count)]
+    running = [
+        subprocess.Popen([*command, str(index)], env=environment, stderr=subprocess.PIPE, text=True)
+        for index in range(count)
+    ]
+    try:
+        ended = [process.communicate(timeout=120)[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0] * count, "\n".join(ended)
+
+
+def test_the_tensors_of_two_processes_are_those_of_one(folders: tuple[Path, Path]) -> None:
+    one, two = folders
+    with gradscope.load(one / "tensors") as ref, gradscope.load(two / "tensors") as cand:
+        assert ref.source.keys() == cand.source.keys()
+        result = gradscope.compare(ref, cand)
+        assert result, result.sentence
+        for key in ("param/blocks", "param/head", "activation/block[2]", "activation_grad/block[0]", "param_grad/head"):
+            assert (ref[key].shape, ref[key].dtype) == (cand[key].shape, cand[key].dtype)
+        assert np.array_equal(ref["param/head"], cand["param/head"])
+        assert (ref.ledger, ref.loss) == (cand.ledger, pytest.approx(cand.loss))
+
+
+def test_each_process_writes_what_its_devices_hold(folders: tuple[Path, Path]) -> None:
+    _, two = folders
+    held: list[set[str]] = []
+    for index in range(COUNT):
+        with np.load(two / "tensors" / f"proc-{index:05}-of-00002.npz") as members:
+            held.append({name for name in members if name.startswith("param/")})
+    assert held == [
+        {"param/blocks", "param/unused", "param/head@0,0", "param/head@0,1"},
+        {"param/head@0,2", "param/head@0,3"},
+    ]
+    assert verify(two / "tensors").complete
+
+
+def test_statistics_and_layers_are_those_of_the_whole(folders: tuple[Path, Path]) -> None:
+    one, two = folders
+    with gradscope.load(one / "tensors") as ref, gradscope.load(two / "tensors") as cand:
+        for key in cand:
+            entry = cand.source.entry(cand.source.resolve(key))
+            found, expected = TensorStats.from_json(entry.stats), tensor_stats(np.asarray(cand[key]))
+            assert (found.shape, found.dtype, found.zeros) == (expected.shape, expected.dtype, expected.zeros)
+            assert [found.mean, found.l2, found.max] == pytest.approx([expected.mean, expected.l2, expected.max])
+        for expected, found in zip(ref.layers, cand.layers, strict=True):
+            assert (found.path, found.elements) == (expected.path, expected.elements)
+            assert found.rms == pytest.approx(expected.rms, rel=1e-2)
+
+
+def test_statistics_from_inside_the_step_are_the_same(folders: tuple[Path, Path]) -> None:
+    one, two = folders
+    with gradscope.load(one / "stats") as ref, gradscope.load(two / "stats") as cand:
+        assert cand.manifest.tier == "core"
+        assert gradscope.compare(ref, cand)
+        assert [layer.elements for layer in ref.layers] == [layer.elements for layer in cand.layers]
+
+
+def test_the_command_dumps_a_model_that_is_spread_over_processes(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    assert gradscope_command("dump", "model.py", folder=tmp_path, **devices(1)).status == 0
+    address = free_address()
+
+    def process(index: int) -> Finished:
+        how = ("--distributed", f"{address},{COUNT},{index}")
+        return gradscope_command("dump", "model.py", "--json", *how, folder=tmp_path, **devices(COUNT))
+
+    with ThreadPoolExecutor(COUNT) as pool:
+        first, second = pool.map(process, range(COUNT))
+    assert (first.status, second.status) == (0, 0), first.errors + second.errors
+    assert first.json["dump"] == "model"
+    assert second.output == "", "one speaks for all"
+    compared = gradscope_command("compare", "model.npz", "model", "--json", folder=tmp_path)
+    assert compared.json["verdict"] == "same"
+    assert all(row["status"] == "same" for row in compared.json["rows"])
+
+
+@pytest.mark.parametrize("how", ["here", "localhost,2,0", "localhost:1,2"])
+def test_a_meeting_place_is_an_address_and_two_numbers(how: str, tmp_path: Path) -> None:
+    command = gradscope_command("dump", "mlp", "--distributed", how, folder=tmp_path)
+    assert command.status == 2
+    assert "neither 'auto' nor HOST:PORT,COUNT,INDEX" in command.errors

@@ -1,0 +1,101 @@
+"""How a foreign model is held to its own framework: one dump of it, and what it has to agree with.
+
+The dump gives variables, inputs and labels; everything it is compared with is computed from those by the framework
+alone, with a loss written out in the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope.api.reading import Dump
+from gradscope.capture.one_shot import DumpRequest, dump_model
+from gradscope.capture.preparation import model_arguments
+from gradscope.capture.timings import Timings
+from gradscope.dump.memory import MemoryWriter
+from gradscope.frameworks.inputspec import parse_input
+from gradscope.frameworks.request import LossName, Request
+from gradscope.instrument.planning import Wanted
+from gradscope.tracing.loader import load_model
+from gradscope.tracing.modules import lifted_model
+
+#: Relative l2 distance within which two float32 programs agree that were compiled apart.
+CLOSE = 2e-5
+
+
+def dump(target: str, *inputs: str, loss: LossName | None = None, train: bool | None = None, seed: int = 0) -> Dump:
+    """What `gradscope dump TARGET --input ...` writes."""
+    request = Request(inputs=tuple(map(parse_input, inputs)), loss=loss, train=train, seed=seed)
+    model = lifted_model(load_model(target, request))
+    writer = MemoryWriter()
+    arguments = model_arguments(model, seed=seed)
+    return Dump(writer.dump(dump_model(model, arguments, DumpRequest(wanted=Wanted()), writer, Timings())))
+
+
+def source(folder: Path, text: str) -> str:
+    """A target: the text as a file `net.py`."""
+    (folder / "net.py").write_text(text)
+    return "net.py"
+
+
+def family(seen: Dump, name: str) -> dict[str, np.ndarray]:
+    """A family's tensors by name."""
+    return {key.removeprefix(f"{name}/"): seen[key] for key in seen if key.startswith(f"{name}/")}
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Dictionaries, of names with slashes."""
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        *outer, last = path.split("/")
+        inside = tree
+        for part in outer:
+            inside = inside.setdefault(part, {})
+        inside[last] = jnp.asarray(value)
+    return tree
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """A pytree's leaves by path."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def cross_entropy(logits: Any, labels: Any) -> Any:
+    """Mean negative log-likelihood, written out."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    log_sum = jnp.log(jnp.exp(shifted).sum(axis=-1))
+    picked = (shifted * jax.nn.one_hot(labels, logits.shape[-1])).sum(axis=-1)
+    return (log_sum - picked).mean()
+
+
+def assert_same_tensors(found: Mapping[str, Any], expected: Mapping[str, Any], close: float = CLOSE) -> None:
+    """The same names, and under each the same numbers; a tensor that is nearly zero is measured against all of them."""
+    assert found.keys() == expected.keys()
+    largest = max(float(np.linalg.norm(np.ravel(each))) for each in expected.values())
+    for name, value in expected.items():
+        assert found[name].shape == np.shape(value), name
+        distance = float(np.linalg.norm(np.ravel(found[name]) - np.ravel(value)))
+        scale = max(float(np.linalg.norm(np.ravel(value))), 1e-2 * largest)
+        assert distance <= close * scale, f"{name}: {distance / scale:.2e}"
+
+
+def assert_gradients(seen: Dump, expected: Any, close: float = CLOSE) -> None:
+    """The gradients of parameters are those of a pytree; a parameter that has none is one that JAX gives zeros for."""
+    found, by_name = family(seen, "param_grad"), by_path(expected)
+    assert by_name.keys() == family(seen, "param").keys()
+    assert not any(np.any(value) for name, value in by_name.items() if name not in found)
+    assert_same_tensors(found, {name: by_name[name] for name in found}, close)
+
+
+def assert_layers_hold_parameters(seen: Dump, *unlinked: str) -> None:
+    """Every layer has a name, and every parameter is used by a layer that is called after it."""
+    assert seen.layers
+    used = {name: layer.path for layer in seen.layers for name in layer.params}
+    assert set(family(seen, "param")) - used.keys() == set(unlinked)

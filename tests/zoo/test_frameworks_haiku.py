@@ -1,0 +1,148 @@
+"""Haiku functions: transformed by the user, by a class of modules, or not yet; the same numbers as Haiku alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradscope.errors import ModelError, UsageError
+from tests.zoo import held
+
+pytest.importorskip("haiku", reason="dm-haiku is not installed: pip install 'gradscope-jax[haiku]'")
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+NET = """
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+class Block(hk.Module):
+    def __call__(self, x, is_training):
+        x = hk.BatchNorm(True, True, 0.9)(hk.Linear(4, name="fc")(x), is_training)
+        return hk.dropout(hk.next_rng_key(), 0.5 if is_training else 0.0, jax.nn.relu(x))
+
+class Net(hk.Module):
+    def __init__(self, classes=3, name=None):
+        super().__init__(name)
+        self.classes = classes
+        self.block = Block(name="own")
+    def __call__(self, x, is_training, *, scale):
+        x = Block(name="first")(x, is_training)
+        x = hk.layer_stack(2)(lambda x: jnp.tanh(hk.Linear(4, name="stacked")(x)))(x)
+        x = self.block(x, is_training) * scale[:, None]
+        return hk.Linear(self.classes, name="head")(x), {"features": x}
+
+def forward(x):
+    return hk.nets.MLP([4, 2], name="mlp")(x)
+
+stateless = hk.transform(forward)
+stateful = hk.transform_with_state(lambda x, is_training, scale: Net(name="net")(x, is_training, scale=scale))
+
+def init(key):
+    return {}
+"""
+
+
+def intercepted(net: Any, variables: Any, *arguments: Any) -> dict[str, Any]:
+    """What each module of a Haiku function returned, by its name."""
+    seen: dict[str, Any] = {}
+
+    def keep(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        returned = call(*args, **kwargs)
+        if context.method_name == "__call__" and isinstance(returned, jax.Array):
+            seen[context.module.module_name.replace("/~/", "/")] = returned
+        return returned
+
+    with hk.intercept_methods(keep):
+        net.apply(*variables, *arguments)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["Net(classes=3)", "stateful"])
+def test_gradients_activations_and_state_are_haikus_own(folder: Path, name: str) -> None:
+    target = f"{held.source(folder, NET)}:{name}"
+    seen = held.dump(target, "float32[6,4]", "scale=float32[6]", loss="cross-entropy")
+    from net import Net
+
+    batch = held.family(seen, "input")
+    own = {} if name.startswith("Net") else {"name": "net"}
+    net = hk.transform_with_state(lambda x, is_training, scale: Net(**own)(x, is_training, scale=scale))
+    params, state = jax.eval_shape(lambda: net.init(jax.random.key(0), jnp.zeros((6, 4)), True, jnp.zeros(6)))
+    params, state = (filled(tree, seen, prefix) for tree, prefix in ((params, "param"), (state, "state/state")))
+    key = jax.random.wrap_key_data(seen["state/rngs/key"])
+    arguments = (key, batch["x"], True, batch["scale"])
+
+    def loss(params: Any) -> Any:
+        (logits, _), updated = net.apply(params, state, *arguments)
+        return held.cross_entropy(logits, batch["labels"]), updated
+
+    (value, updated), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+    assert seen.loss == pytest.approx(float(value), rel=1e-6)
+    held.assert_gradients(seen, gradients)
+    aux = held.family(seen, "aux")
+    held.assert_same_tensors(
+        {name: aux[name] for name in aux if name.startswith("state/")},
+        {f"state/{name}": each for name, each in held.by_path(updated).items()},
+    )
+    expected = intercepted(net, (params, state), *arguments)
+    found = held.family(seen, "activation")
+    # A scan's turns have names of their own, and moving averages end as state, which is held to Haiku's above.
+    expected = {name: each for name, each in expected.items() if not name.endswith(("stacked", "_ema"))}
+    # The first that draws a key also hands on those that Haiku splits off ahead of time.
+    held.assert_same_tensors({name: found.get(name, found.get(f"{name}.1")) for name in expected}, expected)
+    assert {"net/first/fc", "net/own", "net/head"} <= expected.keys()
+    assert {f"net[{turn}]/stacked" for turn in range(2)} <= found.keys()
+    held.assert_layers_hold_parameters(seen)
+
+
+def filled(tree: Any, seen: held.Dump, prefix: str) -> Any:
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: seen[f"{prefix}/{jax.tree_util.keystr(path, simple=True, separator='/')}"], tree
+    )
+
+
+@pytest.mark.parametrize("name", ["forward", "stateless"])
+def test_a_function_is_a_target_transformed_or_not(folder: Path, name: str) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:{name}", "float32[6,4]", loss="sum", train=False)
+    from net import stateless
+
+    params = filled(jax.eval_shape(stateless.init, jax.random.key(0), jnp.zeros((6, 4))), seen, "param")
+    gradients = jax.grad(lambda params: stateless.apply(params, None, seen["input/x"]).sum())(params)
+    held.assert_gradients(seen, gradients)
+    assert {"mlp/linear_0", "mlp/linear_1"} <= {layer.path for layer in seen.layers}
+
+
+def test_arguments_that_a_class_does_not_take_are_told_before_it_is_made(folder: Path) -> None:
+    target = held.source(folder, NET)
+    with pytest.raises(UsageError, match=r"Net\(width=3\) does not fit its signature \(classes=3, name=None\)"):
+        held.dump(f"{target}:Net(width=3)", "float32[6,4]")
+    with pytest.raises(UsageError, match=r"^Net takes \(x, is_training, \*, scale\), and was given float32\[6,4\]"):
+        held.dump(f"{target}:Net", "float32[6,4]")
+
+
+def test_a_module_that_fails_tells_the_users_line(folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"^init of net.Net\(classes='three'\): ") as failed:
+        held.dump(f"{held.source(folder, NET)}:Net(classes='three')", "float32[6,4]", "scale=float32[6]")
+    assert 'name="head"' in failed.value.user_frames
+
+
+def test_resnet50_of_haiku(folder: Path, x64: None) -> None:
+    seen = held.dump("haiku.nets:ResNet50(5)", "float64[2,32,32,3]", loss="cross-entropy")
+    net = hk.transform_with_state(lambda x: hk.nets.ResNet50(5)(x, is_training=True))
+    batch = held.family(seen, "input")
+    shapes = jax.eval_shape(net.init, jax.random.key(0), batch["inputs"])
+    params, state = (filled(tree, seen, prefix) for tree, prefix in zip(shapes, ("param", "state/state"), strict=True))
+
+    @jax.jit
+    def loss(params: Any) -> Any:
+        return held.cross_entropy(net.apply(params, state, None, batch["inputs"])[0], batch["labels"])
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    assert seen.loss == pytest.approx(float(value), rel=1e-9)
+    held.assert_gradients(seen, gradients)
+    held.assert_layers_hold_parameters(seen)
+    assert "res_net50/block_group_3/block_2/conv_2" in {layer.path for layer in seen.layers}

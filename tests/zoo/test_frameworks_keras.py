@@ -1,0 +1,165 @@
+"""Keras models on JAX: functional, sequential and subclassed ones, held to Keras' own layers and `jax.grad`."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradscope.errors import UsageError
+from tests.zoo import held
+
+pytest.importorskip("keras", reason="keras is not installed: pip install 'gradscope-jax[keras]'")
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+NET = """
+import keras
+
+class Net(keras.Model):
+    def __init__(self, width=4):
+        super().__init__(name="net")
+        self.first = keras.layers.Dense(width, name="first")
+        self.norm = keras.layers.BatchNormalization(name="norm")
+        self.drop = keras.layers.Dropout(0.5, name="drop")
+        self.last = keras.layers.Dense(3, name="last")
+    def call(self, x, scale, training=False):
+        x = self.drop(self.norm(self.first(x), training=training), training=training)
+        return {"logits": self.last(x) * scale, "features": x}
+
+left, right = keras.Input((4,), name="left"), keras.Input((4,), name="right")
+joined = keras.layers.Concatenate(name="joined")([left, right])
+paired = keras.Model([left, right], keras.layers.Dense(3, name="out")(joined))
+named = keras.Model({"right": right, "left": left}, paired.outputs[0])
+chain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5, "relu", name="a"), keras.layers.Dense(3, name="b")])
+"""
+
+
+@pytest.fixture(autouse=True)
+def _names_from_the_beginning() -> None:
+    """Keras numbers the models of a process."""
+    keras.backend.clear_session()
+
+
+def gradients_of(net: Any, seen: held.Dump, inputs: Any, *, training: bool) -> tuple[Any, Any]:
+    """Value and gradients of cross-entropy by path, on the variables of a dump."""
+    params = {name: jnp.asarray(each) for name, each in held.family(seen, "param").items()}
+    others = [seen[f"state/non_trainable/{each.path}"] for each in net.non_trainable_variables]
+
+    @jax.jit
+    def loss(params: Any) -> Any:
+        ordered = [params[each.path] for each in net.trainable_variables]
+        logits, _ = net.stateless_call(ordered, others, inputs, training=training)
+        return held.cross_entropy(logits, seen["input/labels"])
+
+    return jax.value_and_grad(loss)(params)
+
+
+def layers_of(net: Any, seen: held.Dump, inputs: Any) -> dict[str, Any]:
+    """What every layer of a functional model returns in evaluation, by name, computed by Keras."""
+    for variable in [*net.trainable_variables, *net.non_trainable_variables]:
+        family = "param" if variable.trainable else "state/non_trainable"
+        variable.assign(seen[f"{family}/{variable.path}"])
+    layers = [layer for layer in net.layers if not isinstance(layer, keras.layers.InputLayer)]
+    outputs = keras.Model(net.input, [layer.output for layer in layers])(inputs, training=False)
+    return {layer.name: each for layer, each in zip(layers, outputs, strict=True)}
+
+
+@pytest.mark.parametrize("name", ["paired", "named"])
+def test_functional_models_say_their_inputs_themselves(folder: Path, name: str) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:{name}", loss="cross-entropy")
+    import net as module
+
+    net = getattr(module, name)
+    assert {key: value.shape for key, value in held.family(seen, "input").items()} == {
+        "left": (8, 4), "right": (8, 4), "labels": (8,)
+    }  # fmt: skip
+    inputs = {name: seen[f"input/{name}"] for name in ("left", "right")}
+    if name == "paired":
+        inputs = list(inputs.values())
+    value, gradients = gradients_of(net, seen, inputs, training=True)
+    assert seen.loss == pytest.approx(float(value), rel=1e-6)
+    held.assert_gradients(seen, gradients)
+    assert [layer.path for layer in seen.layers] == ["joined", "out", "loss"]
+
+
+def test_a_sequential_model_is_described_by_its_input_layer(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:chain", "float32[5,4]", loss="cross-entropy")
+    keras.backend.clear_session()
+    from net import chain
+
+    _, gradients = gradients_of(chain, seen, seen["input/inputs"], training=True)
+    held.assert_gradients(seen, gradients)
+    assert {"a", "b"} <= {layer.path for layer in seen.layers}
+
+
+def test_a_subclassed_model_is_built_trained_and_its_updates_are_told(folder: Path) -> None:
+    target = f"{held.source(folder, NET)}:Net(width=5)"
+    seen = held.dump(target, "float32[6,4]", "scale=float32[6,1]", loss="cross-entropy")
+    from net import Net
+
+    keras.backend.clear_session()
+    net = Net(width=5)
+    net(seen["input/x"], seen["input/scale"])
+    held.assert_layers_hold_parameters(seen)
+    others = [seen[f"state/non_trainable/{each.path}"] for each in net.non_trainable_variables]
+    params = {name: jnp.asarray(each) for name, each in held.family(seen, "param").items()}
+
+    def loss(params: Any) -> Any:
+        ordered = [params[each.path] for each in net.trainable_variables]
+        arguments = (seen["input/x"], seen["input/scale"])
+        outputs, updated = net.stateless_call(ordered, others, *arguments, training=True)
+        return held.cross_entropy(outputs["logits"], seen["input/labels"]), (outputs, updated)
+
+    (value, (outputs, updated)), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+    assert seen.loss == pytest.approx(float(value), rel=1e-6)
+    held.assert_gradients(seen, gradients)
+    moved = dict(zip((each.path for each in net.non_trainable_variables), updated, strict=True))
+    aux = held.family(seen, "aux")
+    held.assert_same_tensors(aux, {
+        **{f"non_trainable/{path}": each for path, each in moved.items()},
+        **{f"output/{name}": each for name, each in outputs.items()},
+    })  # fmt: skip
+
+
+def test_the_seed_makes_the_weights(folder: Path) -> None:
+    target = f"{held.source(folder, NET)}:chain"
+    kernels: list[Any] = []
+    for seed in (1, 1, 2):
+        keras.backend.clear_session()
+        kernels.append(held.dump(target, "float32[5,4]", seed=seed)["param/sequential/a/kernel"])
+    assert np.array_equal(kernels[0], kernels[1])
+    assert not np.array_equal(kernels[0], kernels[2])
+
+
+def test_keras_on_another_backend_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
+    with pytest.raises(UsageError) as refused:
+        held.dump(f"{held.source(folder, NET)}:chain", "float32[5,4]")
+    assert (refused.value.message, refused.value.hint) == ("Keras runs on tensorflow here", "set KERAS_BACKEND=jax")
+
+
+@pytest.mark.parametrize(("name", "layer"), [("MobileNetV2", "block_16_project"), ("ResNet50", "conv5_block3_3_conv")])
+def test_models_of_keras_applications(folder: Path, name: str, layer: str) -> None:
+    arguments = "weights=None, input_shape=(32, 32, 3), classes=5, classifier_activation=None"
+    target = f"keras.applications:{name}({arguments})"
+    seen = held.dump(target, "float32[2,32,32,3]", loss="cross-entropy", train=False)
+    keras.backend.clear_session()
+    random.seed(0)
+    net = getattr(keras.applications, name)(
+        weights=None, input_shape=(32, 32, 3), classes=5, classifier_activation=None
+    )
+    inputs = seen["input/inputs"]
+    value, gradients = gradients_of(net, seen, inputs, training=False)
+    assert seen.loss == pytest.approx(float(value), rel=1e-5)
+    held.assert_gradients(seen, gradients, 1e-4)
+    held.assert_layers_hold_parameters(seen)
+    expected, found = layers_of(net, seen, inputs), held.family(seen, "activation")
+    assert layer in found
+    known = {name: each for name, each in expected.items() if name in found}
+    assert len(known) > 0.7 * len(expected)
+    held.assert_same_tensors({name: found[name] for name in known}, known, 1e-4)

@@ -1,0 +1,204 @@
+"""Flax Linen modules: their gradients are JAX's, their activations Flax's own, whatever they are lifted by."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradscope.errors import ModelError, UsageError
+from tests.zoo import held
+
+pytest.importorskip("flax", reason="flax is not installed: pip install 'gradscope-jax[flax]'")
+import jax
+import jax.numpy as jnp
+
+NET = """
+import flax.linen as nn
+import jax.numpy as jnp
+
+class Block(nn.Module):
+    width: int
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.BatchNorm(use_running_average=not train, name="norm")(nn.Dense(self.width, name="fc")(x))
+        self.sow("intermediates", "normed", x)
+        return nn.Dropout(0.5, deterministic=not train, name="drop")(nn.relu(x))
+
+class Net(nn.Module):
+    classes: int = 5
+    @nn.compact
+    def __call__(self, x, *, scale, train):
+        x = self.perturb("entry", Block(8, name="first")(x, train))
+        x = Block(8, name="second")(x * scale[:, None], train)
+        return {"features": x, "logits": nn.Dense(self.classes, name="head")(x)}
+
+net = Net()
+
+class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return nn.gelu(nn.Dense(x.shape[-1], name="fc")(x)) + x, None
+
+class Lifted(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        scanned = nn.scan(Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+        x, _ = scanned(name="layers")(x, None)
+        x, _ = nn.remat(Layer)(name="again")(x, None)
+        x, _ = nn.jit(Layer)(name="jitted")(x, None)
+        heads = nn.vmap(nn.Dense, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, axis_size=2)
+        x = heads(4, name="heads")(x)
+        table = nn.Embed(4, 4, name="table")
+        return table.attend(table(jnp.argmax(x, -1)) + x)
+
+broken = Net(classes="five")
+"""
+
+
+def variables_of(seen: held.Dump) -> dict[str, Any]:
+    state = held.family(seen, "state")
+    keys = {name: jax.random.wrap_key_data(seen[f"state/{name}"]) for name in state if name.startswith("rngs/")}
+    return held.nested({name: value for name, value in state.items() if name not in keys}) | {
+        "params": held.nested(held.family(seen, "param")),
+        "rngs": {name.removeprefix("rngs/"): key for name, key in keys.items()},
+    }
+
+
+def test_gradients_activations_and_collections_are_flaxs_own(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:Net()", "float32[6,7]", "scale=float32[6]:1..2", loss="cross-entropy")
+    variables, batch = variables_of(seen), held.family(seen, "input")
+    rngs, params = variables.pop("rngs"), variables.pop("params")
+    from net import Net
+
+    def loss(params: Any) -> Any:
+        outputs, updated = Net().apply(
+            {"params": params, **variables}, batch["x"], scale=batch["scale"], train=True, rngs=rngs,
+            mutable=["batch_stats", "intermediates"], capture_intermediates=True,
+        )  # fmt: skip
+        return held.cross_entropy(outputs["logits"], batch["labels"]), (outputs, updated)
+
+    (value, (outputs, updated)), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+    assert seen.loss == pytest.approx(float(value), rel=1e-6)
+    held.assert_gradients(seen, gradients)
+    aux = held.family(seen, "aux")
+    held.assert_same_tensors(
+        {name: value for name, value in aux.items() if not name.startswith("intermediates")},
+        held.by_path({"batch_stats": updated["batch_stats"], "output": outputs}),
+    )
+    captured = {
+        f"Net/{path}": leaf
+        for path, leaf in held.by_path(updated["intermediates"]).items()
+        if path.endswith("__call__/0") and not path.startswith("__call__")
+    }
+    found = held.family(seen, "activation")
+    held.assert_same_tensors({name: found[name.removesuffix("/__call__/0")] for name in captured}, captured)
+    held.assert_layers_hold_parameters(seen)
+
+
+def test_lifted_modules_are_named_inside_and_out(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:Lifted", "float32[2,3,4]", loss="mse")
+    from net import Lifted
+
+    params, batch = held.nested(held.family(seen, "param")), held.family(seen, "input")
+    gradients = jax.grad(lambda p: jnp.square(Lifted().apply({"params": p}, batch["x"]) - batch["labels"]).mean())(
+        params
+    )
+    held.assert_gradients(seen, gradients)
+    held.assert_layers_hold_parameters(seen)
+    paths = {layer.path for layer in seen.layers}
+    assert {f"Lifted[{turn}]/layers/fc" for turn in range(3)} <= paths
+    assert {"Lifted/again/fc", "Lifted/jitted/fc", "Lifted/heads", "Lifted/table", "Lifted/table.attend"} <= paths
+
+
+def test_a_module_in_evaluation_keeps_its_running_averages_and_draws_nothing(folder: Path) -> None:
+    target = f"{held.source(folder, NET)}:net"
+    seen = held.dump(target, "float32[6,7]", "scale=float32[6]:1", loss="sum", train=False)
+    variables, batch = variables_of(seen), held.family(seen, "input")
+    from net import net
+
+    own = {name: collection for name, collection in variables.items() if name != "rngs"}
+    outputs = net.apply(own, batch["x"], scale=batch["scale"], train=False)
+    assert set(batch) == {"x", "scale"}
+    assert seen.loss == pytest.approx(float(outputs["logits"].sum() + outputs["features"].sum()), rel=1e-5)
+    stats = held.family(seen, "state")
+    assert not any(name.startswith("batch_stats") for name in held.family(seen, "aux"))
+    assert {name.partition("/")[0] for name in stats} == {"batch_stats", "rngs"}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ((), "Net takes (x, *, scale, train), and was given no --input"),
+        (("float32[6,7]",), "and was given float32[6,7]"),
+        (("float32[6,7]", "float32[6]"), "and was given float32[6,7], float32[6]"),
+        (("float32[6,7]", "x=float32[6,7]", "scale=float32[6]"), "and was given float32[6,7], x=float32[6,7]"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_answered_with_the_signature(
+    folder: Path, inputs: tuple[str, ...], says: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        held.dump(f"{held.source(folder, NET)}:Net", *inputs)
+
+
+def test_a_module_that_fails_tells_the_users_line(folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"^init of net.broken: TypeError") as failed:
+        held.dump(f"{held.source(folder, NET)}:broken", "float32[6,7]", "scale=float32[6]")
+    assert "logits" in failed.value.user_frames
+
+
+def test_a_file_that_holds_modules_says_how_to_name_one(folder: Path) -> None:
+    with pytest.raises(ModelError) as failed:
+        held.dump(held.source(folder, NET), "float32[6,7]")
+    assert failed.value.hint == "to run a framework's module, name it: FILE.py:broken"
+
+
+def test_resnet18_of_jax_resnet(folder: Path, x64: None) -> None:
+    pytest.importorskip("jax_resnet", reason="jax-resnet is not installed: pip install 'gradscope-jax[zoo]'")
+    seen = held.dump("jax_resnet:ResNet18(n_classes=10)", "float64[2,32,32,3]", loss="cross-entropy")
+    from jax_resnet import ResNet18
+
+    variables, batch = variables_of(seen), held.family(seen, "input")
+
+    def loss(params: Any) -> Any:
+        own = {"params": params, "batch_stats": variables["batch_stats"]}
+        logits, _ = ResNet18(n_classes=10).apply(own, batch["x"], mutable=["batch_stats"])
+        return held.cross_entropy(logits, batch["labels"])
+
+    value, gradients = jax.value_and_grad(loss)(variables["params"])
+    assert seen.loss == pytest.approx(float(value), rel=1e-5)
+    held.assert_gradients(seen, gradients)
+    held.assert_layers_hold_parameters(seen)
+    assert sum(layer.path.endswith(("ConvBlock_0", "ConvBlock_1")) for layer in seen.layers) > 16
+
+
+def test_bert_of_transformers(folder: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'gradscope-jax[zoo]'")
+    text = """
+from transformers import BertConfig, FlaxBertModel
+config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+bert = FlaxBertModel(config, input_shape=(1, 4)).module
+"""
+    tokens = "int32[2,6]:0..50", "attention_mask=int32[2,6]:1", "token_type_ids=int32[2,6]"
+    rest = "position_ids=int32[2,6]:0..6", "head_mask=float32[2,2]:1"
+    seen = held.dump(f"{held.source(folder, text)}:bert", *tokens, *rest, train=False, loss="mse")
+    from net import bert
+
+    params, batch = held.nested(held.family(seen, "param")), held.family(seen, "input")
+    labels = batch.pop("labels")
+
+    def loss(params: Any) -> Any:
+        outputs, updated = bert.apply({"params": params}, **batch, capture_intermediates=True)
+        return jnp.square(outputs.last_hidden_state - labels).mean(), updated["intermediates"]
+
+    gradients, captured = jax.grad(loss, has_aux=True)(params)
+    held.assert_gradients(seen, gradients)
+    dense = {path: leaf for path, leaf in held.by_path(captured).items() if path.endswith("dense/__call__/0")}
+    found = held.family(seen, "activation")
+    names = {path: f"FlaxBertModule/{path.removesuffix('/__call__/0')}" for path in dense}
+    held.assert_same_tensors({path: found[name] for path, name in names.items()}, dense)
+    held.assert_layers_hold_parameters(seen)
+    assert {"output/last_hidden_state", "output/pooler_output"} <= set(held.family(seen, "aux"))

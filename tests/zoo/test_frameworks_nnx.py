@@ -1,0 +1,199 @@
+"""Flax NNX modules: named by attribute path through every lift, and the same numbers as without names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradscope.errors import ModelError
+from tests.zoo import held
+
+pytest.importorskip("flax", reason="flax is not installed: pip install 'gradscope-jax[flax]'")
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+NET = """
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+class Block(nnx.Module):
+    def __init__(self, width, *, rngs):
+        self.fc = nnx.Linear(width, width, rngs=rngs)
+        self.norm = nnx.BatchNorm(width, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+    def __call__(self, x):
+        return self.drop(nnx.relu(self.norm(self.fc(x)))) + x
+
+class Wide(Block):
+    def __call__(self, x):
+        return super().__call__(x) * 2
+
+class Net(nnx.Module):
+    def __init__(self, width=4, *, rngs):
+        self.blocks = nnx.List([Block(width, rngs=rngs), Wide(width, rngs=rngs)])
+        self.head = nnx.Linear(width, 3, rngs=rngs)
+        self.calls = nnx.Variable(jnp.zeros((), jnp.int32))
+        self.fail = False
+    def __call__(self, x, *, scale=None):
+        self.calls[...] += 1
+        for block in self.blocks:
+            x = block(x)
+        if self.fail:
+            raise RuntimeError("asked to")
+        return {"logits": self.head(x if scale is None else x * scale[:, None]), "features": x}
+
+class Lifted(nnx.Module):
+    def __init__(self, *, rngs):
+        @nnx.split_rngs(splits=3)
+        @nnx.vmap(in_axes=(0,), out_axes=0)
+        def stacked(rngs):
+            return nnx.Linear(4, 4, rngs=rngs)
+        self.layers = stacked(rngs)
+        self.again = nnx.Linear(4, 4, rngs=rngs)
+        self.inner = Owner(rngs)
+    def __call__(self, x):
+        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        def turn(x, layer):
+            return nnx.gelu(layer(x)) + x
+        x = turn(x, self.layers)
+        x = nnx.remat(lambda module, x: module(x))(self.again, x)
+        x = nnx.jit(lambda module, x: module(x))(self.inner, x)
+        return x + self.inner.table(jnp.argmax(x, -1))
+
+class Owner(nnx.Module):
+    def __init__(self, rngs):
+        self.table = nnx.Embed(4, 4, rngs=rngs)
+    def __call__(self, x):
+        return self.table.attend(x) + self.table(jnp.argmax(x, -1))
+
+net = Net(rngs=nnx.Rngs(7))
+broken = Net(rngs=nnx.Rngs(7))
+broken.fail = True
+"""
+
+
+def loss_of(net: Any, batch: Any) -> Any:
+    outputs = net(batch["x"])
+    return held.cross_entropy(outputs["logits"], batch["labels"])
+
+
+def params_of(tree: Any) -> dict[str, Any]:
+    return {"/".join(map(str, path)): each.get_value() for path, each in nnx.to_flat_state(tree)}
+
+
+def test_gradients_activations_and_collections_are_nnxs_own(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:Net", "float32[6,4]", loss="cross-entropy", seed=3)
+    from net import Net
+
+    net, batch = Net(rngs=nnx.Rngs(3)), held.family(seen, "input")
+    held.assert_same_tensors(held.family(seen, "param"), params_of(nnx.state(net, nnx.Param)), 0)
+    captured = nnx.capture(nnx.clone(net), nnx.Intermediate, method_outputs=nnx.Intermediate)(batch["x"])[1]
+    value, gradients = nnx.value_and_grad(loss_of)(net, batch)
+    assert seen.loss == pytest.approx(float(value), rel=1e-6)
+    found, expected = held.family(seen, "param_grad"), params_of(gradients)
+    held.assert_same_tensors(found, {name: expected[name] for name in found})
+    updated = {f"batch_stats/{name}": each for name, each in params_of(nnx.state(net, nnx.BatchStat)).items()}
+    aux = held.family(seen, "aux")
+    held.assert_same_tensors({name: aux[name] for name in updated}, updated)
+    assert int(aux["variable/calls"]) == 1
+    outputs = {name.removesuffix("/__call__"): leaf[-1] for name, leaf in params_of(captured).items()}
+    inner = {f"Net/{name}": leaf for name, leaf in outputs.items() if "/" in name or name == "head"}
+    found = held.family(seen, "activation")
+    held.assert_same_tensors({name: found[name] for name in inner}, inner)
+    assert set(inner) == {f"Net/blocks/{n}{part}" for n in (0, 1) for part in ("", "/fc", "/norm", "/drop")} | {
+        "Net/head"
+    }
+    held.assert_layers_hold_parameters(seen)
+
+
+def test_names_survive_scan_remat_and_jit(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:Lifted()", "float32[2,4]", loss="mse")
+    from net import Lifted
+
+    net, batch = Lifted(rngs=nnx.Rngs(0)), held.family(seen, "input")
+    gradients = nnx.grad(lambda net: jnp.square(net(batch["x"]) - batch["labels"]).mean())(net)
+    held.assert_same_tensors(held.family(seen, "param_grad"), params_of(gradients))
+    paths = {layer.path for layer in seen.layers}
+    assert {f"Lifted[{turn}]/layers" for turn in range(3)} <= paths
+    assert {"Lifted/again", "Lifted/inner/table", "Lifted/inner/table#2"} <= paths
+    held.assert_layers_hold_parameters(seen)
+
+
+def test_naming_changes_no_bit(folder: Path) -> None:
+    from gradscope.frameworks.inputspec import parse_input
+    from gradscope.frameworks.request import Request
+    from gradscope.tracing.loader import load_model
+
+    request = Request(inputs=(parse_input("float32[6,4]"),), loss="cross-entropy")
+    model = load_model(f"{held.source(folder, NET)}:net", request)
+    variables, batch = model.init(jax.random.key(0)), model.batch(jax.random.key(1), 6)
+    from net import net
+
+    def plain(variables: Any) -> Any:
+        copy = nnx.clone(net)
+        own = nnx.to_flat_state(nnx.state(copy, nnx.Param))
+        given = [(path, each.replace(variables["params"]["/".join(map(str, path))])) for path, each in own]
+        nnx.update(copy, nnx.from_flat_state(given))
+        logits = copy(batch["x"])["logits"]
+        likelihoods = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["labels"][..., None], axis=-1)
+        return -likelihoods.mean()
+
+    with jax.disable_jit():
+        value, gradients = jax.value_and_grad(lambda v: model.loss(v, batch)[0], allow_int=True)(variables)
+        expected_value, expected = jax.value_and_grad(plain, allow_int=True)(variables)
+    assert value == expected_value
+    held.assert_same_tensors(gradients["params"], expected["params"], 0)
+
+
+@pytest.mark.parametrize("name", ["net", "broken"])
+def test_the_users_module_and_classes_are_untouched_even_when_the_trace_raises(folder: Path, name: str) -> None:
+    target = held.source(folder, NET)
+    held.dump(f"{target}:Net", "float32[6,4]")
+    import net as module
+
+    def state() -> Any:
+        own = getattr(module, name)
+        calls = [vars(cls).get("__call__") for cls in (module.Net, module.Block, nnx.Linear, nnx.BatchNorm)]
+        return calls, vars(own).keys(), jax.tree_util.tree_map(id, nnx.state(own))
+
+    before = state()
+    if name == "broken":
+        with pytest.raises(ModelError, match=r"asked to") as failed:
+            held.dump(f"net:{name}", "float32[6,4]")
+        assert 'raise RuntimeError("asked to")' in failed.value.user_frames
+    else:
+        held.dump(f"net:{name}", "float32[6,4]")
+    assert state() == before
+
+
+def test_evaluation_uses_running_averages_and_drops_nothing(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:net", "float32[6,4]", "scale=float32[6]", train=False, loss="sum")
+    from net import net
+
+    batch = held.family(seen, "input")
+    copy = nnx.clone(net)
+    copy.eval()
+    outputs = copy(batch["x"], scale=batch["scale"])
+    held.assert_same_tensors(held.family(seen, "aux"), {
+        **{f"output/{name}": each for name, each in outputs.items()}, "variable/calls": jnp.ones((), jnp.int32)
+    })  # fmt: skip
+
+
+def test_vit_of_vitax(folder: Path) -> None:
+    pytest.importorskip("vitax", reason="vitax is not installed: pip install 'gradscope-jax[zoo]'")
+    arguments = {"num_classes": 5, "img_size": 16, "patch_size": 8, "num_layers": 2, "num_heads": 2, "mlp_dim": 16}
+    arguments |= {"hidden_size": 8, "fsdp": False}
+    call = ", ".join(f"{name}={value}" for name, value in arguments.items())
+    target = f"vitax.models.vit:VisionTransformer({call})"
+    seen = held.dump(target, "float32[2,16,16,3]", loss="cross-entropy")
+    from vitax.models.vit import VisionTransformer
+
+    net, batch = VisionTransformer(**arguments, rngs=nnx.Rngs(0)), held.family(seen, "input")
+    gradients = nnx.grad(lambda net: held.cross_entropy(net(batch["x"]), batch["labels"]))(net)
+    held.assert_same_tensors(held.family(seen, "param_grad"), params_of(gradients))
+    held.assert_layers_hold_parameters(seen)
+    assert "VisionTransformer/encoder/layers/1/mlp/layers/0" in {layer.path for layer in seen.layers}
