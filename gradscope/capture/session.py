@@ -89,8 +89,8 @@ class Session:
     def _account(self, draft: Draft, record: Record) -> None:
         self._accounted.add((draft.origin.value, draft.family))
         if record.absent is not None:
-            gradient = naming.is_gradient(record.family)
-            detail = self._barriers.detail(draft.origin.value, record.absent) if gradient else ""
+            explained = naming.is_gradient(record.family) and self._run.plan.is_of_loss
+            detail = self._barriers.detail(draft.origin.value, record.absent) if explained else ""
             line = LedgerLine(name=record.name, family=record.family, reason=record.absent, detail=detail)
             self._missing.append(line)
         elif record.alias_of is None and record.shard is None:
