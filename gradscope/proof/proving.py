@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -23,6 +23,7 @@ from gradscope.proof.claims import Outcome, Status
 from gradscope.proof.leaves import Loss, leaf_outcomes
 from gradscope.proof.precision import coarsest_epsilon, wide_types, widened
 from gradscope.proof.rules import Call, rule_outcomes
+from gradscope.proof.stops import stopped_loss
 from gradscope.tracing.model import Model
 from gradscope.tracing.tracer import Leaf, Trace, trace_loss
 from gradscope.tracing.userframes import user_code
@@ -147,13 +148,19 @@ def _difference_rows(model: Model, prepared: Prepared, seed: int) -> Iterator[Ro
 
 def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, seed: int) -> Iterator[Row]:
     """The rows about rules, then those about leaves."""
+    leaves, tree = jax.tree_util.tree_flatten((variables, batch))
+
+    def value(arguments: Sequence[Any]) -> Any:
+        out = model.loss(*jax.tree_util.tree_unflatten(tree, arguments))
+        return out[0] if isinstance(out, tuple) else out
+
     with user_code(f"loss of {model.name}"):
         here = trace_loss(model.loss, variables, batch)
-        leaves = jax.tree_util.tree_leaves((variables, batch))
         for call, outcome in rule_outcomes(here, leaves, seed):
             yield _rule_row(call, outcome)
         numbers = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
-        differentiated = Loss(model.loss, variables, batch, numbers, coarsest_epsilon(here.root.walk()))
+        epsilon = coarsest_epsilon(here.root.walk())
+        differentiated = Loss(value, stopped_loss(here, leaves), leaves, numbers, epsilon)
         for group, outcome in leaf_outcomes(differentiated, seed):
             yield _leaf_row([trace.arguments[number] for number in group], outcome, _sources(trace))
 

@@ -212,9 +212,26 @@ def test_a_model_that_does_not_run_in_float64_is_checked_in_its_own_precision() 
     assert 1e-8 < max(row.expected or 0.0 for row in found.rows if row.what.startswith("param_grad")) < 0.05
 
 
-def test_a_gradient_that_is_stopped_is_what_differences_disagree_with() -> None:
-    found = proof(lambda w, x: (lax.stop_gradient(jnp.sin(w)) * w).sum())
-    assert statuses(found)["param_grad/value"] == "wrong"
+STOPS: dict[str, Callable[[Any, Any], Any]] = {
+    "a factor": lambda w, x: (lax.stop_gradient(jnp.sin(w)) * w).sum(),
+    "a straight-through rounding": lambda w, x: (x @ (w + lax.stop_gradient(jnp.round(w) - w))).sum(),
+    "an input": lambda w, x: (lax.stop_gradient(x) @ w).sum() + jnp.sin(x).sum(),
+    "in every turn of a scan": lambda w, x: lax.scan(
+        lambda carry, row: (carry + (lax.stop_gradient(jnp.exp(row)) * row).sum(), None), 0.0, w
+    )[0],
+    "in a branch": lambda w, x: lax.cond(x[0, 0] < 100.0, lambda a: (lax.stop_gradient(a) * a).sum(), jnp.sum, w),
+}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_what_is_stopped_counts_as_constant(stop: str) -> None:
+    found = proof(STOPS[stop])
+    assert set(statuses(found).values()) == {"correct"}
+
+
+def test_a_wrong_rule_beside_something_stopped_is_wrong_all_the_same() -> None:
+    found = proof(lambda w, x: (lax.stop_gradient(jnp.sin(w)) * half_squared(w)).sum())
+    assert (rule(found, "half_squared").status, statuses(found)["param_grad/value"]) == ("wrong", "wrong")
 
 
 SMALL = [ZOO[name] for name in ("linear_regression", "mlp")]
