@@ -171,6 +171,37 @@ def test_a_healthy_loss_is_not_run_twice() -> None:
     assert len(runs) == 1
 
 
+def test_a_carry_that_the_last_turn_hands_on_in_vain_is_disconnected_in_that_turn() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        def step(carry: Any, row: Any) -> Any:
+            with jax.named_scope("carry"):
+                carry = carry * 0.5 + row.sum()
+            return carry, carry * 0.0
+
+        return lax.scan(step, 0.0, w)[1].sum() + (w * x).sum()
+
+    dump = gs.capture(loss, jnp.ones((3, 4)), ROW[None, :])
+    said = {each.name: each.why for each in dump.findings() if each.rule == "zero-grad"}
+    assert "masked: multiplied by exact zeros in mul" in said["carry[0]"]
+    assert "masked: multiplied by exact zeros in mul" in said["carry[2]"]
+
+
+def test_what_the_last_turn_makes_for_nobody_is_disconnected_in_that_turn() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        def step(carry: Any, row: Any) -> Any:
+            with jax.named_scope("carry"):
+                after = carry * 0.5 + row.sum()
+            return after, carry
+
+        return lax.scan(step, 0.0, w)[1].sum() + (w * x).sum()
+
+    dump = gs.capture(loss, jnp.ones((3, 4)), ROW[None, :])
+    said = {each.name: each.why for each in dump.findings() if each.rule == "zero-grad"}
+    assert said == {
+        "carry[2]": "is exactly zero: disconnected: nothing that the loss depends on is made from it in its turn"
+    }
+
+
 def test_a_dead_layer_is_named_for_all_that_lies_before_it() -> None:
     def loss(w: Any, x: Any) -> Any:
         with jax.named_scope("first"):
