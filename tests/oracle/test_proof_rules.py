@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -30,6 +30,11 @@ def proof(loss: Callable[[Any, Any], Any], variables: Any = W, batch: Any = X) -
 
 def statuses(found: Proof) -> dict[str, str]:
     return {row.what.partition(",")[0]: row.status for row in found.rows}
+
+
+def together(losses: Mapping[str, Callable[[Any, Any], Any]]) -> Callable[[Any, Any], Any]:
+    """The sum of losses of one parameter each."""
+    return lambda parameters, x: sum(losses[name](parameters[name], x) for name in losses)
 
 
 def rule(found: Proof, function: str) -> Row:
@@ -94,23 +99,21 @@ def through(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda w, x: function(x @ w).sum()
 
 
-@pytest.mark.parametrize("function", [squared, cubed])
-def test_a_right_rule_is_correct(function: Callable[[Any], Any]) -> None:
-    found = proof(through(function))
+def test_a_right_rule_is_correct() -> None:
+    found = proof(lambda w, x: (squared(x @ w) + cubed(x @ w)).sum())
     assert found.verdict == "correct"
-    assert rule(found, function.__name__).error < 1e-9  # type: ignore[operator]
     assert set(statuses(found).values()) == {"correct"}
+    assert all(rule(found, name).error < 1e-9 for name in ("squared", "cubed"))  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("function", [half_squared, shifted, nearly])
-def test_a_wrong_rule_is_named_with_its_line(function: Any) -> None:
-    found = proof(through(function))
+def test_a_wrong_rule_is_named_with_its_line_and_no_right_one_is() -> None:
+    functions: dict[str, Any] = {each.fun.__name__: each for each in (squared, half_squared, cubed, shifted, nearly)}
+    found = proof(together({name: through(each) for name, each in functions.items()}), dict.fromkeys(functions, W))
     assert found.verdict == "wrong"
-    wrong = rule(found, function.__name__)
-    assert wrong.status == "wrong"
-    line = function.fun.__code__.co_firstlineno
-    assert wrong.source == f"test_proof_rules.py:{line}"
-    assert statuses(found)["param_grad/value"] == "wrong"
+    for name, function in functions.items():
+        status = "correct" if name in ("squared", "cubed") else "wrong"
+        assert (rule(found, name).status, statuses(found)[f"param_grad/{name}"]) == (status, status)
+        assert rule(found, name).source == f"test_proof_rules.py:{function.fun.__code__.co_firstlineno}"
 
 
 def test_a_rule_that_is_wrong_for_one_operand_is_wrong() -> None:
@@ -130,27 +133,16 @@ def test_of_two_rules_the_wrong_one_is_named() -> None:
 @pytest.mark.parametrize(
     "around",
     [
-        jax.jit,
-        jax.checkpoint,
-        jax.vmap,
         lambda f: lambda x: lax.scan(lambda carry, row: (carry, f(row)), 0.0, x)[1],
         lambda f: jax.checkpoint(jax.vmap(jax.jit(f))),
         lambda f: lambda x: lax.cond(x[0, 0] < 100.0, f, jnp.sin, x),
     ],
-    ids=["jit", "checkpoint", "vmap", "scan", "checkpoint of vmap of jit", "branch"],
+    ids=["scan", "checkpoint of vmap of jit", "branch"],
 )
 def test_a_wrong_rule_is_found_inside_transformations(around: Callable[[Any], Any]) -> None:
     found = proof(through(around(half_squared)))
     assert rule(found, "half_squared").status == "wrong"
     assert rule(found, "half_squared").source.startswith("test_proof_rules.py:")  # type: ignore[union-attr]
-
-
-def test_only_the_leaf_with_the_wrong_gradient_is_named() -> None:
-    def loss(w: Any, x: Any) -> Any:
-        return (jnp.tanh(x @ w["good"]) + half_squared(x @ w["bad"])).sum()
-
-    found = statuses(proof(loss, {"good": W, "bad": W}))
-    assert (found["param_grad/good"], found["param_grad/bad"]) == ("correct", "wrong")
 
 
 def test_among_many_leaves_the_wrong_ones_are_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,11 +172,12 @@ KINKS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kink", KINKS)
-def test_a_kink_is_no_false_alarm(kink: str) -> None:
-    found = proof(KINKS[kink], jnp.zeros((3, 4)))
+def test_a_kink_is_no_false_alarm() -> None:
+    found = proof(together(KINKS), dict.fromkeys(KINKS, jnp.zeros((3, 4))))
     assert found.verdict == "correct"
-    assert set(statuses(found).values()) <= {"correct", "not smooth here"}
+    status = statuses(found)
+    assert set(status.values()) == {"correct", "not smooth here"}
+    assert status["param_grad/relu of a zero parameter"] == status["param_grad/a tie of maxima"] == "not smooth here"
 
 
 def test_a_wrong_rule_at_a_kink_is_wrong_all_the_same() -> None:
@@ -223,9 +216,8 @@ STOPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("stop", STOPS)
-def test_what_is_stopped_counts_as_constant(stop: str) -> None:
-    found = proof(STOPS[stop])
+def test_what_is_stopped_counts_as_constant() -> None:
+    found = proof(together(STOPS), dict.fromkeys(STOPS, W))
     assert set(statuses(found).values()) == {"correct"}
 
 
