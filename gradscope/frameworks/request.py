@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from gradscope.frameworks.inputspec import InputSpec
@@ -21,6 +22,7 @@ class Request:
         train: Whether it runs as in training; None for the default, which is yes.
         seed: Seeds what a module draws when it is built.
         batch_size: Number of examples; None for what the inputs say.
+        data: The tensors of a real batch by name, which describe the inputs where `inputs` does not.
     """
 
     inputs: tuple[InputSpec, ...] = ()
@@ -28,3 +30,4 @@ class Request:
     train: bool | None = None
     seed: int = 0
     batch_size: int | None = None
+    data: Mapping[str, InputSpec] = field(default_factory=dict[str, InputSpec])
