@@ -67,20 +67,26 @@ class Proof:
     """What became of all claims.
 
     Attributes:
-        rows: A row per claim.
-        notes: Sentences about how they were looked at.
+        differences: A row per claim that was held to finite differences.
+        repetitions: A row per way in which the gradients were computed again.
+        notes: Sentences about how that was done.
     """
 
-    rows: tuple[Row, ...]
+    differences: tuple[Row, ...]
+    repetitions: tuple[Row, ...]
     notes: tuple[str, ...] = ()
 
     @property
+    def rows(self) -> tuple[Row, ...]:
+        """A row per claim."""
+        return (*self.differences, *self.repetitions)
+
+    @property
     def verdict(self) -> Verdict:
-        """`wrong` if any claim is; `correct` if some gradient was held to differences and none is wrong."""
-        statuses = {row.status for row in self.rows}
-        if "wrong" in statuses:
+        """`wrong` if any claim is; `correct` if finite differences could tell of any, and none is wrong."""
+        if any(row.status == "wrong" for row in self.rows):
             return "wrong"
-        return "correct" if "correct" in statuses else "nothing checked"
+        return "correct" if any(row.status != "not checked" for row in self.differences) else "nothing checked"
 
 
 def prove(model: Model, arguments: Arguments, timings: Timings, *, seed: int = 0) -> Proof:
@@ -97,17 +103,17 @@ def prove(model: Model, arguments: Arguments, timings: Timings, *, seed: int = 0
         MachineError: Memory ran out.
     """
     prepared = prepare(model, arguments, Wanted(), Inquiry(), timings)
-    rows = list(_engine_rows(model, prepared, timings))
+    repetitions = tuple(_repetitions(model, prepared, timings))
     with timings.phase("differences"):
         try:
-            found, notes = list(_wide_rows(model, prepared, seed)), ()
+            differences, notes = tuple(_wide_rows(model, prepared, seed)), ()
         except ModelError as failure:
             note = f"the model does not run in float64 ({failure.message}): differences are taken in its own precision"
-            found, notes = list(_difference_rows(model, prepared, seed)), (note,)
-    return Proof(rows=(*found, *rows), notes=notes)
+            differences, notes = tuple(_difference_rows(model, prepared, seed)), (note,)
+    return Proof(differences=differences, repetitions=repetitions, notes=notes)
 
 
-def _engine_rows(model: Model, prepared: Prepared, timings: Timings) -> Iterator[Row]:
+def _repetitions(model: Model, prepared: Prepared, timings: Timings) -> Iterator[Row]:
     run = prepared.start()
     with timings.phase("self-check"):
         yield _against_plain(prepared, self_check(model.loss, prepared, run))
