@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -35,14 +35,16 @@ class Session:
     Args:
         run: The run.
         reading: How observations become statistics.
+        further: Runs of the same loss that observe further sites, each started when the one before has been handed out.
 
     Attributes:
         nonfinite: Whether the loss or a gradient handed out so far has a NaN or an infinity. A value that has one may
             be meant so, as a mask is.
     """
 
-    def __init__(self, run: Run, reading: Reading) -> None:
+    def __init__(self, run: Run, reading: Reading, further: Iterable[Run] = ()) -> None:
         self._run = run
+        self._further = further
         self._reading = reading
         self._order = ExecutionOrder.of_trace(run.trace)
         self._tree = LayerTree(run, self._order)
@@ -56,7 +58,18 @@ class Session:
 
     def records(self) -> Iterator[Record]:
         """Every record of the run, in the order in which a dump holds them."""
-        pieces = drafts(self._run, self._order)
+        yield from self._records_of(self._run)
+        self._run = self._run.without_tensors()
+        for run in self._further:
+            yield from self._records_of(run)
+
+    @property
+    def run(self) -> Run:
+        """The run, without the tensors that have been handed out."""
+        return self._run
+
+    def _records_of(self, run: Run) -> Iterator[Record]:
+        pieces = drafts(run, self._order)
         for measured in in_order(self._reading, pieces, workers=WORKERS, ahead=AHEAD):
             self._tree.note(measured.draft, measured.power)
             for record in measured.records:

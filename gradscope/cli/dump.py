@@ -34,6 +34,7 @@ class _Options:
     stats_only: bool
     exact_quantiles: bool
     widen: bool
+    max_memory: int | None
     force: bool
     quiet: bool
     verbose: bool
@@ -79,6 +80,7 @@ def dump(
     strict: options.Strict = False,
     sort: options.Sort = None,
     no_fold: options.NoFold = False,
+    max_memory: options.MaxMemory = None,
     force: options.Force = False,
     output_format: options.OutputFormat = Format.TABLE,
     json: options.Json = False,
@@ -97,6 +99,7 @@ def dump(
     from gradscope.frameworks.inputspec import parse_input
     from gradscope.frameworks.request import Request
     from gradscope.naming import Selection
+    from gradscope.naming.sizes import parse_size
     from gradscope.report import Query, dump_report
     from gradscope.stats import find
     from gradscope.tracing.target import parse_target
@@ -107,6 +110,7 @@ def dump(
     sources.require_sense()
     for name, given in {"of": of, "stop_gradient": stop_gradient, "fetch": fetch, "feed": feed}.items():
         options.require_one_of(self_check=self_check, **{name: given or None})  # it holds the loss against itself
+        options.require_one_of(max_memory=max_memory, **{name: given or None})  # each run would have to be asked
     options.require_one_of(self_check=self_check, distributed=distributed)
     parse_target(target)  # a target of the wrong form is told before JAX is imported
     request = Request(
@@ -122,6 +126,7 @@ def dump(
         target=target, request=request, output=output, seed=seed, sources=sources,
         dtype=None if dtype is None else dtype.value, self_check=self_check, stats_only=stats_only,
         exact_quantiles=exact_quantiles, widen=cast is not None, force=force, quiet=quiet, verbose=verbose,
+        max_memory=None if max_memory is None else parse_size(max_memory),
     )  # fmt: skip
     from gradscope.capture.processes import speaks_for_all
     from gradscope.instrument.planning import EVERYTHING, Wanted
@@ -174,6 +179,8 @@ def _run(asked: _Options, wanted: Wanted, inquiry: Inquiry, interrupts: Interrup
             reading=TensorReading(keep=not asked.stats_only, exact_quantiles=asked.exact_quantiles, widen=asked.widen),
             self_check=asked.self_check,
             facts={"seed": asked.seed, "batch_size": arguments.batch_size, **asked.sources.facts()},
+            max_memory=asked.max_memory,
+            tell=lambda sentence: _tell(() if asked.quiet else (sentence,)),
         )
         with writer:
             manifest = dump_model(model, arguments, request, writer, Timings(progress.phase))

@@ -157,6 +157,14 @@ Strict: TypeAlias = Annotated[
         rich_help_panel=_SHOWN,
     ),
 ]
+MaxMemory: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Capture in several runs, none of which takes more memory than this: 4GiB, 500MB.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
 Of: TypeAlias = Annotated[
     list[str],
     typer.Option(metavar="NAME", help="Differentiate this in place of the loss. Repeatable.", rich_help_panel=_ASKED),

@@ -21,7 +21,7 @@ OPTIONS = {
     "--matmul-precision --distributed --self-check "
     "--no-cache --select --of --wrt --cotangent --stop-gradient --fetch --feed "
     "--exclude --depth --ops --families --stats-only --exact-quantiles --cast --check --strict --sort --no-fold "
-    "--force --format --json --quiet --verbose --traceback",
+    "--max-memory --force --format --json --quiet --verbose --traceback",
     "show": "--tensor --ledger --select --exclude --depth --families --check --sort --no-fold --format --json "
     "--traceback",
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
