@@ -47,7 +47,7 @@ def check(
     sources.require_sense()
     parse_target(target)  # a target of the wrong form is told before JAX is imported
     notes = set_up_jax(x64=x64, dtype=dtype, matmul_precision=matmul_precision, cache=not no_cache)
-    from gradscope.capture.preparation import model_arguments
+    from gradscope.capture.arguments import model_arguments
     from gradscope.capture.timings import Timings
     from gradscope.proof.proving import prove
     from gradscope.tracing.loader import load_model
