@@ -27,6 +27,7 @@ from gradscope.instrument.inquiry import Inquiry
 from gradscope.instrument.planning import EVERYTHING, Wanted
 from gradscope.naming import Selection
 from gradscope.tracing.model import Model
+from gradscope.tracing.modules import lifted_model
 
 
 def capture(
@@ -49,7 +50,7 @@ def capture(
 
     Args:
         loss: `loss(variables, batch) -> scalar` or `-> (scalar, aux)`.
-        variables: Pytree of arrays; Flax's `{"params": ..., ...}` or parameters alone.
+        variables: Pytree of arrays, Flax's `{"params": ..., ...}` or parameters alone; or an NNX or Equinox module.
         batch: Pytree of arrays.
         select: Patterns of names to keep; all where empty.
         exclude: Patterns of names to leave out.
@@ -67,10 +68,9 @@ def capture(
         UsageError: A pattern selects nothing, a name is unknown, or a tensor does not fit.
     """
     name = getattr(loss, "__name__", "loss")
-    model = Model(name=name, init=lambda _: variables, batch=lambda _key, _size: batch, loss=loss)
-    arguments = Arguments(
-        shapes=jax.eval_shape(lambda: (variables, batch)), make=lambda: (variables, batch), batch_size=0
-    )
+    model = lifted_model(Model(name=name, init=lambda _: variables, batch=lambda _key, _size: batch, loss=loss))
+    own = model.init(None)
+    arguments = Arguments(shapes=jax.eval_shape(lambda: (own, batch)), make=lambda: (own, batch), batch_size=0)
     request = DumpRequest(
         wanted=replace(_wanted(select, exclude, families, depth), operations=ops),
         reading=TensorReading(keep=not stats_only),

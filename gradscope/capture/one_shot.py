@@ -19,7 +19,7 @@ from gradscope.capture.provenance import machine_provenance, model_provenance
 from gradscope.capture.selfcheck import self_check
 from gradscope.capture.session import Session
 from gradscope.capture.timings import Timings
-from gradscope.dump.manifest import Manifest, Origin
+from gradscope.dump.manifest import Cause, Manifest, Origin
 from gradscope.dump.provenance import command_line, content_hash
 from gradscope.dump.record import Json
 from gradscope.dump.sink import RecordSink
@@ -93,12 +93,11 @@ def dump_model(
         with timings.phase("write"):
             for record in session.records():
                 writer.add(record)
-        # Of another question than the loss's own, the search would give the answer to the wrong one; and it needs all
+        # Of another question than the loss's own, a search would give the answer to the wrong one; and it needs all
         # values in one place, so that every process would have to take part in it.
-        searched = session.nonfinite and not request.inquiry and not is_shared()
-        origins = _origins(model, prepared, timings) if searched else ()
-        with timings.phase("explain"), user_code(f"explaining gradients of {model.name}"):
-            causes = session.causes()
+        searchable = not request.inquiry and not is_shared()
+        origins = _origins(model, prepared, timings) if searchable and session.nonfinite else ()
+        causes = _causes(model, session, timings) if searchable and session.zeros else ()
         checked = None
         if request.self_check:
             with timings.phase("self-check"):
@@ -113,6 +112,12 @@ def dump_model(
         timings=timings.seconds,
         origins=origins,
     )
+
+
+def _causes(model: Model, session: Session, timings: Timings) -> tuple[Cause, ...]:
+    """Why gradients are exactly zero."""
+    with timings.phase("explain"), user_code(f"explaining gradients of {model.name}"):
+        return session.causes()
 
 
 def _require_memory(prepared: Prepared, request: DumpRequest) -> None:

@@ -20,6 +20,9 @@ def check(
     batch_index: BatchIndex = None,
     checkpoint: Checkpoint = None,
     map_keys: MapKeys = None,
+    inputs: options.Input = [],  # noqa: B006 - typer reads the default and never changes it
+    loss: options.LossOf = None,
+    train: options.Train = None,
     dtype: options.Dtype = None,
     x64: options.X64 = False,
     matmul_precision: options.MatmulPrecision = None,
@@ -38,23 +41,21 @@ def check(
     from gradscope.cli.jaxsetup import set_up_jax
     from gradscope.cli.printing import print_report, say
     from gradscope.cli.progress import Progress
+    from gradscope.cli.targets import asked_of, model_of
     from gradscope.report import ProofReport
-    from gradscope.tracing.target import parse_target
 
     sources = Sources(
         batch_size=batch_size, data=data, batch_index=batch_index, checkpoint=checkpoint, map_keys=map_keys
     )
-    sources.require_sense()
-    parse_target(target)  # a target of the wrong form is told before JAX is imported
+    request = asked_of(target, inputs=inputs, loss=loss, train=train, seed=seed, sources=sources)
     notes = set_up_jax(x64=x64, dtype=dtype, matmul_precision=matmul_precision, cache=not no_cache)
     from gradscope.capture.arguments import model_arguments
     from gradscope.capture.timings import Timings
     from gradscope.proof.proving import prove
-    from gradscope.tracing.loader import load_model
 
     # What the model prints are remarks; standard output is for results.
     with redirect_stdout(sys.stderr), Progress(quiet=quiet) as progress:
-        model = load_model(target)
+        model = model_of(target, request)
         arguments = model_arguments(
             model,
             seed=seed,

@@ -96,27 +96,20 @@ def dump(
     from gradscope.cli.inquiries import fragment_sentences, inquiry_of
     from gradscope.cli.jaxsetup import set_up_jax
     from gradscope.cli.printing import print_report
-    from gradscope.frameworks.inputspec import parse_input
-    from gradscope.frameworks.request import Request
+    from gradscope.cli.targets import asked_of
     from gradscope.naming import Selection
     from gradscope.naming.sizes import parse_size
     from gradscope.report import Query, dump_report
     from gradscope.stats import find
-    from gradscope.tracing.target import parse_target
 
     sources = Sources(
         batch_size=batch_size, data=data, batch_index=batch_index, checkpoint=checkpoint, map_keys=map_keys
     )
-    sources.require_sense()
     for name, given in {"of": of, "stop_gradient": stop_gradient, "fetch": fetch, "feed": feed}.items():
         options.require_one_of(self_check=self_check, **{name: given or None})  # it holds the loss against itself
         options.require_one_of(max_memory=max_memory, **{name: given or None})  # each run would have to be asked
     options.require_one_of(self_check=self_check, distributed=distributed)
-    parse_target(target)  # a target of the wrong form is told before JAX is imported
-    request = Request(
-        inputs=tuple(map(parse_input, inputs)), loss=None if loss is None else loss.value, train=train, seed=seed,
-        batch_size=batch_size, checkpoint=checkpoint,
-    )  # fmt: skip
+    request = asked_of(target, inputs=inputs, loss=loss, train=train, seed=seed, sources=sources)
     rules = checked_rules(check) | {SELF_CHECK}
     selection, chosen = Selection.parse(select, exclude), options.family_set(families)
     notes = set_up_jax(
@@ -159,12 +152,11 @@ def _run(asked: _Options, wanted: Wanted, inquiry: Inquiry, interrupts: Interrup
     from gradscope.capture.timings import Timings
     from gradscope.cli.progress import Progress
     from gradscope.cli.streams import remarks_aside
-    from gradscope.tracing.loader import load_model
-    from gradscope.tracing.modules import lifted_model
+    from gradscope.cli.targets import model_of
 
     # What the model prints are remarks; standard output is for results.
     with remarks_aside(native=is_shared()), Progress(quiet=asked.quiet) as progress:
-        model = lifted_model(load_model(asked.target, asked.request))
+        model = model_of(asked.target, asked.request)
         path = asked.output or Path(model.slug if is_shared() else f"{model.slug}.npz")
         writer = dump_writer(path, force=asked.force)
         interrupts.on_interrupt(writer.discard)

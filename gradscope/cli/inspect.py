@@ -17,9 +17,12 @@ def inspect(
     batch_index: BatchIndex = None,
     checkpoint: Checkpoint = None,
     map_keys: MapKeys = None,
+    inputs: options.Input = [],  # noqa: B006 - typer reads the default and never changes it
+    loss: options.LossOf = None,
+    train: options.Train = None,
     dtype: options.Dtype = None,
     x64: options.X64 = False,
-    select: options.Select = [],  # noqa: B006 - typer reads the default and never changes it
+    select: options.Select = [],  # noqa: B006
     exclude: options.Exclude = [],  # noqa: B006
     depth: options.Depth = None,
     families: options.Families = None,
@@ -36,26 +39,24 @@ def inspect(
     """
     from gradscope.cli.jaxsetup import set_up_jax
     from gradscope.cli.printing import print_report, say
+    from gradscope.cli.targets import asked_of, model_of
     from gradscope.naming import Selection
     from gradscope.report import Query, Row, inspection_report
-    from gradscope.tracing.target import parse_target
 
     sources = Sources(
         batch_size=batch_size, data=data, batch_index=batch_index, checkpoint=checkpoint, map_keys=map_keys
     )
-    sources.require_sense()
-    parse_target(target)  # a target of the wrong form is told before JAX is imported
+    request = asked_of(target, inputs=inputs, loss=loss, train=train, sources=sources)
     query = Query(
         selection=Selection.parse(select, exclude), families=options.family_set(families), depth=depth, sort=sort
     )
     set_up_jax(x64=x64, dtype=dtype, matmul_precision=None, cache=False)
     from gradscope.capture.arguments import model_arguments
     from gradscope.inspection.inspecting import inspect_loss
-    from gradscope.tracing.loader import load_model
     from gradscope.tracing.userframes import user_code
 
     with redirect_stdout(sys.stderr):  # what the model prints are remarks
-        model = load_model(target)
+        model = model_of(target, request)
         arguments = model_arguments(
             model,
             seed=0,

@@ -67,6 +67,11 @@ class Sources:
         _require_together(self.batch_index, self.data, "--batch-index", "--data")
         _require_together(self.map_keys, self.checkpoint, "--map-keys", "--checkpoint")
 
+    @property
+    def data_file(self) -> Path | None:
+        """The file or folder that `--data` names; None where it names none, but a pipeline."""
+        return None if self.data is None or (":" in self.data and not Path(self.data).exists()) else Path(self.data)
+
     def data_request(self) -> DataRequest | None:
         """Which batch is asked for; None for the model's own."""
         from gradscope.tracing.batches import DataRequest

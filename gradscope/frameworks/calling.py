@@ -70,7 +70,7 @@ def call_shape(
     named = {spec.name: spec for spec in specs if spec.name is not None}
     parameters = signature.parameters
     flags = {name: name in _WHEN_TRAINING for name in parameters if name in _WHEN_TRAINING | _WHEN_NOT}
-    flags = {name: value == train for name, value in flags.items() if name not in {*positional, *named}}
+    flags = {name: value == train for name, value in flags.items() if name not in {*positional, *named, *supplied}}
     shape = CallShape(positional=tuple(positional), named=tuple(named), flags=flags)
     twice = positional.keys() & named.keys()
     if len(positional) < len(unnamed) or twice or not _binds(signature, shape, {*positional, *named}, supplied):

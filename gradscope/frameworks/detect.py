@@ -17,6 +17,7 @@ _ADAPTERS: Final = (
     ("equinox", "equinox"),
     ("haiku", "haiku"),
     ("keras", "keras"),
+    ("transformers.modeling_flax_utils", "transformers"),
 )
 
 #: Those whose modules carry their variables.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -30,9 +31,14 @@ def require_representable(spec: InputSpec) -> None:
     Raises:
         UsageError: It is a 64-bit one and 64-bit types are not enabled.
     """
-    dtype = jnp.dtype(spec.dtype)
-    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+    if narrowed(spec) != spec:
         raise UsageError(f"an input of {spec.dtype} needs 64-bit types", hint="add --x64, or use a 32-bit dtype")
+
+
+def narrowed(spec: InputSpec) -> InputSpec:
+    """The spec with the dtype that JAX has for it: 32 bits in place of 64 unless 64-bit types are enabled."""
+    dtype = jax.dtypes.canonicalize_dtype(jnp.dtype(spec.dtype))
+    return spec if dtype == jnp.dtype(spec.dtype) else replace(spec, dtype=dtype.name)
 
 
 def _drawn(key: Array, spec: InputSpec) -> Array:

@@ -25,6 +25,9 @@ from gradscope.frameworks.inputspec import InputSpec
 
 _KEY: Final = "key"
 
+#: Parameters that overrule the mode that `eqx.nn.inference_mode` sets in layers.
+_MODES: Final = ("inference", "deterministic")
+
 #: The name of the mapped axis where no batch norm asks for another.
 _AXIS: Final = "batch"
 
@@ -51,8 +54,10 @@ class EquinoxAdapter:
 
     @property
     def supplied(self) -> Collection[str]:
-        """`state` and `key`, of those that it takes."""
-        return self.signature.parameters.keys() & {STATE, _KEY}
+        """`state` and `key`, of those that it takes, and modes that it leaves to its layers where none is given."""
+        parameters = self.signature.parameters
+        modes = {name for name in _MODES if name in parameters and parameters[name].default is None}
+        return (parameters.keys() & {STATE, _KEY}) | modes
 
     def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:  # noqa: ARG002 - it is held
         """The arrays of the tree, what its state holds, and the key that examples get theirs from.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import jax
@@ -11,7 +11,7 @@ from jax import Array
 
 from gradscope.frameworks.adapter import Adapter, Variables
 from gradscope.frameworks.calling import CallShape, call_shape
-from gradscope.frameworks.drawing import draw_inputs, require_representable
+from gradscope.frameworks.drawing import draw_inputs, narrowed, require_representable
 from gradscope.frameworks.inputspec import InputSpec, examples, with_batch_size
 from gradscope.frameworks.losses import labels_spec, loss_value
 from gradscope.frameworks.outputs import named_outputs, updated_leaves
@@ -23,6 +23,9 @@ DEFAULT_LOSS: Final[LossName] = "mse"
 #: What the labels are called in a batch: the first of these that is no input's name.
 _LABELS: Final = ("labels", "targets", "loss_labels")
 
+#: What a data file calls them.
+_LABELS_IN_DATA: Final = ("labels", "label", "targets", "target", "y")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleModel:
@@ -32,6 +35,7 @@ class ModuleModel:
         adapter: The module's adapter.
         call: How it is called.
         inputs: Its inputs by name.
+        label_name: What its labels are called in a batch.
         loss_name: What is made of its outputs.
         train: Whether it runs as in training.
     """
@@ -39,6 +43,7 @@ class ModuleModel:
     adapter: Adapter
     call: CallShape
     inputs: Mapping[str, InputSpec]
+    label_name: str
     loss_name: LossName
     train: bool
 
@@ -49,11 +54,16 @@ class ModuleModel:
         Raises:
             UsageError: The inputs do not fit the module.
         """
-        specs = with_batch_size(request.inputs or adapter.inputs, request.batch_size)
-        call, inputs = call_shape(adapter.module, adapter.signature, specs, train=train, supplied=adapter.supplied)
-        for spec in inputs.values():
-            require_representable(spec)
-        return cls(adapter=adapter, call=call, inputs=inputs, loss_name=request.loss or DEFAULT_LOSS, train=train)
+        if request.data and not request.inputs:
+            call, inputs, label_name = _call_on_data(adapter, request.data, train=train)
+        else:
+            specs = with_batch_size(request.inputs or adapter.inputs, request.batch_size)
+            call, inputs = _call(adapter, specs, train=train)
+            label_name = next(name for name in _LABELS if name not in inputs)
+            for spec in specs:
+                require_representable(spec)
+        loss_name = request.loss or DEFAULT_LOSS
+        return cls(adapter=adapter, call=call, inputs=inputs, label_name=label_name, loss_name=loss_name, train=train)
 
     @property
     def batch(self) -> Callable[[Array, int], dict[str, Array]]:
@@ -72,7 +82,7 @@ class ModuleModel:
         flags = "".join(f", {name}={value}" for name, value in self.call.flags.items())
         return (
             f"{self.adapter.module} is a module of {self.adapter.framework}, {mode}{flags}",
-            f"its inputs are drawn: {inputs}",
+            f"its inputs are {inputs}",
             f"its loss is {self.loss_name}",
         )
 
@@ -86,18 +96,36 @@ class ModuleModel:
         specs = dict(zip(self.inputs, with_batch_size(list(self.inputs.values()), size), strict=True))
         inputs = draw_inputs(inputs_key, specs)
         labels = labels_spec(self.loss_name, jax.eval_shape(lambda: self._outputs(self.init(key), inputs)[0]))
-        return inputs if labels is None else {**inputs, **draw_inputs(labels_key, {self._label_name: labels})}
+        return inputs if labels is None else {**inputs, **draw_inputs(labels_key, {self.label_name: labels})}
 
     def loss(self, variables: Variables, batch: Mapping[str, Any]) -> tuple[Array, dict[str, Any]]:
         """The loss, and beside it the updated collections and the outputs."""
         outputs, updated = self._outputs(variables, {name: batch[name] for name in self.inputs})
-        value = loss_value(self.loss_name, outputs, batch.get(self._label_name))
+        value = loss_value(self.loss_name, outputs, batch.get(self.label_name))
         return value, {**updated_leaves(updated, variables), "output": outputs}
 
     def _outputs(self, variables: Variables, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
         outputs, updated = self.adapter.apply(variables, self.call, inputs)
         return named_outputs(outputs), updated
 
-    @property
-    def _label_name(self) -> str:
-        return next(name for name in _LABELS if name not in self.inputs)
+
+def _call(adapter: Adapter, specs: Sequence[InputSpec], *, train: bool) -> tuple[CallShape, dict[str, InputSpec]]:
+    return call_shape(adapter.module, adapter.signature, specs, train=train, supplied=adapter.supplied)
+
+
+def _call_on_data(
+    adapter: Adapter, data: Mapping[str, InputSpec], *, train: bool
+) -> tuple[CallShape, dict[str, InputSpec], str]:
+    """How a module is called on the tensors of a file, which keep their names, and which of them are the labels.
+
+    A tensor goes to the parameter of its name; those that have none fill the parameters in their order.
+    """
+    parameters = adapter.signature.parameters.keys() - adapter.supplied
+    label_name = next((name for name in _LABELS_IN_DATA if name in data and name not in parameters), _LABELS[0])
+    tensors = {name: spec for name, spec in data.items() if name != label_name}
+    known = {name: name.partition("/")[0] in parameters for name in tensors}
+    specs = [narrowed(replace(spec, name=name if known[name] else None)) for name, spec in tensors.items()]
+    call, inputs = _call(adapter, specs, train=train)
+    renamed = dict(zip(call.positional, (name for name in tensors if not known[name]), strict=True))
+    named = {renamed.get(name, name): spec for name, spec in inputs.items()}
+    return replace(call, positional=tuple(renamed.values())), named, label_name

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -22,6 +23,7 @@ class Request:
         train: Whether it runs as in training; None for the default, which is yes.
         seed: Seeds what a module draws when it is built.
         batch_size: Number of examples; None for what the inputs say.
+        data: The tensors of a real batch by name, which describe the inputs where `inputs` does not.
         checkpoint: Where its variables are; None for those that it holds or draws.
     """
 
@@ -30,4 +32,5 @@ class Request:
     train: bool | None = None
     seed: int = 0
     batch_size: int | None = None
+    data: Mapping[str, InputSpec] = field(default_factory=dict[str, InputSpec])
     checkpoint: Path | None = None

@@ -68,6 +68,11 @@ class Plan:
             for depth in range(len(frame) + 1):
                 self._inside.setdefault(frame[:depth], []).append(number)
 
+    @property
+    def is_of_loss(self) -> bool:
+        """Whether it is the loss that is differentiated, all of its values being its own."""
+        return not (self.seeds or self.fed or self.stopped or self.severed)
+
     def is_seed(self, number: int) -> bool:
         """Whether a site is differentiated in the place of the loss, in any turn."""
         return any(seed.site == number for seed in self.seeds)

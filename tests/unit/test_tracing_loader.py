@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from gradscope.errors import GradscopeError, ModelError, UsageError
+from gradscope.frameworks.inputspec import parse_input
+from gradscope.frameworks.request import Request
 from gradscope.tracing.loader import load_model
 from gradscope.tracing.model import Model
 
@@ -261,3 +263,34 @@ def test_a_call_that_fails_says_why(text: str, kind: type[GradscopeError], messa
 def test_functions_whose_signature_cannot_be_known_are_taken_at_their_word() -> None:
     write("net.py", "init = batch = loss = max\n")
     assert load_model("net.py").loss(1, 2) == 2
+
+
+def test_a_loss_that_knows_modes_is_run_in_the_one_asked_for() -> None:
+    write(
+        "net.py",
+        "def init(key): ...\ndef batch(key, size): ...\ndef loss(variables, batch, *, train=True): return train",
+    )
+    modes = {train: load_model("net.py", Request(train=train)).loss(1, 2) for train in (None, True, False)}
+    assert modes == {None: True, True: True, False: False}
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(train=False), "the loss of net does not tell training from evaluation"),
+        (Request(loss="mse"), "--loss describe a framework's module, and net has its own batch and loss"),
+        (Request(loss="sum", inputs=(parse_input("int8[1]"),)), "--input and --loss describe a framework's module, "),
+    ],
+)
+def test_what_only_modules_take_is_refused_for_functions(request_: Request, message: str) -> None:
+    write("net.py", "def init(key): ...\ndef batch(key, size): ...\ndef loss(variables, batch): ...")
+    with pytest.raises(UsageError) as refused:
+        load_model("net.py", request_)
+    assert refused.value.message.startswith(message)
+
+
+def test_a_file_that_draws_while_it_is_imported_is_seeded() -> None:
+    write("net.py", "import random, numpy\nDRAWN = random.random(), numpy.random.rand()\n" + FUNCTIONS)
+    drawn = [load_model("net.py", Request(seed=seed)).init.__globals__["DRAWN"] for seed in (1, 1, 2)]  # type: ignore[attr-defined]
+    assert drawn[0] == drawn[1]
+    assert drawn[0] != drawn[2]

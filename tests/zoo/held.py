@@ -95,7 +95,8 @@ def assert_gradients(seen: Dump, expected: Any, close: float = CLOSE) -> None:
 
 
 def assert_layers_hold_parameters(seen: Dump, *unlinked: str) -> None:
-    """Every layer has a name, and every parameter is used by a layer that is called after it."""
+    """Nothing went unseen, and every parameter but the unlinked ones is used by a layer."""
     assert seen.layers
+    assert seen.ledger.unseen() == ()
     used = {name: layer.path for layer in seen.layers for name in layer.params}
     assert set(family(seen, "param")) - used.keys() == set(unlinked)

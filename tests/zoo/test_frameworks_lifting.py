@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import gradscope as gs
 from tests.integration.command import gradscope
 from tests.zoo import held
 
@@ -92,6 +93,19 @@ def test_an_equinox_module_passes_between_the_users_functions(folder: Path) -> N
     gradients = eqx.filter_grad(module.loss)(net, seen["input/value"])
     held.assert_same_tensors(held.family(seen, "param_grad"), held.by_path(gradients))
     assert {"MLP", "MLP/layers/0", "MLP/layers/1"} <= {layer.path for layer in seen.layers}
+
+
+def test_capture_takes_a_module_as_well(folder: Path) -> None:
+    pytest.importorskip("equinox", reason="equinox is not installed: pip install 'gradscope-jax[equinox]'")
+    held.source(folder, EQUINOX)
+    sys.path.insert(0, str(folder))
+    import jax
+    import net as module
+
+    net, batch = module.init(jax.random.key(0)), module.batch(jax.random.key(1))
+    seen = gs.capture(module.loss, net, batch)
+    assert seen.loss == pytest.approx(float(module.loss(net, batch)), rel=1e-6)
+    assert {"param_grad/layers/0/weight", "activation/MLP/layers/1"} <= set(seen)
 
 
 def test_an_equinox_module_with_its_state_does_too(folder: Path) -> None:

@@ -175,6 +175,30 @@ def test_resnet18_of_jax_resnet(folder: Path, x64: None) -> None:
     assert sum(layer.path.endswith(("ConvBlock_0", "ConvBlock_1")) for layer in seen.layers) > 16
 
 
+def test_a_model_of_transformers_fills_its_masks_itself(folder: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'gradscope-jax[zoo]'")
+    text = """
+from transformers import BertConfig, FlaxBertForSequenceClassification
+sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+bert = FlaxBertForSequenceClassification(BertConfig(vocab_size=50, num_labels=3, **sizes), input_shape=(1, 4))
+"""
+    target = f"{held.source(folder, text)}:bert"
+    seen = held.dump(target, "int32[2,6]:0..50", loss="cross-entropy")
+    from net import bert
+
+    key = jax.random.wrap_key_data(seen["state/rngs/dropout_rng"])
+    batch = held.family(seen, "input")
+
+    def loss(params: Any) -> Any:
+        outputs = bert(batch["input_ids"], params=params, dropout_rng=key, train=True)
+        return held.cross_entropy(outputs.logits, batch["labels"])
+
+    value, gradients = jax.value_and_grad(loss)(held.nested(held.family(seen, "param")))
+    assert seen.loss == pytest.approx(float(value), rel=1e-5)
+    held.assert_gradients(seen, gradients)
+    held.assert_layers_hold_parameters(seen)
+
+
 def test_bert_of_transformers(folder: Path) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed: pip install 'gradscope-jax[zoo]'")
     text = """

@@ -1,0 +1,76 @@
+"""Flax models of transformers (before 5.0): a Linen module together with its parameters, pretrained ones perhaps.
+
+A target names an instance, `bert = FlaxBertModel.from_pretrained(FOLDER)` in a file of the user's. Such a model fills
+inputs that are left out itself, masks and positions, so that only the tokens need be described. Its bare Linen module,
+`bert.module`, is a target like any other, and wants them all.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from jax import Array
+from transformers.modeling_flax_utils import FlaxPreTrainedModel
+
+from gradscope.frameworks.adapter import PARAMS, RNGS, Variables
+from gradscope.frameworks.calling import CallShape, method_signature
+from gradscope.frameworks.inputspec import InputSpec
+
+#: What it calls its parameters and the key of its dropout.
+_PARAMS: Final = "params"
+_DROPOUT: Final = "dropout_rng"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformersAdapter:
+    """A Flax model of transformers."""
+
+    net: Any
+    framework: str = "transformers"
+    held: bool = True
+    inputs: tuple[InputSpec, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """Its class."""
+        return type(self.net).__name__
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """That of `__call__`."""
+        return method_signature(type(self.net).__call__)
+
+    @property
+    def supplied(self) -> Collection[str]:
+        """Its parameters, and the key of its dropout."""
+        return self.signature.parameters.keys() & {_PARAMS, _DROPOUT}
+
+    def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:  # noqa: ARG002 - they are held
+        """The parameters that the model holds, other collections where it has them, and a key."""
+        held = self.net.params if self._has_collections else {PARAMS: self.net.params}
+        return {**held, RNGS: {_DROPOUT: key}} if _DROPOUT in self.supplied else held
+
+    def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
+        """Outputs, and the collections that training updates."""
+        positional, keyword = call.arguments(inputs)
+        collections = {name: each for name, each in variables.items() if name != RNGS}
+        params = collections if self._has_collections else collections[PARAMS]
+        returned = self.net(*positional, **keyword, **variables.get(RNGS, {}), **{_PARAMS: params})
+        updates = self._has_collections and call.flags.get("train", False)
+        return returned if updates else (returned, {})
+
+    @property
+    def _has_collections(self) -> bool:
+        return PARAMS in self.net.params
+
+
+def adapt(found: Any, *, train: bool) -> TransformersAdapter | None:  # noqa: ARG001 - it is told when called
+    """The adapter of a Flax model of transformers; None for anything else."""
+    return TransformersAdapter(net=found) if isinstance(found, FlaxPreTrainedModel) else None
+
+
+def builder(found: Any, *, seed: int) -> None:
+    """Nothing: an instance is made in a file of the user's."""

@@ -1,0 +1,66 @@
+"""The commands that run a model, in processes of their own, on a module of a framework."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration.command import gradscope
+
+NET = """
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, width: int, *, rngs: nnx.Rngs):
+        self.first = nnx.Linear(4, width, rngs=rngs)
+        self.last = nnx.Linear(width, 3, rngs=rngs)
+    def __call__(self, x):
+        return self.last(nnx.tanh(self.first(x)))
+"""
+
+
+def test_every_command_takes_a_module_and_its_inputs(tmp_path: Path) -> None:
+    pytest.importorskip("flax", reason="flax is not installed: pip install 'gradscope-jax[flax]'")
+    (tmp_path / "net.py").write_text(NET)
+    asked = ("net.py:Net(5)", "--input", "float32[6,4]", "--loss", "cross-entropy", "--json")
+    dumped = gradscope("dump", *asked, "--strict", "-v", folder=tmp_path)
+    assert dumped.status == 0, dumped.errors
+    assert dumped.lines[:2] == [
+        f"net.py is a path, loaded from {tmp_path / 'net.py'}",
+        "Net is a module of Flax NNX, training",
+    ]
+    names = {row["name"] for row in dumped.json["rows"] if row["family"] == "activation"}
+    assert names == {"Net", "Net/first", "Net/last", "loss"}
+    inspected = gradscope("inspect", *asked, folder=tmp_path)
+    assert inspected.status == 0, inspected.errors
+    checked = gradscope("check", *asked, folder=tmp_path)
+    assert (checked.status, checked.json["verdict"]) == (0, "correct"), checked.errors
+
+
+def test_a_data_file_describes_the_inputs_and_brings_the_labels(tmp_path: Path) -> None:
+    pytest.importorskip("flax", reason="flax is not installed: pip install 'gradscope-jax[flax]'")
+    (tmp_path / "net.py").write_text(NET)
+    image, label = np.linspace(-1, 1, 20).reshape(5, 4), np.array([0, 1, 2, 1, 0])
+    np.savez(tmp_path / "digits.npz", image=image, label=label)
+    asked = ("net.py:Net(5)", "--data", "digits.npz", "--loss", "cross-entropy")
+    done = gradscope("dump", *asked, "-o", "out.npz", "--json", folder=tmp_path)
+    assert done.status == 0, done.errors
+    with np.load(tmp_path / "out.npz") as seen:
+        assert np.array_equal(seen["input/image"], image.astype("f4"))
+        assert np.array_equal(seen["input/label"], label)
+        hidden = np.tanh(seen["input/image"] @ seen["param/first/kernel"])
+        logits = hidden @ seen["param/last/kernel"]
+        assert np.allclose(seen["activation/Net/last"], logits, atol=1e-6)
+        likelihoods = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        assert done.json["loss"] == pytest.approx(-np.log(likelihoods[range(5), label]).mean(), rel=1e-5)
+
+
+def test_inputs_of_a_wrong_shape_show_the_line_that_minds(tmp_path: Path) -> None:
+    pytest.importorskip("flax", reason="flax is not installed: pip install 'gradscope-jax[flax]'")
+    (tmp_path / "net.py").write_text(NET)
+    done = gradscope("dump", "net.py:Net(5)", "--input", "float32[6]", folder=tmp_path)
+    assert done.status == 4
+    assert done.lines[0].startswith("gradscope: error: batch of net.Net(5): ")
+    assert any('File "net.py", line 9, in __call__' in line for line in done.lines)
