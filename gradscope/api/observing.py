@@ -10,11 +10,11 @@ from typing import Any
 import jax
 
 from gradscope.api.reading import Dump
+from gradscope.capture.arguments import Arguments
 from gradscope.capture.gradients import Question, gradients_of
 from gradscope.capture.measured import TensorReading
 from gradscope.capture.observe import Keep, Signature, observing_value_and_grad
 from gradscope.capture.one_shot import DumpRequest, dump_model
-from gradscope.capture.preparation import Arguments
 from gradscope.capture.processes import Writer, dump_writer, reading_for
 from gradscope.capture.provenance import machine_provenance
 from gradscope.capture.seen import Seen

@@ -1,6 +1,6 @@
 """Capturing: an observing program run, and what it observed turned into the records of a dump.
 
-Two ways in. `preparation` makes a model's arguments and compiles its observing program side by side, for the one-shot
+Two ways in. `preparation` makes a model's `arguments` and compiles its observing program side by side, for the one-shot
 `dump`. `observe` is the drop-in for `jax.value_and_grad` in a user's own step; what it hands out (`seen`) becomes a
 run on the host when it is saved. Either way a *run* is cut into *drafts* (one tensor each), drafts are *measured* in
 threads into records, and a *session* streams those while it keeps the *ledger* and the *layer tree*.

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope.capture.arguments import Arguments
 from gradscope.capture.measured import TensorReading
 from gradscope.capture.one_shot import DumpRequest, dump_model
-from gradscope.capture.preparation import Arguments
 from gradscope.capture.selfcheck import nudged
 from gradscope.capture.timings import Timings
 from gradscope.compare import compare

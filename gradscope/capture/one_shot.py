@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
+from gradscope.capture.arguments import Arguments
 from gradscope.capture.measured import TensorReading
 from gradscope.capture.observation import is_whole_here
 from gradscope.capture.origins import find_origins
-from gradscope.capture.preparation import Arguments, Prepared, prepare
+from gradscope.capture.preparation import Prepared, prepare
 from gradscope.capture.processes import is_shared, reading_for
 from gradscope.capture.provenance import machine_provenance, model_provenance
 from gradscope.capture.selfcheck import self_check

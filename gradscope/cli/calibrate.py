@@ -86,9 +86,9 @@ def calibrate(
 
 def _run(asked: _Options, wanted: Wanted, interrupts: Interrupts) -> Calibrated:
     """Load, run and write."""
+    from gradscope.capture.arguments import model_arguments
     from gradscope.capture.calibration import calibrate as calibrated
     from gradscope.capture.one_shot import DumpRequest
-    from gradscope.capture.preparation import model_arguments
     from gradscope.capture.timings import Timings
     from gradscope.cli.progress import Progress
     from gradscope.cli.streams import remarks_aside

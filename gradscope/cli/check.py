@@ -49,7 +49,7 @@ def check(
     )
     request = asked_of(target, inputs=inputs, loss=loss, train=train, seed=seed, sources=sources)
     notes = set_up_jax(x64=x64, dtype=dtype, matmul_precision=matmul_precision, cache=not no_cache)
-    from gradscope.capture.preparation import model_arguments
+    from gradscope.capture.arguments import model_arguments
     from gradscope.capture.timings import Timings
     from gradscope.proof.proving import prove
 

@@ -145,9 +145,9 @@ def dump(
 
 def _run(asked: _Options, wanted: Wanted, inquiry: Inquiry, interrupts: Interrupts) -> tuple[Path, Manifest]:
     """Load, run and write; returns where the dump is and what it holds."""
+    from gradscope.capture.arguments import model_arguments
     from gradscope.capture.measured import TensorReading
     from gradscope.capture.one_shot import DumpRequest, dump_model
-    from gradscope.capture.preparation import model_arguments
     from gradscope.capture.processes import dump_writer, is_shared
     from gradscope.capture.timings import Timings
     from gradscope.cli.progress import Progress

@@ -51,7 +51,7 @@ def inspect(
         selection=Selection.parse(select, exclude), families=options.family_set(families), depth=depth, sort=sort
     )
     set_up_jax(x64=x64, dtype=dtype, matmul_precision=None, cache=False)
-    from gradscope.capture.preparation import model_arguments
+    from gradscope.capture.arguments import model_arguments
     from gradscope.inspection.inspecting import inspect_loss
     from gradscope.tracing.userframes import user_code
 

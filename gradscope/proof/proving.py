@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from gradscope import naming
-from gradscope.capture.preparation import Arguments, Prepared, prepare
+from gradscope.capture.arguments import Arguments
+from gradscope.capture.preparation import Prepared, prepare
 from gradscope.capture.run import Run
 from gradscope.capture.selfcheck import rounding, self_check
 from gradscope.capture.timings import Timings

@@ -3,6 +3,8 @@
 Vocabulary, from the outside in:
 
 - A *target* is what the user typed; the *loader* finds a *model* by it: three functions and their provenance.
+- A *checkpoint* takes the place of what the model's `init` makes, a file or an input *pipeline* that of its `batch`;
+  either has to look like what it replaces.
 - The *tracer* turns the model's loss into a *trace*: one jaxpr, traced once on shapes alone.
 - A *frame* is a jaxpr in its place: the root, or what some equation of another frame runs.
 - A *scope path* names where in the model an equation stands, loops included but not yet which turn of them.

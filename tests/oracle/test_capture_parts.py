@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
+from gradscope.capture.arguments import Arguments
 from gradscope.capture.one_shot import DumpRequest, dump_model
-from gradscope.capture.preparation import Arguments
 from gradscope.capture.timings import Timings
 from gradscope.dump.memory import MemoryDump, MemoryWriter
 from gradscope.errors import MachineError

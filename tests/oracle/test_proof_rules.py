@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from gradscope.capture.preparation import Arguments
+from gradscope.capture.arguments import Arguments
 from gradscope.capture.timings import Timings
 from gradscope.proof import leaves
 from gradscope.proof.proving import Proof, Row, prove

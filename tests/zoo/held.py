@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.api.reading import Dump
+from gradscope.capture.arguments import model_arguments
 from gradscope.capture.one_shot import DumpRequest, dump_model
-from gradscope.capture.preparation import model_arguments
 from gradscope.capture.timings import Timings
 from gradscope.dump.memory import MemoryWriter
 from gradscope.frameworks.inputspec import parse_input

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from gradscope.capture.preparation import model_arguments
+from gradscope.capture.arguments import model_arguments
 from gradscope.errors import DumpError
 from gradscope.frameworks.inputspec import parse_input
 from gradscope.frameworks.request import Request
