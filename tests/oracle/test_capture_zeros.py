@@ -33,6 +33,14 @@ def silent(x: Any) -> Any:
 silent.defvjp(lambda x: (silent(x), None), lambda _, g: (jnp.zeros_like(g),))
 
 
+@jax.custom_jvp
+def deaf(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+deaf.defjvp(lambda primals, _: (deaf(*primals), jnp.zeros_like(primals[0])))
+
+
 def branches(w: Any, x: Any) -> Any:
     return lax.cond(x[0] > 100.0, lambda a: jnp.sin(a).sum(), lambda a: 0.0, w)
 
@@ -127,6 +135,11 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
         last_of_a_scan,
         jnp.ones((3, 4)),
         "masked: where never takes it, select_n at .*; masked: turn 0 of scan at .* is not taken",
+    ),
+    "a rule that hands nothing on": (
+        lambda w, x: deaf(w).sum(),
+        ONES,
+        r"has no gradient: deaf at test_capture_zeros.py:\d+, whose own rule may hand on no gradient",
     ),
     "a rule of the user's own": (
         lambda w, x: silent(w).sum(),
