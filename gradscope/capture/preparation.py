@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import jax
@@ -24,7 +23,8 @@ from gradscope.instrument.inquiry import Answer, Inquiry, answer
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.planning import Wanted
 from gradscope.instrument.program import observing_program
-from gradscope.tracing.batches import batch_from_file
+from gradscope.tracing.batches import DataRequest
+from gradscope.tracing.checkpoints import CheckpointRequest, variables_from_file
 from gradscope.tracing.model import Model
 from gradscope.tracing.tracer import trace_loss
 from gradscope.tracing.userframes import user_code
@@ -54,7 +54,13 @@ class Arguments:
 
 
 def model_arguments(
-    model: Model, *, seed: int, batch_size: int | None = None, dtype: str | None = None, data: Path | None = None
+    model: Model,
+    *,
+    seed: int,
+    batch_size: int | None = None,
+    dtype: str | None = None,
+    data: DataRequest | None = None,
+    checkpoint: CheckpointRequest | None = None,
 ) -> Arguments:
     """The arguments of a model's loss.
 
@@ -63,11 +69,13 @@ def model_arguments(
         seed: Seeds one key, split for `init` and `batch`.
         batch_size: Number of examples of the model's own batch; None for the model's own default.
         dtype: Floating-point leaves are converted to it; None leaves them.
-        data: A file that holds the batch; None for the model's own.
+        data: Where the batch is; None for the model's own.
+        checkpoint: Where the variables are; None for those that `init` makes.
 
     Raises:
-        ModelError: `init` or `batch` failed.
-        DumpError: The file does not hold a batch such as the model's own.
+        ModelError: `init` or `batch` failed, or a pipeline.
+        UsageError: There is no such pipeline.
+        DumpError: The files do not hold variables and a batch such as the model's own.
     """
     init_key, batch_key = jax.random.split(jax.random.key(seed))
     size = _default_size(model) if batch_size is None else batch_size
@@ -77,9 +85,13 @@ def model_arguments(
     with user_code(f"batch of {model.name}"):
         batch, make_batch = _deferred(lambda: _converted("batch", model.batch(batch_key, size), dtype))
     notes: tuple[str, ...] = ()
+    if checkpoint is not None and not model.restored:
+        saved = variables_from_file(checkpoint.path, variables, checkpoint.key_map, make_variables)
+        notes = saved.notes
+        variables, make_variables = _restored(_converted("checkpoint", saved.variables, dtype), variables)
     if data is not None:
-        read = batch_from_file(data, batch)
-        size, notes = read.size, read.notes
+        read = data.batch(batch)
+        size, notes = read.size, (*notes, *read.notes)
         batch, make_batch = _deferred(lambda: jax.tree_util.tree_map(jnp.asarray, read.batch))
 
     def make() -> tuple[Any, Any]:
@@ -89,6 +101,20 @@ def model_arguments(
             return made, make_batch()
 
     return Arguments(shapes=(variables, batch), make=make, batch_size=size, notes=notes)
+
+
+def _restored(saved: Any, expected: Any) -> tuple[Any, Callable[[], Any]]:
+    """The shapes of saved variables, and a way to have them on the devices where the model's own would lie."""
+
+    def placed(array: Any, leaf: Any) -> Any:
+        return jnp.asarray(array) if leaf.sharding is None else jax.device_put(array, leaf.sharding)
+
+    shapes = jax.tree_util.tree_map(
+        lambda array, leaf: leaf.update(dtype=jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)),
+        saved,
+        expected,
+    )
+    return shapes, lambda: jax.tree_util.tree_map(placed, saved, expected)
 
 
 def _default_size(model: Model) -> int:

@@ -10,6 +10,7 @@ import typer
 
 from gradscope.cli import options
 from gradscope.cli.interrupts import Interrupts
+from gradscope.cli.sources import BatchIndex, Checkpoint, Data, MapKeys, Sources
 
 if TYPE_CHECKING:
     from gradscope.capture.calibration import Calibrated
@@ -26,8 +27,7 @@ class _Options:
     request: Request
     output: Path
     seed: int
-    batch_size: int | None
-    data: Path | None
+    sources: Sources
     force: bool
     quiet: bool
 
@@ -38,7 +38,10 @@ def calibrate(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.npz", help="Where to write.")],
     seed: options.Seed = 0,
     batch_size: options.BatchSize = None,
-    data: options.Data = None,
+    data: Data = None,
+    batch_index: BatchIndex = None,
+    checkpoint: Checkpoint = None,
+    map_keys: MapKeys = None,
     inputs: options.Input = [],  # noqa: B006 - typer reads the default and never changes it
     loss: options.LossOf = None,
     train: options.Train = None,
@@ -59,26 +62,21 @@ def calibrate(
     """
     from gradscope.cli.jaxsetup import set_up_jax
     from gradscope.cli.printing import print_line, say
-    from gradscope.frameworks.inputspec import parse_input
-    from gradscope.frameworks.request import Request
+    from gradscope.cli.targets import asked_of
     from gradscope.naming import Selection
-    from gradscope.tracing.target import parse_target
 
-    options.require_one_of(batch_size=batch_size, data=data)
-    parse_target(target)  # a target of the wrong form is told before JAX is imported
-    request = Request(
-        inputs=tuple(map(parse_input, inputs)), loss=None if loss is None else loss.value, train=train, seed=seed,
-        batch_size=batch_size,
-    )  # fmt: skip
+    sources = Sources(
+        batch_size=batch_size, data=data, batch_index=batch_index, checkpoint=checkpoint, map_keys=map_keys
+    )
+    request = asked_of(target, inputs=inputs, loss=loss, train=train, seed=seed, sources=sources)
     selection, chosen = Selection.parse(select, exclude), options.family_set(families)
     notes = set_up_jax(x64=x64, dtype=None, matmul_precision=matmul_precision, cache=not no_cache)
     from gradscope.instrument.planning import EVERYTHING, Wanted
 
     wanted = Wanted(selection=selection, families=EVERYTHING if chosen is None else chosen, depth=depth)
     asked = _Options(
-        target=target, request=request, output=output, seed=seed, batch_size=batch_size, data=data, force=force,
-        quiet=quiet,
-    )  # fmt: skip
+        target=target, request=request, output=output, seed=seed, sources=sources, force=force, quiet=quiet
+    )
     for note in () if quiet else notes:
         say(note)
     found = _run(asked, wanted, context.obj)
@@ -94,19 +92,27 @@ def _run(asked: _Options, wanted: Wanted, interrupts: Interrupts) -> Calibrated:
     from gradscope.capture.timings import Timings
     from gradscope.cli.progress import Progress
     from gradscope.cli.streams import remarks_aside
+    from gradscope.cli.targets import model_of
     from gradscope.dump.writer import DumpWriter
-    from gradscope.tracing.loader import load_model
-    from gradscope.tracing.modules import lifted_model
 
     with remarks_aside(), Progress(quiet=asked.quiet) as progress:
-        model = lifted_model(load_model(asked.target, asked.request))
+        model = model_of(asked.target, asked.request)
         writer = DumpWriter(asked.output, force=asked.force)
         interrupts.on_interrupt(writer.discard)
         arguments, low = (
-            model_arguments(model, seed=asked.seed, batch_size=asked.batch_size, dtype=dtype, data=asked.data)
+            model_arguments(
+                model,
+                seed=asked.seed,
+                batch_size=asked.sources.batch_size,
+                dtype=dtype,
+                data=asked.sources.data_request(),
+                checkpoint=asked.sources.checkpoint_request(),
+            )
             for dtype in (None, "bfloat16")
         )
-        facts: dict[str, Json] = {"seed": asked.seed, "batch_size": arguments.batch_size}
+        facts: dict[str, Json] = {
+            "seed": asked.seed, "batch_size": arguments.batch_size, **asked.sources.facts()
+        }  # fmt: skip
         with writer:
             found = calibrated(model, arguments, low, DumpRequest(wanted=wanted, facts=facts), Timings(progress.phase))
             found.write_to(writer)

@@ -16,7 +16,8 @@ COMMANDS = ("dump", "show", "compare", "calibrate", "inspect", "check", "verify"
 
 #: What every command line documents, by command; `--help` itself aside.
 OPTIONS = {
-    "dump": "--output --seed --batch-size --data --input --loss --train --dtype --x64 --matmul-precision --self-check "
+    "dump": "--output --seed --batch-size --data --batch-index --checkpoint --map-keys --input --loss --train --dtype "
+    "--x64 --matmul-precision --self-check "
     "--no-cache --distributed --select --of --wrt --cotangent --stop-gradient --fetch --feed "
     "--exclude --depth --ops --families --stats-only --exact-quantiles --cast --check --strict --sort --no-fold "
     "--max-memory --force --format --json --quiet --verbose --traceback",
@@ -25,12 +26,14 @@ OPTIONS = {
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
     "--exclude --all --worst-first "
     "--format --json --traceback",
-    "calibrate": "--output --seed --batch-size --data --input --loss --train --x64 --matmul-precision --no-cache "
+    "calibrate": "--output --seed --batch-size --data --batch-index "
+    "--checkpoint --map-keys --input --loss --train --x64 --matmul-precision --no-cache "
     "--select --exclude --depth --families --force --quiet --traceback",
-    "inspect": "--batch-size --data --input --loss --train --dtype --x64 --select --exclude --depth --families --sort "
+    "inspect": "--batch-size --data --batch-index --checkpoint --map-keys --input --loss --train --dtype --x64 "
+    "--select --exclude --depth --families --sort --format --json --quiet --verbose --traceback",
+    "check": "--seed --batch-size --data --batch-index "
+    "--checkpoint --map-keys --input --loss --train --dtype --x64 --matmul-precision --no-cache "
     "--format --json --quiet --verbose --traceback",
-    "check": "--seed --batch-size --data --input --loss --train --dtype --x64 --matmul-precision --no-cache --format "
-    "--json --quiet --verbose --traceback",
     "verify": "--traceback",
     "recover": "--output --force --traceback",
 }
