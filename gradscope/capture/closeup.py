@@ -26,7 +26,7 @@ from gradscope.tracing.reversal import Reach, is_inexact
 from gradscope.tracing.sites import Site, site_at
 from gradscope.tracing.tracer import Trace
 
-#: More than so much is not looked at.
+#: What is looked at where nobody says how much.
 MOST_BYTES: Final = 1 << 30
 
 _Turn: TypeAlias = tuple[int, ...]
@@ -95,20 +95,23 @@ class Closeup:
         return observed[key][turn[: self._depths[key.frame]]] if key in observed else None
 
 
-def close_up(run: Run, starts: Sequence[Place], known: Collection[ValueKey]) -> Closeup | None:
+def close_up(
+    run: Run, starts: Sequence[Place], known: Collection[ValueKey], most_bytes: int = MOST_BYTES
+) -> Closeup | None:
     """Observe what lies between some values and those whose gradients are known not to be zero.
 
     Args:
         run: The first run.
         starts: The values whose gradients are zero.
         known: The values whose gradients are not.
+        most_bytes: More than so much is not looked at.
 
     Returns:
         The close-up; None where it would take too much memory.
     """
     sites = _sites(run.trace, _around(starts, known))
     gradients = frozenset(number for number, site in enumerate(sites) if has_gradient(site))
-    if sum(_bytes(site) * (1 + (number in gradients)) for number, site in enumerate(sites)) > MOST_BYTES:
+    if sum(_bytes(site) * (1 + (number in gradients)) for number, site in enumerate(sites)) > most_bytes:
         return None
     return _observed(run.trace, run.arguments, sites, gradients)
 

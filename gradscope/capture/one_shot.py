@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.capture.arguments import Arguments
+from gradscope.capture.closeup import MOST_BYTES
 from gradscope.capture.measured import TensorReading
 from gradscope.capture.observation import is_whole_here
 from gradscope.capture.origins import find_origins
@@ -97,7 +98,7 @@ def dump_model(
         # values in one place, so that every process would have to take part in it.
         searchable = not request.inquiry and not is_shared()
         origins = _origins(model, prepared, timings) if searchable and session.nonfinite else ()
-        causes = _causes(model, session, timings) if searchable and session.zeros else ()
+        causes = _causes(model, session, budget, timings) if searchable and session.zeros else ()
         checked = None
         if request.self_check:
             with timings.phase("self-check"):
@@ -114,10 +115,10 @@ def dump_model(
     )
 
 
-def _causes(model: Model, session: Session, timings: Timings) -> tuple[Cause, ...]:
+def _causes(model: Model, session: Session, budget: int | None, timings: Timings) -> tuple[Cause, ...]:
     """Why gradients are exactly zero."""
     with timings.phase("explain"), user_code(f"explaining gradients of {model.name}"):
-        return session.causes()
+        return session.causes(MOST_BYTES if budget is None else min(budget, MOST_BYTES))
 
 
 def _require_memory(prepared: Prepared, request: DumpRequest) -> None:

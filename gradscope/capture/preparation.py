@@ -17,7 +17,8 @@ from gradscope.capture.arguments import Arguments
 from gradscope.capture.observation import with_whole_facts
 from gradscope.capture.run import Run
 from gradscope.capture.timings import Timings
-from gradscope.instrument.inquiry import Answer, Inquiry, answer
+from gradscope.instrument.answering import answer
+from gradscope.instrument.inquiry import Answer, Inquiry
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.planning import Wanted
 from gradscope.instrument.program import observing_program

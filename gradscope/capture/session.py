@@ -91,13 +91,16 @@ class Session:
         """The account of every site: what was captured and why the others were not."""
         return Ledger(captured=self._captured, missing=(*self._missing, *self._left_out()))
 
-    def causes(self) -> tuple[Cause, ...]:
+    def causes(self, most_bytes: int) -> tuple[Cause, ...]:
         """Why gradients are exactly zero; where any is, the loss is run once more to see.
+
+        Args:
+            most_bytes: How much may be looked at.
 
         Raises:
             ModelError: The loss failed.
         """
-        return causes_of(self._run, self.zeros, self._flowing)
+        return causes_of(self._run, self.zeros, self._flowing, most_bytes)
 
     def _account(self, draft: Draft, record: Record) -> None:
         self._accounted.add((draft.origin.value, draft.family))

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gradscope.capture.closeup import Closeup, close_up, differentiably
+from gradscope.capture.closeup import MOST_BYTES, Closeup, close_up, differentiably
 from gradscope.capture.cuts import Use
 from gradscope.capture.run import Run
 from gradscope.dump.manifest import Cause
@@ -26,6 +26,7 @@ from gradscope.tracing.reversal import is_inexact
 _MOST_CAUSES: Final = 3
 #: So many values are looked at on the way from one gradient.
 _MOST_VALUES: Final = 2000
+_TOO_LARGE: Final = "not looked into, because its way to the loss does not fit in memory"
 
 _Turn: TypeAlias = tuple[int, ...]
 
@@ -47,13 +48,16 @@ class Zero:
     turn: _Turn
 
 
-def causes_of(run: Run, zeros: Sequence[Zero], flowing: Collection[ValueKey]) -> tuple[Cause, ...]:
+def causes_of(
+    run: Run, zeros: Sequence[Zero], flowing: Collection[ValueKey], most_bytes: int = MOST_BYTES
+) -> tuple[Cause, ...]:
     """Why each of some gradients is exactly zero; those of which it cannot be told are left out.
 
     Args:
         run: The run that found them.
         zeros: The gradients.
         flowing: Values whose gradients are not zero in some turn; what lies behind them need not be looked at.
+        most_bytes: How much may be looked at.
     """
     if not zeros:
         return ()
@@ -62,9 +66,9 @@ def causes_of(run: Run, zeros: Sequence[Zero], flowing: Collection[ValueKey]) ->
         zero: Place(frames[zero.value.frame], variable_of(frames[zero.value.frame], zero.value)) for zero in zeros
     }
     unknown = {zero.value for zero in zeros}
-    closeup = close_up(run, list(starts.values()), set(flowing) - unknown)
+    closeup = close_up(run, list(starts.values()), set(flowing) - unknown, most_bytes)
     if closeup is None:
-        return ()
+        return tuple(Cause(family=zero.family, name=zero.name, why=_TOO_LARGE) for zero in zeros)
     search = _Search(run, closeup)
     found = ((zero, "; ".join(search.causes(starts[zero], zero.turn))) for zero in zeros)
     return tuple(Cause(family=zero.family, name=zero.name, why=why) for zero, why in found if why)

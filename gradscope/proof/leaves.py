@@ -15,6 +15,8 @@ from gradscope.proof.directions import Directions, inner
 
 #: So many leaves are claimed one by one; more together, and by halves where they disagree.
 _ONE_BY_ONE: Final = 32
+#: So many of those that disagree are told apart from the others; a rule near the loss can make every one wrong.
+_MOST_WRONG: Final = 8
 #: Directions per claim.
 _DIRECTIONS: Final = 2
 
@@ -90,13 +92,15 @@ def leaf_outcomes(loss: Loss, seed: int) -> Iterator[tuple[tuple[int, ...], Outc
     directions = Directions(seed)
     beside = dict(zip(numbers, directions.beside(list(loss.here.values())), strict=True))
     groups: list[tuple[int, ...]] = [(number,) for number in numbers] if len(numbers) <= _ONE_BY_ONE else [numbers]
+    wrong = 0
     while groups:
         group = groups.pop(0)
         found = _worst(loss, group, directions, beside)
-        if len(group) > 1 and found.status in ("wrong", "not checked"):
+        if len(group) > 1 and found.status == "wrong" and wrong < _MOST_WRONG:
             half = len(group) // 2
             groups[:0] = [group[:half], group[half:]]
         else:
+            wrong += found.status == "wrong"
             yield group, found
 
 

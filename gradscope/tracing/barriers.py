@@ -63,9 +63,16 @@ class Barriers:
         loss = self._root.jaxpr.outvars[0]
         if is_literal(loss) or Place(self._root, loss) not in reached:
             return self._disconnected(reached, start)
-        told = list(dict.fromkeys(self._barriers(reached))) or [f"no gradient is handed on{_last_use(reached, start)}"]
+        told = list(dict.fromkeys(self._barriers(reached))) or list(dict.fromkeys(self._rules(reached)))
         more = f" and {len(told) - _MOST_BARRIERS} more" if len(told) > _MOST_BARRIERS else ""
         return "; ".join(told[:_MOST_BARRIERS]) + more
+
+    def _rules(self, reached: dict[Place, None]) -> Iterator[str]:
+        """Where no barrier is on the ways: the rules of functions of the user's own, one of which hands nothing on."""
+        for step in (step for place in reached for step in self._descent.steps(place)):
+            rule = custom_rule(step.frame.jaxpr.eqns[step.number])
+            if step.way == "compute" and rule is not None and not rule.of_library:
+                yield f"{at_place(step.frame, step.number)}, whose own rule may hand on no gradient"
 
     def _disconnected(self, reached: dict[Place, None], start: Place) -> str:
         """What is told of a value that does not lead to the loss."""

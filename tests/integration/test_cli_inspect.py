@@ -40,9 +40,9 @@ dense3/kernel  [32,2]   float32          64             5.3%    256  dense3
 dense3/bias    [2]      float32           2             0.2%      8  dense3
 
 model        mlp, batch size 64
-parameters   1,218 (4.87 kB)
+parameters   1,218 (4.8 KiB)
 FLOPs        156 k forward, 291 k backward
-activations  33.3 kB of layer outputs, 37.9 kB kept for the backward pass
+activations  32.5 KiB of layer outputs, 37.0 KiB kept for the backward pass
 """
     )
 

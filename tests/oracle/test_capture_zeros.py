@@ -12,6 +12,13 @@ import pytest
 from jax import lax
 
 import gradscope as gs
+from gradscope.capture.preparation import Arguments, prepare
+from gradscope.capture.timings import Timings
+from gradscope.capture.zeros import Zero, causes_of
+from gradscope.instrument.inquiry import Inquiry
+from gradscope.instrument.planning import Wanted
+from gradscope.tracing.frames import OPERAND, ValueKey
+from gradscope.tracing.model import Model
 
 ONES = jnp.ones(4)
 ZEROS = jnp.zeros(4)
@@ -24,6 +31,14 @@ def silent(x: Any) -> Any:
 
 
 silent.defvjp(lambda x: (silent(x), None), lambda _, g: (jnp.zeros_like(g),))
+
+
+@jax.custom_jvp
+def deaf(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+deaf.defjvp(lambda primals, _: (deaf(*primals), jnp.zeros_like(primals[0])))
 
 
 def branches(w: Any, x: Any) -> Any:
@@ -120,6 +135,11 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
         last_of_a_scan,
         jnp.ones((3, 4)),
         "masked: where never takes it, select_n at .*; masked: turn 0 of scan at .* is not taken",
+    ),
+    "a rule that hands nothing on": (
+        lambda w, x: deaf(w).sum(),
+        ONES,
+        r"has no gradient: deaf at test_capture_zeros.py:\d+, whose own rule may hand on no gradient",
     ),
     "a rule of the user's own": (
         lambda w, x: silent(w).sum(),
@@ -251,3 +271,14 @@ def test_a_layer_in_a_branch_that_was_not_taken_is_told_in_the_ledger() -> None:
     lines = [line for line in gs.capture(loss, ONES, ROW).ledger.missing if line.name == "inside"]
     assert lines
     assert all("a branch not taken" in line.detail for line in lines if line.family == "activation_grad")
+
+
+def test_what_does_not_fit_in_memory_is_not_looked_into() -> None:
+    model = Model(name="m", init=lambda _: ONES, batch=lambda _key, _size: ROW, loss=lambda w, x: (w * ZEROS * x).sum())
+    arguments = Arguments(shapes=jax.eval_shape(lambda: (ONES, ROW)), make=lambda: (ONES, ROW), batch_size=4)
+    prepared = prepare(model, arguments, Wanted(), Inquiry(), Timings())
+    zero = Zero(family="param_grad", name="value", value=ValueKey((), OPERAND, 0), turn=())
+    (small,) = causes_of(prepared.start(), [zero], [], most_bytes=16)
+    (large,) = causes_of(prepared.start(), [zero], [])
+    assert small.why == "not looked into, because its way to the loss does not fit in memory"
+    assert "multiplied by exact zeros" in large.why

@@ -172,6 +172,17 @@ KINKS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def test_where_all_leaves_are_wrong_only_some_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaves, "_ONE_BY_ONE", 1)
+    monkeypatch.setattr(leaves, "_MOST_WRONG", 1)
+    names = [f"w{number}" for number in range(6)]
+    found = proof(lambda w, x: half_squared(sum(x @ w[name] for name in names)).sum(), dict.fromkeys(names, W))
+    wrong = [row.what for row in found.rows if row.status == "wrong" and "custom rule" not in row.what]
+    assert wrong[0] == "param_grad/w0"
+    assert len(wrong) < len(names)
+    assert any(what.endswith("together, param_grad/w3 to input_grad/value") for what in wrong)
+
+
 def test_a_kink_is_no_false_alarm() -> None:
     found = proof(together(KINKS), dict.fromkeys(KINKS, jnp.zeros((3, 4))))
     assert found.verdict == "correct"
