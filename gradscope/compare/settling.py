@@ -5,8 +5,8 @@ those may be transposed even where they are square. A pair of exactly one name i
 kernel is found as the fault it is, unless its shapes differ and JAX computed one side and something else the other.
 
 Where the values of a pair cannot tell, because they differ by more than a layout or are the same in several, another
-family of the same names tells (a gradient lies as its parameter does), or all settled pairs of the family with one voice
-(NCHW activations).
+family of the same names tells (a gradient lies as its parameter does), or all settled pairs of the family with one
+voice (NCHW activations).
 """
 
 from __future__ import annotations
