@@ -14,7 +14,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
-from gradscope.compare.layouts import agreeing_layout
+from gradscope.compare.layouts import agreeing_layouts
 from gradscope.compare.pairing import Dumps, Match
 from gradscope.compare.rows import Row
 from gradscope.dump.jsontext import as_float
@@ -74,9 +74,9 @@ def _other_order(dumps: Dumps, match: Match) -> str:
     if ref.nbytes > _READ_AGAIN_BYTES:
         return ""
     cand = dumps.cand.array(match.cand)
-    layout = agreeing_layout(ref, cand)
-    if layout is not None and layout.steps(cand.shape):
-        return f"is transposed: its axes {list(layout.axes)} are the reference's"
+    agreeing = agreeing_layouts(ref, cand)
+    if agreeing and agreeing[0].steps(cand.shape):
+        return f"is transposed: its axes {list(agreeing[0].axes)} are the reference's"
     order = _order_of_slices(ref, cand)
     return f"is permuted: its slices are the reference's {order} along the first axis" if order else ""
 

@@ -21,7 +21,7 @@ from itertools import product, takewhile
 
 from gradscope.arrays.blocks import blocks
 from gradscope.compare.blockpairs import block_pairs
-from gradscope.compare.layouts import agreeing_layout
+from gradscope.compare.layouts import agreeing_layouts
 from gradscope.compare.measuring import measure
 from gradscope.compare.pairing import Dumps, Match, Pairing
 from gradscope.compare.paths import tokens_of
@@ -123,10 +123,10 @@ def _statistics(source: DumpSource) -> Callable[[str], Mapping[str, Json]]:
 def _proof(dumps: Dumps, ref: str, cand: str, tolerance: float) -> Recipe | None:
     """What makes a tensor of the candidate the same as one of the reference; None where nothing does."""
     one, other = dumps.ref.array(ref), dumps.cand.array(cand)
-    layout = agreeing_layout(one, other)
-    if layout is None:
+    agreeing = agreeing_layouts(one, other)
+    if not agreeing:
         return None
-    recipe = Recipe(keys=(cand,), steps=layout.steps(other.shape))
+    recipe = Recipe(keys=(cand,), steps=agreeing[0].steps(other.shape))
     for step in recipe.steps:
         (other,) = step.apply([other])
     dtypes = (source.entry(key).dtype for source, key in ((dumps.ref, ref), (dumps.cand, cand)))

@@ -73,25 +73,22 @@ def layouts(ref: Shape, cand: Shape) -> tuple[Layout, ...]:
     return tuple(sorted(steps.values(), key=lambda layout: len(layout.steps(cand))))
 
 
-def agreeing_layout(ref: Array, cand: Array) -> Layout | None:
-    """The layout in which a sample of the values agrees by far best.
+def agreeing_layouts(ref: Array, cand: Array) -> tuple[Layout, ...]:
+    """The layouts in which a sample of the values agrees by far best.
 
     Args:
         ref: The reference's tensor.
         cand: The candidate's, of the same kind of dtype.
 
     Returns:
-        The layout; of several that agree alike the one of fewest steps. None where none agrees, or where it cannot be
-        told which.
+        One layout; several, that of fewest steps first, where the values are the same in all of them, as of a constant
+        tensor. None where none agrees, or where it cannot be told which.
     """
     errors = [(error, layout) for layout, error in _errors(ref, cand)]
-    if not errors:
-        return None
-    best = min(error for error, _ in errors)
+    best = min((error for error, _ in errors), default=math.inf)
     alike = [(error, layout) for error, layout in errors if error <= max(best * _BY_FAR, _EXACT)]
-    # All alike to the last digits, as of a constant tensor: then it makes no difference, and the simplest will do.
-    told_apart = len(alike) == 1 or max(error for error, _ in alike) <= best + _EXACT
-    return alike[0][1] if best <= _LARGEST_ERROR and told_apart else None
+    told_apart = len(alike) == 1 or max((error for error, _ in alike), default=0.0) <= best + _EXACT
+    return tuple(layout for _, layout in alike) if best <= _LARGEST_ERROR and told_apart else ()
 
 
 def _errors(ref: Array, cand: Array) -> Iterator[tuple[Layout, float]]:

@@ -4,18 +4,19 @@ Asked are pairs of two shapes, and pairs whose parameter has another name in ano
 those may be transposed even where they are square. A pair of exactly one name is left as it is, so that a transposed
 kernel is found as the fault it is, unless its shapes differ and JAX computed one side and something else the other.
 
-Where the values of a pair cannot tell, because they differ by more than a layout, another family of the same names
-tells (a gradient lies as its parameter does), or all settled pairs of the family with one voice (NCHW activations).
+Where the values of a pair cannot tell, because they differ by more than a layout or are the same in several, another
+family of the same names tells (a gradient lies as its parameter does), or all settled pairs of the family with one
+voice (NCHW activations).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from gradscope.compare.layouts import agreeing_layout, layouts
+from gradscope.compare.layouts import agreeing_layouts, layouts
 from gradscope.compare.pairing import Dumps, Match
 from gradscope.compare.paths import end_of
 from gradscope.compare.precision import comparable
@@ -24,7 +25,7 @@ from gradscope.dump.source import DumpSource, has_elements
 from gradscope.naming import split_key
 
 #: Goes through some matches with a function, perhaps several at a time.
-Mapper: TypeAlias = Callable[[Callable[[Match], "Steps | None"], Iterable[Match]], Iterable["Steps | None"]]
+Mapper: TypeAlias = Callable[[Callable[[Match], "tuple[Steps, ...]"], Iterable[Match]], Iterable["tuple[Steps, ...]"]]
 
 Steps: TypeAlias = tuple[Step, ...]
 
@@ -41,33 +42,30 @@ def settled(dumps: Dumps, matches: Sequence[Match], mapper: Mapper) -> tuple[Mat
         As many pairs in the same order.
     """
     asked = [match for match in matches if _may_lie_otherwise(dumps, match)]
-    by_values = zip(asked, mapper(lambda match: _steps_by_values(dumps, match), asked), strict=True)
-    known = {match.ref: steps for match, steps in by_values if steps is not None}
-    witnesses = _Witnesses(dumps, [match for match in asked if match.ref in known], known)
-    for match in asked:
-        if match.ref not in known and (steps := witnesses.steps(match)) is not None:
-            known[match.ref] = steps
-    return tuple(_with_steps(match, known.get(match.ref, ())) for match in matches)
+    by_values = dict(zip(asked, mapper(lambda match: _steps_by_values(dumps, match), asked), strict=True))
+    known = {match: steps[0] for match, steps in by_values.items() if len(steps) == 1}
+    witnesses = _Witnesses(dumps, known)
+    for match, steps in by_values.items():
+        testimony = witnesses.steps(match, steps or _possible(dumps, match))
+        if match not in known and (testimony is not None or steps):
+            known[match] = steps[0] if testimony is None else testimony
+    return tuple(_with_steps(match, known.get(match, ())) for match in matches)
 
 
 class _Witnesses:
     """Settled pairs, asked about pairs that are not."""
 
-    def __init__(self, dumps: Dumps, matches: Iterable[Match], known: dict[str, Steps]) -> None:
+    def __init__(self, dumps: Dumps, known: Mapping[Match, Steps]) -> None:
         self._dumps = dumps
         self._by_names: dict[tuple[str, str], Steps] = {}
         self._by_family: defaultdict[tuple[str, int], set[Steps]] = defaultdict(set)
-        for match in matches:
-            self._by_names[_names(match)] = known[match.ref]
-            self._by_family[self._kin(match)].add(known[match.ref])
+        for match, steps in known.items():
+            self._by_names[_names(match)] = steps
+            self._by_family[self._kin(match)].add(steps)
 
-    def steps(self, match: Match) -> Steps | None:
-        """What they say about a pair; None where they say nothing, or what cannot be."""
-        allowed = {
-            layout.steps(self._dumps.cand.entry(match.cand).shape)
-            for layout in layouts(self._dumps.ref.entry(match.ref).shape, self._dumps.cand.entry(match.cand).shape)
-        }
-        return next((steps for steps in self._testimony(match) if steps in allowed), None)
+    def steps(self, match: Match, possible: Iterable[Steps]) -> Steps | None:
+        """Which of the possible they say about a pair; None where they say nothing, or what cannot be."""
+        return next((steps for steps in self._testimony(match) if steps in possible), None)
 
     def _testimony(self, match: Match) -> Iterator[Steps]:
         if _names(match) in self._by_names:
@@ -96,14 +94,20 @@ def _is_of_jax(source: DumpSource) -> bool:
     return isinstance(versions, dict) and "jax" in versions
 
 
-def _steps_by_values(dumps: Dumps, match: Match) -> Steps | None:
-    if len(layouts(dumps.ref.entry(match.ref).shape, dumps.cand.entry(match.cand).shape)) == 0:
-        return None
+def _steps_by_values(dumps: Dumps, match: Match) -> tuple[Steps, ...]:
+    """What the values say; several where it makes no difference to them, nothing where they cannot tell."""
+    if not _possible(dumps, match):
+        return ()
     if not (has_elements(dumps.ref, match.ref) and has_elements(dumps.cand, match.cand)):
-        return None
+        return ()
     cand = dumps.cand.array(match.cand)
-    layout = agreeing_layout(dumps.ref.array(match.ref), cand)
-    return None if layout is None else layout.steps(cand.shape)
+    return tuple(layout.steps(cand.shape) for layout in agreeing_layouts(dumps.ref.array(match.ref), cand))
+
+
+def _possible(dumps: Dumps, match: Match) -> tuple[Steps, ...]:
+    """What the shapes allow."""
+    ref, cand = dumps.ref.entry(match.ref).shape, dumps.cand.entry(match.cand).shape
+    return tuple(layout.steps(cand) for layout in layouts(ref, cand))
 
 
 def _with_steps(match: Match, steps: Steps) -> Match:

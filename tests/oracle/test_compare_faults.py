@@ -86,6 +86,13 @@ def test_a_planted_fault_is_found_where_it_is(reference: gs.Dump, fault: str) ->
     assert not any(word in found.sentence for word in ("anew", "beside"))
 
 
+def test_another_fusion_is_no_difference(reference: gs.Dump) -> None:
+    jax.config.update("jax_disable_most_optimizations", False)
+    optimised = faulty.capture()
+    jax.config.update("jax_disable_most_optimizations", True)
+    assert gs.compare(reference, optimised).verdict == "same"
+
+
 def scaled(factor: float, *, reordered: bool = False) -> gs.Dump:
     """A linear model whose loss is a multiple, or whose sum runs in another order."""
 
