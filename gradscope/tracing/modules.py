@@ -10,6 +10,7 @@ from gradscope.frameworks.lifting import LiftedFunctions
 from gradscope.frameworks.modulemodel import ModuleModel
 from gradscope.frameworks.request import Request
 from gradscope.tracing.model import Model
+from gradscope.tracing.randomkeys import NeededKeys
 from gradscope.tracing.userframes import user_code
 
 
@@ -30,7 +31,8 @@ def module_model(name: str, holder: Any, request: Request) -> Model | None:
         if adapter is None:
             return None
         made = ModuleModel.of(adapter, request, train=train)
-    return Model(name=name, init=made.init, batch=made.batch, loss=made.loss, held=adapter.held, choices=made.choices)
+    own = NeededKeys(made)
+    return Model(name=name, init=own.init, batch=made.batch, loss=own.loss, held=adapter.held, choices=made.choices)
 
 
 def lifted_model(model: Model) -> Model:
