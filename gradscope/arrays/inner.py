@@ -14,8 +14,8 @@ _ROW_ELEMENTS: Final = 8192
 
 
 def inner(first: Array, second: Array) -> float:
-    """The inner product of two one-dimensional float64 arrays of one size, summed by rows."""
+    """The inner product of two one-dimensional arrays of one size and dtype, by rows, the rows summed in float64."""
     rows = first.size // _ROW_ELEMENTS
     whole = rows * _ROW_ELEMENTS
     by_row = np.matmul(first[:whole].reshape(rows, 1, _ROW_ELEMENTS), second[:whole].reshape(rows, _ROW_ELEMENTS, 1))
-    return float(by_row.sum() + np.dot(first[whole:], second[whole:]))
+    return float(by_row.sum(dtype=np.float64) + np.dot(first[whole:], second[whole:]))

@@ -16,7 +16,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array, blocks
 from gradscope.arrays.dtypes import dtype_name, encode, is_complex, is_floating, storable
 from gradscope.arrays.magnitudes import MagnitudeCounter
-from gradscope.arrays.moments import moments_of, sum_of_magnitudes
+from gradscope.arrays.moments import moments_of, narrow_moments, sum_of_magnitudes
 from gradscope.arrays.reductions import Extremes, NonFinite, Reduction
 from gradscope.arrays.scratch import Slot, scratch
 from gradscope.arrays.widening import real_values
@@ -48,8 +48,31 @@ def _reduce_real(array: Array, *, magnitudes: bool) -> Reduction:
     counter = MagnitudeCounter(_smallest_normal(array.dtype)) if magnitudes else None
     running = Reduction(zeros=0, nonfinite=NonFinite(nan=0, inf=0, neginf=0))
     for block in blocks(array):
-        running += _reduce_block(real_values(block), counter)
+        values = real_values(block)
+        quick = _quickly(values) if counter is None else None
+        running += _reduce_block(values, counter) if quick is None else quick
     return running if counter is None else replace(running, magnitudes=counter.result())
+
+
+def _quickly(values: Array) -> Reduction | None:
+    """The reductions of a block without magnitudes, in its own float32; None where that would not do."""
+    if values.dtype != np.float32:
+        return None
+    low, high = float(values.min()), float(values.max())
+    with np.errstate(over="ignore", invalid="ignore"):
+        moments = narrow_moments(values, low, high)
+    if moments is None or not math.isfinite(moments.mean):  # a NaN may have escaped the extremes, not the sum
+        return None
+    return Reduction(
+        zeros=_zeros(values),
+        nonfinite=NonFinite(nan=0, inf=0, neginf=0),
+        extremes=Extremes(low=low, high=high),
+        moments=moments,
+    )
+
+
+def _zeros(values: Array) -> int:
+    return int(np.count_nonzero(np.equal(values, 0, out=scratch(Slot.WORK, values.size, np.bool_))))
 
 
 def _reduce_block(values: Array, counter: MagnitudeCounter | None) -> Reduction:
@@ -63,7 +86,7 @@ def _reduce_block(values: Array, counter: MagnitudeCounter | None) -> Reduction:
     if counter is not None:
         counter.add(values, sum_of_magnitudes(wide, total, low, high))
     return Reduction(
-        zeros=int(np.count_nonzero(np.equal(values, 0, out=scratch(Slot.WORK, values.size, np.bool_)))),
+        zeros=_zeros(values),
         nonfinite=NonFinite(nan=0, inf=0, neginf=0),
         extremes=Extremes(low=low, high=high),
         moments=moments_of(wide, total, low, high),

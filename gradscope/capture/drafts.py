@@ -53,12 +53,14 @@ class Draft:
 def drafts(run: Run, order: ExecutionOrder) -> Iterator[Draft]:
     """Every tensor of a run: arguments by first use, values in execution order, gradients with both, then outputs."""
     origins = _argument_origins(run, order)
-    for number in sorted(range(len(origins)), key=lambda at: origins[at].facts.index):
+    arguments = [] if run.sites_only else sorted(range(len(origins)), key=lambda at: origins[at].facts.index)
+    for number in arguments:
         yield from _argument_drafts(run, number, origins[number])
     turns = [(number, turn) for number in range(len(run.plan.sites)) for turn in turns_of(run, number)]
     for number, turn in sorted(turns, key=lambda at: _rank(order, run.plan.sites[at[0]], at[1])):
         yield from _site_drafts(run, order, number, turn)
-    for number, (leaf, value) in enumerate(zip(run.trace.auxiliary, run.observed.auxiliary, strict=True)):
+    auxiliary = [] if run.sites_only else zip(run.trace.auxiliary, run.observed.auxiliary, strict=True)
+    for number, (leaf, value) in enumerate(auxiliary):
         key = ValueKey((), len(run.trace.jaxpr.eqns), number)
         origin = Origin(key, (), SiteFacts(index=order.rank_after_all))
         source: Source = "eliminated" if value is None else Observation(value=value)

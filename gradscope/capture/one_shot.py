@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -18,13 +18,14 @@ from gradscope.capture.provenance import machine_provenance, model_provenance
 from gradscope.capture.selfcheck import self_check
 from gradscope.capture.session import Session
 from gradscope.capture.timings import Timings
-from gradscope.dump.manifest import Manifest, Origin
+from gradscope.dump.manifest import Cause, Manifest, Origin
 from gradscope.dump.provenance import command_line, content_hash
 from gradscope.dump.record import Json
 from gradscope.dump.sink import RecordSink
 from gradscope.errors import MachineError, ModelError
 from gradscope.instrument.inquiry import Answer, Inquiry
 from gradscope.instrument.planning import Wanted
+from gradscope.naming.sizes import shown_size
 from gradscope.tracing.model import Model
 from gradscope.tracing.userframes import user_code
 
@@ -39,6 +40,8 @@ class DumpRequest:
         reading: How they are measured, and whether they are kept.
         self_check: Whether to run the plain program too.
         facts: Provenance that only the caller knows, such as the seed.
+        max_memory: Bytes that a run may take; what it hands out is divided among several runs for that. None for any.
+        tell: Receives a sentence about how much there will be, before anything is run.
     """
 
     wanted: Wanted = field(default_factory=Wanted)
@@ -46,6 +49,8 @@ class DumpRequest:
     reading: TensorReading = field(default_factory=TensorReading)
     self_check: bool = False
     facts: dict[str, Json] = field(default_factory=dict[str, Json])
+    max_memory: int | None = None
+    tell: Callable[[str], None] = lambda _: None
 
 
 def dump_model(
@@ -72,26 +77,30 @@ def dump_model(
         MachineError: Memory or disk ran out. What was captured until then is saved beside the asked path.
         UsageError: A pattern selects nothing.
     """
-    prepared = prepare(model, arguments, request.wanted, request.inquiry, timings)
+    # One half for what a run hands out, the other for what it needs itself: residuals, parameters, gradients.
+    budget = None if request.max_memory is None else request.max_memory // 2
+    prepared = prepare(model, arguments, request.wanted, request.inquiry, timings, budget=budget)
+    _require_memory(prepared, request)
+    size = _tensor_bytes(prepared)
+    if prepared.runs > 1:
+        request.tell(f"{shown_size(size)} of tensors are captured in {prepared.runs} runs")
     if request.reading.keep:
-        writer.require_space(_tensor_bytes(prepared))
-    run = prepared.start()
-    session = Session(run, reading_for(writer, request.reading))
+        writer.require_space(size)
+    session = Session(prepared.start(), reading_for(writer, request.reading), prepared.further())
     provenance = _provenance(model, prepared, request)
     with _salvaging(writer, provenance):
         with timings.phase("write"):
             for record in session.records():
                 writer.add(record)
-        # Of another question than the loss's own, the search would give the answer to the wrong one; and it needs all
+        # Of another question than the loss's own, a search would give the answer to the wrong one; and it needs all
         # values in one place, so that every process would have to take part in it.
-        searched = session.nonfinite and not request.inquiry and not is_shared()
-        origins = _origins(model, prepared, timings) if searched else ()
-        with timings.phase("explain"), user_code(f"explaining gradients of {model.name}"):
-            causes = session.causes()
+        searchable = not request.inquiry and not is_shared()
+        origins = _origins(model, prepared, timings) if searchable and session.nonfinite else ()
+        causes = _causes(model, session, timings) if searchable and session.zeros else ()
         checked = None
         if request.self_check:
             with timings.phase("self-check"):
-                checked = self_check(model.loss, prepared, run)
+                checked = self_check(model.loss, prepared, session.run)
     return writer.commit(
         layers=session.layers(),
         ledger=session.ledger(),
@@ -102,6 +111,22 @@ def dump_model(
         timings=timings.seconds,
         origins=origins,
     )
+
+
+def _causes(model: Model, session: Session, timings: Timings) -> tuple[Cause, ...]:
+    """Why gradients are exactly zero."""
+    with timings.phase("explain"), user_code(f"explaining gradients of {model.name}"):
+        return session.causes()
+
+
+def _require_memory(prepared: Prepared, request: DumpRequest) -> None:
+    """Refuse a run that does not fit in the memory allowed."""
+    if request.max_memory is not None and prepared.size_bytes > request.max_memory:
+        raise MachineError(
+            f"one run of the model needs {shown_size(prepared.size_bytes)}, above the {shown_size(request.max_memory)} "
+            "of --max-memory",
+            hint="run a smaller batch, or allow more",
+        )
 
 
 def _origins(model: Model, prepared: Prepared, timings: Timings) -> tuple[Origin, ...]:

@@ -7,10 +7,9 @@ needs the other's result, only shapes. So the arguments are made in a thread of 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import jax
@@ -21,9 +20,11 @@ from gradscope.capture.run import Run
 from gradscope.capture.timings import Timings
 from gradscope.errors import ModelError
 from gradscope.instrument.inquiry import Answer, Inquiry, answer
+from gradscope.instrument.plan import Plan
 from gradscope.instrument.planning import Wanted
 from gradscope.instrument.program import observing_program
-from gradscope.tracing.batches import batch_from_file
+from gradscope.tracing.batches import DataRequest
+from gradscope.tracing.checkpoints import CheckpointRequest, variables_from_file
 from gradscope.tracing.model import Model
 from gradscope.tracing.tracer import trace_loss
 from gradscope.tracing.userframes import user_code
@@ -53,7 +54,13 @@ class Arguments:
 
 
 def model_arguments(
-    model: Model, *, seed: int, batch_size: int | None = None, dtype: str | None = None, data: Path | None = None
+    model: Model,
+    *,
+    seed: int,
+    batch_size: int | None = None,
+    dtype: str | None = None,
+    data: DataRequest | None = None,
+    checkpoint: CheckpointRequest | None = None,
 ) -> Arguments:
     """The arguments of a model's loss.
 
@@ -62,11 +69,13 @@ def model_arguments(
         seed: Seeds one key, split for `init` and `batch`.
         batch_size: Number of examples of the model's own batch; None for the model's own default.
         dtype: Floating-point leaves are converted to it; None leaves them.
-        data: A file that holds the batch; None for the model's own.
+        data: Where the batch is; None for the model's own.
+        checkpoint: Where the variables are; None for those that `init` makes.
 
     Raises:
-        ModelError: `init` or `batch` failed.
-        DumpError: The file does not hold a batch such as the model's own.
+        ModelError: `init` or `batch` failed, or a pipeline.
+        UsageError: There is no such pipeline.
+        DumpError: The files do not hold variables and a batch such as the model's own.
     """
     init_key, batch_key = jax.random.split(jax.random.key(seed))
     size = _default_size(model) if batch_size is None else batch_size
@@ -76,9 +85,13 @@ def model_arguments(
     with user_code(f"batch of {model.name}"):
         batch, make_batch = _deferred(lambda: _converted("batch", model.batch(batch_key, size), dtype))
     notes: tuple[str, ...] = ()
+    if checkpoint is not None and not model.restored:
+        saved = variables_from_file(checkpoint.path, variables, checkpoint.key_map, make_variables)
+        notes = saved.notes
+        variables, make_variables = _restored(_converted("checkpoint", saved.variables, dtype), variables)
     if data is not None:
-        read = batch_from_file(data, batch)
-        size, notes = read.size, read.notes
+        read = data.batch(batch)
+        size, notes = read.size, (*notes, *read.notes)
         batch, make_batch = _deferred(lambda: jax.tree_util.tree_map(jnp.asarray, read.batch))
 
     def make() -> tuple[Any, Any]:
@@ -88,6 +101,20 @@ def model_arguments(
             return made, make_batch()
 
     return Arguments(shapes=(variables, batch), make=make, batch_size=size, notes=notes)
+
+
+def _restored(saved: Any, expected: Any) -> tuple[Any, Callable[[], Any]]:
+    """The shapes of saved variables, and a way to have them on the devices where the model's own would lie."""
+
+    def placed(array: Any, leaf: Any) -> Any:
+        return jnp.asarray(array) if leaf.sharding is None else jax.device_put(array, leaf.sharding)
+
+    shapes = jax.tree_util.tree_map(
+        lambda array, leaf: leaf.update(dtype=jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)),
+        saved,
+        expected,
+    )
+    return shapes, lambda: jax.tree_util.tree_map(placed, saved, expected)
 
 
 def _default_size(model: Model) -> int:
@@ -160,6 +187,9 @@ class Prepared:
         batch: Its batch.
         leaves: The leaves of both as they go into the run; None for those that it does not need.
         start: Runs the compiled program and waits for it.
+        further: Compiles and runs, one by one, the programs that observe what the first does not.
+        runs: The number of all these runs.
+        size_bytes: What the first of them takes: arguments, outputs and what it needs on the way.
     """
 
     answer: Answer
@@ -167,10 +197,23 @@ class Prepared:
     batch: Any
     leaves: Sequence[Any]
     start: Callable[[], Run]
+    further: Callable[[], Iterator[Run]]
+    runs: int
+    size_bytes: int
 
 
-def prepare(model: Model, arguments: Arguments, wanted: Wanted, inquiry: Inquiry, timings: Timings) -> Prepared:
+def prepare(
+    model: Model, arguments: Arguments, wanted: Wanted, inquiry: Inquiry, timings: Timings, *, budget: int | None = None
+) -> Prepared:
     """Trace, plan and compile while the arguments are being made.
+
+    Args:
+        model: The model.
+        arguments: Its arguments.
+        wanted: What is shown.
+        inquiry: What is asked beyond the loss and its gradients.
+        timings: Receives the seconds of each phase.
+        budget: Bytes of tensors that one run may hand out; None for all in one run.
 
     Raises:
         ModelError: The user's code failed, or its loss cannot be differentiated.
@@ -181,28 +224,77 @@ def prepare(model: Model, arguments: Arguments, wanted: Wanted, inquiry: Inquiry
         with timings.phase("trace"), user_code(f"loss of {model.name}"):
             trace = trace_loss(model.loss, *arguments.shapes, operations=wanted.operations or bool(inquiry))
             answered = answer(trace, wanted, inquiry)
-            program, reached = observing_program(answered.trace, answered.plan)
+            first, *others = [answered.plan] if budget is None else answered.plan.parts(budget)
             shapes = _given(answered, jax.tree_util.tree_leaves(arguments.shapes))
-            lowered = jax.jit(program).lower(shapes, answered.feeds, answered.cotangents)
-        with timings.phase("compile"), user_code(f"compiling {model.name}"):
-            compiled = lowered.compile()
+            compiling = _Program(model, replace(answered, plan=first), shapes, timings)
+        compiling.compile()
         with timings.phase("initialise"):
             variables, batch = making.result()
     leaves = _given(answered, jax.tree_util.tree_leaves((variables, batch)))
 
-    def start() -> Run:
-        with timings.phase("run"), user_code(f"running {model.name}"):
-            seen = jax.block_until_ready(compiled(leaves, answered.feeds, answered.cotangents))
+    def further() -> Iterator[Run]:
+        for plan in others:
+            program = _Program(model, _sites_only(answered, plan), shapes, timings)
+            program.compile()
+            yield replace(program.run(leaves), trace=answered.trace, sites_only=True)
+
+    return Prepared(
+        answer=answered,
+        variables=variables,
+        batch=batch,
+        leaves=leaves,
+        start=lambda: compiling.run(leaves),
+        further=further,
+        runs=1 + len(others),
+        size_bytes=compiling.size_bytes,
+    )
+
+
+def _sites_only(answered: Answer, plan: Plan) -> Answer:
+    """The same answer, for a run that observes sites and nothing else."""
+    trace = answered.trace
+    arguments = tuple(replace(leaf, differentiated=False) for leaf in trace.arguments)
+    return replace(
+        answered,
+        trace=replace(trace, arguments=arguments),
+        plan=replace(plan, outputs=(False,) * len(trace.outputs)),
+    )
+
+
+class _Program:
+    """One observing program of a model: traced when it is made, then compiled, then run."""
+
+    def __init__(self, model: Model, answered: Answer, shapes: Sequence[Any], timings: Timings) -> None:
+        self._name = model.name
+        self._answered = answered
+        self._timings = timings
+        program, self._reached = observing_program(answered.trace, answered.plan)
+        self._stage: Any = jax.jit(program).lower(shapes, answered.feeds, answered.cotangents)
+
+    def compile(self) -> None:
+        with self._timings.phase("compile"), user_code(f"compiling {self._name}"):
+            self._stage = self._stage.compile()
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the compiled program takes; 0 where the backend does not tell."""
+        found = self._stage.memory_analysis()
+        if found is None:
+            return 0
+        return found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
+
+    def run(self, leaves: Sequence[Any]) -> Run:
+        answered = self._answered
+        with self._timings.phase("run"), user_code(f"running {self._name}"):
+            seen = jax.block_until_ready(self._stage(leaves, answered.feeds, answered.cotangents))
         return Run(
             trace=answered.trace,
             plan=answered.plan,
             wanted=answered.wanted,
             arguments=leaves,
             observed=with_whole_facts(seen),
-            reached=reached,
+            reached=self._reached,
         )
-
-    return Prepared(answer=answered, variables=variables, batch=batch, leaves=leaves, start=start)
 
 
 def _given(answered: Answer, leaves: Sequence[Any]) -> list[Any]:

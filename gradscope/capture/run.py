@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gradscope.capture.order import Iteration
+from gradscope.instrument.interpreter import Captured
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.planning import Wanted
 from gradscope.instrument.program import Observed, Reached
@@ -27,6 +28,7 @@ class Run:
         arguments: The flat arguments it ran on; None for those that were not kept.
         observed: What it handed out.
         reached: What the loss is connected to.
+        sites_only: Whether arguments and auxiliary outputs were shown by a run before it.
     """
 
     trace: Trace
@@ -35,6 +37,12 @@ class Run:
     arguments: Sequence[Any]
     observed: Observed
     reached: Reached
+    sites_only: bool = False
+
+    def without_tensors(self) -> Run:
+        """What is known of the run when its tensors have been handed out: loss, parameters, gradients of those."""
+        observed = self.observed._replace(captured=Captured.nothing(), cotangents={}, auxiliary=[])
+        return replace(self, observed=observed)
 
 
 class Turn(NamedTuple):

@@ -43,10 +43,10 @@ def self_check(loss: Callable[[Any, Any], Any], prepared: Prepared, run: Run) ->
     names = {number: leaf.name for number, leaf in enumerate(prepared.answer.trace.arguments) if _compared(leaf)}
     plain = _PlainProgram(loss, prepared, list(names))
     value, reference = plain(prepared.leaves)
-    _, nudged = plain([_nudged(leaf, seed) for seed, leaf in enumerate(prepared.leaves)])
+    _, moved = plain([nudged(leaf, seed) for seed, leaf in enumerate(prepared.leaves)])
     observed = {number: np.asarray(run.observed.gradients[number]) for number in names}
     errors = {names[n]: _relative(_difference(observed[n], reference[n]), reference[n]) for n in names}
-    noise = {names[n]: _relative(_difference(nudged[n], reference[n]), reference[n]) for n in names}
+    noise = {names[n]: _relative(_difference(moved[n], reference[n]), reference[n]) for n in names}
     return {
         "total": len(names),
         "bit_equal": sum(observed[n].tobytes() == reference[n].tobytes() for n in names),
@@ -89,7 +89,7 @@ class _PlainProgram:
         return np.asarray(value), {number: np.asarray(gradient) for number, gradient in gradients.items()}
 
 
-def _nudged(leaf: Any, seed: int) -> Any:
+def nudged(leaf: Any, seed: int) -> Any:
     """An argument with every element of inexact dtype changed in its last bit, up or down at random."""
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return leaf

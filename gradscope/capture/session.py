@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -35,28 +35,42 @@ class Session:
     Args:
         run: The run.
         reading: How observations become statistics.
+        further: Runs of the same loss that observe further sites, each started when the one before has been handed out.
 
     Attributes:
         nonfinite: Whether the loss or a gradient handed out so far has a NaN or an infinity. A value that has one may
             be meant so, as a mask is.
+        zeros: The gradients handed out so far that are exactly zero.
     """
 
-    def __init__(self, run: Run, reading: Reading) -> None:
+    def __init__(self, run: Run, reading: Reading, further: Iterable[Run] = ()) -> None:
         self._run = run
+        self._further = further
         self._reading = reading
         self._order = ExecutionOrder.of_trace(run.trace)
         self._tree = LayerTree(run, self._order)
         self.nonfinite = not math.isfinite(self.loss() or 0.0)
+        self.zeros: list[Zero] = []
         self._captured = 0
         self._missing: list[LedgerLine] = []
-        self._zeros: list[Zero] = []
         self._flowing: set[ValueKey] = set()
         self._barriers = Barriers(run.trace.root)
         self._accounted: set[tuple[ValueKey, str]] = set()
 
     def records(self) -> Iterator[Record]:
         """Every record of the run, in the order in which a dump holds them."""
-        pieces = drafts(self._run, self._order)
+        yield from self._records_of(self._run)
+        self._run = self._run.without_tensors()
+        for run in self._further:
+            yield from self._records_of(run)
+
+    @property
+    def run(self) -> Run:
+        """The run, without the tensors that have been handed out."""
+        return self._run
+
+    def _records_of(self, run: Run) -> Iterator[Record]:
+        pieces = drafts(run, self._order)
         for measured in in_order(self._reading, pieces, workers=WORKERS, ahead=AHEAD):
             self._tree.note(measured.draft, measured.power)
             for record in measured.records:
@@ -83,13 +97,13 @@ class Session:
         Raises:
             ModelError: The loss failed.
         """
-        return causes_of(self._run, self._zeros, self._flowing)
+        return causes_of(self._run, self.zeros, self._flowing)
 
     def _account(self, draft: Draft, record: Record) -> None:
         self._accounted.add((draft.origin.value, draft.family))
         if record.absent is not None:
-            gradient = naming.is_gradient(record.family)
-            detail = self._barriers.detail(draft.origin.value, record.absent) if gradient else ""
+            explained = naming.is_gradient(record.family) and self._run.plan.is_of_loss
+            detail = self._barriers.detail(draft.origin.value, record.absent) if explained else ""
             line = LedgerLine(name=record.name, family=record.family, reason=record.absent, detail=detail)
             self._missing.append(line)
         elif record.alias_of is None and record.shard is None:
@@ -100,7 +114,7 @@ class Session:
     def _note_gradient(self, draft: Draft, record: Record) -> None:
         value, turn, _ = draft.origin
         if is_all_zero(record.stats):
-            self._zeros.append(Zero(family=record.family, name=record.name, value=value, turn=turn))
+            self.zeros.append(Zero(family=record.family, name=record.name, value=value, turn=turn))
         else:
             self._flowing.add(value)
 

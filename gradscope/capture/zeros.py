@@ -128,7 +128,11 @@ class _Search:
         cuts: list[str] = []
         further: list[_Moment] = []
         flowing: dict[str, None] = {}
-        for result in (*self._computed(moment), *self._renamed(moment)):
+        results = [*self._computed(moment), *self._renamed(moment)]
+        if not results:
+            here = " in its turn" if moment.turn else ""
+            return [f"disconnected: nothing that the loss depends on is made from it{here}"], []
+        for result in results:
             match result:
                 case _Cut(words=words):
                     cuts.append(words)
@@ -146,8 +150,8 @@ class _Search:
         for frame, number in dict.fromkeys((step.frame, step.number) for step in steps):
             use = self._use(frame, number, moment)
             if use is None:
-                continue
-            if not any(np.any(each) for each in use.cotangents):
+                yield _Cut(f"not followed beyond {at_place(frame, number)}")
+            elif not any(np.any(each) for each in use.cotangents):
                 outputs = (step.to for step in steps if (step.frame, step.number) == (frame, number))
                 yield from (_Moment(place, moment.turn) for place in outputs)
             elif use.gradient().any():

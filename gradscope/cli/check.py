@@ -9,13 +9,17 @@ import typer
 
 from gradscope.cli import options
 from gradscope.cli.options import Format
+from gradscope.cli.sources import BatchIndex, Checkpoint, Data, MapKeys, Sources
 
 
 def check(
     target: options.Target,
     seed: options.Seed = 0,
     batch_size: options.BatchSize = None,
-    data: options.Data = None,
+    data: Data = None,
+    batch_index: BatchIndex = None,
+    checkpoint: Checkpoint = None,
+    map_keys: MapKeys = None,
     inputs: options.Input = [],  # noqa: B006 - typer reads the default and never changes it
     loss: options.LossOf = None,
     train: options.Train = None,
@@ -40,8 +44,10 @@ def check(
     from gradscope.cli.targets import asked_of, model_of
     from gradscope.report import ProofReport
 
-    options.require_one_of(batch_size=batch_size, data=data)
-    request = asked_of(target, inputs=inputs, loss=loss, train=train, seed=seed, batch_size=batch_size, data=data)
+    sources = Sources(
+        batch_size=batch_size, data=data, batch_index=batch_index, checkpoint=checkpoint, map_keys=map_keys
+    )
+    request = asked_of(target, inputs=inputs, loss=loss, train=train, seed=seed, sources=sources)
     notes = set_up_jax(x64=x64, dtype=dtype, matmul_precision=matmul_precision, cache=not no_cache)
     from gradscope.capture.preparation import model_arguments
     from gradscope.capture.timings import Timings
@@ -51,7 +57,12 @@ def check(
     with redirect_stdout(sys.stderr), Progress(quiet=quiet) as progress:
         model = model_of(target, request)
         arguments = model_arguments(
-            model, seed=seed, batch_size=batch_size, dtype=None if dtype is None else dtype.value, data=data
+            model,
+            seed=seed,
+            batch_size=batch_size,
+            dtype=None if dtype is None else dtype.value,
+            data=sources.data_request(),
+            checkpoint=sources.checkpoint_request(),
         )
         found = prove(model, arguments, Timings(progress.phase), seed=seed)
         for sentence in (

@@ -11,7 +11,8 @@ from gradscope.cli import options
 from gradscope.cli.options import Format
 
 if TYPE_CHECKING:
-    from gradscope.compare import CompareOptions, Comparison, MapRule, Rule, Series
+    from gradscope.compare import CompareOptions, Comparison, MapRule, Rule
+    from gradscope.compare.series import Series
     from gradscope.report import Report
 
 _HOW = "How strictly"
@@ -106,14 +107,17 @@ def compare(
 
 def _compared(ref: Path, cands: list[Path], asked: CompareOptions) -> Comparison | Series:
     """One comparison; a series of several candidates, or of the steps in two folders."""
-    from gradscope.compare import Member, Series
     from gradscope.dump.folders import dumps_in
 
     if len(cands) > 1:
+        from gradscope.compare.series import Member, Series
+
         return Series(members=tuple(Member(name=str(cand), comparison=_one(ref, cand, asked)) for cand in cands))
     ref_steps, cand_steps = dumps_in(ref), dumps_in(cands[0])
     if not ref_steps or not cand_steps:
         return _one(ref, cands[0], asked)
+    from gradscope.compare.series import Member, Series
+
     return Series(
         members=tuple(
             Member(name=name, comparison=_one(path, cand_steps[name], asked))

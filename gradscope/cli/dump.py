@@ -11,6 +11,7 @@ import typer
 from gradscope.cli import options
 from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.options import Format
+from gradscope.cli.sources import BatchIndex, Checkpoint, Data, MapKeys, Sources
 
 if TYPE_CHECKING:
     from gradscope.dump.manifest import Manifest
@@ -27,13 +28,13 @@ class _Options:
     request: Request
     output: Path | None
     seed: int
-    batch_size: int | None
-    data: Path | None
+    sources: Sources
     dtype: str | None
     self_check: bool
     stats_only: bool
     exact_quantiles: bool
     widen: bool
+    max_memory: int | None
     force: bool
     quiet: bool
     verbose: bool
@@ -48,7 +49,10 @@ def dump(
     ] = None,
     seed: options.Seed = 0,
     batch_size: options.BatchSize = None,
-    data: options.Data = None,
+    data: Data = None,
+    batch_index: BatchIndex = None,
+    checkpoint: Checkpoint = None,
+    map_keys: MapKeys = None,
     inputs: options.Input = [],  # noqa: B006 - typer reads the default and never changes it
     loss: options.LossOf = None,
     train: options.Train = None,
@@ -76,6 +80,7 @@ def dump(
     strict: options.Strict = False,
     sort: options.Sort = None,
     no_fold: options.NoFold = False,
+    max_memory: options.MaxMemory = None,
     force: options.Force = False,
     output_format: options.OutputFormat = Format.TABLE,
     json: options.Json = False,
@@ -93,23 +98,28 @@ def dump(
     from gradscope.cli.printing import print_report
     from gradscope.cli.targets import asked_of
     from gradscope.naming import Selection
+    from gradscope.naming.sizes import parse_size
     from gradscope.report import Query, dump_report
     from gradscope.stats import find
 
-    options.require_one_of(batch_size=batch_size, data=data)
+    sources = Sources(
+        batch_size=batch_size, data=data, batch_index=batch_index, checkpoint=checkpoint, map_keys=map_keys
+    )
     for name, given in {"of": of, "stop_gradient": stop_gradient, "fetch": fetch, "feed": feed}.items():
         options.require_one_of(self_check=self_check, **{name: given or None})  # it holds the loss against itself
+        options.require_one_of(max_memory=max_memory, **{name: given or None})  # each run would have to be asked
     options.require_one_of(self_check=self_check, distributed=distributed)
-    request = asked_of(target, inputs=inputs, loss=loss, train=train, seed=seed, batch_size=batch_size, data=data)
+    request = asked_of(target, inputs=inputs, loss=loss, train=train, seed=seed, sources=sources)
     rules = checked_rules(check) | {SELF_CHECK}
     selection, chosen = Selection.parse(select, exclude), options.family_set(families)
     notes = set_up_jax(
         x64=x64, dtype=dtype, matmul_precision=matmul_precision, cache=not no_cache, distributed=distributed
     )
     asked = _Options(
-        target=target, request=request, output=output, seed=seed, batch_size=batch_size, data=data,
+        target=target, request=request, output=output, seed=seed, sources=sources,
         dtype=None if dtype is None else dtype.value, self_check=self_check, stats_only=stats_only,
         exact_quantiles=exact_quantiles, widen=cast is not None, force=force, quiet=quiet, verbose=verbose,
+        max_memory=None if max_memory is None else parse_size(max_memory),
     )  # fmt: skip
     from gradscope.capture.processes import speaks_for_all
     from gradscope.instrument.planning import EVERYTHING, Wanted
@@ -151,15 +161,18 @@ def _run(asked: _Options, wanted: Wanted, inquiry: Inquiry, interrupts: Interrup
         writer = dump_writer(path, force=asked.force)
         interrupts.on_interrupt(writer.discard)
         arguments = model_arguments(
-            model, seed=asked.seed, batch_size=asked.batch_size, dtype=asked.dtype, data=asked.data
-        )
+            model, seed=asked.seed, batch_size=asked.sources.batch_size, dtype=asked.dtype,
+            data=asked.sources.data_request(), checkpoint=asked.sources.checkpoint_request(),
+        )  # fmt: skip
         _tell((*(model.choices if asked.verbose else ()), *(() if asked.quiet else arguments.notes)))
         request = DumpRequest(
             wanted=wanted,
             inquiry=inquiry,
             reading=TensorReading(keep=not asked.stats_only, exact_quantiles=asked.exact_quantiles, widen=asked.widen),
             self_check=asked.self_check,
-            facts={"seed": asked.seed, "batch_size": arguments.batch_size},
+            facts={"seed": asked.seed, "batch_size": arguments.batch_size, **asked.sources.facts()},
+            max_memory=asked.max_memory,
+            tell=lambda sentence: _tell(() if asked.quiet else (sentence,)),
         )
         with writer:
             manifest = dump_model(model, arguments, request, writer, Timings(progress.phase))

@@ -7,12 +7,16 @@ from contextlib import redirect_stdout
 
 from gradscope.cli import options
 from gradscope.cli.options import Format
+from gradscope.cli.sources import BatchIndex, Checkpoint, Data, MapKeys, Sources
 
 
 def inspect(
     target: options.Target,
     batch_size: options.BatchSize = None,
-    data: options.Data = None,
+    data: Data = None,
+    batch_index: BatchIndex = None,
+    checkpoint: Checkpoint = None,
+    map_keys: MapKeys = None,
     inputs: options.Input = [],  # noqa: B006 - typer reads the default and never changes it
     loss: options.LossOf = None,
     train: options.Train = None,
@@ -39,8 +43,10 @@ def inspect(
     from gradscope.naming import Selection
     from gradscope.report import Query, Row, inspection_report
 
-    options.require_one_of(batch_size=batch_size, data=data)
-    request = asked_of(target, inputs=inputs, loss=loss, train=train, batch_size=batch_size, data=data)
+    sources = Sources(
+        batch_size=batch_size, data=data, batch_index=batch_index, checkpoint=checkpoint, map_keys=map_keys
+    )
+    request = asked_of(target, inputs=inputs, loss=loss, train=train, sources=sources)
     query = Query(
         selection=Selection.parse(select, exclude), families=options.family_set(families), depth=depth, sort=sort
     )
@@ -52,7 +58,12 @@ def inspect(
     with redirect_stdout(sys.stderr):  # what the model prints are remarks
         model = model_of(target, request)
         arguments = model_arguments(
-            model, seed=0, batch_size=batch_size, dtype=None if dtype is None else dtype.value, data=data
+            model,
+            seed=0,
+            batch_size=batch_size,
+            dtype=None if dtype is None else dtype.value,
+            data=sources.data_request(),
+            checkpoint=sources.checkpoint_request(),
         )
         for sentence in (*(model.choices if verbose else ()), *(() if quiet else arguments.notes)):
             say(sentence)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
@@ -75,12 +74,6 @@ BatchSize: TypeAlias = Annotated[
     int | None,
     typer.Option(min=1, help="Number of examples; by default what the model's batch says.", rich_help_panel=_MODEL),
 ]
-Data: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="A real batch: members of an .npz become the batch's leaves.", rich_help_panel=_MODEL
-    ),
-]
 Input: TypeAlias = Annotated[
     list[str],
     typer.Option(
@@ -112,8 +105,7 @@ Distributed: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="auto|HOST:PORT,COUNT,INDEX",
-        help="Run as one of several processes, each started with this command: join the others where the cluster says, "
-        "or at an address, as process INDEX of COUNT. The dump is a folder then.",
+        help="Run as one of several processes, each started so; the dump is a folder then.",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -163,6 +155,14 @@ Strict: TypeAlias = Annotated[
         "--strict",
         help="Exit 1 if anything is missing without your word: inside a custom rule, or behind a while loop.",
         rich_help_panel=_SHOWN,
+    ),
+]
+MaxMemory: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Capture in several runs, none of which takes more memory than this: 4GiB, 500MB.",
+        rich_help_panel=_OUTPUT,
     ),
 ]
 Of: TypeAlias = Annotated[

@@ -10,6 +10,7 @@ from typing import Annotated, cast
 
 import typer
 
+from gradscope.cli.calibrate import calibrate
 from gradscope.cli.check import check
 from gradscope.cli.compare import compare
 from gradscope.cli.dump import dump
@@ -30,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (dump, show, compare, inspect, check, verify, recover):
+for command in (dump, show, compare, calibrate, inspect, check, verify, recover):
     app.command()(command)
 
 

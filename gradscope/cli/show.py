@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from gradscope.cli import options
 from gradscope.cli.options import Format
+
+if TYPE_CHECKING:
+    from gradscope.report import Report
 
 Dump: TypeAlias = Annotated[
     Path, typer.Argument(metavar="DUMP", help="A dump, or any .npz, .npy or .safetensors file.")
@@ -20,6 +23,10 @@ def show(
     tensor: Annotated[
         str | None,
         typer.Option(metavar="KEY", help="One tensor in detail, with its histogram: activation/stem/conv, say."),
+    ] = None,
+    diff: Annotated[
+        Path | None,
+        typer.Option(metavar="CAND", help="With --tensor: how that tensor differs in this dump, element by element."),
     ] = None,
     ledger: Annotated[bool, typer.Option("--ledger", help="Every site that is not in the dump, and why.")] = False,
     select: options.Select = [],  # noqa: B006 - typer reads the default and never changes it
@@ -42,6 +49,9 @@ def show(
     from gradscope.stats import find, measured
 
     options.require_one_of(tensor=tensor, ledger=ledger)
+    if diff is not None:
+        print_report(_difference(dump, diff, tensor), options.chosen_format(output_format, json=json))
+        return
     rules = checked_rules(check)
     query = Query(
         selection=Selection.parse(select, exclude), families=options.family_set(families), depth=depth, sort=sort
@@ -58,3 +68,16 @@ def show(
     print_report(report, options.chosen_format(output_format, json=json))
     if trips(findings, rules):
         raise typer.Exit(1)
+
+
+def _difference(ref: Path, cand: Path, tensor: str | None) -> Report:
+    from gradscope.compare.elements import element_difference
+    from gradscope.dump.reader import open_dump
+    from gradscope.errors import UsageError
+    from gradscope.report import DifferenceReport
+
+    if tensor is None:
+        raise UsageError("--diff is about one tensor", hint="name it with --tensor KEY, or use 'gradscope compare'")
+    with open_dump(ref) as reference, open_dump(cand) as candidate:
+        difference = element_difference(reference, candidate, tensor)
+    return DifferenceReport(ref=str(ref), cand=str(cand), difference=difference)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradscope.cli.options import Loss
 
 if TYPE_CHECKING:
+    from gradscope.cli.sources import Sources
     from gradscope.frameworks.request import Request
     from gradscope.tracing.model import Model
 
@@ -20,8 +20,7 @@ def asked_of(
     loss: Loss | None,
     train: bool | None,
     seed: int = 0,
-    batch_size: int | None,
-    data: Path | None,
+    sources: Sources,
 ) -> Request:
     """What the options say about a target's model; told before JAX is imported where it is wrong.
 
@@ -31,11 +30,10 @@ def asked_of(
         loss: `--loss`.
         train: `--train/--eval`.
         seed: `--seed`.
-        batch_size: `--batch-size`.
-        data: `--data`.
+        sources: Where variables and batch come from.
 
     Raises:
-        UsageError: The target or an input is not of the right form.
+        UsageError: The target or an input is not of the right form, or options contradict each other.
         DumpError: The data file cannot be read.
     """
     from gradscope.frameworks.inputspec import parse_input
@@ -43,14 +41,16 @@ def asked_of(
     from gradscope.tracing.datashapes import data_shapes
     from gradscope.tracing.target import parse_target
 
+    sources.require_sense()
     parse_target(target)
     return Request(
         inputs=tuple(map(parse_input, inputs)),
         loss=None if loss is None else loss.value,
         train=train,
         seed=seed,
-        batch_size=batch_size,
-        data={} if data is None else data_shapes(data),
+        batch_size=sources.batch_size,
+        data={} if sources.data_file is None else data_shapes(sources.data_file),
+        checkpoint=sources.checkpoint,
     )
 
 

@@ -13,6 +13,8 @@ Vocabulary:
 - *Growth* tells error made in a layer from error inherited by it, over the graph of layers; *blame* is what follows
   from the first divergence, and who made it. A *diagnosis* is a simple way in which a tensor that differs belongs
   nevertheless: swapped, transposed, permuted, a multiple.
+- A *noise floor* is how far a reference's own tensor moves under changes that make no difference; a calibrated
+  reference has one with each computed tensor, and is judged by it.
 - A *series* is several comparisons together: of the steps of two runs, or of several candidates with one reference.
 
 Sharp edges: nothing is broadcast and no kinds of dtype are mixed, both are differences. Metrics are over positions
@@ -31,7 +33,6 @@ from gradscope.compare.mapping import MapRule
 from gradscope.compare.options import CompareOptions
 from gradscope.compare.pairing import Match, Pairing, pair
 from gradscope.compare.rows import Row, Status
-from gradscope.compare.series import Member, Series
 from gradscope.compare.tolerances import Rule, read_rules
 
 __all__ = [
@@ -41,11 +42,9 @@ __all__ = [
     "Divergence",
     "MapRule",
     "Match",
-    "Member",
     "Pairing",
     "Row",
     "Rule",
-    "Series",
     "Status",
     "Verdict",
     "compare",

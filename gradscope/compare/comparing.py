@@ -21,6 +21,7 @@ from gradscope.compare.evidence import Evidence, evidence_of
 from gradscope.compare.extent import extent_differences
 from gradscope.compare.growth import Error, growths
 from gradscope.compare.judging import judge, one_sided
+from gradscope.compare.noise import WITHIN, noise_floor
 from gradscope.compare.options import CompareOptions
 from gradscope.compare.pairing import Dumps, Match
 from gradscope.compare.provenance import provenance_differences
@@ -107,6 +108,17 @@ class _Pairs:
             one, other = (side.entry(key) for side, key in zip(sides, (match.ref, match.cand), strict=True))
             yield match, default_tolerance(one.family, one.dtype, other.dtype, reduced=reduced)
 
+    def noise_floor(self, match: Match) -> float | None:
+        ref, cand = self.dumps.ref, self.dumps.cand
+        reduced = reduced_matmul(cand.manifest.provenance) and not reduced_matmul(ref.manifest.provenance)
+        return noise_floor(ref.entry(ref.resolve(match.ref)), cand.entry(cand.resolve(match.cand)), reduced=reduced)
+
+
+def _in_floors(evidence: Evidence, floor: float | None) -> float | None:
+    """How many noise floors an error is; None where there is no floor, or no error."""
+    error = evidence.metrics.get("rel_l2")
+    return None if floor is None or error is None else as_float(error) / floor
+
 
 def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> Evidence:
     key, recipe = owners
@@ -119,11 +131,10 @@ def _matched_rows(pairs: _Pairs, evidence: Mapping[_Owners, Evidence], options: 
     rows: dict[str, Row] = {}
     for match, default in defaults:
         owners = pairs.owners(match)
-        entry, grown = pairs.dumps.ref.entry(match.ref), growth.get(owners[0])
-        found = evidence[owners]
-        if grown is not None and found.metrics:
-            found = found.with_growth(grown)
-        rows[match.ref] = judge(match, entry, found, options.tolerance(entry.name, match.ref, default))
+        entry, floor = pairs.dumps.ref.entry(match.ref), pairs.noise_floor(match)
+        found = evidence[owners].with_metrics(growth=growth.get(owners[0]), noise=_in_floors(evidence[owners], floor))
+        expected = default if floor is None else floor * WITHIN
+        rows[match.ref] = judge(match, entry, found, options.tolerance(entry.name, match.ref, expected))
     return rows
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from gradscope.compare.execution import by_order
 from gradscope.compare.judging import Leftover
 from gradscope.compare.mapping import MapRule, by_rules
-from gradscope.compare.pairing import Dumps, Match, Pairing, by_name, pair
-from gradscope.compare.samepath import by_path
+from gradscope.compare.pairing import Dumps, Match, Pairing, Pass, by_name, pair
 from gradscope.compare.settling import Mapper, settled
 from gradscope.dump.source import DumpSource
 from gradscope.naming import Selection, split_key
@@ -27,7 +25,7 @@ def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, m
     Returns:
         The pairing; layouts settled.
     """
-    whole = pair(dumps, (by_rules(rules), by_name, by_path, by_order, _by_fingerprint))
+    whole = pair(dumps, _passes(rules))
     return Pairing(
         matched=settled(dumps, [each for each in whole.matched if selection.wants(*_spellings(each))], mapper),
         only_ref=tuple(key for key in whole.only_ref if selection.wants(*_both(key))),
@@ -60,11 +58,15 @@ def leftovers(dumps: Dumps, pairing: Pairing) -> tuple[list[Leftover], list[Left
     return missing, extra
 
 
-def _by_fingerprint(dumps: Dumps, left: Pairing) -> Iterable[Match]:
-    # Statistics take 40 ms to import, and most comparisons leave nothing to look for.
+def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
+    yield by_rules(rules)
+    yield by_name
+    # Most comparisons leave nothing to look for, and what looks takes 50 ms to import.
+    from gradscope.compare.execution import by_order  # noqa: PLC0415
     from gradscope.compare.fingerprints import by_fingerprint  # noqa: PLC0415
+    from gradscope.compare.samepath import by_path  # noqa: PLC0415
 
-    return by_fingerprint(dumps, left)
+    yield from (by_path, by_order, by_fingerprint)
 
 
 def _excuse(source: DumpSource, key: str, compared: set[str], other: DumpSource) -> str:

@@ -39,9 +39,10 @@ class Evidence:
     bit_equal: bool | None = False
     why: str = ""
 
-    def with_growth(self, growth: float) -> Evidence:
-        """The same with its growth among the metrics."""
-        return replace(self, metrics={**self.metrics, "growth": growth})
+    def with_metrics(self, **more: float | None) -> Evidence:
+        """The same with more metrics, those that are None aside; nothing is added where nothing was compared."""
+        known: dict[str, Json] = {name: value for name, value in more.items() if value is not None}
+        return replace(self, metrics={**self.metrics, **known}) if self.metrics else self
 
 
 def evidence_of(ref: Side, cand: Side, closeness: tuple[float, float]) -> Evidence:

@@ -13,9 +13,11 @@ Sharp edge: a single number is no fingerprint.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from itertools import product, takewhile
 
 from gradscope.arrays.blocks import blocks
 from gradscope.compare.blockpairs import block_pairs
@@ -48,14 +50,30 @@ def by_fingerprint(dumps: Dumps, left: Pairing) -> Iterator[Match]:
 
 
 class _Likeness:
-    """How much speaks for a pair, going by names: pairs in the same scopes first, then words in common."""
+    """How much speaks for a pair, going by names: scopes that hold pairs of each other, then how alike their ends are.
+
+    Of two scopes it counts which share of all pairs that either of them holds lies in both: 1 for the same block of two
+    programs, whatever they call it.
+    """
 
     def __init__(self, matches: Iterable[Match]) -> None:
-        self._scopes = Counter(map(_scopes, matches))
+        self._together: Counter[tuple[str, str]] = Counter()
+        self._ref: Counter[str] = Counter()
+        self._cand: Counter[str] = Counter()
+        for match in matches:
+            ref, cand = _scopes(match.ref), _scopes(match.cand)
+            self._together.update(product(ref, cand))
+            self._ref.update(ref)
+            self._cand.update(cand)
 
-    def __call__(self, match: Match) -> tuple[int, int]:
-        one, other = (Counter(tokens_of(split_key(key)[1])) for key in (match.ref, match.cand))
-        return self._scopes[_scopes(match)], (one & other).total()
+    def __call__(self, match: Match) -> tuple[float, int]:
+        shared = sum(self._share(*scopes) for scopes in product(_scopes(match.ref), _scopes(match.cand)))
+        one, other = (tokens_of(split_key(key)[1])[::-1] for key in (match.ref, match.cand))
+        return shared, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+    def _share(self, ref: str, cand: str) -> float:
+        together = self._together[ref, cand]
+        return together / (self._ref[ref] + self._cand[cand] - together) if together else 0.0
 
 
 def _proven(dumps: Dumps, left: Pairing) -> Iterator[Match]:
@@ -137,10 +155,7 @@ def _shapes(dumps: Dumps, ref: str, cand: str) -> tuple[tuple[int, ...], tuple[i
     return dumps.ref.entry(ref).shape, dumps.cand.entry(cand).shape
 
 
-def _scopes(match: Match) -> tuple[str, str]:
-    return _scope(match.ref), _scope(match.cand)
-
-
-def _scope(key: str) -> str:
-    tokens: Sequence[str] = tokens_of(split_key(key)[1])
-    return " ".join(tokens[:-1])
+def _scopes(key: str) -> list[str]:
+    """The scopes around a tensor, from the outermost inwards."""
+    parts = re.split(r"[/.]", split_key(key)[1])
+    return ["/".join(parts[:length]) for length in range(1, len(parts))]

@@ -14,7 +14,7 @@ overruled by a name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -93,20 +93,21 @@ class Dumps:
 Pass: TypeAlias = Callable[[Dumps, Pairing], Iterable[Match]]
 
 
-def pair(dumps: Dumps, passes: Sequence[Pass]) -> Pairing:
+def pair(dumps: Dumps, passes: Iterable[Pass]) -> Pairing:
     """Match the tensors of two dumps.
 
     Args:
         dumps: The dumps.
-        passes: What to try, in this order.
+        passes: What to try, in this order; not drawn any further once a side has nothing left.
 
     Returns:
         The pairing, its pairs in the reference's order.
     """
     pairing = Pairing(only_ref=dumps.ref.keys(), only_cand=dumps.cand.keys())
     for find in passes:
-        if pairing.only_ref and pairing.only_cand:
-            pairing = pairing.with_matches(find(dumps, pairing))
+        pairing = pairing.with_matches(find(dumps, pairing))
+        if not pairing.only_ref or not pairing.only_cand:
+            break
     order = {key: position for position, key in enumerate(dumps.ref.keys())}
     return replace(pairing, matched=tuple(sorted(pairing.matched, key=lambda match: order[match.ref])))
 

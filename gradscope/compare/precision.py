@@ -65,6 +65,11 @@ def ulp_allowance(name: str) -> int:
     return 1 if as_numpy_dtype(name).itemsize <= 2 else 32
 
 
+def machine_epsilon(name: str) -> float:
+    """The distance from 1 to the next number of a floating-point dtype."""
+    return float(_limits(name).eps)
+
+
 def saturating_cast(block: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
     """Finite elements rounded to a coarser dtype, and to its largest value where they are beyond it."""
     target = as_numpy_dtype(name)

@@ -11,7 +11,7 @@ from gradscope.compare.blame import Blame
 from gradscope.compare.divergence import BACKWARD, FORWARD, Divergence
 from gradscope.compare.growth import FLAGGED
 from gradscope.compare.rows import Row
-from gradscope.compare.wording import brief, counted
+from gradscope.compare.wording import brief, counted, times
 from gradscope.dump.jsontext import as_float
 from gradscope.naming import INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, printable
 
@@ -44,6 +44,11 @@ def same_sentence(rows: Sequence[Row]) -> str:
     tensors = counted(len(compared), "tensor")
     if equal == len(compared):
         return f"Same bit for bit: {tensors}."
+    calibrated = [row for row in compared if "noise" in row.metrics]
+    if calibrated:
+        worst = max(calibrated, key=_noise)
+        most = f"at most {times(_noise(worst))} noise at {_quoted(worst.name)}"
+        return f"Same within noise: {tensors}, {most}, bit-equal {equal}."
     worst = max(compared, key=lambda row: row.needed or 0.0)
     needed = worst.needed or 0.0
     return (
@@ -59,6 +64,10 @@ def nothing_sentence(rows: Sequence[Row]) -> str:
     if not missing and not extra:
         return "Nothing compared: there is no name to compare."
     return f"Nothing compared: the dumps have no name in common (reference {missing}, candidate {extra})."
+
+
+def _noise(row: Row) -> float:
+    return as_float(row.metrics["noise"])
 
 
 def _directions(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> list[str]:
@@ -87,10 +96,11 @@ def _in_brackets(row: Row, makers: Sequence[str]) -> str:
     if "rel_l2" not in row.metrics:
         return f" ({row.why})"
     growth = as_float(row.metrics.get("growth", 0.0))
-    blame = f", {growth:.0f}x its inputs" if FLAGGED < growth < math.inf else ""
+    blame = f", {times(growth)} its inputs" if FLAGGED < growth < math.inf else ""
+    noise = f", {times(_noise(row))} noise" if "noise" in row.metrics else ""
     made = f", made in {_some(makers)}" if growth > FLAGGED and makers else ""
     conflict = f"; {row.why}" if row.metrics["nonfinite_mismatch"] else ""
-    return f" (rel_l2 {brief(as_float(row.metrics['rel_l2']))}{blame}{made}{conflict})"
+    return f" (rel_l2 {brief(as_float(row.metrics['rel_l2']))}{blame}{noise}{made}{conflict})"
 
 
 def _origins(rows: Sequence[Row], divergence: Divergence) -> list[str]:

@@ -18,3 +18,8 @@ def brief(number: float) -> str:
 def counted(count: int, singular: str, plural: str | None = None) -> str:
     """A count with its noun: `1 name`, `2 names`."""
     return f"{count} {singular if count == 1 else plural or singular + 's'}"
+
+
+def times(factor: float) -> str:
+    """A factor: `0.81x`, `31x`."""
+    return f"{factor:.0f}x" if 10 <= factor < math.inf else f"{brief(factor)}x"

@@ -1,4 +1,4 @@
-"""Foreign `.npz` and `.npy` files."""
+"""Foreign `.npz` and `.npy` files, and sequences of the latter."""
 
 from __future__ import annotations
 
@@ -45,6 +45,25 @@ def array_tensor(file: InputFile, name: str) -> ForeignTensor:
     stream = partial(PlainStream, file, offset=0, size_bytes=file.size_bytes, crc32=None)
     tensor = _tensor(stream, file.size_bytes, b"")
     return ForeignTensor(name=name, crc32=0, offset=tensor.header_bytes, tensor=tensor)
+
+
+def array_sequence(file: InputFile) -> Iterator[ForeignTensor]:
+    """The tensors of a file of `.npy` files one after the other, as Equinox saves leaves; called by their position.
+
+    Raises:
+        DumpError: The file is damaged, or does not hold arrays of numbers.
+    """
+    begin = number = 0
+    while begin < file.size_bytes:
+        with located(f"array {number}"):
+            header = parse_npy_header(file.read(begin, min(PREFIX_LIMIT, file.size_bytes - begin)))
+            size_bytes = header.header_bytes + header.data_bytes
+            if begin + size_bytes > file.size_bytes:
+                raise DumpError(f"its shape {header.shape} and the bytes left in the file do not agree")
+            stream = partial(PlainStream, file, offset=begin, size_bytes=size_bytes, crc32=None)
+            tensor = _tensor(stream, size_bytes, b"")
+        yield ForeignTensor(name=str(number), crc32=0, offset=begin + header.header_bytes, tensor=tensor)
+        begin, number = begin + size_bytes, number + 1
 
 
 def _member_tensor(file: InputFile, member: Member, limit: int) -> ForeignTensor:

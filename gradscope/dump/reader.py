@@ -18,7 +18,7 @@ from gradscope.dump.archive import read_archive
 from gradscope.dump.dumpfile import Contents, DumpFile
 from gradscope.dump.faults import located
 from gradscope.dump.foreign import ForeignTensor, foreign_contents
-from gradscope.dump.foreignarrays import archive_note, archive_tensors, array_tensor
+from gradscope.dump.foreignarrays import archive_note, archive_tensors, array_sequence, array_tensor
 from gradscope.dump.inputfile import InputFile
 from gradscope.dump.manifest import MEMBER
 from gradscope.dump.npyheader import MAGIC as NPY_MAGIC
@@ -114,12 +114,16 @@ def _directory(file: InputFile) -> Directory | None:
 def _bare_tensors(file: InputFile, name: str) -> Iterator[ForeignTensor]:
     """The tensors of a file that is not a zip, under a name where it has none of its own."""
     start = _start(file)
-    if start.startswith(NPY_MAGIC):
+    if start.startswith(NPY_MAGIC) and file.path.suffix == ".eqx":
+        yield from array_sequence(file)
+    elif start.startswith(NPY_MAGIC):
         yield array_tensor(file, name)
     elif file.path.suffix == ".safetensors":
         yield from safetensors_tensors(file)
     else:
-        raise DumpError(f"it is {_impression(start)}", hint="expected a dump, or an .npz, .npy or .safetensors file")
+        raise DumpError(
+            f"it is {_impression(start)}", hint="expected a dump, or an .npz, .npy, .safetensors or .eqx file"
+        )
 
 
 def _start(file: InputFile) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 #: The extra that installs a package, by the name it is imported under.
-_EXTRAS: Final = {"flax": "flax", "equinox": "equinox", "haiku": "haiku", "keras": "keras"}
+_EXTRAS: Final = {"flax": "flax", "equinox": "equinox", "haiku": "haiku", "keras": "keras", "orbax": "orbax"}
 
 
 def install_hint(module: str | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from gradscope.frameworks.inputspec import InputSpec
@@ -23,6 +24,7 @@ class Request:
         seed: Seeds what a module draws when it is built.
         batch_size: Number of examples; None for what the inputs say.
         data: The tensors of a real batch by name, which describe the inputs where `inputs` does not.
+        checkpoint: Where its variables are; None for those that it holds or draws.
     """
 
     inputs: tuple[InputSpec, ...] = ()
@@ -31,3 +33,4 @@ class Request:
     seed: int = 0
     batch_size: int | None = None
     data: Mapping[str, InputSpec] = field(default_factory=dict[str, InputSpec])
+    checkpoint: Path | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gradscope.instrument.taps import Observer, whole_tensor
@@ -66,6 +68,11 @@ class Plan:
             for depth in range(len(frame) + 1):
                 self._inside.setdefault(frame[:depth], []).append(number)
 
+    @property
+    def is_of_loss(self) -> bool:
+        """Whether it is the loss that is differentiated, all of its values being its own."""
+        return not (self.seeds or self.fed or self.stopped or self.severed)
+
     def is_seed(self, number: int) -> bool:
         """Whether a site is differentiated in the place of the loss, in any turn."""
         return any(seed.site == number for seed in self.seeds)
@@ -73,6 +80,33 @@ class Plan:
     def runs(self, frame: FrameKey, equation: int) -> bool:
         """Whether an equation is run."""
         return self.used is None or equation in self.used.get(frame, ())
+
+    def bytes_of(self, number: int) -> int:
+        """Bytes of what is observed at one site: its value, and its gradient if that is observed too."""
+        one = self.observed(number)
+        extended = jnp.issubdtype(one.dtype, jax.dtypes.extended)
+        return 0 if extended else math.prod(one.shape) * one.dtype.itemsize * (1 + (number in self.gradients))
+
+    def parts(self, budget: int) -> list[Plan]:
+        """Plans that observe the same sites in groups of at most so many bytes; a site larger than that is alone.
+
+        Args:
+            budget: Bytes. Of a plan that feeds, stops or differentiates other values than the loss there are no parts.
+        """
+        groups: list[list[int]] = [[]]
+        room = budget
+        for number in range(len(self.sites)):
+            size = self.bytes_of(number)
+            if groups[-1] and size > room:
+                groups.append([])
+                room = budget
+            groups[-1].append(number)
+            room -= size
+        return [self._part(group) for group in groups]
+
+    def _part(self, group: Sequence[int]) -> Plan:
+        gradients = frozenset(at for at, number in enumerate(group) if number in self.gradients)
+        return Plan(sites=tuple(self.sites[number] for number in group), gradients=gradients, observe=self.observe)
 
     def taps(self, frame: FrameKey) -> Mapping[tuple[int, int], int]:
         """The sites of one frame, by equation and position."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import jax
@@ -22,29 +23,36 @@ class Loss:
     """A loss as a function of some of its arguments' leaves.
 
     Args:
-        loss: The loss.
-        variables: Its variables.
-        batch: Its batch.
-        numbers: The leaves of both that are differentiated.
+        value: The loss of its flat arguments.
+        stopped: The same with what `stop_gradient` made as it is at these arguments; None where nothing is stopped.
+        leaves: Its flat arguments.
+        numbers: Those that are differentiated.
         epsilon: The relative precision that it is computed to.
     """
 
     def __init__(
-        self, loss: Callable[[Any, Any], Any], variables: Any, batch: Any, numbers: Sequence[int], epsilon: float
+        self,
+        value: Callable[[Sequence[Any]], Any],
+        stopped: Callable[[Sequence[Any]], Any] | None,
+        leaves: Sequence[Any],
+        numbers: Sequence[int],
+        epsilon: float,
     ) -> None:
-        leaves, tree = jax.tree_util.tree_flatten((variables, batch))
+        def of_chosen(function: Callable[[Sequence[Any]], Any], chosen: Mapping[int, Any]) -> Any:
+            return function([chosen.get(number, leaf) for number, leaf in enumerate(leaves)])
 
-        def value(chosen: Mapping[int, Any]) -> Any:
-            out = loss(*jax.tree_util.tree_unflatten(tree, [chosen.get(n, leaf) for n, leaf in enumerate(leaves)]))
-            return out[0] if isinstance(out, tuple) else out
+        def along(function: Callable[[Sequence[Any]], Any]) -> Callable[..., Any]:
+            def moved(chosen: Mapping[int, Any], direction: Mapping[int, Any], step: Any) -> Any:
+                there = {n: leaf + (step * direction[n]).astype(leaf.dtype) for n, leaf in chosen.items()}
+                return of_chosen(function, there)
 
-        def along(chosen: Mapping[int, Any], direction: Mapping[int, Any], step: Any) -> Any:
-            return value({n: leaf + (step * direction[n]).astype(leaf.dtype) for n, leaf in chosen.items()})
+            return jax.jit(moved)
 
-        self._epsilon = epsilon
         self.here = {number: leaves[number] for number in numbers}
-        self._gradient = jax.jit(jax.grad(value))
-        self._along = jax.jit(along)
+        self._epsilon = epsilon
+        self._gradient = jax.jit(jax.grad(lambda chosen: of_chosen(value, chosen)))
+        self._along = along(value)
+        self._along_stopped = None if stopped is None else along(stopped)
         self._known: list[tuple[Mapping[int, Any], Mapping[int, Any]]] = []
 
     def line(self, at: Mapping[int, Any], direction: Mapping[int, np.ndarray]) -> Line:
@@ -58,6 +66,14 @@ class Loss:
             scale=math.hypot(*(size for _, size in terms)),
             epsilon=self._epsilon,
         )
+
+    def stopped_line(self, direction: Mapping[int, np.ndarray]) -> Line | None:
+        """The same from these arguments, stopped values staying as they are; None where nothing is stopped."""
+        along = self._along_stopped
+        if along is None:
+            return None
+        everywhere = {n: direction.get(n, np.zeros(leaf.shape, leaf.dtype)) for n, leaf in self.here.items()}
+        return replace(self.line(self.here, direction), at=lambda step: float(along(self.here, everywhere, step)))
 
     def _gradient_at(self, at: Mapping[int, Any]) -> Mapping[int, Any]:
         for known, gradient in self._known:
@@ -90,5 +106,7 @@ def _worst(loss: Loss, group: tuple[int, ...], directions: Directions, beside: M
         along = directions.along([loss.here[number] for number in group])
         direction = dict(zip(group, along, strict=True))
         line = loss.line(loss.here, direction)
-        outcomes.append(outcome(line, lambda direction=direction: loss.line(beside, direction)))
+        found = outcome(line, lambda direction=direction: loss.line(beside, direction))
+        stopped = loss.stopped_line(direction) if found.status in ("wrong", "not checked") else None
+        outcomes.append(found if stopped is None else outcome(stopped, lambda line=line: line))
     return max(outcomes, key=lambda each: each.rank)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -23,6 +23,7 @@ from gradscope.proof.claims import Outcome, Status
 from gradscope.proof.leaves import Loss, leaf_outcomes
 from gradscope.proof.precision import coarsest_epsilon, wide_types, widened
 from gradscope.proof.rules import Call, rule_outcomes
+from gradscope.proof.stops import stopped_loss
 from gradscope.tracing.model import Model
 from gradscope.tracing.tracer import Leaf, Trace, trace_loss
 from gradscope.tracing.userframes import user_code
@@ -66,20 +67,26 @@ class Proof:
     """What became of all claims.
 
     Attributes:
-        rows: A row per claim.
-        notes: Sentences about how they were looked at.
+        differences: A row per claim that was held to finite differences.
+        repetitions: A row per way in which the gradients were computed again.
+        notes: Sentences about how that was done.
     """
 
-    rows: tuple[Row, ...]
+    differences: tuple[Row, ...]
+    repetitions: tuple[Row, ...]
     notes: tuple[str, ...] = ()
 
     @property
+    def rows(self) -> tuple[Row, ...]:
+        """A row per claim."""
+        return (*self.differences, *self.repetitions)
+
+    @property
     def verdict(self) -> Verdict:
-        """`wrong` if any claim is; `correct` if some gradient was held to differences and none is wrong."""
-        statuses = {row.status for row in self.rows}
-        if "wrong" in statuses:
+        """`wrong` if any claim is; `correct` if finite differences could tell of any, and none is wrong."""
+        if any(row.status == "wrong" for row in self.rows):
             return "wrong"
-        return "correct" if "correct" in statuses else "nothing checked"
+        return "correct" if any(row.status != "not checked" for row in self.differences) else "nothing checked"
 
 
 def prove(model: Model, arguments: Arguments, timings: Timings, *, seed: int = 0) -> Proof:
@@ -96,17 +103,17 @@ def prove(model: Model, arguments: Arguments, timings: Timings, *, seed: int = 0
         MachineError: Memory ran out.
     """
     prepared = prepare(model, arguments, Wanted(), Inquiry(), timings)
-    rows = list(_engine_rows(model, prepared, timings))
+    repetitions = tuple(_repetitions(model, prepared, timings))
     with timings.phase("differences"):
         try:
-            found, notes = list(_wide_rows(model, prepared, seed)), ()
+            differences, notes = tuple(_wide_rows(model, prepared, seed)), ()
         except ModelError as failure:
             note = f"the model does not run in float64 ({failure.message}): differences are taken in its own precision"
-            found, notes = list(_difference_rows(model, prepared, seed)), (note,)
-    return Proof(rows=(*found, *rows), notes=notes)
+            differences, notes = tuple(_difference_rows(model, prepared, seed)), (note,)
+    return Proof(differences=differences, repetitions=repetitions, notes=notes)
 
 
-def _engine_rows(model: Model, prepared: Prepared, timings: Timings) -> Iterator[Row]:
+def _repetitions(model: Model, prepared: Prepared, timings: Timings) -> Iterator[Row]:
     run = prepared.start()
     with timings.phase("self-check"):
         yield _against_plain(prepared, self_check(model.loss, prepared, run))
@@ -147,13 +154,19 @@ def _difference_rows(model: Model, prepared: Prepared, seed: int) -> Iterator[Ro
 
 def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, seed: int) -> Iterator[Row]:
     """The rows about rules, then those about leaves."""
+    leaves, tree = jax.tree_util.tree_flatten((variables, batch))
+
+    def value(arguments: Sequence[Any]) -> Any:
+        out = model.loss(*jax.tree_util.tree_unflatten(tree, arguments))
+        return out[0] if isinstance(out, tuple) else out
+
     with user_code(f"loss of {model.name}"):
         here = trace_loss(model.loss, variables, batch)
-        leaves = jax.tree_util.tree_leaves((variables, batch))
         for call, outcome in rule_outcomes(here, leaves, seed):
             yield _rule_row(call, outcome)
         numbers = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
-        differentiated = Loss(model.loss, variables, batch, numbers, coarsest_epsilon(here.root.walk()))
+        epsilon = coarsest_epsilon(here.root.walk())
+        differentiated = Loss(value, stopped_loss(here, leaves), leaves, numbers, epsilon)
         for group, outcome in leaf_outcomes(differentiated, seed):
             yield _leaf_row([trace.arguments[number] for number in group], outcome, _sources(trace))
 

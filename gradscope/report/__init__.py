@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradscope.report.comparison import ComparisonReport
+    from gradscope.report.difference import DifferenceReport
     from gradscope.report.inspection import InspectionReport, inspection_report
     from gradscope.report.ledger import LedgerReport
     from gradscope.report.proof import ProofReport
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ComparisonReport": "comparison",
+    "DifferenceReport": "difference",
     "DumpReport": "whole_dump",
     "InspectionReport": "inspection",
     "LedgerReport": "ledger",
@@ -61,6 +63,7 @@ _HOMES = {
 
 __all__ = [
     "ComparisonReport",
+    "DifferenceReport",
     "DumpReport",
     "InspectionReport",
     "LedgerReport",

@@ -25,6 +25,7 @@ from gradscope.report.numbers import count
 from gradscope.report.picks import pick
 from gradscope.report.places import place
 from gradscope.report.screen import Screen
+from gradscope.report.strip import heat_strips
 from gradscope.report.styles import BAD, DOUBTFUL, GOOD, style_of_words
 from gradscope.report.table import Column, Line, Table
 
@@ -39,6 +40,7 @@ _PICKS: Final = (
     pick("tolerance", 1),
     pick("rule", 1, "text"),
     pick("growth", 1),
+    pick("noise", 1),
     pick("1-cos", 6),
     pick("norm_ratio", 4),
     pick("max_abs", 2),
@@ -71,7 +73,7 @@ class ComparisonReport:
     everything: bool = False
     worst_first: bool = False
 
-    def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
+    def document(self, screen: Screen) -> Document:
         """Verdict, provenance, tables, reasons, what would pass; of dumps that share nothing, some of their names."""
         verdict = self.comparison.verdict
         judged = Remarks(remarks=(Remark(label=verdict, text=self.comparison.sentence, style=VERDICT_STYLES[verdict]),))
@@ -82,6 +84,7 @@ class ComparisonReport:
         return (
             judged,
             Remarks(title="The runs differ in", remarks=(*extent, *provenance)),
+            *heat_strips(self.comparison, screen),
             *self._tables(),
             Remarks(title="Reasons", remarks=tuple(self._reasons()), at_most=_REASONS_PER_STATUS),
             Remarks(remarks=tuple(self._outlook())),

@@ -9,6 +9,7 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.dump.record import Json
+from gradscope.naming.sizes import shown_size
 from gradscope.report.document import Document, Remark, Remarks
 from gradscope.report.numbers import amount, count
 from gradscope.report.picks import Pick, pick
@@ -85,7 +86,9 @@ class InspectionReport:
     def _totals(self) -> Iterator[Remark]:
         totals = _Totals(self.totals)
         yield Remark(label="model", text=f"{self.target}, batch size {self.batch_size:,}")
-        yield Remark(label="parameters", text=f"{count(totals['parameters'])} ({_bytes(totals['parameter_bytes'])})")
+        yield Remark(
+            label="parameters", text=f"{count(totals['parameters'])} ({shown_size(totals['parameter_bytes'])})"
+        )
         yield Remark(label="FLOPs", text=_flops(totals))
         yield Remark(label="activations", text=_activations(totals))
         unused = self.totals["unused_parameters"]
@@ -155,14 +158,10 @@ def _flops(totals: _Totals) -> str:
 
 
 def _activations(totals: _Totals) -> str:
-    layers = f"{_bytes(totals['activation_bytes'])} of layer outputs"
+    layers = f"{shown_size(totals['activation_bytes'])} of layer outputs"
     if "residual_bytes" not in totals:
         return layers
-    return f"{layers}, {_bytes(totals['residual_bytes'])} kept for the backward pass"
-
-
-def _bytes(size: int) -> str:
-    return f"{amount(size)}B" if size >= 1000 else f"{size} B"
+    return f"{layers}, {shown_size(totals['residual_bytes'])} kept for the backward pass"
 
 
 def _line(row: Row, picks: Sequence[Pick]) -> Line:

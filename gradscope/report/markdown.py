@@ -1,10 +1,13 @@
 """Markdown: documents fit for a pull request.
 
+A long table is folded, so that a comment shows its verdict and its short tables, and whoever wants the rest opens it.
+
 Words from a dump stand in code spans or escaped: a hosting site makes a link of `embed#2` and markup of `<b>`.
 """
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -15,6 +18,9 @@ from gradscope.report.screen import Screen
 from gradscope.report.table import Table
 
 _SCREEN: Final = Screen()
+
+#: Lines up to which a table stands open.
+_MOST_OPEN: Final = 25
 
 
 def document_markdown(document: Document) -> str:
@@ -33,14 +39,16 @@ def document_markdown(document: Document) -> str:
 def _table(table: Table) -> list[str]:
     shown = table.without_empty_columns()
     columns = [_cells(shown, position) for position in range(len(shown.columns))]
-    return [
-        f"### {_escaped(shown.title)}",
-        "",
+    lines = [
         _line([_escaped(column.full_heading) for column in shown.columns]),
         _line(["---:" if column.kind in RIGHT else "---" for column in shown.columns]),
         *map(_line, zip(*columns, strict=True)),
         *(text for remark in shown.remarks for text in ("", _escaped(remark))),
     ]
+    if len(shown.lines) <= _MOST_OPEN:
+        return [f"### {_escaped(shown.title)}", "", *lines]
+    # Inside of HTML there is Markdown again behind an empty line.
+    return ["<details>", f"<summary>{_html(shown.title)}</summary>", "", *lines, "", "</details>"]
 
 
 def _cells(table: Table, position: int) -> list[str]:
@@ -69,6 +77,10 @@ def _code_span(text: str) -> str:
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     blank = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{blank}{text}{blank}{fence}".replace("|", r"\|")
+
+
+def _html(text: str) -> str:
+    return html.escape(_SCREEN.show(text))
 
 
 def _escaped(text: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from gradscope.compare import Comparison, Member, Series
+from gradscope.compare import Comparison
+from gradscope.compare.series import Member, Series
 from gradscope.dump.record import Json
 from gradscope.report.comparison import VERDICT_STYLES, ComparisonReport
 from gradscope.report.document import Document, Remark, Remarks

@@ -10,10 +10,14 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from gradscope import naming
 from gradscope.dump.jsontext import dumps, loads
 from gradscope.dump.record import Json
+
+#: The columns that come first.
+_FIRST: Final = ("name", "family")
 
 
 def indented_json(value: Mapping[str, Json]) -> str:
@@ -29,7 +33,7 @@ def indented_json(value: Mapping[str, Json]) -> str:
 
 
 def csv_text(rows: Sequence[Mapping[str, Json]]) -> str:
-    """Rows as CSV with a heading: name and family, which all rows have, and all other keys as they first occur.
+    """Rows as CSV with a heading: name and family first, where rows have them, and all other keys as they first occur.
 
     Args:
         rows: Values by column; what is absent stays empty.
@@ -37,7 +41,8 @@ def csv_text(rows: Sequence[Mapping[str, Json]]) -> str:
     Returns:
         Lines, each with its line feed; floats as Python writes them, lists as JSON.
     """
-    columns = list(dict.fromkeys(("name", "family", *(name for row in rows for name in row))))
+    keys = dict.fromkeys(name for row in rows for name in row) or dict.fromkeys(_FIRST)
+    columns = sorted(keys, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(naming.printable, columns))

@@ -59,7 +59,7 @@ class TensorReport:
         found = (Remark(label=each.rule, text=each.why, style=style_of_words(each.rule)) for each in self.findings)
         return (
             Remarks(title=self.row.key, remarks=values),
-            *_histogram(self.stats, screen),
+            *magnitude_table("Elements by magnitude", self.stats, screen),
             Remarks(title="Findings", remarks=tuple(found)),
             Remarks(remarks=(Remark(label="dump", text=self.path),)),
         )
@@ -129,8 +129,14 @@ def _text(row: Row, name: str) -> str:
     return count(value) + percent
 
 
-def _histogram(stats: TensorStats | None, screen: Screen) -> Iterator[Table]:
-    """The table of zeros, magnitudes by octave, and what is not finite, each with a bar; none without elements."""
+def magnitude_table(title: str, stats: TensorStats | None, screen: Screen) -> Iterator[Table]:
+    """The table of zeros, magnitudes by octave, and what is not finite, each with a bar; none without elements.
+
+    Args:
+        title: What stands above it.
+        stats: The statistics of the elements; None where there are none.
+        screen: Where the bars are shown.
+    """
     if stats is None or stats.histogram is None or not stats.size:
         return
     others = {"0": stats.zeros or 0, "inf": stats.inf or 0, "nan": stats.nan or 0}
@@ -139,7 +145,7 @@ def _histogram(stats: TensorStats | None, screen: Screen) -> Iterator[Table]:
     lengths = bars(list(shown.values()), _BAR_WIDTH, unicode=screen.unicode)
     cells = zip(shown, shown.values(), (number / stats.size for number in shown.values()), lengths, strict=True)
     yield Table(
-        title="Elements by magnitude",
+        title=title,
         columns=_COLUMNS,
         lines=tuple(Line(cells=each, keys=()) for each in cells),
         in_order=False,

@@ -1,4 +1,4 @@
-"""Batches from files: a real batch in place of the model's own.
+"""Batches from files and pipelines: a real batch in place of the model's own.
 
 A file's tensors become the batch's leaves by name: `image` is `batch["image"]`, `text/mask` is `batch["text"]["mask"]`.
 A `.npy` file holds the only leaf of a batch that has one. A dump serves as well: its inputs are a batch.
@@ -10,10 +10,11 @@ a conversion that would change an integer, or its kind, is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +22,10 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.dump.reader import DumpFile, open_dump
-from gradscope.errors import DumpError
+from gradscope.errors import DumpError, UsageError
 from gradscope.naming import printable
+from gradscope.tracing.loader import named_object
+from gradscope.tracing.userframes import user_code
 
 _KINDS: Final = (
     (jnp.bool_, "boolean"),
@@ -33,8 +36,29 @@ _KINDS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataRequest:
+    """Which batch is asked for.
+
+    Attributes:
+        place: A file or folder, or a pipeline as a target names it.
+        index: Which of a pipeline's batches, from 0; None for the first, and for a file.
+    """
+
+    place: str
+    index: int | None = None
+
+    def batch(self, expected: Any) -> FileBatch:
+        """The batch; see `batch_from_file` and `batch_from_pipeline`."""
+        if ":" in self.place and not Path(self.place).exists():
+            return batch_from_pipeline(self.place, self.index or 0, expected)
+        if self.index is not None:
+            raise UsageError(f"{self.place} holds one batch", hint="--batch-index picks one of a pipeline: module:NAME")
+        return batch_from_file(Path(self.place), expected)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FileBatch:
-    """A batch read from a file.
+    """A batch that somebody else made.
 
     Attributes:
         batch: Pytree of NumPy arrays, of the structure and dtypes that the model expects.
@@ -51,21 +75,59 @@ def batch_from_file(path: Path, expected: Any) -> FileBatch:
     """The batch that a file holds.
 
     Args:
-        path: An `.npz`, an `.npy` or a dump.
+        path: An `.npz`, an `.npy`, a `.safetensors` file, a folder of those, or a dump.
         expected: Pytree of `jax.ShapeDtypeStruct` that the model's own `batch` would give.
 
     Raises:
         DumpError: The file cannot be read, or does not hold such a batch; the message lists every disagreement.
     """
-    paths, tree = jax.tree_util.tree_flatten_with_path(expected)
-    wanted = {jax.tree_util.keystr(keys, simple=True, separator="/") or "value": leaf for keys, leaf in paths}
+    wanted = {_name(keys): leaf for keys, leaf in jax.tree_util.tree_leaves_with_path(expected)}
     with open_dump(path) as file:
-        arrays = _arrays(file, path, wanted)
+        return _checked(str(path), expected, _arrays(file, path, wanted))
+
+
+def batch_from_pipeline(text: str, index: int, expected: Any) -> FileBatch:
+    """The n-th batch of an input pipeline.
+
+    Args:
+        text: The pipeline as a target names it, `package.module:batches` or `data.py:batches("train")`: a function that
+            returns an iterable of batches, or an iterable.
+        index: Which batch, from 0.
+        expected: As for `batch_from_file`.
+
+    Raises:
+        UsageError: There is no such pipeline, or it has not so many batches.
+        ModelError: The pipeline failed.
+        DumpError: The batch is not such as the model's own; the message lists every disagreement.
+    """
+    with user_code(f"the pipeline {text}"):
+        pipeline = named_object(text)
+        batches = pipeline() if callable(pipeline) else pipeline
+        if not isinstance(batches, Iterable):
+            raise UsageError(f"{text} is of type {type(batches).__name__}, expected an iterable of batches")
+        batch = next(itertools.islice(iter(cast("Iterable[Any]", batches)), index, None), None)
+        if batch is None:
+            raise UsageError(f"{text} ends before batch {index}", hint="give a smaller --batch-index")
+        return _checked(f"batch {index} of {text}", expected, _named_leaves(batch))
+
+
+def _named_leaves(tree: Any) -> dict[str, np.ndarray]:
+    return {_name(keys): np.asarray(leaf) for keys, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _name(keys: Any) -> str:
+    return jax.tree_util.keystr(keys, simple=True, separator="/") or "value"
+
+
+def _checked(what: str, expected: Any, arrays: Mapping[str, np.ndarray]) -> FileBatch:
+    """Arrays as a batch of the structure and dtypes that the model expects."""
+    paths, tree = jax.tree_util.tree_flatten_with_path(expected)
+    wanted = {_name(keys): leaf for keys, leaf in paths}
     problems = list(_problems(wanted, arrays))
     if problems:
         leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in wanted.items())
         raise DumpError(
-            f"{path} is no batch for this model: {'; '.join(problems)}", hint=f"the model's own batch is {leaves}"
+            f"{what} is no batch for this model: {'; '.join(problems)}", hint=f"the model's own batch is {leaves}"
         )
     return FileBatch(
         batch=jax.tree_util.tree_unflatten(tree, [_as(leaf.dtype, arrays[name]) for name, leaf in wanted.items()]),
@@ -98,9 +160,10 @@ def _problems(wanted: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> It
 def _leaf_problems(name: str, leaf: Any, array: np.ndarray) -> Iterator[str]:
     if array.ndim != leaf.ndim or array.shape[1:] != leaf.shape[1:]:
         yield f"{printable(name)} has shape {list(array.shape)}, expected {_any_size(leaf.shape)}"
-    if _kind(array.dtype) != _kind(leaf.dtype):
-        yield f"{printable(name)} is {_kind(array.dtype)} ({array.dtype}), expected {_kind(leaf.dtype)} ({leaf.dtype})"
-    elif _kind(leaf.dtype) == "integer" and not _fits(leaf.dtype, array):
+    found, expected = kind_of(array.dtype), kind_of(leaf.dtype)
+    if found != expected:
+        yield f"{printable(name)} is {found} ({array.dtype}), expected {expected} ({leaf.dtype})"
+    elif expected == "integer" and not _fits(leaf.dtype, array):
         yield f"{printable(name)} has values from {array.min()} to {array.max()}, which {leaf.dtype} cannot hold"
 
 
@@ -108,7 +171,8 @@ def _any_size(shape: tuple[int, ...]) -> str:
     return "[" + ", ".join(["N", *map(str, shape[1:])][: len(shape)]) + "]"
 
 
-def _kind(dtype: Any) -> str:
+def kind_of(dtype: Any) -> str:
+    """What sort of numbers a dtype holds, in words; the dtype's own name for what are none."""
     return next((kind for general, kind in _KINDS if jnp.issubdtype(dtype, general)), str(dtype))
 
 

@@ -52,6 +52,19 @@ def load_model(text: str, request: Request | None = None) -> Model:
     )
 
 
+def named_object(text: str) -> Any:
+    """The object that a target names, whatever it is; called if the target calls it.
+
+    Raises:
+        UsageError: There is no such file, module or name, or the target names none.
+        ModelError: The file does not import.
+    """
+    target = parse_target(text)
+    if target.attribute is None:
+        raise UsageError(f"{text} names no object", hint=f"name one: {text}:NAME")
+    return _holder(import_place(target), target.place, target.attribute, seed=0)
+
+
 def _seed_generators(seed: int) -> None:
     """Seed what a file draws from without a key while it is imported: Keras draws all its weights so."""
     random.seed(seed)

@@ -24,6 +24,7 @@ class Model:
         source: Absolute path of its file; None where it has none. Only the file's name may leave the machine.
         file_sha256: SHA-256 of that file as it was loaded; None where it has none.
         held: Whether `init` only hands out values that exist already.
+        restored: Whether they come from a checkpoint that the user asked for.
         choices: Sentences that tell why each thing was chosen, for `--verbose`.
     """
 
@@ -34,6 +35,7 @@ class Model:
     source: Path | None = None
     file_sha256: str | None = None
     held: bool = False
+    restored: bool = False
     choices: tuple[str, ...] = ()
 
     @property

@@ -9,6 +9,7 @@ from gradscope.frameworks.detect import adapter_of, may_be_lifted
 from gradscope.frameworks.lifting import LiftedFunctions
 from gradscope.frameworks.modulemodel import ModuleModel
 from gradscope.frameworks.request import Request
+from gradscope.frameworks.restoring import restored
 from gradscope.tracing.model import Model
 from gradscope.tracing.randomkeys import NeededKeys
 from gradscope.tracing.userframes import user_code
@@ -24,15 +25,20 @@ def module_model(name: str, holder: Any, request: Request) -> Model | None:
 
     Raises:
         UsageError: The inputs do not fit the module.
+        DumpError: A checkpoint in the framework's own format does not.
     """
     train = request.train is not False
     with user_code(f"looking at {name}"):
-        adapter = adapter_of(holder, train=train)
+        own = None if request.checkpoint is None else restored(holder, request.checkpoint)
+        adapter = adapter_of(holder if own is None else own, train=train)
         if adapter is None:
             return None
         made = ModuleModel.of(adapter, request, train=train)
-    own = NeededKeys(made)
-    return Model(name=name, init=own.init, batch=made.batch, loss=own.loss, held=adapter.held, choices=made.choices)
+    needed = NeededKeys(made)
+    return Model(
+        name=name, init=needed.init, batch=made.batch, loss=needed.loss, held=adapter.held, restored=own is not None,
+        choices=made.choices,
+    )  # fmt: skip
 
 
 def lifted_model(model: Model) -> Model:

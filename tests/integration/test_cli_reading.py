@@ -199,6 +199,20 @@ def test_steps_in_folders_are_compared_in_the_order_of_their_numbers(dumps: Path
     assert gradscope("compare", "one", "other", "--allow-missing", "step_1.", folder=tmp_path).status == 0
 
 
+def test_one_tensor_of_two_dumps_is_shown_element_by_element(dumps: Path) -> None:
+    done = gradscope("show", "a.npz", "--tensor", "param/first/w", "--diff", "b.npz", folder=dumps)
+    assert (done.status, done.errors) == (0, "")
+    assert done.output.startswith("param/first/w\ndifferent ")
+    found = gradscope("show", "a.npz", "--tensor", "param/first/w", "--diff", "b.npz", "--json", folder=dumps).json
+    with np.load(dumps / "a.npz") as ref, np.load(dumps / "b.npz") as cand:
+        one, other = (each["param/first/w"].astype(float) for each in (ref, cand))
+    worst = found["worst"][0]
+    assert worst["difference"] == np.abs(other - one).max()
+    assert (worst["ref"], worst["cand"]) == (one[*worst["index"]], other[*worst["index"]])
+    wrong = gradscope("show", "a.npz", "--tensor", "param/frist/w", "--diff", "b.npz", folder=dumps)
+    assert (wrong.status, "did you mean param/first/w" in wrong.lines[1]) == (2, True)
+
+
 def test_names_on_one_side_count_unless_they_are_allowed_to(dumps: Path, tmp_path: Path) -> None:
     with np.load(dumps / "a.npz") as arrays:
         np.savez(tmp_path / "part.npz", **{"activation/first": arrays["activation/first"]})

@@ -12,23 +12,28 @@ import pytest
 
 from tests.integration.command import GRADSCOPE, gradscope
 
-COMMANDS = ("dump", "show", "compare", "inspect", "check", "verify", "recover")
+COMMANDS = ("dump", "show", "compare", "calibrate", "inspect", "check", "verify", "recover")
 
 #: What every command line documents, by command; `--help` itself aside.
 OPTIONS = {
-    "dump": "--output --seed --batch-size --data --input --loss --train --dtype --x64 --matmul-precision --self-check "
-    "--no-cache --select --of --wrt --cotangent --stop-gradient --fetch --feed "
+    "dump": "--output --seed --batch-size --data --batch-index --checkpoint --map-keys --input --loss --train --dtype "
+    "--x64 --matmul-precision --self-check "
+    "--no-cache --distributed --select --of --wrt --cotangent --stop-gradient --fetch --feed "
     "--exclude --depth --ops --families --stats-only --exact-quantiles --cast --check --strict --sort --no-fold "
-    "--force --format --json --quiet --verbose --traceback",
-    "show": "--tensor --ledger --select --exclude --depth --families --check --sort --no-fold --format --json "
+    "--max-memory --force --format --json --quiet --verbose --traceback",
+    "show": "--tensor --diff --ledger --select --exclude --depth --families --check --sort --no-fold --format --json "
     "--traceback",
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
     "--exclude --all --worst-first "
     "--format --json --traceback",
-    "inspect": "--batch-size --data --input --loss --train --dtype --x64 --select --exclude --depth --families --sort "
+    "calibrate": "--output --seed --batch-size --data --batch-index "
+    "--checkpoint --map-keys --input --loss --train --x64 --matmul-precision --no-cache "
+    "--select --exclude --depth --families --force --quiet --traceback",
+    "inspect": "--batch-size --data --batch-index --checkpoint --map-keys --input --loss --train --dtype --x64 "
+    "--select --exclude --depth --families --sort --format --json --quiet --verbose --traceback",
+    "check": "--seed --batch-size --data --batch-index "
+    "--checkpoint --map-keys --input --loss --train --dtype --x64 --matmul-precision --no-cache "
     "--format --json --quiet --verbose --traceback",
-    "check": "--seed --batch-size --data --input --loss --train --dtype --x64 --matmul-precision --no-cache --format "
-    "--json --quiet --verbose --traceback",
     "verify": "--traceback",
     "recover": "--output --force --traceback",
 }
@@ -74,6 +79,7 @@ def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
         ("show a.npz --format html", "invalid value for '--format'"),
         ("compare a.npz b.npz --tol -1", "invalid value for '--tol'"),
         ("show a.npz --tensor x --ledger", "--tensor and --ledger contradict each other"),
+        ("show a.npz --diff b.npz", "--diff is about one tensor"),
         ("dump mlp --batch-size 3 --data x.npz", "--batch-size and --data contradict each other"),
         ("show a.npz --families params", "there is no family 'params'"),
         ("show a.npz --families ,", "the list of family names is empty"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,17 +24,6 @@ def silent(x: Any) -> Any:
 
 
 silent.defvjp(lambda x: (silent(x), None), lambda _, g: (jnp.zeros_like(g),))
-
-
-def whole(loss: Callable[[Any, Any], Any], w: Any) -> gs.Dump:
-    return gs.capture(lambda w, x: loss(w, x) + x.sum(), w, ROW)
-
-
-def why(loss: Callable[[Any, Any], Any], w: Any = ONES) -> str:
-    """What the findings say of the one parameter; the loss has a healthy term beside."""
-    findings = [each for each in whole(loss, w).findings() if (each.rule, each.family) == ("zero-grad", "param_grad")]
-    assert len(findings) == 1
-    return findings[0].why
 
 
 def branches(w: Any, x: Any) -> Any:
@@ -140,23 +129,45 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
 }
 
 
+def whys(losses: Mapping[str, Callable[[Any, Any], Any]], parameters: Mapping[str, Any]) -> dict[str, str]:
+    """What is said of each parameter, in a model that is the sum of losses of one parameter each."""
+
+    def loss(parameters: Mapping[str, Any], x: Any) -> Any:
+        return sum((losses[name](parameters[name], x) for name in losses), x.sum())
+
+    findings = gs.capture(loss, dict(parameters), ROW).findings()
+    return {each.name: each.why for each in findings if (each.rule, each.family) == ("zero-grad", "param_grad")}
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, str]:
+    """What is said of each fault, all of them in one model, together with a parameter that has none."""
+    losses = {fault: loss for fault, (loss, _, _) in FAULTS.items()}
+    parameters = {fault: w for fault, (_, w, _) in FAULTS.items()}
+    return whys({**losses, "healthy": lambda w, x: (w * x).sum()}, {**parameters, "healthy": ONES})
+
+
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_named_with_its_place(fault: str) -> None:
-    loss, w, says = FAULTS[fault]
-    said = why(loss, w)
-    assert re.search(says, said), said
+def test_a_fault_is_named_with_its_place(said: dict[str, str], fault: str) -> None:
+    assert re.search(FAULTS[fault][2], said[fault]), said[fault]
 
 
-def test_two_faults_on_one_way_are_both_named() -> None:
-    said = why(lambda w, x: (lax.stop_gradient(jnp.floor(w)) * x).sum())
-    assert "floor at" in said
-    assert "stop_gradient at" in said
+def test_a_parameter_without_a_fault_is_not_named(said: dict[str, str]) -> None:
+    assert set(said) == set(FAULTS)
 
 
-def test_two_faults_on_two_ways_are_both_named() -> None:
-    said = why(lambda w, x: (w * ZEROS).sum() + jnp.where(x > 100.0, w, x).sum())
-    assert "multiplied by exact zeros" in said
-    assert "where never takes it" in said
+def test_two_faults_are_both_named_whether_on_one_way_or_on_two() -> None:
+    said = whys(
+        {
+            "one way": lambda w, x: (lax.stop_gradient(jnp.floor(w)) * x).sum(),
+            "two ways": lambda w, x: (w * ZEROS).sum() + jnp.where(x > 100.0, w, x).sum(),
+        },
+        {"one way": ONES, "two ways": ONES},
+    )
+    assert "floor at" in said["one way"]
+    assert "stop_gradient at" in said["one way"]
+    assert "multiplied by exact zeros" in said["two ways"]
+    assert "where never takes it" in said["two ways"]
 
 
 def test_a_healthy_loss_is_not_run_twice() -> None:
@@ -169,6 +180,37 @@ def test_a_healthy_loss_is_not_run_twice() -> None:
     assert gs.capture(loss, ONES, ROW).manifest.causes == ()
     jax.effects_barrier()
     assert len(runs) == 1
+
+
+def test_a_carry_that_the_last_turn_hands_on_in_vain_is_disconnected_in_that_turn() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        def step(carry: Any, row: Any) -> Any:
+            with jax.named_scope("carry"):
+                carry = carry * 0.5 + row.sum()
+            return carry, carry * 0.0
+
+        return lax.scan(step, 0.0, w)[1].sum() + (w * x).sum()
+
+    dump = gs.capture(loss, jnp.ones((3, 4)), ROW[None, :])
+    said = {each.name: each.why for each in dump.findings() if each.rule == "zero-grad"}
+    assert "masked: multiplied by exact zeros in mul" in said["carry[0]"]
+    assert "masked: multiplied by exact zeros in mul" in said["carry[2]"]
+
+
+def test_what_the_last_turn_makes_for_nobody_is_disconnected_in_that_turn() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        def step(carry: Any, row: Any) -> Any:
+            with jax.named_scope("carry"):
+                after = carry * 0.5 + row.sum()
+            return after, carry
+
+        return lax.scan(step, 0.0, w)[1].sum() + (w * x).sum()
+
+    dump = gs.capture(loss, jnp.ones((3, 4)), ROW[None, :])
+    said = {each.name: each.why for each in dump.findings() if each.rule == "zero-grad"}
+    assert said == {
+        "carry[2]": "is exactly zero: disconnected: nothing that the loss depends on is made from it in its turn"
+    }
 
 
 def test_a_dead_layer_is_named_for_all_that_lies_before_it() -> None:

@@ -230,6 +230,30 @@ def test_equal_tensors_are_told_apart_by_what_their_neighbours_are_called() -> N
         assert found[f"param/{name}/offset"].counterpart == f"tensor/f.{number}.offset"
 
 
+def test_a_port_of_a_residual_network_is_paired_by_its_weights() -> None:
+    """The names of Flax and of torchvision, fresh normalisations that are all alike, HWIO and OIHW."""
+    ref: dict[str, Array] = {"param/head/kernel": values(8, 10)}
+    cand: dict[str, Array] = {"fc.weight": values(8, 10).T}
+    expected = {"param/head/kernel": "tensor/fc.weight"}
+    for stage, block, layer in np.ndindex(2, 3, 2):
+        ours, theirs = f"stage{stage + 1}_block{block + 1}", f"layer{stage + 1}.{block}"
+        kernel = values(3, 3, 8, 8, seed=100 * stage + 10 * block + layer)
+        for family, name, other, array in (
+            ("param", f"conv{layer + 1}/kernel", f"conv{layer + 1}.weight", kernel),
+            ("param", f"bn{layer + 1}/scale", f"bn{layer + 1}.weight", np.ones(8, np.float32)),
+            ("param", f"bn{layer + 1}/bias", f"bn{layer + 1}.bias", np.zeros(8, np.float32)),
+            ("state", f"bn{layer + 1}/mean", f"bn{layer + 1}.running_mean", np.zeros(8, np.float32)),
+            ("state", f"bn{layer + 1}/var", f"bn{layer + 1}.running_var", np.ones(8, np.float32)),
+        ):
+            ref[f"{family}/{ours}/{name}"] = array
+            cand[f"{theirs}.{other}"] = array.transpose(3, 2, 0, 1) if array is kernel else array
+            expected[f"{family}/{ours}/{name}"] = f"tensor/{theirs}.{other}"
+    shuffled = dict(sorted(cand.items(), key=lambda item: item[0][::-1]))
+    found = compare(dump(ref), foreign(shuffled))
+    assert found.verdict == "same"
+    assert {key: row.counterpart for key, row in rows(found).items()} == expected
+
+
 def test_a_gradient_follows_the_fingerprint_of_its_parameter() -> None:
     kernel = values(4, 6)
     ref = dump({"param/head": kernel, "param_grad/head": kernel * 2})

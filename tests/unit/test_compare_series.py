@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gradscope.compare import Comparison, Member, Series
+from gradscope.compare import Comparison
+from gradscope.compare.series import Member, Series
 from gradscope.report import SeriesReport, to_markdown
 from tests.unit.report_samples import different_runs, same_runs
 

@@ -81,6 +81,14 @@ def test_a_name_in_markdown_is_one_cell_of_code(name: str, cell: str) -> None:
     assert f"\n| {cell} | " in text
 
 
+def test_a_long_table_is_folded_in_markdown_and_a_short_one_is_not() -> None:
+    entries = tuple(entry("param", f"w{number}") for number in range(40))
+    long, short = (to_markdown(report_of(Manifest(entries=each))) for each in (entries, entries[:20]))
+    assert "<details>\n<summary>Parameters (40)</summary>\n\n| name |" in long
+    assert long.count("</details>") == 1
+    assert "<details>" not in short
+
+
 def test_markdown_outside_of_code_is_escaped() -> None:
     text = to_markdown(report_of(Manifest(entries=(), note="see <b> #1 @you *now*")))
     assert "- **note** see \\<b\\> \\#1 \\@you \\*now\\*\n" in text

@@ -1,7 +1,8 @@
-"""Batches from files: leaves by name, any number of examples, and every disagreement told at once."""
+"""Batches from files and pipelines: leaves by name, any number of examples, and every disagreement told at once."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import pytest
 from gradscope import naming
 from gradscope.dump.record import Record, SiteFacts
 from gradscope.dump.writer import DumpWriter
-from gradscope.errors import DumpError
-from gradscope.tracing.batches import FileBatch, batch_from_file
+from gradscope.errors import DumpError, ModelError, UsageError
+from gradscope.tracing.batches import DataRequest, FileBatch, batch_from_file
 
 
 def leaf(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -159,3 +160,70 @@ def test_a_file_that_is_no_dump_is_refused_as_one(tmp_path: Path) -> None:
     (tmp_path / "batch.npz").write_text("no zip")
     with pytest.raises(DumpError):
         batch_from_file(tmp_path / "batch.npz", EXPECTED)
+
+
+def test_a_safetensors_file_is_a_batch(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.numpy", reason="safetensors is absent: its files were NOT read")
+    library.save_file({"x": floats(5, 2)}, str(tmp_path / "batch.safetensors"))
+    found = batch_from_file(tmp_path / "batch.safetensors", {"x": leaf(1, 2)})
+    np.testing.assert_array_equal(found.batch["x"], floats(5, 2))
+
+
+PIPELINE = """
+import numpy as np
+
+
+def batches(count=3):
+    for number in range(count):
+        yield {"x": np.full((4, 2), number, np.float32)}
+
+
+loader = [{"x": np.ones((5, 2), np.float64)}]
+wrong = [{"y": np.ones((5, 3), np.float32)}]
+number = 3
+
+
+def broken():
+    raise OSError("no such bucket")
+"""
+
+
+@pytest.fixture
+def pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data.py").write_text(PIPELINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+
+
+@pytest.mark.usefixtures("pipelines")
+@pytest.mark.parametrize(
+    ("place", "index", "expected"),
+    [
+        ("data.py:batches", None, np.zeros((4, 2))),
+        ("data.py:batches", 2, np.full((4, 2), 2)),
+        ("data.py:batches(count=1)", 0, np.zeros((4, 2))),
+        ("data.py:loader", None, np.ones((5, 2))),
+    ],
+)
+def test_a_pipeline_is_an_iterable_or_a_function_that_returns_one(place: str, index: int | None, expected: Any) -> None:
+    found = DataRequest(place=place, index=index).batch({"x": leaf(1, 2)})
+    assert found.size == len(expected)
+    assert found.batch["x"].dtype == np.float32
+    np.testing.assert_array_equal(found.batch["x"], expected)
+
+
+@pytest.mark.usefixtures("pipelines")
+@pytest.mark.parametrize(
+    ("place", "index", "error", "said"),
+    [
+        ("data.py:batches", 7, UsageError, "ends before batch 7"),
+        ("data.py:number", None, UsageError, "is of type int, expected an iterable of batches"),
+        ("data.py:nothing", None, UsageError, "has no 'nothing'"),
+        ("data.py:wrong", None, DumpError, "it lacks x; the model has no y"),
+        ("data.py:broken", None, ModelError, "no such bucket"),
+        ("data.npz", 1, UsageError, "holds one batch"),
+    ],
+)
+def test_a_pipeline_that_gives_no_batch_is_refused(place: str, index: int, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        DataRequest(place=place, index=index).batch({"x": leaf(1, 2)})

@@ -1,0 +1,50 @@
+"""Noise: how far a reference's own tensors move under changes that make no difference, and judging by that.
+
+A calibrated reference has a *noise floor* with each computed tensor. Error is then counted in noise floors: `noise` is
+`rel_l2` over the floor, and what is within ten of them is noise. A candidate of lower precision than the reference is
+held against what low precision does to the reference itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from gradscope.compare.precision import coarser, component_name, kind_of, machine_epsilon
+from gradscope.dump.jsontext import as_float
+from gradscope.dump.manifest import Entry
+
+#: The statistics that hold the noise floor of a tensor, and that of a run in low precision.
+NOISE: Final = "noise"
+LOW_PRECISION_NOISE: Final = "noise@bfloat16"
+
+#: Up to how many times the noise floor error is noise: a floor is the largest of a handful of samples.
+WITHIN: Final = 10.0
+
+#: Machine epsilons that every element may be off by its own last rounding.
+_LAST_ROUNDING: Final = 0.5
+
+
+def noise_floor(ref: Entry, cand: Entry, *, reduced: bool) -> float | None:
+    """The noise floor of a tensor.
+
+    Args:
+        ref: The reference's entry.
+        cand: The candidate's.
+        reduced: Whether the candidate was computed with reduced matmul precision, and the reference was not.
+
+    Returns:
+        The floor as `rel_l2`, never below the rounding of its elements; None where the reference has none for such a
+        candidate.
+    """
+    if kind_of(ref.dtype) not in ("float", "complex") or kind_of(cand.dtype) != kind_of(ref.dtype):
+        return None
+    dtype = coarser(ref.dtype, cand.dtype)
+    low = reduced or dtype != component_name(ref.dtype)
+    floor = _floor(ref.stats, LOW_PRECISION_NOISE if low else NOISE)
+    return None if floor is None else max(floor, _LAST_ROUNDING * machine_epsilon(dtype))
+
+
+def _floor(stats: Mapping[str, object], name: str) -> float | None:
+    value = stats.get(name)
+    return as_float(value) if isinstance(value, int | float | str) else None

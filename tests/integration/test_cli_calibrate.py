@@ -1,0 +1,57 @@
+"""`gradscope calibrate`: a reference that knows its own noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gradscope.dump.jsontext import as_float
+from gradscope.dump.reader import open_dump
+from tests.integration.command import gradscope
+
+
+@pytest.fixture(scope="module")
+def folder(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the model's calibrated reference, and the model itself."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    (folder / "model.py").write_text((dumps / "model.py").read_text())
+    done = gradscope("calibrate", "model.py", "-o", "ref.npz", "--seed", 0, folder=folder)
+    assert done.status == 0, done.errors
+    assert [line.split("  ")[0] for line in done.output.splitlines()] == ["ref.npz", "noise", "noise@bfloat16"]
+    return folder
+
+
+def test_computed_tensors_have_noise_floors_and_given_ones_none(folder: Path) -> None:
+    with open_dump(folder / "ref.npz") as ref:
+        entries = [entry for entry in ref.manifest.entries if entry.alias_of is None]
+    for family in ("activation", "param_grad"):
+        floors = [entry.stats for entry in entries if entry.family == family]
+        assert 0 < max(as_float(stats["noise"]) for stats in floors) < 1e-5
+        assert 1e-4 < max(as_float(stats["noise@bfloat16"]) for stats in floors) < 0.1
+    assert all("noise" in entry.stats for entry in entries if entry.family in ("activation_grad", "input_grad"))
+    given = [entry.stats for entry in entries if entry.family in ("param", "input")]
+    assert given
+    assert not any("noise" in stats or "noise@bfloat16" in stats for stats in given)
+
+
+def test_it_is_the_dump_that_the_model_gives(dumps: Path, folder: Path) -> None:
+    assert gradscope("compare", "ref.npz", dumps / "a.npz", "--bitwise", folder=folder).status == 0
+    assert gradscope("verify", "ref.npz", folder=folder).status == 0
+    assert gradscope("show", "ref.npz", folder=folder).status == 0
+
+
+def test_low_precision_is_noise_and_another_model_is_not(dumps: Path, folder: Path) -> None:
+    narrow = gradscope("dump", "model.py", "--dtype", "bfloat16", "-o", "bf16.npz", "--quiet", folder=folder)
+    assert narrow.status == 0
+    low = gradscope("compare", "ref.npz", "bf16.npz", folder=folder)
+    assert (low.status, low.output.startswith("same  Same within noise: ")) == (0, True)
+    other = gradscope("compare", "ref.npz", dumps / "b.npz", "--json", folder=folder)
+    assert (other.status, "x noise" in other.json["sentence"]) == (1, True)
+    first = next(row for row in other.json["rows"] if row["family"] == "activation")
+    assert first["noise"] > 1e3
+
+
+def test_an_existing_reference_stays_unless_force_is_given(folder: Path) -> None:
+    refused = gradscope("calibrate", "model.py", "-o", "ref.npz", folder=folder)
+    assert (refused.status, refused.lines[0]) == (2, "gradscope: error: ref.npz exists")
