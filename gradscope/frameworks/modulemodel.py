@@ -95,16 +95,21 @@ class ModuleModel:
         inputs_key, labels_key = jax.random.split(key)
         specs = dict(zip(self.inputs, with_batch_size(list(self.inputs.values()), size), strict=True))
         inputs = draw_inputs(inputs_key, specs)
-        labels = labels_spec(self.loss_name, jax.eval_shape(lambda: self._outputs(self.init(key), inputs)[0]))
+        labels = labels_spec(self.loss_name, jax.eval_shape(lambda: self.outputs(self.init(key), inputs)[0]))
         return inputs if labels is None else {**inputs, **draw_inputs(labels_key, {self.label_name: labels})}
 
     def loss(self, variables: Variables, batch: Mapping[str, Any]) -> tuple[Array, dict[str, Any]]:
         """The loss, and beside it the updated collections and the outputs."""
-        outputs, updated = self._outputs(variables, {name: batch[name] for name in self.inputs})
+        outputs, updated = self.outputs(variables, {name: batch[name] for name in self.inputs})
         value = loss_value(self.loss_name, outputs, batch.get(self.label_name))
         return value, {**updated_leaves(updated, variables), "output": outputs}
 
-    def _outputs(self, variables: Variables, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
+    def inputs_like(self) -> dict[str, Array]:
+        """Inputs as they were described."""
+        return draw_inputs(jax.random.key(0), self.inputs)
+
+    def outputs(self, variables: Variables, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
+        """What the module returns, by name, and the collections that it updated."""
         outputs, updated = self.adapter.apply(variables, self.call, inputs)
         return named_outputs(outputs), updated
 

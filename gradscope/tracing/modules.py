@@ -11,6 +11,7 @@ from gradscope.frameworks.modulemodel import ModuleModel
 from gradscope.frameworks.request import Request
 from gradscope.frameworks.restoring import restored
 from gradscope.tracing.model import Model
+from gradscope.tracing.randomkeys import NeededKeys
 from gradscope.tracing.userframes import user_code
 
 
@@ -33,8 +34,9 @@ def module_model(name: str, holder: Any, request: Request) -> Model | None:
         if adapter is None:
             return None
         made = ModuleModel.of(adapter, request, train=train)
+    needed = NeededKeys(made)
     return Model(
-        name=name, init=made.init, batch=made.batch, loss=made.loss, held=adapter.held, restored=own is not None,
+        name=name, init=needed.init, batch=made.batch, loss=needed.loss, held=adapter.held, restored=own is not None,
         choices=made.choices,
     )  # fmt: skip
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.integration import command
 from tests.integration.command import gradscope
 
 NET = """
@@ -19,6 +22,31 @@ class Net(nnx.Module):
     def __call__(self, x):
         return self.last(nnx.tanh(self.first(x)))
 """
+
+
+README = Path(__file__).parents[2] / "README.md"
+
+#: Framework and command line of each row of README's table.
+LINES = re.findall(r"^\| ([\w ]+) \| `gradscope (dump [^`]*)` \|$", README.read_text(encoding="utf-8"), re.MULTILINE)
+PACKAGES = {"Flax Linen": "flax", "Flax NNX": "flax", "Equinox": "equinox", "Haiku": "haiku", "Keras 3": "keras"}
+
+
+@pytest.mark.parametrize(("framework", "line"), LINES, ids=[framework for framework, _ in LINES])
+def test_a_line_of_readme_runs_as_it_is_pasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, framework: str, line: str
+) -> None:
+    monkeypatch.setattr(command, "TIMEOUT", 300)  # MobileNetV2 takes a minute to compile where others compile, too
+    package = PACKAGES[framework]
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'gradscope-jax[{package}]'")
+    strictness = {"JAX_NUMPY_DTYPE_PROMOTION": "standard", "JAX_NUMPY_RANK_PROMOTION": "allow"}
+    done = gradscope(*shlex.split(line), "--stats-only", "--json", folder=tmp_path, **strictness)
+    assert done.status == 0, done.errors
+    linked = {row["name"] for row in done.json["rows"] if row["family"] == "param_grad"}
+    assert linked
+
+
+def test_readme_has_a_line_for_every_framework() -> None:
+    assert [framework for framework, _ in LINES] == list(PACKAGES)
 
 
 def test_every_command_takes_a_module_and_its_inputs(tmp_path: Path) -> None:

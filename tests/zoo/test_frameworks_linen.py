@@ -98,6 +98,23 @@ def test_gradients_activations_and_collections_are_flaxs_own(folder: Path) -> No
     held.assert_layers_hold_parameters(seen)
 
 
+def test_gradients_of_activations_are_those_of_perturb(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:Net()", "float32[6,7]", "scale=float32[6]:1..2", loss="cross-entropy")
+    variables, batch = variables_of(seen), held.family(seen, "input")
+    rngs = variables.pop("rngs")
+    from net import Net
+
+    def loss(entry: Any) -> Any:
+        outputs, _ = Net().apply(
+            {**variables, "perturbations": {"entry": entry}}, batch["x"], scale=batch["scale"], train=True, rngs=rngs,
+            mutable=["batch_stats"],
+        )  # fmt: skip
+        return held.cross_entropy(outputs["logits"], batch["labels"])
+
+    expected = jax.grad(loss)(jnp.zeros((6, 8)))
+    held.assert_same_tensors({"Net/first": seen["activation_grad/Net/first"]}, {"Net/first": expected})
+
+
 def test_lifted_modules_are_named_inside_and_out(folder: Path) -> None:
     seen = held.dump(f"{held.source(folder, NET)}:Lifted", "float32[2,3,4]", loss="mse")
     from net import Lifted
@@ -125,7 +142,7 @@ def test_a_module_in_evaluation_keeps_its_running_averages_and_draws_nothing(fol
     assert seen.loss == pytest.approx(float(outputs["logits"].sum() + outputs["features"].sum()), rel=1e-5)
     stats = held.family(seen, "state")
     assert not any(name.startswith("batch_stats") for name in held.family(seen, "aux"))
-    assert {name.partition("/")[0] for name in stats} == {"batch_stats", "rngs"}
+    assert {name.partition("/")[0] for name in stats} == {"batch_stats"}
 
 
 @pytest.mark.parametrize(
