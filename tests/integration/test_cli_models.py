@@ -81,8 +81,10 @@ def test_a_loss_that_is_not_a_number_is_finished_and_its_origin_named(tmp_path: 
     assert report["loss"] == "NaN"
     first = next(finding for finding in report["findings"] if finding["rule"] == "nonfinite")
     assert (first["family"], first["name"]) == ("activation", "first")
-    assert "the origin may be here" in first["why"]
     assert first["source"].startswith("model.py:")
+    (origin,) = report["origins"]
+    assert (origin["name"], origin["primitive"]) == ("first/log", "log")
+    assert origin["why"].startswith("made the first NaN: log of -")
     assert gradscope("show", "model.npz", "--check", "vanishing,nonfinite", folder=tmp_path).status == 1
 
 
