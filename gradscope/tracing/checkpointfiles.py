@@ -78,10 +78,12 @@ def open_checkpoint(path: Path) -> Generator[Mapping[str, SavedTensor]]:
 
 
 def _flax_tree(path: Path) -> Any:
+    with located(str(path)), InputFile(path) as file:  # first: what is not there needs no library
+        content = file.read(0, file.size_bytes)
     serialization = _library("flax.serialization")
-    with located(str(path)), InputFile(path) as file:
+    with located(str(path)):
         try:
-            return serialization.msgpack_restore(file.read(0, file.size_bytes))
+            return serialization.msgpack_restore(content)
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise DumpError(f"it is not a Flax checkpoint: {error}") from error
 

@@ -160,9 +160,15 @@ def test_a_keras_file_is_for_keras(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["saved.npz", "saved.msgpack", "saved.eqx"])
-def test_a_checkpoint_that_is_missing_or_damaged_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DumpError, match="cannot be opened"):
+def test_a_checkpoint_that_is_missing_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DumpError, match=f"{name}: it cannot be opened"):
         load(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["saved.npz", "saved.msgpack", "saved.eqx"])
+def test_a_checkpoint_that_is_damaged_is_refused(tmp_path: Path, name: str) -> None:
+    if name == "saved.msgpack":
+        pytest.importorskip("flax", reason="Flax is absent: a damaged checkpoint of it was NOT read")
     (tmp_path / name).write_bytes(b"\x93NUMPY\x01\x00 nothing more")
     with pytest.raises(DumpError):
         load(tmp_path / name)
