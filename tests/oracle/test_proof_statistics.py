@@ -28,12 +28,12 @@ FACTS = {
     *("fwd_gain", "fwd_total", "bwd_gain", "bwd_total", "g/w"),
 }
 
-#: Every so many tensors of a dump are checked: all of a small model, some of each kind of a large one.
+#: Every so many tensors of a dump are checked: all of a small model, some of each kind of a large one. ResNet-50 is of
+#: the same file as ResNet-18, and takes half a minute.
 DUMPS = {
     ("mlp", "--dtype", "bfloat16", "--exact-quantiles"): 1,
     ("transformer, scanned and checkpointed", "--x64", "--self-check"): 1,
     ("resnet18", "--self-check"): 5,
-    ("resnet50", "--x64", "--self-check"): 17,
 }
 
 #: What goes into some layers, by the names of activations.
