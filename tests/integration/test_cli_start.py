@@ -29,7 +29,7 @@ OPTIONS = {
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
     "--exclude --all --worst-first --format --json --traceback",
     "calibrate": f"{MODEL} {CHOSEN} --output --no-cache --force --quiet --traceback",
-    "inspect": f"{MODEL} {CHOSEN} --sort --format --json --quiet --verbose --traceback",
+    "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --sort --format --json --quiet --verbose --traceback",
     "check": f"{MODEL} --no-cache --format --json --quiet --verbose --traceback",
     "verify": "--traceback",
     "recover": "--output --force --traceback",
