@@ -46,11 +46,13 @@ def inspect(
 
     with redirect_stdout(sys.stderr):  # what the model prints are remarks
         model = asked.model(target, request)
-        arguments = asked.arguments(model)
+        inquiry = questions.inquiry()
+        arguments = asked.arguments(model, partial=bool(inquiry))
         for sentence in (*(model.choices if verbose else ()), *(() if quiet else arguments.notes)):
             say(sentence)
         with user_code(f"loss of {model.name}"):
-            found = inspect_loss(model.loss, *arguments.shapes, operations=ops, inquiry=questions.inquiry())
+            found = inspect_loss(model.loss, *arguments.shapes, operations=ops, inquiry=inquiry)
+            arguments.require(() if found.fragment is None else found.fragment.inputs)
     rows = [Row(family=fact.family, name=fact.name, values=fact.values) for fact in found.facts]
     fetch = None if found.fragment is None else found.fragment.to_json()
     report = inspection_report(target, arguments.batch_size, rows, found.totals, fetch=fetch, query=query)
