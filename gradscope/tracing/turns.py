@@ -33,6 +33,28 @@ def sources(frames: Mapping[FrameKey, Frame], moment: Moment) -> list[Moment]:
     return list(found)
 
 
+def home(frames: Mapping[FrameKey, Frame], moment: Moment) -> Moment:
+    """The moment in which a value was made that loops have carried to another: itself where none has.
+
+    Args:
+        frames: Every frame of a trace.
+        moment: The value.
+    """
+    while is_carry(frames[moment.value.frame], moment.value) and len(found := sources(frames, moment)) == 1:
+        (moment,) = found
+    return moment
+
+
+def is_carry(frame: Frame, value: ValueKey) -> bool:
+    """Whether a value of a frame is one that a `scan` of at least one turn hands from turn to turn, or out at last."""
+    bodies = [frame] if value.equation == OPERAND else frame.children.get(value.equation, [])
+    if not bodies or bodies[0].kind != "scan" or bodies[0].equation is None or not bodies[0].loops[-1].length:
+        return False
+    arity = scan_arity(bodies[0].equation)
+    first = arity.constants if value.equation == OPERAND else 0
+    return first <= value.position < first + arity.carries
+
+
 def _received(frame: Frame, moment: Moment) -> Iterator[Moment]:
     """Where a frame's operand comes from; the root's come from nowhere."""
     if frame.parent is None or frame.kind == "opaque":

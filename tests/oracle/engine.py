@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.planning import Wanted, make_plan
+from gradscope.instrument.planning import make_plan
 from gradscope.instrument.program import Observed, Reached, observing_program
 from gradscope.instrument.taps import Observer, whole_tensor
+from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.frames import iterations
 from gradscope.tracing.tracer import Trace, trace_loss
 

@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 
 from gradscope.instrument.interpreter import Context, interpret
 from gradscope.instrument.plan import EMPTY_PLAN
-from gradscope.instrument.planning import Wanted, make_plan
+from gradscope.instrument.planning import make_plan
 from gradscope.instrument.program import observing_program
 from gradscope.instrument.rules import RULES
+from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.frames import Frame, iterations
 from gradscope.tracing.tracer import Trace, trace_loss
 from tests.oracle.engine import Observation, assert_close, bits, check_stepwise, expected, observe
