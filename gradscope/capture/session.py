@@ -111,8 +111,8 @@ class Session:
         self._accounted.add((value, draft.family))
         whole = value if isinstance(value, ValueKey) and naming.is_gradient(record.family) else None
         if record.absent is not None:
-            explained = whole is not None and self._run.plan.is_of_loss
-            detail = self._barriers.detail(whole, record.absent) if explained else ""
+            of_loss = self._run.plan.is_of_loss
+            detail = self._barriers.detail(whole, record.absent) if whole is not None and of_loss else ""
             line = LedgerLine(name=record.name, family=record.family, reason=record.absent, detail=detail)
             self._missing.append(line)
         elif record.alias_of is None and record.shard is None:

@@ -190,6 +190,13 @@ def variable_of(frame: Frame, value: ValueKey) -> Any:
     return variables[value.position]
 
 
+def region(frame: Frame) -> FrameKey:
+    """The outermost frame that a frame runs in place in: calls and checkpoints compute nothing but what they run."""
+    while frame.kind in ("call", "remat") and frame.parent is not None:
+        frame = frame.parent
+    return frame.key
+
+
 def operands(frame: Frame) -> Sequence[Atom | None]:
     """For each variable that a frame receives, the parent's atom it comes from; None where no single atom does."""
     equation = frame.equation

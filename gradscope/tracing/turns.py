@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from gradscope.tracing.frames import OPERAND, Frame, FrameKey, ValueKey, operands, resolve
+from gradscope.tracing.frames import OPERAND, Frame, FrameKey, ValueKey, operands, region, resolve
 from gradscope.tracing.jaxcompat import Atom, scan_arity
 
 
@@ -40,9 +40,22 @@ def home(frames: Mapping[FrameKey, Frame], moment: Moment) -> Moment:
         frames: Every frame of a trace.
         moment: The value.
     """
-    while is_carry(frames[moment.value.frame], moment.value) and len(found := sources(frames, moment)) == 1:
-        (moment,) = found
+    while (before := _carried_from(frames, moment)) is not None:
+        moment = before
     return moment
+
+
+def _carried_from(frames: Mapping[FrameKey, Frame], moment: Moment) -> Moment | None:
+    """Where a loop took a carry from; None for what is none, and for what a loop or branch around has handed in."""
+    frame = frames[moment.value.frame]
+    if not is_carry(frame, moment.value):
+        return None
+    found = sources(frames, moment)
+    if moment.value.equation != OPERAND:
+        frame = frame.children[moment.value.equation][0]
+    elif frame.parent is not None and _turn_before(frame, moment) is None:
+        frame = frame.parent
+    return found[0] if len(found) == 1 and region(frames[found[0].value.frame]) == region(frame) else None
 
 
 def is_carry(frame: Frame, value: ValueKey) -> bool:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from gradscope.tracing.frames import OPERAND, Frame, FrameKey, Loop, ValueKey, resolve
+from gradscope.tracing.frames import OPERAND, Frame, FrameKey, Loop, ValueKey, region, resolve
 from gradscope.tracing.jaxcompat import Atom, is_literal
 from gradscope.tracing.layers import LayerCall
 from gradscope.tracing.meshes import sharding_of
@@ -23,9 +23,6 @@ from gradscope.tracing.reversal import Reach, is_inexact
 from gradscope.tracing.scopes import ScopePath
 from gradscope.tracing.sites import SiteName
 from gradscope.tracing.turns import is_carry
-
-#: Frames that run in place of the equation that runs them: what they use, that equation does not.
-_IN_PLACE: Final = ("call", "remat")
 
 
 class UseKey(NamedTuple):
@@ -131,7 +128,7 @@ class _Finding:
         return Use(
             key=key,
             value=value,
-            whole=value is not None and _region(frame) == _region(self._frames[value.frame]),
+            whole=value is not None and region(frame) == region(self._frames[value.frame]),
             user=user,
             name=SiteName(path=user.path, output=key.operand, layer=user.parent and user.parent.path),
             shape=tuple(atom.aval.shape),
@@ -146,13 +143,6 @@ class _Finding:
 def _values(atoms: Sequence[Atom]) -> Iterator[tuple[int, Atom]]:
     """The floating-point values among some atoms, and their positions."""
     return ((position, atom) for position, atom in enumerate(atoms) if not is_literal(atom) and is_inexact(atom))
-
-
-def _region(frame: Frame) -> FrameKey:
-    """The frame around all that runs in place of an equation, within which a value is used itself."""
-    while frame.kind in _IN_PLACE and frame.parent is not None:
-        frame = frame.parent
-    return frame.key
 
 
 def _leaving(frame: Frame, path: ScopePath) -> ScopePath:

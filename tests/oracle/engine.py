@@ -146,8 +146,9 @@ def observe(
         observer: What is kept of each tensor.
         jit: Whether it is compiled as a whole or run operation by operation.
     """
-    trace = trace_loss(loss, variables, batch)
-    plan = make_plan(trace, Wanted() if wanted is None else wanted, observer)
+    wanted = Wanted() if wanted is None else wanted
+    trace = trace_loss(loss, variables, batch, operations=wanted.looks_inside_layers)
+    plan = make_plan(trace, wanted, observer)
     program, reached = observing_program(trace, plan)
     leaves = jax.tree_util.tree_leaves((variables, batch))
     if jit:
