@@ -56,15 +56,15 @@ class Terms:
                 yield Term(use=term.use, of=of)
 
     def _moment(self, use: Use, turn: tuple[int, ...]) -> Moment | None:
-        """The value that is used in a turn, in the turn that made it; None for a constant."""
-        if use.value is None:
+        """The value of whose gradient this is a term in a turn, in the turn that made it; None where of none."""
+        if use.value is None or not use.whole:
             return None
         return home(self._frames, Moment(use.value, turn[: len(self._frames[use.value.frame].loops)]))
 
     def _is_selected(self, use: Use, moment: Moment | None) -> bool:
         if self._wanted.operands and use.operand and self._wanted.shows(use.name):
             return True
-        return self._wanted.terms and use.whole and moment in self._shared and self._shows(moment)
+        return self._wanted.terms and moment in self._shared and self._shows(moment)
 
     def _shows(self, moment: Moment | None) -> bool:
         """Whether a value is one of those shown: a layer's, an operation's, or an argument."""
@@ -89,8 +89,8 @@ def name_of(term: Term, turn: tuple[int, ...]) -> str:
 
 
 def _counts(use: Use) -> bool:
-    """Whether a use contributes to the gradient of its value."""
-    return use.whole and use.reach >= Reach.GRADIENT and not use.eliminated
+    """Whether anything comes back from a use, or would if reverse mode could get there."""
+    return use.reach >= Reach.GRADIENT and not use.eliminated
 
 
 def _is_argument(moment: Moment) -> bool:

@@ -21,11 +21,10 @@ from gradscope.errors import UsageError
 from gradscope.instrument.wanted import Wanted
 from tests.oracle import engine
 from tests.oracle.engine import Loss, Probe, assert_close, bits, expected, layer, unprobed
+from tests.oracle.terms import assert_sums, terms_of
 
 WEIGHTS = np.linspace(-1.0, 1.0, 9).reshape(3, 3)
 INPUTS = np.linspace(-1.0, 2.0, 6).reshape(2, 3)
-#: What is left of a sum in float64 whose terms are of the size of the whole.
-ROUNDING = 1e-14
 
 
 @pytest.fixture(autouse=True)
@@ -37,38 +36,17 @@ def dense(weight: Any, x: Any) -> Any:
     return jnp.tanh(x @ weight)
 
 
-def terms_of(dump: Dump) -> dict[str, dict[str, np.ndarray]]:
-    """The terms of a dump by name, by the key of the value that they are terms of."""
-    found: dict[str, dict[str, np.ndarray]] = {}
-    for entry in dump.manifest.entries:
-        if entry.family == "term" and entry.absent is None:
-            assert entry.site.of is not None
-            found.setdefault(entry.site.of, {})[entry.name] = dump[f"term/{entry.name}"]
-    return found
-
-
-def assert_sums(dump: Dump) -> None:
-    """The law: terms of a value sum to its gradient."""
-    terms = terms_of(dump)
-    assert terms
-    for key, parts in terms.items():
-        family, _, name = key.partition("/")
-        whole = dump[f"{family}_grad/{name}"]
-        scale = max(np.abs(part).max(initial=0.0) for part in parts.values())
-        np.testing.assert_allclose(sum(parts.values()), whole, rtol=ROUNDING, atol=ROUNDING * scale, err_msg=key)
-
-
 def assert_unperturbed(loss: Loss, variables: Any, batch: Any) -> None:
-    """Operation by operation loss and gradients are bit for bit those of JAX, whichever terms are observed."""
+    """Operation by operation loss and gradients are bit for bit those of JAX, with every term observed."""
     with jax.disable_jit():
         value, gradient = jax.value_and_grad(loss)(variables, batch)
-    for wanted in (Wanted(terms=True), Wanted(operations=True, terms=True), Wanted(operations=True, operands=True)):
-        observation = engine.observe(loss, variables, batch, wanted=wanted, jit=False)
-        assert observation.plan.terms or not wanted.operations
-        assert bits(observation.loss) == bits(value)
-        leaves = jax.tree_util.tree_leaves(gradient)
-        found = [observation.observed.gradients[number] for number in range(len(leaves))]
-        assert list(map(bits, found)) == list(map(bits, leaves))
+    everything = Wanted(operations=True, operands=True, terms=True)
+    observation = engine.observe(loss, variables, batch, wanted=everything, jit=False)
+    assert observation.plan.terms
+    assert bits(observation.loss) == bits(value)
+    leaves = jax.tree_util.tree_leaves(gradient)
+    found = [observation.observed.gradients[number] for number in range(len(leaves))]
+    assert list(map(bits, found)) == list(map(bits, leaves))
 
 
 def check(
@@ -240,6 +218,32 @@ def test_a_branch_uses_what_it_is_handed_as_one_and_what_it_makes_by_itself(take
     assert sorted(not_executed) == ([] if taken else ["cond/branch1.0", "sin.0"])
 
 
+@pytest.mark.parametrize(
+    ("name", "positions", "operation"),
+    [
+        ("mul", (0, 1), lambda one, other: one * other),
+        ("concatenate", (0, 1), lambda one, other: jnp.concatenate([one, other])),
+        ("select_n", (2, 1), lambda one, other: jnp.where(INPUTS > 0, one, other)),
+        ("dot_general", (0, 1), lambda one, other: jax.lax.dot_general(one, other, (((1,), (1,)), ((), ())))),
+        ("scatter", (0, 2), lambda one, other: one.at[np.array([0, 0])].set(other)),
+        ("sort", (0, 1), lambda one, other: jax.lax.sort((one, other), num_keys=1)[1]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_operands_term_is_the_operations_own_vjp_of_what_arrives(
+    name: str, positions: tuple[int, int], operation: Callable[[Any, Any], Any]
+) -> None:
+    def loss(weight: Any, x: Any) -> Any:
+        h = layer("first", dense, weight, x)
+        return (jnp.sin(layer("read", operation, h, h)) ** 2).sum()
+
+    dump = gradscope.capture(loss, WEIGHTS, INPUTS, ops="inputs")
+    h, arrived = dump["activation/first"], dump["activation_grad/read"]
+    _, pull_back = jax.vjp(operation, h, h)
+    for position, wanted in zip(positions, pull_back(arrived), strict=True):
+        assert_close(dump[f"term/read/{name}.{position}"], wanted)
+
+
 def test_parameters_and_inputs_have_terms_too() -> None:
     """A shared weight's gradient is a sum of two, and can be told apart."""
 
@@ -312,7 +316,8 @@ def test_nested_frames_and_shared_weights_still_sum_to_the_whole() -> None:
     def inner(weight: Any, h: Any) -> Any:
         def turn(carry: Any, factor: Any) -> Any:
             h, other = carry
-            h = layer("made", dense, weight, h) + h * factor
+            made = layer("made", dense, weight, h)
+            h = made * jnp.cos(made) + h * factor
             return (h, jnp.sin(other) * h), h * other
 
         (h, other), stacked = jax.lax.scan(jax.checkpoint(turn), (h, h), jnp.arange(3.0))
@@ -330,8 +335,11 @@ def test_nested_frames_and_shared_weights_still_sum_to_the_whole() -> None:
 
     for flag in (True, False):
         arguments = {"w": 0.3 * WEIGHTS}, (INPUTS, np.bool_(flag))
-        assert_sums(gradscope.capture(loss, *arguments, terms=True))
-        assert_unperturbed(loss, *arguments)
+        dump = gradscope.capture(loss, *arguments, terms=True)
+        inside = {f"activation/made[{outer}][{inner}]" for outer in range(2) for inner in range(3)} if flag else set()
+        assert terms_of(dump).keys() == {"param/w", "activation/out[1]", *inside}
+        assert_sums(dump)
+    assert_unperturbed(loss, {"w": 0.3 * WEIGHTS}, (INPUTS, np.bool_(True)))
 
 
 def test_terms_in_parts_are_those_of_one_run() -> None:
