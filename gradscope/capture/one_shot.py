@@ -83,6 +83,8 @@ def dump_model(
     budget = None if request.max_memory is None else request.max_memory // 2
     prepared = prepare(model, arguments, request.wanted, request.inquiry, timings, budget=budget)
     _require_memory(prepared, request)
+    if request.wanted.terms and not prepared.answer.plan.terms:
+        request.tell("no value that is shown is used more than once, so that no gradient has terms")
     size = _tensor_bytes(prepared)
     if prepared.runs > 1:
         request.tell(f"{shown_size(size)} of tensors are captured in {prepared.runs} runs")

@@ -33,6 +33,7 @@ class OperationOptions:
         Operations | None,
         typer.Option(
             "--ops",
+            metavar="[outputs|inputs]",
             help="Every operation, and not only layers: its output and the gradient of that; with inputs, also what "
             "flows back to each of its inputs through it alone.",
             rich_help_panel=_PANEL,
