@@ -342,6 +342,24 @@ def test_nested_frames_and_shared_weights_still_sum_to_the_whole() -> None:
     assert_unperturbed(loss, {"w": 0.3 * WEIGHTS}, (INPUTS, np.bool_(True)))
 
 
+def test_where_the_way_is_stopped_nothing_comes_back_and_the_rest_is_the_whole() -> None:
+    def loss(weight: Any, x: Any, probe: Probe = unprobed, *, stopped: bool = False) -> Any:
+        h = layer("first", dense, weight, x)
+        cosine = layer("cosine", jnp.cos, probe("cosine/cos.0", h))
+        cosine = jax.lax.stop_gradient(cosine) if stopped else cosine
+        return (cosine * jnp.exp(probe("exp.0", h)) * probe("mul#2.1", h)).sum()
+
+    dump = gradscope.capture(loss, WEIGHTS, INPUTS, terms=True, stop_gradient=["cosine"])
+    wanted = expected(partial(loss, stopped=True), WEIGHTS, INPUTS)
+    terms = terms_of(dump)["activation/first"]
+    assert sorted(terms) == ["exp.0", "mul#2.1"]
+    for name, term in terms.items():
+        assert_close(term, wanted[name].gradient, what=name)
+    assert_sums(dump)
+    missing = {(line.name, line.reason) for line in dump.ledger.missing if line.family == "term"}
+    assert missing == {("cosine/cos.0", "disconnected")}
+
+
 def test_terms_in_parts_are_those_of_one_run() -> None:
     from gradscope.instrument.plan import Plan
     from gradscope.instrument.planning import make_plan
