@@ -3,6 +3,7 @@
 There are two selections of the same tensors. *Operands*: at every operation, the gradient with respect to each of its
 floating-point operands as that operation sees it. *Terms*: for every value shown that is used several times, the
 gradient that comes back from each use, which sum to the value's own; the term of a value's only use is that already.
+What is differentiated itself has its initial gradient besides, which comes back from no use.
 
 A term is named by the operation and the number of its operand, `block[0]/add1/add.0`; in one turn of the loops around
 that it belongs to one value, which in the next turn may be another.

@@ -360,24 +360,6 @@ def test_where_the_way_is_stopped_nothing_comes_back_and_the_rest_is_the_whole()
     assert missing == {("cosine/cos.0", "disconnected")}
 
 
-def test_terms_in_parts_are_those_of_one_run() -> None:
-    from gradscope.instrument.plan import Plan
-    from gradscope.instrument.planning import make_plan
-    from gradscope.tracing.tracer import trace_loss
-
-    def loss(weight: Any, x: Any) -> Any:
-        h = layer("first", dense, weight, x)
-        return (layer("second", dense, weight, h) * h * h).sum()
-
-    trace = trace_loss(loss, WEIGHTS, INPUTS, operations=True)
-    plan: Plan = make_plan(trace, Wanted(operations=True, operands=True))
-    parts = plan.parts(2 * INPUTS.nbytes)
-    assert len(parts) > 2
-    assert [term for part in parts for term in part.terms] == list(plan.terms)
-    assert [site for part in parts for site in part.sites] == list(plan.sites)
-    assert all(part.bytes_of(0) <= 2 * INPUTS.nbytes for part in parts)
-
-
 def test_a_fetch_does_not_go_with_terms() -> None:
     def loss(weight: Any, x: Any) -> Any:
         return layer("first", dense, weight, x).sum()
