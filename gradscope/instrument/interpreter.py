@@ -145,33 +145,74 @@ def interpret(
     Returns:
         The values of its outputs, and what was observed in it and in the frames inside it.
     """
-    environment: dict[Atom, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
-    captured = Captured.nothing()
-    taps = context.plan.taps(context.frame)
+    evaluation = Evaluation(context, jaxpr, constants)
+    evaluation.write(OPERAND, jaxpr.invars, arguments)
+    evaluation.run(range(len(jaxpr.eqns)))
+    return evaluation.handed_out(), evaluation.captured
 
-    def read(atom: Atom) -> Any:
+
+class Evaluation:
+    """One frame's jaxpr being run.
+
+    Args:
+        context: Where it is and what to observe.
+        jaxpr: The open jaxpr.
+        constants: Values of its constant variables.
+
+    Attributes:
+        values: The values of the variables so far.
+        captured: What was observed so far, in the frames inside it too.
+    """
+
+    def __init__(self, context: Context, jaxpr: Jaxpr, constants: Sequence[Any]) -> None:
+        self._context = context
+        self._jaxpr = jaxpr
+        self._taps = context.plan.taps(context.frame)
+        self.values: dict[Atom, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+        self.captured = Captured.nothing()
+
+    def write(self, equation: int, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        """Give variables their values, observed where that is planned.
+
+        Args:
+            equation: Which equation makes them; `OPERAND` for what the frame receives.
+            variables: The variables.
+            values: Their values.
+        """
+        for position, (variable, value) in enumerate(zip(variables, values, strict=True)):
+            site = self._taps.get((equation, position))
+            self.values[variable] = value if site is None else _observe(self._context, site, value, self.captured)
+
+    def run(self, numbers: range) -> None:
+        """Run some equations, all before them having been run."""
+        for number in numbers:
+            equation = self._jaxpr.eqns[number]
+            if self._context.plan.runs(self._context.frame, number):
+                self._run(number, equation)
+            elif any((number, position) in self._taps for position in range(len(equation.outvars))):  # it is fed
+                self.write(number, equation.outvars, [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars])
+
+    def handed_out(self) -> list[Any]:
+        """The values of its outputs, tapped for what flows back from there."""
+        context, values = self._context, [self._read(atom) for atom in self._jaxpr.outvars]
+        # From the last to the first, so that what flows back to one value is added up in the order in which JAX does.
+        uses = context.plan.uses(context.frame, len(self._jaxpr.eqns))
+        for at, term in sorted(uses.items(), reverse=True):
+            values[at] = _tapped(context, term, values[at])
+        return values
+
+    def _run(self, number: int, equation: Equation) -> None:
+        rule = self._context.rules.get(kind_of(equation) or "opaque", _as_it_stands)
+        values = [self._read(atom) for atom in equation.invars]
+        outputs, observed = rule(self._context, number, equation, values)
+        self.captured.take(observed)
+        self.write(number, equation.outvars, _with_terms(self._context, number, equation, values, outputs))
+
+    def _read(self, atom: Atom) -> Any:
         if is_literal(atom):
             return atom.val
         # What was not run, nobody looks at: zeros stand for it.
-        return environment[atom] if atom in environment else jnp.zeros(atom.aval.shape, atom.aval.dtype)
-
-    def write(equation: int, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        for position, (variable, value) in enumerate(zip(variables, values, strict=True)):
-            site = taps.get((equation, position))
-            environment[variable] = value if site is None else _observe(context, site, value, captured)
-
-    write(OPERAND, jaxpr.invars, arguments)
-    for number, equation in enumerate(jaxpr.eqns):
-        if not context.plan.runs(context.frame, number):
-            if any((number, position) in taps for position in range(len(equation.outvars))):  # it is fed
-                write(number, equation.outvars, [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars])
-            continue
-        rule = context.rules.get(kind_of(equation) or "opaque", _as_it_stands)
-        values = [read(atom) for atom in equation.invars]
-        outputs, observed = rule(context, number, equation, values)
-        captured.take(observed)
-        write(number, equation.outvars, _with_terms(context, number, equation, values, outputs))
-    return _handed_out(context, len(jaxpr.eqns), [read(atom) for atom in jaxpr.outvars]), captured
+        return self.values[atom] if atom in self.values else jnp.zeros(atom.aval.shape, atom.aval.dtype)
 
 
 def _as_it_stands(
@@ -217,14 +258,6 @@ def _with_terms(
 
     tapped = tap_aside(tapped, jax.lax.stop_gradient(list(operands)), sinks, pulled)
     return [tapped.get(at, output) for at, output in enumerate(outputs)]
-
-
-def _handed_out(context: Context, number: int, values: list[Any]) -> list[Any]:
-    """What a frame hands out, tapped for what flows back from there."""
-    # From the last to the first, so that what flows back to one value is added up in the order in which JAX does.
-    for at, term in sorted(context.plan.uses(context.frame, number).items(), reverse=True):
-        values[at] = _tapped(context, term, values[at])
-    return values
 
 
 def _constant_where(condition: Any, value: Any) -> Any:
