@@ -93,12 +93,16 @@ def _known(model: Model, keys: Sequence[str], cand: DumpSource) -> dict[str, Ent
     """The candidate's entries of those arguments that its dump can hold: random keys are made again.
 
     Raises:
-        UsageError: There is none: the dump is of another model.
+        UsageError: There is none, or it has other parameters: the dump is of another model.
     """
     entries = {key: cand.entry(cand.resolve(key)) for key in frozenset(cand.keys()).intersection(keys)}
-    if not entries:
+    params = [key for key in cand.keys() if naming.split_key(key)[0] == naming.PARAM]  # noqa: SIM118 - no mapping
+    strange = next((key for key in params if key not in entries), None)
+    if strange is not None or not entries:
+        has = "none of its arguments" if strange is None else naming.printable(strange)
         raise UsageError(
-            f"the candidate's dump is not one of {model.name}: it has none of {', '.join(map(naming.printable, keys))}",
+            f"the candidate's dump is not one of {model.name}: it has {has}, expected "
+            f"{', '.join(map(naming.printable, keys))}",
             hint="name the model that the candidate's dump was made of",
         )
     return {key: entry for key, entry in entries.items() if not is_key(entry.dtype)}

@@ -31,13 +31,15 @@ class HeldValues:
         held: What is given, by value.
         keys: The candidate's key of each value in each turn in which it is given.
         sites: The sites of the values.
-        without_cotangent: Those values that have a gradient, which the reference does not hold.
+        with_cotangent: Those values whose gradient the reference holds.
+        without_cotangent: Those that have a gradient, which the reference does not hold.
         left_out: What is not held, and why.
     """
 
     held: dict[ValueKey, Held] = field(default_factory=dict[ValueKey, Held])
     keys: dict[Moment, str] = field(default_factory=dict[Moment, str])
     sites: dict[ValueKey, Site] = field(default_factory=dict[ValueKey, Site])
+    with_cotangent: set[Moment] = field(default_factory=set[Moment])
     without_cotangent: set[Moment] = field(default_factory=set[Moment])
     left_out: list[LeftOut] = field(default_factory=list[LeftOut])
 
@@ -97,6 +99,7 @@ class _Holding:
             key = gradient_key(self._found.keys[moment])
             array = self._array(key, site) if key in self._known else None
             if array is not None:
+                self._found.with_cotangent.add(moment)
                 yield turn, array
             elif key not in self._known or self._placing.absent(key) not in ("disconnected", "not-executed"):
                 self._found.without_cotangent.add(moment)

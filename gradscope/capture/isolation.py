@@ -89,8 +89,9 @@ class _LocalDump:
         self._run = run
         self._loss = resolve(given.trace.root, given.trace.root.jaxpr.outvars[0])
         self._outputs = dict(self._ends_of_outputs())
-        pieces = Pieces(given.trace.root, held.keys)
-        self._readers = pieces.readers([*held.keys, *self._outputs])
+        # Only what a cotangent is given for, or should be, sends any back.
+        pulled = {*held.with_cotangent, *held.without_cotangent, Moment(self._loss, ())} if self._loss else ()
+        self._readers = Pieces(given.trace.root, held.keys).readers(pulled)
         self._order = ExecutionOrder.of_trace(given.trace)
         self.left_out: list[LeftOut] = []
         self._tensors = {key: each for key, each in self._made() if key in frozenset(dumps.cand.keys())}
@@ -143,7 +144,7 @@ class _LocalDump:
     def _gradient(self, key: str, moment: Moment, array: Array | None) -> Iterator[tuple[str, _Tensor]]:
         """What arrived at a value, unless it was made of a cotangent that the reference does not hold."""
         readers = self._readers.get(moment, [])
-        unknown = [reader for reader in readers if reader in self._held.without_cotangent]
+        unknown = [each for each in readers if each in self._held.without_cotangent and each.value != self._loss]
         if not unknown:
             yield key, _Tensor(array, tuple(readers))
             return

@@ -35,7 +35,7 @@ class Pieces:
             ends: Known values and outputs.
         """
         found: dict[Moment, list[Moment]] = {}
-        for end in ends:
+        for end in filter(self._has_gradients, ends):
             for read in self._made_of(end):
                 found.setdefault(read, []).append(end)
         return found
@@ -61,7 +61,10 @@ class Pieces:
             frame = self._frames[value.frame]
             read = (resolve(frame, atom) for atom in frame.jaxpr.eqns[value.equation].invars)
             found = [Moment(key, turn[: len(self._frames[key.frame].loops)]) for key in read if key is not None]
-        return [each for each in found if is_inexact(variable_of(self._frames[each.value.frame], each.value))]
+        return list(filter(self._has_gradients, found))
+
+    def _has_gradients(self, moment: Moment) -> bool:
+        return is_inexact(variable_of(self._frames[moment.value.frame], moment.value))
 
 
 def _is_argument(moment: Moment) -> bool:

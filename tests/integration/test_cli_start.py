@@ -27,7 +27,7 @@ OPTIONS = {
     "--format --json --quiet --verbose --traceback",
     "show": f"{CHOSEN} --tensor --diff --ledger --check --sort --no-fold --format --json --traceback",
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
-    "--exclude --all --worst-first --format --json --traceback",
+    "--exclude --all --worst-first --isolate --format --json --traceback",
     "calibrate": f"{MODEL} {CHOSEN} --output --no-cache --force --quiet --traceback",
     "inspect": f"{MODEL} {CHOSEN} --sort --format --json --quiet --verbose --traceback",
     "check": f"{MODEL} --no-cache --format --json --quiet --verbose --traceback",
