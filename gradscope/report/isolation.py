@@ -57,7 +57,7 @@ class IsolationReport:
         verdicts = tuple(Remark(label=verdict, text=text, style=VERDICT_STYLES[verdict]) for verdict, text in judged)
         return (
             Remarks(remarks=verdicts),
-            self._table(),
+            *self._tables(),
             Remarks(title="Reasons", remarks=tuple(self._reasons())),
             Remarks(title="Arguments", remarks=tuple(self._arguments())),
             Remarks(
@@ -79,13 +79,15 @@ class IsolationReport:
     def _alone(self) -> str:
         return f"Layer by layer: {self.isolation.sentence}"
 
-    def _table(self) -> Table:
+    def _tables(self) -> Iterator[Table]:
         shown = self.isolation.rows if self.everything else self.isolation.different
-        return Table(
-            title=f"Layers on the reference's inputs and cotangents ({len(shown):,} of {len(self.isolation.rows):,})",
-            columns=(_NAME, *(each.column for each in _PICKS)),
-            lines=tuple(map(_line, shown)),
-        )
+        of_all = f"{len(shown):,} of {len(self.isolation.rows):,}"
+        if shown:
+            yield Table(
+                title=f"Layers on the reference's inputs and cotangents ({of_all})",
+                columns=(_NAME, *(each.column for each in _PICKS)),
+                lines=tuple(map(_line, shown)),
+            )
 
     def _reasons(self) -> Iterator[Remark]:
         """Why layers differ of which no number tells."""
