@@ -101,9 +101,8 @@ def _known(model: Model, keys: Sequence[str], cand: DumpSource) -> dict[str, Ent
     if strange is not None or not entries:
         has = "none of its arguments" if strange is None else naming.printable(strange)
         raise UsageError(
-            f"the candidate's dump is not one of {model.name}: it has {has}, expected "
-            f"{', '.join(map(naming.printable, keys))}",
-            hint="name the model that the candidate's dump was made of",
+            f"the dump is not one of {model.name}: it has {has}, expected {', '.join(map(naming.printable, keys))}",
+            hint="name the model that the dump was made of",
         )
     return {key: entry for key, entry in entries.items() if not is_key(entry.dtype)}
 

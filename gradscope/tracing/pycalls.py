@@ -37,6 +37,9 @@ _NO_MATTER: Final = frozenset({"weak_type", "update_jaxpr", "update_consts", "ac
 #: Equations that hand on what they receive.
 _IDENTITIES: Final = frozenset({"copy", "copy_p", "name", "sharding_constraint", "stop_gradient"})
 
+#: Equations that make room for what is written over.
+_BLANKS: Final = frozenset({"empty", "empty2"})
+
 
 def call(equation: Equation, operands: Sequence[str]) -> str:
     """An equation without jaxprs inside, as an expression.
@@ -51,10 +54,13 @@ def call(equation: Equation, operands: Sequence[str]) -> str:
     name: str = equation.primitive.name
     if name in _IDENTITIES:
         return operands[0]
+    if name in _BLANKS:
+        made = equation.outvars[0].aval
+        return f"jnp.zeros({literal(made.shape)}, {literal(np.dtype(made.dtype))})"
     special = _SPECIAL.get(name)
     if special is not None:
         return special(operands, equation.params)
-    params = {key: value for key, value in equation.params.items() if key not in _NO_MATTER}
+    params = {key: value for key, value in equation.params.items() if not _is_immaterial(key, value)}
     own = _RENAMED.get(name, name)
     keywords = _accepted(getattr(lax, own, None), params)
     if keywords is not None:
@@ -62,7 +68,8 @@ def call(equation: Equation, operands: Sequence[str]) -> str:
     primitive = f"{own.replace('-', '_')}_p"
     if not hasattr(lax, primitive):
         raise _unwritable(name)
-    return f"lax.{primitive}.bind({_arguments(operands, equation.params)})"
+    bound = {key: None if _is_immaterial(key, value) else value for key, value in equation.params.items()}
+    return f"lax.{primitive}.bind({_arguments(operands, bound)})"
 
 
 def literal(value: Any) -> str:
@@ -103,6 +110,12 @@ def scalar(value: Any, dtype: Any) -> str:
     if known:
         return f"np.{dtype.name}({spelt})"
     return f"jnp.asarray({spelt if np.isfinite(number) else f'float({spelt})'}, {literal(np.dtype(dtype))})"
+
+
+def _is_immaterial(key: str, value: Any) -> bool:
+    """Whether a parameter makes no difference: how something was asked for, or a sharding over no devices."""
+    mesh = getattr(value, "mesh", None)
+    return key in _NO_MATTER or (mesh is not None and not mesh.axis_names)
 
 
 def _accepted(function: Any, params: Mapping[str, Any]) -> dict[str, Any] | None:

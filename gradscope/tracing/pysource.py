@@ -1,8 +1,9 @@
 """A traced function as Python that calls `jax.lax` and nothing else.
 
 What other equations only run in place (`jit`, `checkpoint`, a function with a custom rule) is written where it runs;
-the bodies of loops and branches are functions inside the function. Custom rules are not written: what is to be written
-is a function's values, and its gradient is another function whose trace has the rules applied.
+the bodies of loops and branches are functions inside the function. What nothing depends on is left out. Custom rules
+are not written: what is to be written is a function's values, and its gradient is another function whose trace has the
+rules applied.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class PythonSource:
         """The lines of a jaxpr's equations; `known`, the expressions of its variables, grows by what they make."""
         lines: list[str] = []
         place = None
-        for equation in jaxpr.eqns:
+        for equation in _needed(jaxpr):
             written = self._equation(equation, known)
             if written and source_of(equation) not in (None, place):
                 place = source_of(equation)
@@ -163,6 +164,17 @@ class PythonSource:
     def _fresh(self, name: str) -> str:
         self._taken += 1
         return f"{re.sub(r'[^a-z0-9_]', '_', name)}_{self._taken}"
+
+
+def _needed(jaxpr: Jaxpr) -> list[Equation]:
+    """The equations that the outputs depend on, in order."""
+    wanted = {atom for atom in jaxpr.outvars if not is_literal(atom)}
+    found: list[Equation] = []
+    for equation in reversed(jaxpr.eqns):
+        if not wanted.isdisjoint(equation.outvars):
+            found.append(equation)
+            wanted.update(atom for atom in equation.invars if not is_literal(atom))
+    return found[::-1]
 
 
 def _read(atom: Atom, known: Mapping[Atom, str]) -> str:

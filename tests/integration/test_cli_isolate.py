@@ -84,7 +84,7 @@ def test_a_candidate_runs_again_as_its_dump_says_it_was_run(folder: Path) -> Non
     [
         ("a.npz a.npz b.npz --isolate model.py", "--isolate is about one reference and one candidate"),
         ("a.npz b.npz --isolate absent.py", "there is no file absent.py"),
-        ("a.npz b.npz --isolate linear_regression", "the candidate's dump is not one of linear_regression"),
+        ("a.npz b.npz --isolate linear_regression", "the dump is not one of linear_regression"),
     ],
 )
 def test_what_cannot_be_isolated_is_a_usage_error(folder: Path, line: str, says: str) -> None:
