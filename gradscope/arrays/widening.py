@@ -14,7 +14,6 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.scratch import Slot, scratch
 
-
 _WIDE: Final = (np.dtype(np.float32), np.dtype(np.float64))
 
 

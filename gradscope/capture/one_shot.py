@@ -141,12 +141,7 @@ def _asked(inquiry: Inquiry, answered: Answer) -> dict[str, Json]:
     """What was asked, by name, and what part of the program that took."""
     asked = {"of": inquiry.of, "stop_gradient": inquiry.stops, "feed": inquiry.feeds, "fetch": inquiry.fetches}
     found: dict[str, Json] = {name: list(names) for name, names in asked.items() if names}
-    fragment = answered.fragment
-    if fragment is not None:
-        leaves = zip(answered.trace.arguments, fragment.arguments, strict=True)
-        inputs: list[Json] = [leaf.name for leaf, needed in leaves if needed and leaf.family == naming.INPUT]
-        found["fragment"] = {"needed": fragment.needed, "total": fragment.total, "inputs": inputs}
-    return found
+    return found if answered.fragment is None else {**found, "fragment": answered.fragment.to_json()}
 
 
 @contextmanager

@@ -68,12 +68,14 @@ def prepare(
     Raises:
         ModelError: The user's code failed, or its loss cannot be differentiated.
         UsageError: A pattern selects nothing, or the inquiry cannot be answered.
+        DumpError: The batch lacks what the inquiry needs.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="arguments") as pool:
         making = pool.submit(arguments.make)
         with timings.phase("trace"), user_code(f"loss of {model.name}"):
             trace = trace_loss(model.loss, *arguments.shapes, operations=wanted.operations or bool(inquiry))
             answered = answer(trace, wanted, inquiry)
+            arguments.require(() if answered.fragment is None else answered.fragment.inputs)
             first, *others = [answered.plan] if budget is None else answered.plan.parts(budget)
             shapes = _given(answered, jax.tree_util.tree_leaves(arguments.shapes))
             compiling = _Program(model, replace(answered, plan=first), shapes, timings)

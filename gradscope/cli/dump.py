@@ -188,7 +188,7 @@ def _run(
         path = run.output or Path(model.slug if is_shared() else f"{model.slug}.npz")
         writer = dump_writer(path, force=run.force)
         interrupts.on_interrupt(writer.discard)
-        arguments = asked.arguments(model)
+        arguments = asked.arguments(model, partial=bool(dumped.inquiry))
         for choice in model.choices if run.verbose else ():
             say(choice)
         run.say(*arguments.notes)

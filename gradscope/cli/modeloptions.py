@@ -162,11 +162,12 @@ class ModelOptions:
 
         return lifted_model(load_model(target, request))
 
-    def arguments(self, model: Model, *, dtype: str | None = None) -> Arguments:
+    def arguments(self, model: Model, *, dtype: str | None = None, partial: bool = False) -> Arguments:
         """The arguments of a model's loss.
 
         Args:
             model: The model.
+            partial: Whether the data may lack leaves of the batch, because only some values are asked for.
             dtype: Floating-point leaves are converted to it; None for what `--dtype` says.
 
         Raises:
@@ -181,7 +182,7 @@ class ModelOptions:
             seed=self.seed,
             batch_size=self.batch_size,
             dtype=dtype or (None if self.dtype is None else self.dtype.value),
-            data=self._data_request(),
+            data=self._data_request(partial=partial),
             checkpoint=self._checkpoint_request(),
         )
 
@@ -203,10 +204,10 @@ class ModelOptions:
         """The file or folder that `--data` names; None where it names none, but a pipeline."""
         return None if self.data is None or (":" in self.data and not Path(self.data).exists()) else Path(self.data)
 
-    def _data_request(self) -> DataRequest | None:
+    def _data_request(self, *, partial: bool) -> DataRequest | None:
         from gradscope.tracing.batches import DataRequest
 
-        return None if self.data is None else DataRequest(place=self.data, index=self.batch_index)
+        return None if self.data is None else DataRequest(place=self.data, index=self.batch_index, partial=partial)
 
     def _checkpoint_request(self) -> CheckpointRequest | None:
         from gradscope.tracing.checkpoints import CheckpointRequest

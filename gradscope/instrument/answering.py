@@ -186,7 +186,9 @@ class _Answering:
             for number, equation in enumerate(frame.jaxpr.eqns)
             if operation_name(equation) is not None
         ]
-        return Fragment(sum(operations), len(operations), tuple(self._needed))
+        leaves = zip(self._trace.arguments, self._needed, strict=True)
+        inputs = tuple(leaf.name for leaf, needed in leaves if needed and leaf.family == naming.INPUT)
+        return Fragment(sum(operations), len(operations), tuple(self._needed), inputs)
 
 
 class _Fetch(NamedTuple):
