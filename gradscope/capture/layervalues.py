@@ -69,11 +69,12 @@ class LayerValues:
     def whole_gradient(self, atom: Atom) -> Array | None:
         """The gradient of the loss with respect to a variable; None where the dump does not have it."""
         moment = self._moment(atom)
-        leaf = self._leaf(moment)
+        leaf, sliced = self._leaf(moment), self._sliced(moment)
         if leaf is not None:
-            key = naming.key_of(naming.gradient_family(leaf.family) or leaf.family, leaf.name)
-            known = leaf.differentiated and key in frozenset(self._dump.keys()) and has_elements(self._dump, key)
-            return self._dump.array(key) if known else None
+            return self._argument_gradient(leaf)
+        if moment is not None and sliced is not None:
+            stacked = self._argument_gradient(sliced)
+            return None if stacked is None else stacked[moment.turn[-1]]
         if moment is None or moment not in self._held.with_cotangent:
             return None
         return np.asarray(self._held.held[moment.value].cotangents)[moment.turn]
@@ -104,6 +105,20 @@ class LayerValues:
 
     def _shape(self, moment: Moment) -> tuple[int, ...]:
         return tuple(variable_of(self._frames[moment.value.frame], moment.value).aval.shape)
+
+    def _argument_gradient(self, leaf: Leaf) -> Array | None:
+        key = naming.key_of(naming.gradient_family(leaf.family) or leaf.family, leaf.name)
+        known = leaf.differentiated and key in frozenset(self._dump.keys()) and has_elements(self._dump, key)
+        return self._dump.array(key) if known else None
+
+    def _sliced(self, moment: Moment | None) -> Leaf | None:
+        """The argument of which a value is one turn's slice; None for any other."""
+        if moment is None or moment.value.equation != OPERAND or len(moment.turn) != 1:
+            return None
+        (loop,) = self._frames[moment.value.frame].loops
+        stacked = (loop.length, *self._shape(moment))
+        wholes = [each for each in sources(self._frames, moment) if self._shape(each) == stacked]
+        return self._leaf(wholes[0]) if len(wholes) == 1 else None
 
     def _leaf(self, moment: Moment | None) -> Leaf | None:
         """The argument that a value is; None for any other."""
