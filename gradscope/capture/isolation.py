@@ -26,7 +26,7 @@ from gradscope.compare.pairing import Dumps, Match
 from gradscope.compare.placing import Placing
 from gradscope.dump.manifest import Entry, Manifest
 from gradscope.dump.memory import MemoryDump
-from gradscope.dump.source import DumpSource
+from gradscope.dump.source import DumpSource, has_elements
 from gradscope.instrument.isolating import IsolatedRun, run_isolated
 from gradscope.tracing.frames import OPERAND, ValueKey, resolve
 from gradscope.tracing.model import Model
@@ -153,12 +153,15 @@ class _LocalDump:
 
     def _of_owners(self, matches: Iterable[Match]) -> dict[str, Match]:
         """The pairs of tensors that were made, by the reference's key; each tensor under one name."""
-        cand, found = self._dumps.cand, dict[str, Match]()
+        ref, cand, found = self._dumps.ref, self._dumps.cand, dict[str, Match]()
         for match in matches:
-            keys = tuple(map(cand.resolve, match.recipe.keys))
-            if all(key in self._tensors for key in keys):
-                owner = self._dumps.ref.resolve(match.ref)
-                found.setdefault(owner, replace(match, ref=owner, recipe=replace(match.recipe, keys=keys)))
+            owner, keys = ref.resolve(match.ref), tuple(map(cand.resolve, match.recipe.keys))
+            if owner in found or not all(key in self._tensors for key in keys):
+                continue
+            if ref.entry(owner).absent is None and not has_elements(ref, owner):
+                self.left_out.append(LeftOut(name=owner, why="the reference holds its statistics only"))
+            else:
+                found[owner] = replace(match, ref=owner, recipe=replace(match.recipe, keys=keys))
         return found
 
     def _dump(self) -> DumpSource:

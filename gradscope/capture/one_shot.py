@@ -27,6 +27,7 @@ from gradscope.dump.sink import RecordSink
 from gradscope.errors import MachineError, ModelError
 from gradscope.instrument.inquiry import Answer, Inquiry
 from gradscope.instrument.planning import Wanted
+from gradscope.instrument.taps import whole_tensor
 from gradscope.naming.sizes import shown_size
 from gradscope.tracing.model import Model
 from gradscope.tracing.userframes import user_code
@@ -175,7 +176,7 @@ def _bytes(shape: tuple[int, ...], dtype: object) -> int:
 def _provenance(model: Model, prepared: Prepared, request: DumpRequest) -> dict[str, Json]:
     inputs = [leaf.family == naming.INPUT for leaf in prepared.answer.trace.arguments]
     leaves = zip(prepared.leaves, inputs, strict=True)
-    batch = [value for value, is_input in leaves if is_input and value is not None]
+    batch = [whole_tensor(value) for value, is_input in leaves if is_input and value is not None]
     return {
         "model": model.name,
         **model_provenance(model.source, model.file_sha256),

@@ -199,6 +199,35 @@ def test_of_a_branch_the_one_taken_is_judged() -> None:
     assert [each.name for each in found.left_out] == ["cheap"]
 
 
+def prepared(params: Any, batch: Any, *, kept: float = 0.5) -> Array:
+    """Behind a loop that reverse mode cannot pass, and with a random mask."""
+    with jax.named_scope("prepare"):
+        x = jax.lax.while_loop(lambda x: x.sum() < 9.0, lambda x: 2.0 * x, batch["x"])
+    with jax.named_scope("drop"):
+        x = jnp.where(jax.random.bernoulli(batch["key"], 0.5, x.shape), x / kept, 0.0)
+    with jax.named_scope("dense"):
+        return (x @ params["w"]).sum()
+
+
+def test_random_masks_are_drawn_again_and_loops_without_reverse_mode_are_run_forward() -> None:
+    batch = {**BATCH, "key": jax.random.key(3)}
+    found = of_losses(prepared, lambda params, batch: prepared(params, batch, kept=0.25), VARIABLES, batch)
+    assert wrong(found) == ["drop"]
+    assert found.arguments["model"] == ["input/key"]
+    prepare = found.rows[0]
+    assert (prepare.name, prepare.vjp) == ("prepare", None)
+
+
+def test_a_reference_of_statistics_holds_nothing_to_judge_by() -> None:
+    one = gs.capture(chain, VARIABLES, BATCH, stats_only=True)
+    found = isolated(one, gs.capture(chain, VARIABLES, BATCH), chain, VARIABLES, BATCH)
+    assert (found.verdict, found.rows) == ("nothing compared", ())
+    assert {each.name: each.why for each in found.left_out} == {
+        **dict.fromkeys(("dense", "square", "tail"), "the reference holds no such activation"),
+        **dict.fromkeys(("param_grad/w", "input_grad/x"), "the reference holds its statistics only"),
+    }
+
+
 def after_all_layers(params: Any, batch: Any, *, sign: float = 1.0) -> tuple[Array, dict[str, Array]]:
     with jax.named_scope("dense"):
         x = batch["x"] @ params["w"]
