@@ -5,6 +5,10 @@ Two ways in. `preparation` makes a model's `arguments` and compiles its observin
 run on the host when it is saved. Either way a *run* is cut into *drafts* (one tensor each), drafts are *measured* in
 threads into records, and a *session* streams those while it keeps the *ledger* and the *layer tree*.
 
+A candidate is *isolated* when its layers run one by one: values and cotangents of a reference are *held* at every layer
+that both dumps know (`holding`), on arguments that are *given* likewise, and what comes out at the *ends* is judged
+(`isolation`). A *reproduction* is one layer as a script of its own (`repro`, `reproscript`).
+
 Under `jax.distributed` a tensor may lie on the devices of several processes. Then each of them measures and writes the
 *pieces* that its own devices hold (`observation`, `processes`), and nobody gathers a tensor.
 """

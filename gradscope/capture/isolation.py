@@ -7,19 +7,19 @@ reference has, by the rules of any comparison.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from gradscope import naming
 from gradscope.arrays.blocks import Array
+from gradscope.capture.ends import Ends
 from gradscope.capture.given import GivenArguments, given_arguments
 from gradscope.capture.holding import HeldValues, gradient_key, held_values
-from gradscope.capture.order import ExecutionOrder
 from gradscope.capture.timings import Timings
-from gradscope.compare.comparing import judged
+from gradscope.compare.comparing import judged, paired
 from gradscope.compare.isolation import Isolation, LeftOut, LocalFinding, local_rows
 from gradscope.compare.options import CompareOptions
 from gradscope.compare.pairing import Dumps, Match
@@ -28,27 +28,20 @@ from gradscope.dump.manifest import Entry, Manifest
 from gradscope.dump.memory import MemoryDump
 from gradscope.dump.source import DumpSource, has_elements
 from gradscope.instrument.isolating import IsolatedRun, run_isolated
-from gradscope.tracing.frames import OPERAND, ValueKey, resolve
+from gradscope.naming import Selection
+from gradscope.tracing.frames import OPERAND, ValueKey
 from gradscope.tracing.model import Model
-from gradscope.tracing.pieces import Pieces
-from gradscope.tracing.reversal import is_inexact
 from gradscope.tracing.turns import Moment
 from gradscope.tracing.userframes import user_code
 
-#: What stands for what is computed after the last layer.
-_LOSS: Final = "(loss)"
 
-
-def isolate(
-    model: Model, dumps: Dumps, matches: Sequence[Match], options: CompareOptions, timings: Timings
-) -> Isolation:
+def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timings) -> Isolation:
     """Run a candidate's layers one by one on what the reference has, and judge each.
 
     Args:
         model: The candidate's model.
         dumps: The reference's dump and the candidate's.
-        matches: Their pairs.
-        options: How strictly is judged.
+        options: How they are paired and how strictly is judged; of the layers, only those selected are told of.
         timings: Receives the seconds of each phase.
 
     Raises:
@@ -56,17 +49,20 @@ def isolate(
         ModelError: The user's code failed.
         DumpError: One of the dumps is damaged.
     """
+    # All of the reference, whatever is selected: what is not held lets errors through.
+    matches = paired(dumps, replace(options, selection=Selection())).matched
     placing = Placing(dumps, matches)
     with timings.phase("trace"):
         given = given_arguments(model, dumps, placing)
         held = held_values(given.trace, dumps.cand, placing)
     with timings.phase("run"), user_code(f"running the layers of {model.name}"):
         run = run_isolated(given.trace, held.held, given.leaves)
-    local = _LocalDump(dumps, given, held, run)
-    findings = tuple(local.findings(matches, options))
+    ends = Ends(given.trace, held)
+    local = _LocalDump(dumps, given, held, run, ends)
+    rows = local_rows(tuple(local.findings(matches, options)), ends.sources())
     return Isolation(
-        rows=local_rows(findings, local.sources()),
-        left_out=(*held.left_out, *local.left_out),
+        rows=tuple(row for row in rows if options.selection.wants(row.name, *row.tensors)),
+        left_out=tuple(each for each in (*held.left_out, *local.left_out) if options.selection.wants(each.name)),
         arguments=given.origins,
     )
 
@@ -82,51 +78,30 @@ class _Tensor:
 class _LocalDump:
     """What an isolating run made, as a dump of the candidate's, and whose work each tensor is."""
 
-    def __init__(self, dumps: Dumps, given: GivenArguments, held: HeldValues, run: IsolatedRun) -> None:
+    def __init__(self, dumps: Dumps, given: GivenArguments, held: HeldValues, run: IsolatedRun, ends: Ends) -> None:
         self._dumps = dumps
         self._trace = given.trace
         self._held = held
         self._run = run
-        self._loss = resolve(given.trace.root, given.trace.root.jaxpr.outvars[0])
-        self._outputs = dict(self._ends_of_outputs())
-        # Only what a cotangent is given for, or should be, sends any back.
-        pulled = {*held.with_cotangent, *held.without_cotangent, Moment(self._loss, ())} if self._loss else ()
-        self._readers = Pieces(given.trace.root, held.keys).readers(pulled)
-        self._order = ExecutionOrder.of_trace(given.trace)
+        self._ends = ends
         self.left_out: list[LeftOut] = []
-        self._tensors = {key: each for key, each in self._made() if key in frozenset(dumps.cand.keys())}
+        known = frozenset(dumps.cand.keys())
+        self._tensors = {key: each for key, each in self._made() if key in known}
 
     def findings(self, matches: Iterable[Match], options: CompareOptions) -> Iterator[LocalFinding]:
         """What became of each tensor that the reference has, too."""
         mine = self._of_owners(matches)
         dumps = Dumps(ref=self._dumps.ref, cand=self._dump())
         for ref, row in judged(dumps, list(mine.values()), options).items():
-            ends = (end for key in mine[ref].recipe.keys for end in self._tensors[key].ends)
-            layers = tuple(dict.fromkeys(self._name(end) for end in sorted(ends, key=self._rank)))
-            yield LocalFinding(row=row, layers=layers or (self._without_reader(mine[ref]),))
-
-    def sources(self) -> dict[str, str | None]:
-        """The source of every layer by path, in execution order; then what is made after the last layer."""
-        known = {layer.path: layer.source for layer in self._trace.layers}
-        found: dict[str, str | None] = {}
-        for moment in sorted(self._held.keys, key=self._rank):
-            found.setdefault(self._name(moment), known[self._held.sites[moment.value].names[0].path])
-        return found | dict.fromkeys(self._outputs.values())
-
-    def _ends_of_outputs(self) -> Iterator[tuple[Moment, str]]:
-        """The outputs of the loss that are no layer's, and what they are called."""
-        names = (_LOSS, *(naming.key_of(naming.AUX, leaf.name) for leaf in self._trace.auxiliary))
-        for name, atom in zip(names, self._trace.root.jaxpr.outvars, strict=True):
-            value = resolve(self._trace.root, atom)
-            moment = None if value is None else Moment(value, ())
-            if moment is not None and moment not in self._held.keys and is_inexact(atom):
-                yield moment, name
+            layers = self._ends.layers(end for key in mine[ref].recipe.keys for end in self._tensors[key].ends)
+            # Where no layer of the candidate reads a value, it is the work of the one that does in the reference.
+            yield LocalFinding(row=row, layers=layers or (self._dumps.ref.entry(ref).site.layer or ref,))
 
     def _made(self) -> Iterator[tuple[str, _Tensor]]:
         """Every tensor of the isolated candidate; the loss's own gradient, which is given, aside."""
         for moment, key in self._held.keys.items():
             yield key, _Tensor(_at(self._run.values, moment), (moment,))
-            if self._held.sites[moment.value].differentiable and moment.value != self._loss:
+            if self._held.sites[moment.value].differentiable and moment != self._ends.loss:
                 yield from self._gradient(gradient_key(key), moment, _at(self._run.cotangents, moment))
         for number, leaf in enumerate(self._trace.arguments):
             family = naming.gradient_family(leaf.family)
@@ -135,7 +110,7 @@ class _LocalDump:
                 found = self._run.gradients.get(number)
                 array = None if found is None else np.asarray(found)
                 yield from self._gradient(naming.key_of(family, leaf.name), moment, array)
-        ends = {name: moment for moment, name in self._outputs.items()}
+        ends = {name: moment for moment, name in self._ends.outputs.items()}
         for leaf, value in zip(self._trace.auxiliary, self._run.auxiliary, strict=True):
             key = naming.key_of(naming.AUX, leaf.name)
             if key in ends:
@@ -143,10 +118,10 @@ class _LocalDump:
 
     def _gradient(self, key: str, moment: Moment, array: Array | None) -> Iterator[tuple[str, _Tensor]]:
         """What arrived at a value, unless it was made of a cotangent that the reference does not hold."""
-        readers = self._readers.get(moment, [])
-        unknown = [each for each in readers if each in self._held.without_cotangent and each.value != self._loss]
+        readers = tuple(self._ends.readers(moment))
+        unknown = [each for each in readers if each in self._held.without_cotangent and each != self._ends.loss]
         if not unknown:
-            yield key, _Tensor(array, tuple(readers))
+            yield key, _Tensor(array, readers)
             return
         lacking = naming.printable(gradient_key(self._held.keys[unknown[0]]))
         self.left_out.append(LeftOut(name=key, why=f"it is made of {lacking}, which the reference does not hold"))
@@ -169,21 +144,6 @@ class _LocalDump:
         manifest = Manifest(entries=entries, provenance=self._dumps.cand.manifest.provenance)
         arrays = {key: each.array for key, each in self._tensors.items() if each.array is not None}
         return MemoryDump(manifest, arrays)
-
-    def _without_reader(self, match: Match) -> str:
-        """Whose work it is where no layer of the candidate reads a value: the layer's that uses it in the reference."""
-        return self._dumps.ref.entry(match.ref).site.layer or match.ref
-
-    def _name(self, end: Moment) -> str:
-        if end in self._outputs:
-            return self._outputs[end]
-        return str(self._held.sites[end.value].names[0].path.at(end.turn))
-
-    def _rank(self, end: Moment) -> int:
-        if end in self._outputs:
-            return self._order.rank_after_all
-        site = self._held.sites[end.value]
-        return self._order.rank(site.loops, site.order, end.turn)
 
 
 def _at(tensors: Mapping[ValueKey, Any], moment: Moment) -> Array | None:

@@ -112,8 +112,8 @@ def compare(
         _save_map(write_map, found)
     report, status = _report(found, everything, worst_first), found.exit_code
     if isolate is not None:
-        alone = _isolated(ref, cand[0], isolate, _single(found), asked)
-        report, status = _isolation_report(_single(found), alone, everything), status or alone.exit_code
+        single, alone = _single(found), _isolated(ref, cand[0], isolate, asked)
+        report, status = _isolation_report(single, alone, everything), status or alone.exit_code
     print_report(report, written.chosen)
     if status:
         raise typer.Exit(status)
@@ -162,7 +162,7 @@ def _single(found: Comparison | Series) -> Comparison:
     return found
 
 
-def _isolated(ref: Path, cand: Path, target: str, found: Comparison, asked: CompareOptions) -> Isolation:
+def _isolated(ref: Path, cand: Path, target: str, asked: CompareOptions) -> Isolation:
     """Run the candidate's model layer by layer, as its dump says that it was run."""
     from gradscope.cli.progress import Progress
     from gradscope.cli.rerun import options_of, rerun_model
@@ -175,8 +175,7 @@ def _isolated(ref: Path, cand: Path, target: str, found: Comparison, asked: Comp
         from gradscope.capture.isolation import isolate
         from gradscope.capture.timings import Timings
 
-        dumps = Dumps(ref=reference, cand=candidate)
-        return isolate(model, dumps, found.matches, asked, Timings(progress.phase))
+        return isolate(model, Dumps(ref=reference, cand=candidate), asked, Timings(progress.phase))
 
 
 def _isolation_report(found: Comparison, alone: Isolation, everything: bool) -> Report:

@@ -23,7 +23,7 @@ from gradscope.compare.growth import Error, growths
 from gradscope.compare.judging import judge, one_sided
 from gradscope.compare.noise import WITHIN, noise_floor
 from gradscope.compare.options import CompareOptions
-from gradscope.compare.pairing import Dumps, Match
+from gradscope.compare.pairing import Dumps, Match, Pairing
 from gradscope.compare.provenance import provenance_differences
 from gradscope.compare.recipes import Recipe
 from gradscope.compare.rows import Row
@@ -63,7 +63,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     dumps = Dumps(ref=ref, cand=cand)
     require_matches(dumps, options.selection)
 
-    pairing = counterparts(dumps, options.map_rules, options.selection, _mapper(options))
+    pairing = paired(dumps, options)
     rows = judged(dumps, pairing.matched, options)
     missing, extra = leftovers(dumps, pairing)
     rows |= {
@@ -82,6 +82,16 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         matches=pairing.matched,
     )
+
+
+def paired(dumps: Dumps, options: CompareOptions) -> Pairing:
+    """The pairing of two dumps that a comparison asks for.
+
+    Args:
+        dumps: The dumps.
+        options: By what rules they are paired, and which names take part.
+    """
+    return counterparts(dumps, options.map_rules, options.selection, _mapper(options))
 
 
 def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> dict[str, Row]:

@@ -65,6 +65,11 @@ class LocalRow:
         """Whether it makes an error over tolerance."""
         return any(row is not None and row.status == "different" for row in (self.forward, self.vjp))
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The reference's keys of what it was judged by."""
+        return tuple(key_of(row.family, row.name) for row in (self.forward, self.vjp) if row is not None)
+
     def to_json(self) -> dict[str, Json]:
         """The row as README has it; what does not apply is absent."""
         named: dict[str, Json] = {"name": self.name, "status": "different" if self.differs else "same"}

@@ -5,6 +5,8 @@ a site; its *sink* is a second argument through which the cotangent's observatio
 jaxpr again with taps in place, by one *rule* per kind of frame; `jax.vjp` of that, with respect to parameters and
 sinks together, is the *observing program*.
 
+An *isolating* run gives a value and a cotangent at every held site, so that no error passes from one to the next.
+
 Laws (each has a test): an empty plan changes nothing; observing twice is observing once; operation by operation,
 loss and gradients are bit for bit those of `jax.value_and_grad`; a scan of n turns gives n records.
 

@@ -112,5 +112,4 @@ class IsolationReport:
 
 def _line(row: LocalRow) -> Line:
     values = row.to_json()
-    keys = tuple(str(values[tensor]) for tensor in ("forward_tensor", "vjp_tensor") if tensor in values)
-    return Line(cells=(row.name, *(each.cell(values) for each in _PICKS)), keys=keys)
+    return Line(cells=(row.name, *(each.cell(values) for each in _PICKS)), keys=row.tensors)

@@ -16,12 +16,19 @@ from gradscope.tracing.model import Model
 Loss = Callable[[Any, Any], Any]
 
 
-def isolated(reference: gs.Dump, candidate: gs.Dump, loss: Loss, variables: Any, batch: Any) -> Isolation:
+def isolated(
+    reference: gs.Dump,
+    candidate: gs.Dump,
+    loss: Loss,
+    variables: Any,
+    batch: Any,
+    *,
+    options: CompareOptions = CompareOptions(),  # noqa: B008 - frozen
+) -> Isolation:
     """The candidate's layers, each alone, judged by the reference."""
     model = Model(name="candidate", init=lambda _key: variables, batch=lambda _key, _size: batch, loss=loss)
-    matches = gs.compare(reference, candidate).matches
     dumps = Dumps(ref=reference.source, cand=candidate.source)
-    return isolate(model, dumps, matches, CompareOptions(), Timings())
+    return isolate(model, dumps, options, Timings())
 
 
 def of_losses(reference: Loss, candidate: Loss, variables: Any, batch: Any, **capture: Any) -> Isolation:

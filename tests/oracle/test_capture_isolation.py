@@ -11,7 +11,9 @@ import pytest
 from jax import Array
 
 import gradscope as gs
+from gradscope.compare import CompareOptions
 from gradscope.errors import UsageError
+from gradscope.naming import Selection
 from tests.oracle import faulty
 from tests.oracle.isolating import isolated, of_losses, wrong
 
@@ -21,7 +23,8 @@ def test_every_layer_is_judged_forward_and_backward() -> None:
     found = isolated(reference, reference, faulty.with_fault(""), faulty.variables(), faulty.batch())
     handing_on = {entry.site.layer for entry in reference.manifest.entries if entry.family == "activation"}
     assert {row.name for row in found.rows} == handing_on
-    assert all(row.forward is not None and row.vjp is not None for row in found.rows)
+    judged = [row for layer in found.rows for row in (layer.forward, layer.vjp)]
+    assert all(row is not None and row.needed is not None and row.needed < 1e-6 for row in judged)
     assert {origin: len(keys) for origin, keys in found.arguments.items()} == {
         "reference": 11, "candidate": 0, "model": 0,
     }  # fmt: skip
@@ -149,6 +152,15 @@ def test_a_wrong_sum_of_cotangents_is_one_row_that_names_all_who_made_it() -> No
 def test_operations_are_isolated_where_the_dumps_have_them() -> None:
     found = of_losses(chain, lambda params, batch: chain(params, batch, gain=2.0), VARIABLES, BATCH, ops=True)
     assert wrong(found) == ["dense/mul"]
+
+
+def test_a_selection_chooses_what_is_told_and_not_what_is_held() -> None:
+    loss = lambda params, batch: chain(params, batch, gain=1.5)  # noqa: E731
+    one, other = gs.capture(chain, VARIABLES, BATCH), gs.capture(loss, VARIABLES, BATCH)
+    for patterns, rows, differing in ((["square", "tail"], 2, []), (["dense"], 1, ["dense"])):
+        options = CompareOptions(selection=Selection.parse(patterns))
+        found = isolated(one, other, loss, VARIABLES, BATCH, options=options)
+        assert (len(found.rows), wrong(found)) == (rows, differing)
 
 
 def test_what_the_reference_does_not_hold_is_said_and_falls_to_the_layer_behind_it() -> None:
