@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from keyword import iskeyword
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gradscope import naming
@@ -35,6 +37,9 @@ from gradscope.tracing.descent import Place
 from gradscope.tracing.jaxcompat import Atom
 from gradscope.tracing.model import Model
 from gradscope.tracing.userframes import user_code
+
+#: What JAX calls the implementations of random keys, by the dtypes of their keys.
+_KEYS: Final = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 
 #: Where an expected array is from: the dump, or a run of the layer when the script was written.
 Origin: TypeAlias = Literal["dump", "run"]
@@ -114,16 +119,19 @@ def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
         return _reproduction(alone, values, inputs, reduced=reduced_matmul(dump.manifest.provenance))
 
 
-def _value(alone: LayerAlone, values: LayerValues, place: Place, computed: Any) -> Array:
-    """The value of one of a layer's inputs: the dump's where it has one."""
-    held = values.value(place.atom)
+def _value(alone: LayerAlone, values: LayerValues, place: Place, computed: Any) -> Any:
+    """The value of one of a layer's inputs: the dump's where it has one. Random keys stay what they are."""
+    held, dtype = values.value(place.atom), place.atom.aval.dtype
     found = computed if held is None else held
-    if found is None or is_key(str(place.atom.aval.dtype)):
+    random = is_key(str(dtype))
+    if found is None or (random and str(dtype) not in _KEYS):
         raise UsageError(
             f"{naming.printable(alone.name)} reads a value of type {place.atom.aval} that a script cannot be given",
             hint="isolate a layer inside it",
         )
-    return np.asarray(found)
+    if not random:
+        return np.asarray(found)
+    return found if found.dtype == dtype else jax.random.wrap_key_data(jnp.asarray(found), impl=_KEYS[str(dtype)])
 
 
 @dataclass(slots=True)

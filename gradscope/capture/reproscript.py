@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import dtype_name, encode
@@ -49,6 +51,8 @@ def load(path):
 def read(stored, dtype):
     if dtype is None:
         return stored
+    if dtype.startswith("key<"):
+        return jax.random.wrap_key_data(stored, impl=dtype[4:-1])
     own = jnp.dtype(dtype)
     return stored.view(own) if stored.dtype.kind == "V" else stored.astype(own)
 
@@ -109,9 +113,7 @@ def script(reproduction: Reproduction, *, file: str, dump: str) -> str:
         dump: What the dump is called.
     """
     source = f" ({reproduction.source})" if reproduction.source else ""
-    other = {
-        name: dtype_name(array.dtype) for name, array in _named(reproduction) if encode(array).dtype != array.dtype
-    }
+    other = {name: _dtype(array) for name, array in _named(reproduction) if _stored(array).dtype != array.dtype}
     origins = "\n".join(f"    {name:<24} {origin}" for name, origin in reproduction.origins.items())
     head = _HEAD.format(
         title=f"The layer {reproduction.name}{source} alone, with what {dump} has for it.",
@@ -131,10 +133,23 @@ def script(reproduction: Reproduction, *, file: str, dump: str) -> str:
 
 def arrays(reproduction: Reproduction) -> dict[str, Array]:
     """The arrays beside the script, by name, as any NumPy stores them."""
-    return {name: encode(array) for name, array in _named(reproduction)}
+    return {name: _stored(array) for name, array in _named(reproduction)}
 
 
-def _named(reproduction: Reproduction) -> Iterator[tuple[str, Array]]:
+def _stored(array: Any) -> Array:
+    """An array as any NumPy stores it; of random keys, their data."""
+    return np.asarray(jax.random.key_data(array)) if _is_key(array) else encode(array)
+
+
+def _dtype(array: Any) -> str:
+    return f"key<{jax.random.key_impl(array)}>" if _is_key(array) else dtype_name(array.dtype)
+
+
+def _is_key(array: Any) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
+
+
+def _named(reproduction: Reproduction) -> Iterator[tuple[str, Any]]:
     for kind, found in ((_INPUT, reproduction.inputs), (_COTANGENT, reproduction.cotangents)):
         yield from ((f"{kind}/{name}", array) for name, array in found.items())
     yield from reproduction.constants.items()

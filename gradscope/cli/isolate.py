@@ -81,7 +81,8 @@ def _write(folder: Path, found: Reproduction, dump: Path) -> None:
 def _summary(folder: Path, found: Reproduction) -> list[str]:
     expected = (*found.outputs, *found.gradients)
     of_dump = sum(each.origin == "dump" for each in expected)
+    others = "" if of_dump == len(expected) else ", the others from a run of the layer"
     return [
         f"{folder / _FILE}.py  {found.name}: {len(found.inputs)} inputs, {len(found.outputs)} outputs",
-        f"expected  {of_dump} of {len(expected)} arrays are the dump's, the others from a run of the layer",
+        f"expected  {of_dump} of {len(expected)} arrays are the dump's{others}",
     ]

@@ -1,4 +1,4 @@
-"""One equation as a call of `jax.lax` in Python text.
+"""One equation as a call of `jax.lax`, or of `jax.random`, in Python text.
 
 Most primitives have a function of their name in `jax.lax` that takes their parameters by name; a few are called
 otherwise and stand in a table; the others are bound as primitives, which `jax.lax` has under `NAME_p`.
@@ -168,6 +168,13 @@ def _extremum(function: str) -> Callable[[Sequence[str], Mapping[str, Any]], str
 _SPECIAL: Final[Mapping[str, Callable[[Sequence[str], Mapping[str, Any]], str]]] = {
     "iota": _iota,
     "sort": _sort,
+    "random_bits": lambda keys, params: (
+        f"jax.random.bits({keys[0]}, {literal(params['shape'])}, jnp.uint{params['bit_width']})"
+    ),
+    "random_split": lambda keys, params: f"jax.random.split({keys[0]}, {literal(params['shape'])})",
+    "random_fold_in": lambda operands, _: f"jax.random.fold_in({', '.join(operands)})",
+    "random_unwrap": lambda keys, _: f"jax.random.key_data({keys[0]})",
+    "random_wrap": lambda data, params: f"jax.random.wrap_key_data({data[0]}, impl={params['impl'].name!r})",
     "concatenate": lambda operands, params: f"lax.concatenate(({', '.join(operands)},), {params['dimension']})",
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,

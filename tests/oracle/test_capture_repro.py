@@ -84,6 +84,23 @@ def test_a_layer_of_everything(tmp_path: Path) -> None:
     assert done.errors["forward", "odd"] < 1e-6
 
 
+def dropped(params: Any, batch: Any) -> Any:
+    first, second = jax.random.split(batch["key"])
+    with jax.named_scope("drop"):
+        key = jax.random.fold_in(first, 7)
+        x = jnp.where(jax.random.bernoulli(key, 0.5, batch["x"].shape), 2.0 * batch["x"], 0.0)
+    with jax.named_scope("dense"):
+        return (x @ params["w"] + jax.random.normal(second, (2,))[None]).sum()
+
+
+@pytest.mark.parametrize("layer", ["drop", "dense"])
+def test_random_numbers_are_drawn_from_the_same_key(tmp_path: Path, layer: str) -> None:
+    batch = {"x": jnp.linspace(0.1, 1.0, 60).reshape(20, 3), "key": jax.random.key(5)}
+    done = ran(tmp_path, reproduction(dropped, {"w": jnp.ones((3, 2))}, batch, layer))
+    assert done.status == 0
+    assert max(done.errors.values()) < 1e-6
+
+
 def narrow(params: Any, batch: Any) -> Any:
     with jax.named_scope("narrow"):
         x = batch["x"].astype(jnp.bfloat16) @ params["w"]
