@@ -26,8 +26,8 @@ from gradscope.dump.record import Json
 from gradscope.dump.sink import RecordSink
 from gradscope.errors import MachineError, ModelError
 from gradscope.instrument.inquiry import Answer, Inquiry
-from gradscope.instrument.planning import Wanted
 from gradscope.instrument.taps import whole_tensor
+from gradscope.instrument.wanted import Wanted
 from gradscope.naming.sizes import shown_size
 from gradscope.tracing.model import Model
 from gradscope.tracing.userframes import user_code
@@ -80,16 +80,19 @@ def dump_model(
         MachineError: Memory or disk ran out. What was captured until then is saved beside the asked path.
         UsageError: A pattern selects nothing.
     """
-    # One half for what a run hands out, the other for what it needs itself: residuals, parameters, gradients.
-    budget = None if request.max_memory is None else request.max_memory // 2
+    # A quarter for what a run hands out, one for what it makes; half for parameters, gradients, and what is kept.
+    budget = None if request.max_memory is None else request.max_memory // 4
     prepared = prepare(model, arguments, request.wanted, request.inquiry, timings, budget=budget)
     _require_memory(prepared, request)
+    if request.wanted.terms and not prepared.answer.plan.terms:
+        request.tell("no value that is shown is used more than once, so that no gradient has terms")
     size = _tensor_bytes(prepared)
     if prepared.runs > 1:
         request.tell(f"{shown_size(size)} of tensors are captured in {prepared.runs} runs")
     if request.reading.keep:
         writer.require_space(size)
-    session = Session(prepared.start(), reading_for(writer, request.reading), prepared.further())
+    first = prepared.start()
+    session = Session(first, reading_for(writer, request.reading), prepared.further(first))
     provenance = _provenance(model, prepared, request)
     with _salvaging(writer, provenance):
         with timings.phase("write"):
@@ -165,8 +168,8 @@ def _tensor_bytes(prepared: Prepared) -> int:
     plan, arguments = prepared.answer.plan, prepared.answer.trace.arguments
     leaves = sum(_bytes(leaf.shape, leaf.dtype) * (1 + leaf.differentiated) for leaf in arguments)
     named = [number for number, site in enumerate(plan.sites) if site.names]
-    sizes = {number: _bytes(plan.observed(number).shape, plan.sites[number].dtype) for number in named}
-    return leaves + sum(sizes.values()) + sum(size for number, size in sizes.items() if number in plan.gradients)
+    cotangents = [number for number in plan.sinks if not plan.is_site(number) or plan.sites[number].names]
+    return leaves + sum(_bytes(plan.observed(each).shape, plan.spot(each).dtype) for each in (*named, *cotangents))
 
 
 def _bytes(shape: tuple[int, ...], dtype: object) -> int:

@@ -11,8 +11,8 @@ import numpy as np
 from gradscope.capture.order import Iteration
 from gradscope.instrument.interpreter import Captured
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.planning import Wanted
 from gradscope.instrument.program import Observed, Reached
+from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.frames import iterations
 from gradscope.tracing.tracer import Trace
 
@@ -28,7 +28,7 @@ class Run:
         arguments: The flat arguments it ran on; None for those that were not kept.
         observed: What it handed out.
         reached: What the loss is connected to.
-        sites_only: Whether arguments and auxiliary outputs were shown by a run before it.
+        sites_only: Whether arguments, their gradients and auxiliary outputs are another run's to show.
     """
 
     trace: Trace
@@ -62,8 +62,8 @@ class Turn(NamedTuple):
 
 
 def turns_of(run: Run, number: int) -> Iterator[Turn]:
-    """The turns of the loops around a site of the plan, in order of their indices."""
-    loops = run.plan.sites[number].loops
+    """The turns of the loops around a site or term of the plan, in order of their indices."""
+    loops = run.plan.spot(number).loops
     captured = run.observed.captured
     executed = captured.executed.get(number)
     counts = captured.turns.get(number)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from gradscope.dump.record import Json
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.planning import Wanted
+from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.tracer import Trace
 
 #: What stands before the name of a value to mean the gradient that arrives at it.

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradscope.instrument.planning import Wanted, make_plan
+from gradscope.instrument.planning import make_plan
+from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.fingerprint import fingerprint
 from gradscope.tracing.frames import frame_tree
 from gradscope.tracing.layers import find_layers
@@ -48,6 +49,7 @@ def work(layers: int) -> dict[str, int]:
         "sites": lambda: find_sites(root, found),
         "fingerprint": lambda: fingerprint(root),
         "plan": lambda: make_plan(trace, Wanted(operations=True)),
+        "terms": lambda: make_plan(trace, Wanted(operations=True, operands=True, terms=True)),
     }
     return {stage: calls(run) for stage, run in stages.items()}
 
