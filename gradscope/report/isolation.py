@@ -61,8 +61,9 @@ class IsolationReport:
             Remarks(title="Reasons", remarks=tuple(self._reasons())),
             Remarks(title="Arguments", remarks=tuple(self._arguments())),
             Remarks(
-                title="Not judged",
-                remarks=tuple(Remark(label=each.why, text=each.name) for each in self.isolation.left_out),
+                remarks=tuple(
+                    Remark(label="not judged", text=f"{each.name}: {each.why}") for each in self.isolation.left_out
+                ),
                 at_most=_LEFT_OUT,
             ),
             Remarks(remarks=tuple(self._outlook())),

@@ -57,6 +57,14 @@ def test_json_has_the_comparison_and_every_layer(folder: Path) -> None:
     assert alone["left_out"] == []
 
 
+def test_what_the_reference_lacks_is_listed_with_the_reason(folder: Path) -> None:
+    dumped = gradscope("dump", "model.py", "-o", "part.npz", "--exclude", "activation*/relu", folder=folder)
+    assert dumped.status == 0
+    done = gradscope("compare", "part.npz", "a.npz", "--isolate", "model.py", "--allow-missing", ".*", folder=folder)
+    assert done.status == 0
+    assert "\nnot judged  relu: the reference holds no such activation\n" in done.output
+
+
 def test_other_weights_are_no_layers_fault(folder: Path) -> None:
     done = gradscope("compare", "a.npz", "b.npz", "--isolate", "model.py", "--all", folder=folder)
     assert done.status == 1

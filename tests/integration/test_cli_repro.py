@@ -11,13 +11,6 @@ from tests.integration import models
 from tests.integration.command import gradscope
 from tests.reproduction import run
 
-RULE = """
-@jax.custom_vjp
-def doubled(x):
-    return 2 * x
-
-doubled.defvjp(lambda x: (2 * x, None), lambda _, g: (3 * g,))
-"""
 #: The last layer doubles what it gives, by a function whose rule may be wrong.
 RIGHT = models.FORWARD.replace('return x @ variables["last"]["w"]', 'return 2 * x @ variables["last"]["w"]')
 WRONG = models.FORWARD.replace('return x @ variables["last"]["w"]', 'return doubled(x) @ variables["last"]["w"]')
@@ -37,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`right.py` with its dump, and `wrong.py`, whose rule is wrong."""
     folder = tmp_path_factory.mktemp("repro")
     for name, forward in (("right.py", RIGHT), ("wrong.py", WRONG)):
-        models.write(folder, models.source(more=RULE).replace(models.FORWARD, forward), name)
+        models.write(folder, models.source(more=models.WRONG_RULE).replace(models.FORWARD, forward), name)
     assert gradscope("dump", "right.py", "-o", "right.npz", folder=folder).status == 0
     return folder
 
