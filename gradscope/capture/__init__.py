@@ -10,6 +10,10 @@ What is asked afterwards runs the loss once more: where a NaN began (`origins`, 
 into), why a gradient is exactly zero (`zeros`, with a `closeup` of what multiplied it and the `cuts` on its way), how
 much observing changed (`selfcheck`). `gradients` answers `tf.gradients`; `calibration` measures a reference's noise.
 
+A candidate is *isolated* when its layers run one by one: values and cotangents of a reference are *held* at every layer
+that both dumps know (`holding`), on arguments that are *given* likewise, and what comes out at the *ends* is judged
+(`isolation`). A *reproduction* is one layer as a script of its own (`repro`, `reproscript`).
+
 Under `jax.distributed` a tensor may lie on the devices of several processes. Then each of them measures and writes the
 *pieces* that its own devices hold (`observation`, `processes`), and nobody gathers a tensor.
 """

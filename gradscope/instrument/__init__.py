@@ -7,6 +7,8 @@ place, by one *rule* per kind of frame; `jax.vjp` of that, with respect to param
 *observing program*. Where memory is short the same is done piece by piece, in *segments*. An *inquiry* is what is asked
 beyond the loss and its gradients, and `answering` makes the plan for it.
 
+An *isolating* run gives a value and a cotangent at every held site, so that no error passes from one to the next.
+
 Laws (each has a test): an empty plan changes nothing; observing twice is observing once; operation by operation,
 loss and gradients are bit for bit those of `jax.value_and_grad`; a scan of n turns gives n records.
 
