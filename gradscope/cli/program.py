@@ -35,7 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (dump, show, compare, isolate, calibrate, inspect, check, verify, recover):
-    app.command(cls=SpelledOut)(with_groups(command))
+    app.command(cls=SpelledOut if command is dump else None)(with_groups(command))
 
 
 def _print_version(asked: bool) -> None:

@@ -30,7 +30,8 @@ OPTIONS = {
     "--exclude --all --worst-first --isolate --format --json --traceback",
     "isolate": "--output --force --quiet --traceback",
     "calibrate": f"{MODEL} {CHOSEN} --output --no-cache --force --quiet --traceback",
-    "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --sort --format --json --quiet --verbose --traceback",
+    "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --gradients --sort --format --json "
+    "--quiet --verbose --traceback",
     "check": f"{MODEL} --no-cache --format --json --quiet --verbose --traceback",
     "verify": "--traceback",
     "recover": "--output --force --traceback",
