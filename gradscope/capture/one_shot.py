@@ -30,6 +30,7 @@ from gradscope.instrument.taps import whole_tensor
 from gradscope.instrument.wanted import Wanted
 from gradscope.naming.sizes import shown_size
 from gradscope.tracing.model import Model
+from gradscope.tracing.scoping import has_scopes
 from gradscope.tracing.userframes import user_code
 
 
@@ -184,6 +185,7 @@ def _provenance(model: Model, prepared: Prepared, request: DumpRequest) -> dict[
         **request.facts,
         **({"batch_sha256": content_hash(batch)} if all(map(is_whole_here, batch)) else {}),
         "trace_fingerprint": prepared.answer.trace.fingerprint,
+        "naming": "scopes" if has_scopes(prepared.answer.trace.root) else "parameters and lines",
         **machine_provenance(),
         **_asked(request.inquiry, prepared.answer),
         "argv": command_line(),

@@ -13,6 +13,11 @@ from gradscope.report.numbers import count, number
 #: Provenance that a reader of the table wants to see; all of it is in the JSON.
 _PROVENANCE: Final = ("backend", "device", "seed", "batch_size", "matmul_precision")
 
+#: How layers got their names, where that is not what one expects.
+_NAMING: Final = {
+    "parameters and lines": "of the parameters that layers use, or the lines that compute them: no scope is opened"
+}
+
 
 def facts(path: str, manifest: Manifest) -> tuple[tuple[str, str], ...]:
     """Pairs of a label and what there is to say, in the order in which they are read."""
@@ -42,6 +47,7 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
     yield "seconds", ", ".join(f"{phase} {_seconds(seconds)}" for phase, seconds in manifest.timings.items())
     yield "run", ", ".join(_provenance(manifest.provenance))
+    yield "names", _NAMING.get(str(manifest.provenance.get("naming")), "")
     yield "statistics", "" if manifest.tier == "full" else f"of the {manifest.tier} tier only"
     yield "dump", path
     yield "note", manifest.note

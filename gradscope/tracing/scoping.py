@@ -46,9 +46,14 @@ def with_operations(scoping: Scoping) -> Scoping:
     return scoped
 
 
+def has_scopes(root: Frame) -> bool:
+    """Whether any equation of a trace has a scope of the user's."""
+    return any(scopes(equation) for frame in root.walk() for equation in frame.jaxpr.eqns)
+
+
 def scoping_of(root: Frame, origins: ParameterOrigins) -> Scoping:
     """The scoping that suits a trace."""
-    if any(scopes(equation) for frame in root.walk() for equation in frame.jaxpr.eqns):
+    if has_scopes(root):
         return lambda _, equation: scopes(equation)
     known: dict[str, InferredScope] = {}
 

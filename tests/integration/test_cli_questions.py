@@ -147,3 +147,14 @@ def test_memory_is_bounded_by_several_runs_or_the_run_is_refused(folder: Path) -
     done = gradscope("dump", "model.py", "--ops", "--max-memory", "1500", "-o", "parts.npz", folder=folder)
     assert done.status == 0, done.errors
     assert "of tensors are captured in" in done.errors
+
+
+def test_a_model_without_scopes_says_how_its_layers_got_their_names(folder: Path) -> None:
+    bare = MODEL.replace("jax.named_scope(", "nullcontext(")
+    (folder / "bare.py").write_text(f"from contextlib import nullcontext\n{bare}")
+    done = gradscope("dump", "bare.py", "-q", folder=folder)
+    assert done.status == 0, done.errors
+    assert "\nnames    of the parameters that layers use, or the lines that compute them" in done.output
+    assert "\nw " in done.output
+    named = gradscope("dump", "model.py", "-q", folder=folder)
+    assert "\nnames " not in named.output
