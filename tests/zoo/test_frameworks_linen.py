@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,17 @@ net = Net()
 class Layer(nn.Module):
     @nn.compact
     def __call__(self, x, _):
-        return nn.gelu(nn.Dense(x.shape[-1], name="fc")(x)) + x, None
+        return nn.gelu(self.perturb("hidden", nn.Dense(x.shape[-1], name="fc")(x))) + x, None
 
 class Lifted(nn.Module):
     @nn.compact
     def __call__(self, x):
-        scanned = nn.scan(Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+        axes = {"params": 0, "intermediates": 0, "perturbations": 0}
+        scanned = nn.scan(Layer, variable_axes=axes, split_rngs={"params": True}, length=3)
         x, _ = scanned(name="layers")(x, None)
         x, _ = nn.remat(Layer)(name="again")(x, None)
         x, _ = nn.jit(Layer)(name="jitted")(x, None)
-        heads = nn.vmap(nn.Dense, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, axis_size=2)
+        heads = nn.vmap(nn.Dense, variable_axes=axes, split_rngs={"params": True}, in_axes=None, axis_size=2)
         x = heads(4, name="heads")(x)
         table = nn.Embed(4, 4, name="table")
         return table.attend(table(jnp.argmax(x, -1)) + x)
@@ -65,6 +67,17 @@ def variables_of(seen: held.Dump) -> dict[str, Any]:
         "params": held.nested(held.family(seen, "param")),
         "rngs": {name.removeprefix("rngs/"): key for name, key in keys.items()},
     }
+
+
+def captured(intermediates: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """What every call of every module returned, by the name that it has in a dump."""
+    found: dict[str, Any] = {}
+    for name, inside in intermediates.items():
+        if name == "__call__":
+            found |= {path if call == 1 else f"{path}#{call}": value for call, value in enumerate(inside, 1)}
+        elif isinstance(inside, Mapping):
+            found |= captured(inside, f"{path}/{name}")
+    return found
 
 
 def test_gradients_activations_and_collections_are_flaxs_own(folder: Path) -> None:
@@ -88,13 +101,9 @@ def test_gradients_activations_and_collections_are_flaxs_own(folder: Path) -> No
         {name: value for name, value in aux.items() if not name.startswith("intermediates")},
         held.by_path({"batch_stats": updated["batch_stats"], "output": outputs}),
     )
-    captured = {
-        f"Net/{path}": leaf
-        for path, leaf in held.by_path(updated["intermediates"]).items()
-        if path.endswith("__call__/0") and not path.startswith("__call__")
-    }
-    found = held.family(seen, "activation")
-    held.assert_same_tensors({name: found[name.removesuffix("/__call__/0")] for name in captured}, captured)
+    expected = captured(updated["intermediates"], "Net")
+    del expected["Net"]["features"]  # it leaves beside the loss: an auxiliary output, held above
+    held.assert_activations(seen, expected)
     held.assert_layers_hold_parameters(seen)
 
 
@@ -115,19 +124,44 @@ def test_gradients_of_activations_are_those_of_perturb(folder: Path) -> None:
     held.assert_same_tensors({"Net/first": seen["activation_grad/Net/first"]}, {"Net/first": expected})
 
 
-def test_lifted_modules_are_named_inside_and_out(folder: Path) -> None:
+def test_lifted_modules_are_named_and_measured_inside_and_out(folder: Path) -> None:
     seen = held.dump(f"{held.source(folder, NET)}:Lifted", "float32[2,3,4]", loss="mse")
     from net import Lifted
 
     params, batch = held.nested(held.family(seen, "param")), held.family(seen, "input")
-    gradients = jax.grad(lambda p: jnp.square(Lifted().apply({"params": p}, batch["x"]) - batch["labels"]).mean())(
-        params
-    )
+    hidden = {name: {"hidden": jnp.zeros((2, 3, 4))} for name in ("again", "jitted")}
+    hidden["layers"] = {"hidden": jnp.zeros((3, 2, 3, 4))}
+
+    def loss(params: Any, hidden: Any) -> Any:
+        variables = {"params": params, "perturbations": hidden}
+        outputs, updated = Lifted().apply(
+            variables, batch["x"], mutable=["intermediates"], capture_intermediates=True
+        )  # fmt: skip
+        return jnp.square(outputs - batch["labels"]).mean(), updated["intermediates"]
+
+    (gradients, of_hidden), intermediates = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, hidden)
     held.assert_gradients(seen, gradients)
     held.assert_layers_hold_parameters(seen)
-    paths = {layer.path for layer in seen.layers}
-    assert {f"Lifted[{turn}]/layers/fc" for turn in range(3)} <= paths
-    assert {"Lifted/again/fc", "Lifted/jitted/fc", "Lifted/heads", "Lifted/table", "Lifted/table.attend"} <= paths
+    expected = captured(intermediates, "Lifted")
+    assert {"Lifted/again/fc", "Lifted/jitted/fc", "Lifted/heads", "Lifted/table"} <= expected.keys()
+    held.assert_activations(seen, unrolled(expected, "Lifted/layers", 3))
+    perturbed = {f"Lifted/{name}/fc": each["hidden"] for name, each in of_hidden.items()}
+    expected = unrolled(perturbed, "Lifted/layers", 3)
+    found = held.family(seen, "activation_grad")
+    held.assert_same_tensors({name: found[name] for name in expected}, expected)
+    assert "Lifted/table.attend" in held.family(seen, "activation")
+
+
+def unrolled(captured: Mapping[str, Any], module: str, turns: int) -> dict[str, Any]:
+    """What Flax stacks of a scanned module, turn by turn."""
+    found: dict[str, Any] = {}
+    for name, value in captured.items():
+        if name == module or name.startswith(f"{module}/"):
+            for turn in range(turns):
+                found[name.replace(module, f"{module}[{turn}]", 1)] = jax.tree.map(lambda leaf: leaf[turn], value)  # noqa: B023 - mapped at once
+        else:
+            found[name] = value
+    return found
 
 
 def test_a_module_in_evaluation_keeps_its_running_averages_and_draws_nothing(folder: Path) -> None:
@@ -182,14 +216,19 @@ def test_resnet18_of_jax_resnet(folder: Path, x64: None) -> None:
 
     def loss(params: Any) -> Any:
         own = {"params": params, "batch_stats": variables["batch_stats"]}
-        logits, _ = ResNet18(n_classes=10).apply(own, batch["x"], mutable=["batch_stats"])
-        return held.cross_entropy(logits, batch["labels"])
+        logits, updated = ResNet18(n_classes=10).apply(
+            own, batch["x"], mutable=["batch_stats", "intermediates"], capture_intermediates=True
+        )  # fmt: skip
+        return held.cross_entropy(logits, batch["labels"]), updated["intermediates"]
 
-    value, gradients = jax.value_and_grad(loss)(variables["params"])
+    (value, intermediates), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"])
     assert seen.loss == pytest.approx(float(value), rel=1e-5)
     held.assert_gradients(seen, gradients)
     held.assert_layers_hold_parameters(seen)
-    assert sum(layer.path.endswith(("ConvBlock_0", "ConvBlock_1")) for layer in seen.layers) > 16
+    expected = captured(intermediates, "Sequential")
+    assert len(expected) == 79
+    same_size = (2, 3, 5, 7, 9)  # where a block's shortcut is its input as it is
+    held.assert_activations(seen, expected, {f"Sequential/layers_{n}/ResNetSkipConnection_0" for n in same_size})
 
 
 def test_a_model_of_transformers_fills_its_masks_itself(folder: Path) -> None:
@@ -235,11 +274,12 @@ bert = FlaxBertModel(config, input_shape=(1, 4)).module
         outputs, updated = bert.apply({"params": params}, **batch, capture_intermediates=True)
         return jnp.square(outputs.last_hidden_state - labels).mean(), updated["intermediates"]
 
-    gradients, captured = jax.grad(loss, has_aux=True)(params)
+    gradients, intermediates = jax.grad(loss, has_aux=True)(params)
     held.assert_gradients(seen, gradients)
-    dense = {path: leaf for path, leaf in held.by_path(captured).items() if path.endswith("dense/__call__/0")}
-    found = held.family(seen, "activation")
-    names = {path: f"FlaxBertModule/{path.removesuffix('/__call__/0')}" for path in dense}
-    held.assert_same_tensors({path: found[name] for path, name in names.items()}, dense)
+    expected = captured(intermediates, "FlaxBertModule")
+    assert len(expected) == 43
+    root = expected["FlaxBertModule"]  # its other output is used by no loss
+    expected["FlaxBertModule"] = root.last_hidden_state
+    held.assert_activations(seen, expected, {name for name in expected if name.endswith("dropout")})
     held.assert_layers_hold_parameters(seen)
     assert {"output/last_hidden_state", "output/pooler_output"} <= set(held.family(seen, "aux"))
