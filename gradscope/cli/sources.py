@@ -33,7 +33,7 @@ Checkpoint: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Saved variables: .npz, .safetensors, .msgpack (Flax), .eqx, Keras' .weights.h5, an Orbax folder, a dump.",
+        help="Saved variables: .npz, .safetensors, .msgpack (Flax), .eqx, .keras, .weights.h5, Orbax' folder, a dump.",
         rich_help_panel=_PANEL,
     ),
 ]

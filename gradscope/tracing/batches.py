@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +24,9 @@ from gradscope import naming
 from gradscope.dump.reader import DumpFile, open_dump
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming import printable
+from gradscope.tracing.kinds import kind_of
 from gradscope.tracing.loader import named_object
 from gradscope.tracing.userframes import user_code
-
-_KINDS: Final = (
-    (jnp.bool_, "boolean"),
-    (jnp.integer, "integer"),
-    (jnp.floating, "floating-point"),
-    (jnp.complexfloating, "complex"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,11 +163,6 @@ def _leaf_problems(name: str, leaf: Any, array: np.ndarray) -> Iterator[str]:
 
 def _any_size(shape: tuple[int, ...]) -> str:
     return "[" + ", ".join(["N", *map(str, shape[1:])][: len(shape)]) + "]"
-
-
-def kind_of(dtype: Any) -> str:
-    """What sort of numbers a dtype holds, in words; the dtype's own name for what are none."""
-    return next((kind for general, kind in _KINDS if jnp.issubdtype(dtype, general)), str(dtype))
 
 
 def _fits(dtype: Any, array: np.ndarray) -> bool:
