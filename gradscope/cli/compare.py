@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradscope.cli import options
-from gradscope.cli.options import Format
+from gradscope.cli.reportoptions import FormatOptions
 
 if TYPE_CHECKING:
     from gradscope.compare import CompareOptions, Comparison, MapRule, Rule
@@ -25,6 +25,7 @@ def compare(
         list[Path],
         typer.Argument(metavar="CAND...", help="What is judged by it: a dump, several, or a folder of steps."),
     ],
+    *,
     tol: Annotated[
         list[str],
         typer.Option(
@@ -81,8 +82,7 @@ def compare(
     worst_first: Annotated[
         bool, typer.Option("--worst-first", help="Largest rel_l2 first.", rich_help_panel="What is shown")
     ] = False,
-    output_format: options.OutputFormat = Format.TABLE,
-    json: options.Json = False,
+    written: FormatOptions,
     traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Match dumps tensor by tensor and judge them. Runs no model and needs no JAX.
@@ -100,7 +100,7 @@ def compare(
     found = _compared(ref, cand, asked)
     if write_map is not None:
         _save_map(write_map, found)
-    print_report(_report(found, everything, worst_first), options.chosen_format(output_format, json=json))
+    print_report(_report(found, everything, worst_first), written.chosen)
     if found.exit_code:
         raise typer.Exit(found.exit_code)
 

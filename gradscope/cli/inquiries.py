@@ -1,48 +1,104 @@
-"""`--of`, `--cotangent`, `--stop-gradient`, `--fetch` and `--feed`: what is asked beyond the loss and its gradients."""
+"""`--of`, `--wrt`, `--cotangent`, `--stop-gradient`, `--fetch`, `--feed`: what is asked beyond the loss's gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from gradscope.cli.options import require_one_of
 
 if TYPE_CHECKING:
     from gradscope.dump.record import Json
     from gradscope.instrument.inquiry import Inquiry
 
+_PANEL = "What is asked"
+
 #: The initial gradient that needs no file.
 ONES: Final = "ones"
 
 
-def inquiry_of(
-    *,
-    of: Sequence[str],
-    cotangent: Sequence[str],
-    stop_gradient: Sequence[str],
-    fetch: Sequence[str],
-    feed: Sequence[str],
-) -> Inquiry:
-    """The inquiry that options make; reads the files that they name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InquiryOptions:
+    """The options of those names, empty where they are not given."""
 
-    Raises:
-        UsageError: An option is not of its form, or there are more initial gradients than values to differentiate.
-        DumpError: A file cannot be read.
-    """
-    from gradscope.errors import UsageError
-    from gradscope.instrument.inquiry import Inquiry
+    of: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME", help="Differentiate this in place of the loss. Repeatable.", rich_help_panel=_PANEL
+        ),
+    ] = field(default_factory=list[str])
+    wrt: Annotated[
+        list[str],
+        typer.Option(
+            metavar="PATTERN", help="Only gradients with respect to these. Repeatable.", rich_help_panel=_PANEL
+        ),
+    ] = field(default_factory=list[str])
+    cotangent: Annotated[
+        list[str],
+        typer.Option(
+            metavar="FILE[:KEY]|ones",
+            help="The initial gradient of an --of, in their order; ones where not given.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = field(default_factory=list[str])
+    stop_gradient: Annotated[
+        list[str], typer.Option(metavar="NAME", help="This counts as constant. Repeatable.", rich_help_panel=_PANEL)
+    ] = field(default_factory=list[str])
+    fetch: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME",
+            help="Run only what this value needs; gradient/NAME for the gradient that arrives at it. Repeatable.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = field(default_factory=list[str])
+    feed: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=FILE[:KEY]",
+            help="Put a tensor in the place of a value; of gradient/NAME, of the gradient that arrives at it. "
+            "Repeatable.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = field(default_factory=list[str])
 
-    if len(cotangent) > len(of):
-        raise UsageError(
-            f"--cotangent is given {len(cotangent)} times and --of {len(of)} times",
-            hint="an initial gradient belongs to what --of differentiates",
+    def require_alone(self, **others: object) -> None:
+        """Refuse them beside options that are about the loss as it is.
+
+        Raises:
+            UsageError: One of these and one of those are given.
+        """
+        given = {"of": self.of, "stop_gradient": self.stop_gradient, "fetch": self.fetch, "feed": self.feed}
+        for name, values in given.items():
+            for other, value in others.items():
+                require_one_of(**{other: value, name: values or None})
+
+    def inquiry(self) -> Inquiry:
+        """What they ask; reads the files that they name.
+
+        Raises:
+            UsageError: An option is not of its form, or there are more initial gradients than values to differentiate.
+            DumpError: A file cannot be read.
+        """
+        from gradscope.errors import UsageError
+        from gradscope.instrument.inquiry import Inquiry
+
+        if len(self.cotangent) > len(self.of):
+            raise UsageError(
+                f"--cotangent is given {len(self.cotangent)} times and --of {len(self.of)} times",
+                hint="an initial gradient belongs to what --of differentiates",
+            )
+        initial = [*map(_initial, self.cotangent), *[None] * (len(self.of) - len(self.cotangent))]
+        return Inquiry(
+            of=tuple(self.of),
+            cotangents=tuple(initial),
+            stops=tuple(self.stop_gradient),
+            feeds=dict(map(_fed, self.feed)),
+            fetches=tuple(self.fetch),
         )
-    initial = [*map(_initial, cotangent), *[None] * (len(of) - len(cotangent))]
-    return Inquiry(
-        of=tuple(of),
-        cotangents=tuple(initial),
-        stops=tuple(stop_gradient),
-        feeds=dict(map(_fed, feed)),
-        fetches=tuple(fetch),
-    )
 
 
 def _initial(spelling: str) -> Any:

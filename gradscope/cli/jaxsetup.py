@@ -11,23 +11,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from gradscope.cli.options import FloatType, Precision
+from gradscope.cli.modeloptions import FloatType, ModelOptions
 
 
-def set_up_jax(
-    *,
-    x64: bool,
-    dtype: FloatType | None,
-    matmul_precision: Precision | None,
-    cache: bool,
-    distributed: str | None = None,
-) -> tuple[str, ...]:
+def set_up_jax(model: ModelOptions, *, cache: bool, distributed: str | None = None) -> tuple[str, ...]:
     """Import JAX and configure it.
 
     Args:
-        x64: Compute in float64 where the model does not say otherwise.
-        dtype: What the model will be asked to compute in.
-        matmul_precision: JAX's `jax_default_matmul_precision`; None leaves it.
+        model: What the model will be asked to compute in.
         cache: Keep compiled programs in the user's cache folder.
         distributed: How to join other processes; None for a process of its own.
 
@@ -50,11 +41,11 @@ def set_up_jax(
     config: Any = jax.config  # its flags are not typed
     # Whole tracebacks: where an error was raised decides whose it is, and which frames are shown is decided elsewhere.
     config.update("jax_traceback_filtering", "off")
-    config.update("jax_enable_x64", x64 or config.jax_enable_x64)
-    if dtype is FloatType.FLOAT64 and not config.jax_enable_x64:
+    config.update("jax_enable_x64", model.x64 or config.jax_enable_x64)
+    if model.dtype is FloatType.FLOAT64 and not config.jax_enable_x64:
         raise UsageError("--dtype float64 without --x64 would compute in float32", hint="add --x64")
-    if matmul_precision is not None:
-        config.update("jax_default_matmul_precision", matmul_precision.value)
+    if model.matmul_precision is not None:
+        config.update("jax_default_matmul_precision", model.matmul_precision.value)
     return _keep_programs(config) if cache and config.jax_compilation_cache_dir is None else ()
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from gradscope.cli.options import Format
+from gradscope.cli.reportoptions import Format
 
 if TYPE_CHECKING:
     from rich.text import Text

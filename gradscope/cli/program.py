@@ -14,6 +14,7 @@ from gradscope.cli.calibrate import calibrate
 from gradscope.cli.check import check
 from gradscope.cli.compare import compare
 from gradscope.cli.dump import dump
+from gradscope.cli.grouping import with_groups
 from gradscope.cli.inspect import inspect
 from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.recover import recover
@@ -32,7 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (dump, show, compare, calibrate, inspect, check, verify, recover):
-    app.command()(command)
+    app.command()(with_groups(command))
 
 
 def _print_version(asked: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from gradscope.cli import options
-from gradscope.cli.options import Format
+from gradscope.cli.reportoptions import FormatOptions, SelectionOptions
 
 if TYPE_CHECKING:
     from gradscope.report import Report
@@ -20,6 +20,7 @@ Dump: TypeAlias = Annotated[
 
 def show(
     dump: Dump,
+    *,
     tensor: Annotated[
         str | None,
         typer.Option(metavar="KEY", help="One tensor in detail, with its histogram: activation/stem/conv, say."),
@@ -29,33 +30,26 @@ def show(
         typer.Option(metavar="CAND", help="With --tensor: how that tensor differs in this dump, element by element."),
     ] = None,
     ledger: Annotated[bool, typer.Option("--ledger", help="Every site that is not in the dump, and why.")] = False,
-    select: options.Select = [],  # noqa: B006 - typer reads the default and never changes it
-    exclude: options.Exclude = [],  # noqa: B006
-    depth: options.Depth = None,
-    families: options.Families = None,
+    chosen: SelectionOptions,
     check: options.Check = None,
     sort: options.Sort = None,
     no_fold: options.NoFold = False,
-    output_format: options.OutputFormat = Format.TABLE,
-    json: options.Json = False,
+    written: FormatOptions,
     traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Print the tables of a saved dump: layers, parameters, findings. Runs no model and needs no JAX."""
     from gradscope.cli.findings import checked_rules, trips
     from gradscope.cli.printing import print_report
     from gradscope.dump.reader import open_dump
-    from gradscope.naming import Selection
-    from gradscope.report import LedgerReport, Query, dump_report, tensor_report
+    from gradscope.report import LedgerReport, dump_report, tensor_report
     from gradscope.stats import find, measured
 
     options.require_one_of(tensor=tensor, ledger=ledger)
     if diff is not None:
-        print_report(_difference(dump, diff, tensor), options.chosen_format(output_format, json=json))
+        print_report(_difference(dump, diff, tensor), written.chosen)
         return
     rules = checked_rules(check)
-    query = Query(
-        selection=Selection.parse(select, exclude), families=options.family_set(families), depth=depth, sort=sort
-    )
+    query = chosen.query(sort)
     with open_dump(dump) as source:
         manifest = measured(source)
     findings = find(manifest)
@@ -65,7 +59,7 @@ def show(
         report = LedgerReport(path=str(dump), manifest=manifest)
     else:
         report = dump_report("show", str(dump), manifest, findings, query=query, fold=not no_fold)
-    print_report(report, options.chosen_format(output_format, json=json))
+    print_report(report, written.chosen)
     if trips(findings, rules):
         raise typer.Exit(1)
 

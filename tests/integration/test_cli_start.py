@@ -14,26 +14,23 @@ from tests.integration.command import GRADSCOPE, gradscope
 
 COMMANDS = ("dump", "show", "compare", "calibrate", "inspect", "check", "verify", "recover")
 
+#: What every command takes that runs a model or traces it.
+MODEL = (
+    "--seed --batch-size --data --batch-index --checkpoint --map-keys --input --loss --train --dtype --x64 "
+    "--matmul-precision"
+)
+CHOSEN = "--select --exclude --depth --families"
 #: What every command line documents, by command; `--help` itself aside.
 OPTIONS = {
-    "dump": "--output --seed --batch-size --data --batch-index --checkpoint --map-keys --input --loss --train --dtype "
-    "--x64 --matmul-precision --self-check "
-    "--no-cache --distributed --select --of --wrt --cotangent --stop-gradient --fetch --feed "
-    "--exclude --depth --ops --families --stats-only --exact-quantiles --cast --check --strict --sort --no-fold "
-    "--max-memory --force --format --json --quiet --verbose --traceback",
-    "show": "--tensor --diff --ledger --select --exclude --depth --families --check --sort --no-fold --format --json "
-    "--traceback",
-    "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
-    "--exclude --all --worst-first "
-    "--format --json --traceback",
-    "calibrate": "--output --seed --batch-size --data --batch-index "
-    "--checkpoint --map-keys --input --loss --train --x64 --matmul-precision --no-cache "
-    "--select --exclude --depth --families --force --quiet --traceback",
-    "inspect": "--batch-size --data --batch-index --checkpoint --map-keys --input --loss --train --dtype --x64 "
-    "--select --exclude --depth --families --sort --format --json --quiet --verbose --traceback",
-    "check": "--seed --batch-size --data --batch-index "
-    "--checkpoint --map-keys --input --loss --train --dtype --x64 --matmul-precision --no-cache "
+    "dump": f"{MODEL} {CHOSEN} --output --self-check --no-cache --distributed --of --wrt --cotangent --stop-gradient "
+    "--fetch --feed --ops --stats-only --exact-quantiles --cast --check --strict --sort --no-fold --max-memory --force "
     "--format --json --quiet --verbose --traceback",
+    "show": f"{CHOSEN} --tensor --diff --ledger --check --sort --no-fold --format --json --traceback",
+    "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
+    "--exclude --all --worst-first --format --json --traceback",
+    "calibrate": f"{MODEL} {CHOSEN} --output --no-cache --force --quiet --traceback",
+    "inspect": f"{MODEL} {CHOSEN} --sort --format --json --quiet --verbose --traceback",
+    "check": f"{MODEL} --no-cache --format --json --quiet --verbose --traceback",
     "verify": "--traceback",
     "recover": "--output --force --traceback",
 }

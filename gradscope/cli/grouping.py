@@ -1,0 +1,57 @@
+"""Options that belong together, as one value: a dataclass whose fields typer reads as if each were a parameter.
+
+Typer reads a command's options from its signature, so that commands which share twelve options would each spell twelve
+parameters. Here a command takes the group, and its signature for typer is the one with the group's fields in its place.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, get_type_hints
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """A command as typer is to see it: each parameter that is a dataclass spread into its fields.
+
+    Args:
+        command: The command. Every field of its groups has a name that no other parameter has, and a default.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    parameters = inspect.signature(command).parameters
+    groups = {name: hints[name] for name in parameters if is_dataclass(hints[name])}
+
+    @functools.wraps(command)
+    def called(**values: Any) -> None:
+        made = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**values, **made)
+
+    spread = [
+        each
+        for name, parameter in parameters.items()
+        for each in (
+            _parameters_of(groups[name])
+            if name in groups
+            else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])]
+        )
+    ]
+    vars(called).update(__signature__=inspect.Signature(spread))
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in spread}
+    return called
+
+
+def _parameters_of(group: type) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        yield inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=hints[field.name]
+        )
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()

@@ -1,0 +1,223 @@
+"""Which model runs, on what, and in which precision: the options of every command that runs or traces one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gradscope.cli.options import require_one_of
+
+if TYPE_CHECKING:
+    from gradscope.capture.arguments import Arguments
+    from gradscope.dump.record import Json
+    from gradscope.frameworks.request import Request
+    from gradscope.tracing.batches import DataRequest
+    from gradscope.tracing.checkpoints import CheckpointRequest
+    from gradscope.tracing.model import Model
+
+_PANEL = "Model"
+
+
+class Precision(StrEnum):
+    """Matrix multiplication precisions that JAX knows on every backend."""
+
+    DEFAULT = "default"
+    HIGH = "high"
+    HIGHEST = "highest"
+    BFLOAT16 = "bfloat16"
+    TENSORFLOAT32 = "tensorfloat32"
+    FLOAT32 = "float32"
+
+
+class FloatType(StrEnum):
+    """Floating-point types a model can be run in."""
+
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
+class Loss(StrEnum):
+    """What can be made of the outputs of a framework's module."""
+
+    CROSS_ENTROPY = "cross-entropy"
+    MSE = "mse"
+    SUM = "sum"
+    MEAN = "mean"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """The options of those names, None where they are not given."""
+
+    seed: Annotated[int, typer.Option(help="Seed of the keys that init and batch receive.", rich_help_panel=_PANEL)] = 0
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of examples; by default what the model's batch says.", rich_help_panel=_PANEL),
+    ] = None
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|PLACE:NAME",
+            help="A real batch: an .npz, .npy or .safetensors file, or an input pipeline module:NAME or data.py:NAME.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    batch_index: Annotated[
+        int | None,
+        typer.Option(min=0, help="Which batch of the pipeline, from 0; by default the first.", rich_help_panel=_PANEL),
+    ] = None
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Saved variables: .npz, .safetensors, .msgpack (Flax), .eqx, Keras' .weights.h5, an Orbax folder, "
+            "a dump.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    map_keys: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Renames the checkpoint's tensors: lines of REGEX -> REPLACEMENT, one after the other.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    inputs: Annotated[
+        list[str],
+        typer.Option(
+            "--input",
+            metavar="SPEC",
+            help="An input of a module, [NAME=]DTYPE[SHAPE][:VALUES], as in ids=int32[8,128]:0..9. Repeatable.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = field(default_factory=list[str])
+    loss: Annotated[
+        Loss | None,
+        typer.Option(help="What is made of a module's outputs; by default mse.", rich_help_panel=_PANEL),
+    ] = None
+    train: Annotated[
+        bool | None,
+        typer.Option(
+            "--train/--eval",
+            help="Run as in training, or as in evaluation; by default as in training.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    dtype: Annotated[
+        FloatType | None,
+        typer.Option(help="Convert floating-point variables and batch to it.", rich_help_panel=_PANEL),
+    ] = None
+    x64: Annotated[bool, typer.Option("--x64", help="Compute in float64.", rich_help_panel=_PANEL)] = False
+    matmul_precision: Annotated[
+        Precision | None, typer.Option(help="Precision of matrix multiplications.", rich_help_panel=_PANEL)
+    ] = None
+
+    def request(self, target: str) -> Request:
+        """What the options say about a target's model; told before JAX is imported where it is wrong.
+
+        Args:
+            target: The target.
+
+        Raises:
+            UsageError: The target or an input is not of the right form, or options contradict each other or mean
+                nothing alone.
+            DumpError: The data file cannot be read.
+        """
+        from gradscope.frameworks.inputspec import parse_input
+        from gradscope.frameworks.request import Request
+        from gradscope.tracing.datashapes import data_shapes
+        from gradscope.tracing.target import parse_target
+
+        require_one_of(batch_size=self.batch_size, data=self.data)
+        _require_together(self.batch_index, self.data, "--batch-index", "--data")
+        _require_together(self.map_keys, self.checkpoint, "--map-keys", "--checkpoint")
+        parse_target(target)
+        return Request(
+            inputs=tuple(map(parse_input, self.inputs)),
+            loss=None if self.loss is None else self.loss.value,
+            train=self.train,
+            seed=self.seed,
+            batch_size=self.batch_size,
+            data={} if self._data_file is None else data_shapes(self._data_file),
+            checkpoint=self.checkpoint,
+        )
+
+    @staticmethod
+    def model(target: str, request: Request) -> Model:
+        """The model that a target names, ready to be run.
+
+        Raises:
+            UsageError: There is no such file, module or name, or the model does not take what the request says.
+            ModelError: The file does not import, or what it names is not a model.
+        """
+        from gradscope.tracing.loader import load_model
+        from gradscope.tracing.modules import lifted_model
+
+        return lifted_model(load_model(target, request))
+
+    def arguments(self, model: Model, *, dtype: str | None = None) -> Arguments:
+        """The arguments of a model's loss.
+
+        Args:
+            model: The model.
+            dtype: Floating-point leaves are converted to it; None for what `--dtype` says.
+
+        Raises:
+            ModelError: `init` or `batch` failed, or a pipeline.
+            UsageError: There is no such pipeline, or a line of the key map is no rule.
+            DumpError: The files do not hold variables and a batch such as the model's own.
+        """
+        from gradscope.capture.arguments import model_arguments
+
+        return model_arguments(
+            model,
+            seed=self.seed,
+            batch_size=self.batch_size,
+            dtype=dtype or (None if self.dtype is None else self.dtype.value),
+            data=self._data_request(),
+            checkpoint=self._checkpoint_request(),
+        )
+
+    def facts(self, arguments: Arguments) -> dict[str, Json]:
+        """What provenance says of them, files without their folders."""
+        named: dict[str, Json] = {
+            "checkpoint": self.checkpoint and self.checkpoint.name,
+            "data": self.data and Path(self.data).name,
+            "batch_index": self.batch_index,
+        }
+        known = {name: value for name, value in named.items() if value is not None}
+        return {"seed": self.seed, "batch_size": arguments.batch_size, **known}
+
+    @property
+    def _data_file(self) -> Path | None:
+        """The file or folder that `--data` names; None where it names none, but a pipeline."""
+        return None if self.data is None or (":" in self.data and not Path(self.data).exists()) else Path(self.data)
+
+    def _data_request(self) -> DataRequest | None:
+        from gradscope.tracing.batches import DataRequest
+
+        return None if self.data is None else DataRequest(place=self.data, index=self.batch_index)
+
+    def _checkpoint_request(self) -> CheckpointRequest | None:
+        from gradscope.tracing.checkpoints import CheckpointRequest
+        from gradscope.tracing.keymap import KeyMap, read_key_map
+
+        if self.checkpoint is None:
+            return None
+        key_map = KeyMap() if self.map_keys is None else read_key_map(self.map_keys)
+        return CheckpointRequest(path=self.checkpoint, key_map=key_map)
+
+
+def _require_together(value: object, needed: object, name: str, needed_name: str) -> None:
+    """Refuse an option that means nothing without another."""
+    from gradscope.errors import UsageError
+
+    if value is not None and needed is None:
+        raise UsageError(f"{name} without {needed_name} means nothing", hint=f"add {needed_name}")

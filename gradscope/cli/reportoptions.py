@@ -1,0 +1,91 @@
+"""What of a run or a dump is shown, and how it is written: the options of the commands that print tables of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gradscope.cli.options import Exclude, Select, listed
+
+if TYPE_CHECKING:
+    from gradscope.naming import Selection
+    from gradscope.report import Query
+
+
+class Format(StrEnum):
+    """How results are written."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionOptions:
+    """Which layers and which families of their tensors."""
+
+    select: Select = field(default_factory=list[str])
+    exclude: Exclude = field(default_factory=list[str])
+    depth: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only layers of at most so many scopes.", rich_help_panel="What is shown"),
+    ] = None
+    families: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Only these families, separated by commas: activation, activation_grad, param, param_grad, input, "
+            "input_grad, state, aux.",
+            rich_help_panel="What is shown",
+        ),
+    ] = None
+
+    def selection(self) -> Selection:
+        """The names that are asked for.
+
+        Raises:
+            UsageError: A pattern is not one.
+        """
+        from gradscope.naming import Selection
+
+        return Selection.parse(self.select, self.exclude)
+
+    def family_set(self) -> frozenset[str] | None:
+        """The families of `--families`; None where all are asked for.
+
+        Raises:
+            UsageError: There is no such family, or none is named.
+        """
+        from gradscope.naming import FAMILIES
+
+        return None if self.families is None else listed(self.families, FAMILIES, "family")
+
+    def query(self, sort: str | None) -> Query:
+        """The same, as a question to a table.
+
+        Raises:
+            UsageError: As the two above.
+        """
+        from gradscope.report import Query
+
+        return Query(selection=self.selection(), families=self.family_set(), depth=self.depth, sort=sort)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatOptions:
+    """How results are written to standard output."""
+
+    output_format: Annotated[
+        Format,
+        typer.Option("--format", help="How results are written to standard output.", rich_help_panel="Output"),
+    ] = Format.TABLE
+    json: Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel="Output")] = False
+
+    @property
+    def chosen(self) -> Format:
+        """The format asked for, `--json` being short for one of them."""
+        return Format.JSON if self.json else self.output_format
