@@ -76,7 +76,7 @@ class ModelOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Saved variables: .npz, .safetensors, .msgpack (Flax), .eqx, Keras' .weights.h5, an Orbax folder, "
+            help="Saved variables: .npz, .safetensors, .msgpack (Flax), .eqx, .keras, .weights.h5, an Orbax folder, "
             "a dump.",
             rich_help_panel=_PANEL,
         ),
