@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -149,18 +149,23 @@ class ModelOptions:
             checkpoint=self.checkpoint,
         )
 
-    @staticmethod
-    def model(target: str, request: Request) -> Model:
-        """The model that a target names, ready to be run.
+    def model(self, target: str, request: Request) -> Model:
+        """The model that a target names, ready to be run; a pipeline's batch is read first and once, for its shapes.
 
         Raises:
             UsageError: There is no such file, module or name, or the model does not take what the request says.
-            ModelError: The file does not import, or what it names is not a model.
+            ModelError: The file does not import, or what it names is not a model; or the pipeline failed.
         """
+        from gradscope.tracing.batches import pipeline_leaves
+        from gradscope.tracing.datashapes import array_shapes
         from gradscope.tracing.loader import load_model
         from gradscope.tracing.modules import lifted_model
 
-        return lifted_model(load_model(target, request))
+        if self.data is None or self._data_file is not None:
+            return lifted_model(load_model(target, request))
+        leaves = pipeline_leaves(self.data, self.batch_index, self.seed)
+        model = load_model(target, replace(request, data=array_shapes(leaves)))
+        return replace(lifted_model(model), data=leaves)
 
     def arguments(self, model: Model, *, dtype: str | None = None) -> Arguments:
         """The arguments of a model's loss.
@@ -170,8 +175,8 @@ class ModelOptions:
             dtype: Floating-point leaves are converted to it; None for what `--dtype` says.
 
         Raises:
-            ModelError: `init` or `batch` failed, or a pipeline.
-            UsageError: There is no such pipeline, or a line of the key map is no rule.
+            ModelError: `init` or `batch` failed.
+            UsageError: A line of the key map is no rule.
             DumpError: The files do not hold variables and a batch such as the model's own.
         """
         from gradscope.capture.arguments import model_arguments
@@ -181,7 +186,7 @@ class ModelOptions:
             seed=self.seed,
             batch_size=self.batch_size,
             dtype=dtype or (None if self.dtype is None else self.dtype.value),
-            data=self._data_request(),
+            data=self._data_request(model),
             checkpoint=self._checkpoint_request(),
         )
 
@@ -200,10 +205,10 @@ class ModelOptions:
         """The file or folder that `--data` names; None where it names none, but a pipeline."""
         return None if self.data is None or (":" in self.data and not Path(self.data).exists()) else Path(self.data)
 
-    def _data_request(self) -> DataRequest | None:
+    def _data_request(self, model: Model) -> DataRequest | None:
         from gradscope.tracing.batches import DataRequest
 
-        return None if self.data is None else DataRequest(place=self.data, index=self.batch_index)
+        return None if self.data is None else DataRequest(place=self.data, index=self.batch_index, leaves=model.data)
 
     def _checkpoint_request(self) -> CheckpointRequest | None:
         from gradscope.tracing.checkpoints import CheckpointRequest
