@@ -49,6 +49,17 @@ def test_readme_has_a_line_for_every_framework() -> None:
     assert [framework for framework, _ in LINES] == list(PACKAGES)
 
 
+def test_readmes_lines_for_pytorch_run_as_they_are_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'gradscope-jax[torch]'")
+    monkeypatch.chdir(tmp_path)
+    (lines,) = re.findall(r"```python\n(from gradscope.frameworks.torch [^`]*)```", README.read_text(encoding="utf-8"))
+    model, images = torch.nn.Sequential(torch.nn.Linear(4, 3)), torch.ones(5, 4)
+    given = {"model": model, "images": images, "labels": torch.arange(5) % 3, "F": torch.nn.functional}
+    exec(lines, given)
+    with np.load("torch.npz") as seen:
+        assert np.allclose(seen["activation/0"], model(images).detach())
+
+
 def test_every_command_takes_a_module_and_its_inputs(tmp_path: Path) -> None:
     pytest.importorskip("flax", reason="flax is not installed: pip install 'gradscope-jax[flax]'")
     (tmp_path / "net.py").write_text(NET)
