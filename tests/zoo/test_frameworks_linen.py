@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gradscope.errors import ModelError, UsageError
 from tests.zoo import held
 
 pytest.importorskip("flax", reason="flax is not installed: pip install 'gradscope-jax[flax]'")
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -283,3 +285,75 @@ bert = FlaxBertModel(config, input_shape=(1, 4)).module
     held.assert_activations(seen, expected, {name for name in expected if name.endswith("dropout")})
     held.assert_layers_hold_parameters(seen)
     assert {"output/last_hidden_state", "output/pooler_output"} <= set(held.family(seen, "aux"))
+
+
+TRANSFORMERS = """
+from transformers import BartConfig, FlaxBartForConditionalGeneration, FlaxGPT2LMHeadModel
+from transformers import FlaxViTForImageClassification, GPT2Config, ViTConfig
+
+gpt2 = FlaxGPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=8, n_embd=16, n_layer=2, n_head=2), input_shape=(1, 4))
+image = dict(image_size=16, patch_size=8, num_labels=3)
+vit = FlaxViTForImageClassification(
+    ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, **image)
+)
+sizes = {f"{part}_{what}": size for part in ("encoder", "decoder")
+         for what, size in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 16))}
+bart = FlaxBartForConditionalGeneration(
+    BartConfig(vocab_size=50, d_model=16, max_position_embeddings=16, **sizes), input_shape=(1, 4)
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "layers"),
+    [
+        ("gpt2", ("int32[2,6]:0..50",), 25),
+        ("vit", ("float32[2,3,16,16]",), 37),
+        ("bart", ("int32[2,6]:0..50", "decoder_input_ids=int32[2,6]:0..50"), 39),
+    ],
+)
+def test_more_models_of_transformers(folder: Path, name: str, inputs: tuple[str, ...], layers: int) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'gradscope-jax[zoo]'")
+    target = f"{held.source(folder, TRANSFORMERS)}:{name}"
+    seen = held.dump(target, *inputs, loss="cross-entropy", train=False)
+    import net as module
+
+    net, batch = getattr(module, name), held.family(seen, "input")
+    labels = batch.pop("labels")
+
+    def loss(params: Any) -> Any:
+        outputs, called = called_by(lambda: net(**batch, params=params, train=False))
+        return held.cross_entropy(outputs.logits, labels), {**called, type(net.module).__name__: outputs.logits}
+
+    params = held.nested(held.family(seen, "param"))
+    (value, called), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    assert seen.loss == pytest.approx(float(value), rel=1e-5)
+    held.assert_gradients(seen, gradients)
+    held.assert_layers_hold_parameters(seen)
+    # Of several outputs the loss is made of the first.
+    called = {each: value if isinstance(value, jax.Array) else value[0] for each, value in called.items()}
+    idle = {each for each in called if "dropout" in each.rpartition("/")[2]}
+    assert len(called.keys() - idle) == layers
+    held.assert_activations(seen, called, idle)
+
+
+def called_by(run: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+    """What a function returns, and what every call of a module in it did, named by the modules that called it."""
+    around: list[str] = []
+    returned: dict[str, Any] = {}
+    calls: Counter[str] = Counter()
+
+    def keep(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        if context.method_name != "__call__":
+            return call(*args, **kwargs)
+        around.append(context.module.name or type(context.module).__name__)
+        name = "/".join(around)
+        calls[name] += 1
+        occurrence = "" if calls[name] == 1 else f"#{calls[name]}"
+        value = call(*args, **kwargs)
+        around.pop()
+        returned[name + occurrence] = value
+        return value
+
+    with nn.intercept_methods(keep):
+        return run(), returned
