@@ -18,7 +18,7 @@ from flax import nnx
 NET = """
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import linen, nnx
 
 class Block(nnx.Module):
     def __init__(self, width, *, rngs):
@@ -69,6 +69,26 @@ class Owner(nnx.Module):
         self.table = nnx.Embed(4, 4, rngs=rngs)
     def __call__(self, x):
         return self.table.attend(x) + self.table(jnp.argmax(x, -1))
+
+class Layer(nnx.Module):
+    def __init__(self, rngs):
+        self.fc = nnx.Linear(4, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+    def __call__(self, x):
+        return nnx.relu(self.norm(self.fc(x)))
+
+class Scanned(nnx.Module):
+    def __init__(self, *, rngs):
+        split = nnx.split_rngs(splits=3)
+        self.layers = split(nnx.vmap(lambda rngs: Layer(rngs), in_axes=(0,), out_axes=0))(rngs)
+        self.rnn = nnx.RNN(nnx.LSTMCell(4, 4, rngs=rngs), rngs=rngs)
+        bridge = nnx.bridge.ToNNX(linen.Dense(3), rngs=rngs)
+        self.bridge = nnx.bridge.lazy_init(bridge, jnp.ones((2, 4)))
+    def __call__(self, x):
+        scan = nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        x = scan(lambda x, layer: layer(x))(x, self.layers)
+        x = scan(nnx.remat(lambda x, layer: layer(x)))(x, self.layers)
+        return self.bridge(self.rnn(x))
 
 net = Net(rngs=nnx.Rngs(7))
 broken = Net(rngs=nnx.Rngs(7))
@@ -131,6 +151,36 @@ def test_names_survive_scan_remat_and_jit(folder: Path) -> None:
     assert {f"Lifted[{turn}]/layers" for turn in range(3)} <= paths
     assert {"Lifted/again", "Lifted/inner/table", "Lifted/inner/table#2"} <= paths
     held.assert_layers_hold_parameters(seen)
+
+
+def test_turns_of_a_scanned_module_are_the_modules_and_have_its_values(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:Scanned", "float32[2,3,4]", loss="mse")
+    from net import Scanned
+
+    net, batch = Scanned(rngs=nnx.Rngs(0)), held.family(seen, "input")
+    gradients = nnx.grad(lambda net: jnp.square(net(batch["x"]) - batch["labels"]).mean())(net)
+    held.assert_same_tensors(held.family(seen, "param_grad"), params_of(gradients))
+    held.assert_layers_hold_parameters(seen)
+    net, expected, x = Scanned(rngs=nnx.Rngs(0)), {}, batch["x"]
+    for occurrence in ("", "#2"):
+        for turn in range(3):
+            layer = jax.tree.map(lambda leaf: leaf[turn], net.layers)  # noqa: B023 - mapped at once
+            linear = layer.fc(x)
+            x = nnx.relu(layer.norm(linear))
+            parts = {"": x, "/fc": linear}
+            expected |= {f"Scanned/layers[{turn}]{part}{occurrence}": value for part, value in parts.items()}
+    hidden = net.rnn.cell.initialize_carry((2, 4), nnx.Rngs(0))
+    outputs = []
+    for turn in range(3):
+        hidden, output = net.rnn.cell(hidden, x[:, turn])
+        outputs.append(output)
+        expected[f"Scanned/rnn/cell[{turn}]"] = hidden
+    expected["Scanned/rnn"] = jnp.stack(outputs, axis=1)
+    expected["Scanned/bridge"] = expected["Scanned"] = net.bridge(expected["Scanned/rnn"])
+    held.assert_activations(seen, expected)
+    assert {"Scanned/rnn/cell[2]/hf", "Scanned/layers[1]/norm#2", "Scanned/bridge/Dense"} <= set(
+        held.family(seen, "activation")
+    )
 
 
 def test_naming_changes_no_bit(folder: Path) -> None:
