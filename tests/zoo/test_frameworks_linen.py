@@ -58,6 +58,25 @@ class Lifted(nn.Module):
         table = nn.Embed(4, 4, name="table")
         return table.attend(table(jnp.argmax(x, -1)) + x)
 
+class Normed(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        x = nn.BatchNorm(use_running_average=False, name="norm")(nn.Dense(x.shape[-1], name="fc")(x))
+        return nn.Dropout(0.5, deterministic=False, name="drop")(nn.gelu(x)), None
+
+class Deep(nn.Module):
+    def setup(self):
+        axes = {"params": 0, "batch_stats": 0, "intermediates": 0}
+        split = {"params": True, "dropout": True}
+        self.layers = nn.scan(nn.remat(Normed), variable_axes=axes, split_rngs=split, length=3)()
+        self.rnn = nn.RNN(nn.SimpleCell(4))
+        self.tied = nn.Dense(4)
+    def __call__(self, x):
+        x, _ = self.layers(self.tied(x), None)
+        return self.head(self.tied(self.rnn(x)))
+    def head(self, x):
+        return jnp.tanh(x)
+
 broken = Net(classes="five")
 """
 
@@ -152,6 +171,33 @@ def test_lifted_modules_are_named_and_measured_inside_and_out(folder: Path) -> N
     found = held.family(seen, "activation_grad")
     held.assert_same_tensors({name: found[name] for name in expected}, expected)
     assert "Lifted/table.attend" in held.family(seen, "activation")
+
+
+def test_scanned_and_checkpointed_modules_with_state_and_keys_have_flaxs_values_in_every_turn(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:Deep", "float32[2,3,4]", loss="mse")
+    variables, batch = variables_of(seen), held.family(seen, "input")
+    rngs, params = variables.pop("rngs"), variables.pop("params")
+    from net import Deep
+
+    def loss(params: Any) -> Any:
+        outputs, updated = Deep().apply(
+            {"params": params, **variables}, batch["x"], rngs=rngs,
+            mutable=["batch_stats", "intermediates"], capture_intermediates=True,
+        )  # fmt: skip
+        return jnp.square(outputs - batch["labels"]).mean(), updated
+
+    gradients, updated = jax.grad(loss, has_aux=True)(params)
+    held.assert_gradients(seen, gradients)
+    held.assert_layers_hold_parameters(seen)
+    updates = {f"batch_stats/{name}": each for name, each in held.by_path(updated["batch_stats"]).items()}
+    aux = held.family(seen, "aux")
+    held.assert_same_tensors({name: aux[name] for name in updates}, updates)
+    expected = unrolled(captured(updated["intermediates"], "Deep"), "Deep/layers", 3)
+    assert {f"Deep/layers[{turn}]/{part}" for turn in range(3) for part in ("fc", "norm", "drop")} < expected.keys()
+    assert {"Deep/tied", "Deep/tied#2", "Deep/rnn", "Deep"} < expected.keys()
+    expected = {name: value for name, value in expected.items() if "rnn/" not in name}
+    held.assert_activations(seen, expected)
+    assert {f"Deep/rnn/cell.scan_fn[{turn}]/cell" for turn in range(3)} <= {layer.path for layer in seen.layers}
 
 
 def unrolled(captured: Mapping[str, Any], module: str, turns: int) -> dict[str, Any]:
