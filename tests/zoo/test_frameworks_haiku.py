@@ -43,6 +43,11 @@ def forward(x):
 stateless = hk.transform(forward)
 stateful = hk.transform_with_state(lambda x, is_training, scale: Net(name="net")(x, is_training, scale=scale))
 
+def recurrent(x):
+    core = hk.LSTM(4, name="core")
+    outputs, _ = hk.dynamic_unroll(core, x, core.initial_state(x.shape[1]))
+    return outputs
+
 def init(key):
     return {}
 """
@@ -133,9 +138,10 @@ def test_a_module_that_fails_tells_the_users_line(folder: Path) -> None:
     assert 'name="head"' in failed.value.user_frames
 
 
-def test_resnet50_of_haiku(folder: Path, x64: None) -> None:
-    seen = held.dump("haiku.nets:ResNet50(5)", "float64[2,32,32,3]", loss="cross-entropy")
-    net = hk.transform_with_state(lambda x: hk.nets.ResNet50(5)(x, is_training=True))
+@pytest.mark.parametrize(("name", "layers"), [("ResNet50", 234), ("MobileNetV1", 124)])
+def test_models_of_haiku(folder: Path, x64: None, name: str, layers: int) -> None:
+    seen = held.dump(f"haiku.nets:{name}(num_classes=5)", "float64[2,32,32,3]", loss="cross-entropy")
+    net = hk.transform_with_state(lambda x: getattr(hk.nets, name)(num_classes=5)(x, is_training=True))
     batch = held.family(seen, "input")
     shapes = jax.eval_shape(net.init, jax.random.key(0), batch["inputs"])
     params, state = (filled(tree, seen, prefix) for tree, prefix in zip(shapes, ("param", "state/state"), strict=True))
@@ -148,5 +154,29 @@ def test_resnet50_of_haiku(folder: Path, x64: None) -> None:
     assert seen.loss == pytest.approx(float(value), rel=1e-9)
     held.assert_gradients(seen, gradients)
     held.assert_layers_hold_parameters(seen)
-    assert len(captured) == 234
-    held.assert_activations(seen, captured)
+    assert len(captured) == layers
+    held.assert_activations(seen, captured, {each for each in captured if each.endswith("flatten")})  # flat already
+
+
+def test_a_core_unrolled_by_a_scan_is_measured_in_every_turn(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:recurrent", "float32[3,2,4]", loss="mse")
+    from net import recurrent
+
+    net, batch = hk.transform(recurrent), held.family(seen, "input")
+    params = filled(jax.eval_shape(net.init, jax.random.key(0), batch["x"]), seen, "param")
+    gradients = jax.grad(lambda params: jnp.square(net.apply(params, None, batch["x"]) - batch["labels"]).mean())(
+        params
+    )
+    held.assert_gradients(seen, gradients)
+    held.assert_layers_hold_parameters(seen)
+
+    def step(x: Any, state: Any) -> Any:
+        core = hk.LSTM(4, name="core")
+        return core(x, state)
+
+    state = hk.LSTMState(hidden=jnp.zeros((2, 4)), cell=jnp.zeros((2, 4)))
+    expected = {}
+    for turn, x in enumerate(batch["x"]):
+        _, state = hk.transform(step).apply(params, None, x, state)
+        expected[f"core[{turn}]"] = state
+    held.assert_activations(seen, expected)
