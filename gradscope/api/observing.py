@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -24,7 +24,7 @@ from gradscope.dump.memory import MemoryDump, MemoryWriter
 from gradscope.dump.source import DumpSource
 from gradscope.errors import UsageError
 from gradscope.instrument.inquiry import Inquiry
-from gradscope.instrument.planning import EVERYTHING, Wanted
+from gradscope.instrument.wanted import EVERYTHING, Wanted
 from gradscope.naming import Selection
 from gradscope.tracing.model import Model
 from gradscope.tracing.modules import lifted_model
@@ -39,7 +39,8 @@ def capture(
     exclude: Sequence[str] = (),
     families: Sequence[str] | None = None,
     depth: int | None = None,
-    ops: bool = False,
+    ops: bool | Literal["outputs", "inputs"] = False,
+    terms: bool = False,
     stop_gradient: Sequence[str] = (),
     feed: Mapping[str, Any] | None = None,
     fetch: str | Sequence[str] | None = None,
@@ -56,7 +57,9 @@ def capture(
         exclude: Patterns of names to leave out.
         families: Families to keep; all where None.
         depth: Only layers of at most so many scopes.
-        ops: Every operation beside every layer.
+        ops: Every operation beside every layer; with "inputs" also the gradient with respect to each of its inputs, as
+            that operation alone sees it.
+        terms: For every value that is used several times, what flows back from each use; they sum to its gradient.
         stop_gradient: Names of values that count as constant.
         feed: Values in the place of computed ones, by name; under `gradient/NAME`, of the gradient that arrives there.
         fetch: Names of the only values asked for; what they do not need is not run. All where None.
@@ -72,7 +75,9 @@ def capture(
     own = model.init(None)
     arguments = Arguments(shapes=jax.eval_shape(lambda: (own, batch)), make=lambda: (own, batch), batch_size=0)
     request = DumpRequest(
-        wanted=replace(_wanted(select, exclude, families, depth), operations=ops),
+        wanted=replace(
+            _wanted(select, exclude, families, depth), operations=bool(ops), operands=ops == "inputs", terms=terms
+        ),
         reading=TensorReading(keep=not stats_only),
         inquiry=Inquiry(stops=_several(stop_gradient), feeds=feed or {}, fetches=_several(fetch or ())),
         self_check=self_check,

@@ -48,6 +48,7 @@ _IN_MEMORY: Final = {**_PLAIN, **_VIEWED, **_WIDENED}
 _KEY: Final = re.compile(r"key<[^<>]+>")
 
 
+@lru_cache(maxsize=64)  # NumPy makes a name anew each time, which takes as long as reducing a small block
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """The logical name of an array's dtype; byte order is no part of it, and a name may be one that is not storable."""
     return "float0" if dtype.names == ("float0",) else dtype.name

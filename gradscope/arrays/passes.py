@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import ml_dtypes
 import numpy as np
@@ -20,6 +20,12 @@ from gradscope.arrays.moments import moments_of, narrow_moments, sum_of_magnitud
 from gradscope.arrays.reductions import Extremes, NonFinite, Reduction
 from gradscope.arrays.scratch import Slot, scratch
 from gradscope.arrays.widening import real_values
+
+#: Elements of a block without magnitudes, which has no copy beside it in the cache: so fewer calls into NumPy will do.
+_PLAIN_ELEMENTS: Final = 1 << 19
+
+#: The reduction of no elements.
+_NONE: Final = Reduction(zeros=0, nonfinite=NonFinite(nan=0, inf=0, neginf=0))
 
 
 def reduce_array(array: Array, *, magnitudes: bool) -> Reduction:
@@ -45,19 +51,20 @@ def _reduce_integers(array: Array) -> Reduction:
 
 
 def _reduce_real(array: Array, *, magnitudes: bool) -> Reduction:
-    counter = MagnitudeCounter(_smallest_normal(array.dtype)) if magnitudes else None
-    running = Reduction(zeros=0, nonfinite=NonFinite(nan=0, inf=0, neginf=0))
-    for block in blocks(array):
-        values = real_values(block)
-        quick = _quickly(values) if counter is None else None
-        running += _reduce_block(values, counter) if quick is None else quick
-    return running if counter is None else replace(running, magnitudes=counter.result())
+    if not magnitudes:
+        return sum((_reduce_plainly(real_values(block)) for block in blocks(array, _PLAIN_ELEMENTS)), _NONE)
+    counter = MagnitudeCounter(_smallest_normal(array.dtype))
+    running = sum((_reduce_block(real_values(block), counter) for block in blocks(array)), _NONE)
+    return replace(running, magnitudes=counter.result())
+
+
+def _reduce_plainly(values: Array) -> Reduction:
+    """The reductions of a large block without magnitudes, in its own float32 where that will do."""
+    quick = _quickly(values) if values.dtype == np.float32 else None
+    return sum((_reduce_block(block, None) for block in blocks(values)), _NONE) if quick is None else quick
 
 
 def _quickly(values: Array) -> Reduction | None:
-    """The reductions of a block without magnitudes, in its own float32; None where that would not do."""
-    if values.dtype != np.float32:
-        return None
     low, high = float(values.min()), float(values.max())
     with np.errstate(over="ignore", invalid="ignore"):
         moments = narrow_moments(values, low, high)

@@ -7,14 +7,15 @@ pipeline of batches.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 
-from gradscope.errors import ModelError
+from gradscope.errors import DumpError, ModelError
+from gradscope.naming import printable
 from gradscope.tracing.batches import DataRequest
 from gradscope.tracing.checkpoints import CheckpointRequest, variables_from_file
 from gradscope.tracing.model import Model
@@ -36,12 +37,30 @@ class Arguments:
         make: Makes the pair; slow, and free of side effects, so it may run in a thread.
         batch_size: Number of examples.
         notes: Sentences about what was done to a batch from a file.
+        absent: Leaves of the batch that the file lacks, by name; zeros stand in their place.
     """
 
     shapes: tuple[Any, Any]
     make: Callable[[], tuple[Any, Any]]
     batch_size: int
     notes: tuple[str, ...] = ()
+    absent: frozenset[str] = frozenset()
+
+    def require(self, names: Collection[str]) -> None:
+        """Refuse to go on without leaves of the batch that are needed.
+
+        Args:
+            names: Those that are needed.
+
+        Raises:
+            DumpError: The file lacks some of them.
+        """
+        lacking = [printable(name) for name in names if name in self.absent]
+        if lacking:
+            raise DumpError(
+                f"the batch lacks {', '.join(lacking)}, which what is asked for needs",
+                hint="add it to the file, or ask for what does not need it",
+            )
 
 
 def model_arguments(
@@ -76,13 +95,14 @@ def model_arguments(
     with user_code(f"batch of {model.name}"):
         batch, make_batch = _deferred(lambda: _converted("batch", model.batch(batch_key, size), dtype))
     notes: tuple[str, ...] = ()
+    absent: frozenset[str] = frozenset()
     if checkpoint is not None and not model.restored:
         saved = variables_from_file(checkpoint.path, variables, checkpoint.key_map, make_variables)
         notes = saved.notes
         variables, make_variables = _restored(_converted("checkpoint", saved.variables, dtype), variables)
     if data is not None:
         read = data.batch(batch)
-        size, notes = read.size, (*notes, *read.notes)
+        size, notes, absent = read.size, (*notes, *read.notes), read.absent
         batch, make_batch = _deferred(lambda: jax.tree_util.tree_map(jnp.asarray, read.batch))
 
     def make() -> tuple[Any, Any]:
@@ -91,7 +111,7 @@ def model_arguments(
         with user_code(f"batch of {model.name}"):
             return made, make_batch()
 
-    return Arguments(shapes=(variables, batch), make=make, batch_size=size, notes=notes)
+    return Arguments(shapes=(variables, batch), make=make, batch_size=size, notes=notes, absent=absent)
 
 
 def _restored(saved: Any, expected: Any) -> tuple[Any, Callable[[], Any]]:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -19,6 +18,7 @@ from gradscope.tracing.barriers import at_place
 from gradscope.tracing.frames import Frame
 from gradscope.tracing.jaxcompat import bind
 from gradscope.tracing.reversal import is_inexact
+from gradscope.tracing.vjps import pulled_back
 
 #: Linear in the gradient, with the values of the other operands as factors.
 _PRODUCTS: Final = frozenset({"mul", "div", "dot_general", "conv_general_dilated", "ragged_dot_general"})
@@ -134,11 +134,11 @@ class Use:
         return [value if n in self.positions else each for n, each in enumerate(operands)]
 
     def _pulled_back(self, operands: Sequence[Any], cotangents: Sequence[Any]) -> np.ndarray:
-        def outputs(value: Any) -> list[Any]:
-            return self._outputs(self._with(value, operands))
-
-        _, pull_back = jax.vjp(outputs, jnp.asarray(operands[self.positions[0]]))
-        return np.asarray(pull_back(list(cotangents))[0])
+        equation = self.frame.jaxpr.eqns[self.number]
+        inexact = [position for position, variable in enumerate(equation.outvars) if is_inexact(variable)]
+        arrived = dict(zip(inexact, cotangents, strict=True))
+        terms = pulled_back(equation, [jnp.asarray(each) for each in operands], self.positions, arrived)
+        return np.asarray(sum(terms[1:], start=terms[0]))
 
     def _outputs(self, operands: Sequence[Any]) -> list[Any]:
         """The equation's outputs of inexact dtype."""

@@ -18,12 +18,13 @@ from gradscope.tracing.frames import OPERAND, ValueKey
 from gradscope.tracing.layers import LayerCall
 from gradscope.tracing.sites import Site
 from gradscope.tracing.tracer import Leaf
+from gradscope.tracing.uses import Use, UseKey
 
 
 class Origin(NamedTuple):
-    """Which value in which nominal turn a draft belongs to, and what is known of where it is made."""
+    """Which value, or use of one, in which nominal turn a draft belongs to, and what is known of where it is made."""
 
-    value: ValueKey
+    value: ValueKey | UseKey
     turn: Iteration
     facts: SiteFacts
 
@@ -126,8 +127,8 @@ def _gradient(run: Run, number: int) -> Source:
 def _leaf_drafts(run: Run, family: str, leaf: Leaf, origin: Origin, source: Source) -> Iterator[Draft]:
     shown = run.wanted.wants(family, leaf.name)
     if shown or family in (naming.INPUT, naming.INPUT_GRAD):
-        record = _record(family, leaf.name, leaf, origin)
-        yield _draft(record, origin, source, shown=shown)
+        record = record_of(family, leaf.name, leaf, origin)
+        yield draft_of(record, origin, source, shown=shown)
 
 
 def _site_drafts(run: Run, order: ExecutionOrder, number: int, turn: Turn) -> Iterator[Draft]:
@@ -167,20 +168,22 @@ def _named(run: Run, site: Site, family: str, origin: Origin, source: Source) ->
     """The draft of one site in one turn, under every name that is wanted."""
     iteration = origin.facts.iteration
     names = [str(name.at(iteration)) for name in site.names if run.wanted.wants_layer(family, name, iteration)]
-    record = _record(family, names[0] if names else "", site, origin)
-    draft = _draft(record, origin, source, shown=bool(names))
+    record = record_of(family, names[0] if names else "", site, origin)
+    draft = draft_of(record, origin, source, shown=bool(names))
     own = naming.key_of(family, record.name)
     aliases = [replace(record, name=name, alias_of=own) for name in names[1:]]
     return replace(draft, records=(*draft.records, *aliases))
 
 
-def _record(family: str, name: str, value: Leaf | Site, origin: Origin) -> Record:
+def record_of(family: str, name: str, value: Leaf | Site | Use, origin: Origin) -> Record:
+    """The record of a tensor, still without statistics."""
     return Record(
         family=family, name=name, shape=value.shape, dtype=str(value.dtype), array=None, stats={}, site=origin.facts
     )
 
 
-def _draft(record: Record, origin: Origin, source: Source, *, shown: bool) -> Draft:
+def draft_of(record: Record, origin: Origin, source: Source, *, shown: bool = True) -> Draft:
+    """The draft of a record and what was observed for it, or why nothing was."""
     if isinstance(source, str):
         record = replace(record, absent=source)
     observation = None if isinstance(source, str) else source

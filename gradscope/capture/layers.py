@@ -14,6 +14,7 @@ from gradscope.stats.power import Power, together
 from gradscope.tracing.frames import FrameKey, ValueKey, iterations
 from gradscope.tracing.layers import LayerCall
 from gradscope.tracing.turns import Moment, sources
+from gradscope.tracing.uses import UseKey
 
 _Subject: TypeAlias = tuple[ValueKey, Iteration]
 
@@ -37,14 +38,15 @@ class LayerTree:
 
     def note(self, draft: Draft, power: Power | None) -> None:
         """Take in one draft."""
-        if draft.family == naming.STATE:
-            return  # like a parameter, it is something that a layer has, and nothing that flows through it
+        value = draft.origin.value
+        if draft.family == naming.STATE or isinstance(value, UseKey):
+            return  # what a layer has, as a parameter, and a part of what flows through it: neither is what flows
         gradient = naming.is_gradient(draft.family)
         if power is not None:
-            self._powers[draft.origin.value, draft.origin.turn, gradient] = power
+            self._powers[value, draft.origin.turn, gradient] = power
         if draft.records and not gradient:
-            self._names[draft.origin.value, draft.origin.turn] = draft.records[0].name
-            self._turns[draft.origin.value.frame, draft.origin.turn] = draft.origin.facts.iteration
+            self._names[value, draft.origin.turn] = draft.records[0].name
+            self._turns[value.frame, draft.origin.turn] = draft.origin.facts.iteration
 
     def layers(self) -> tuple[Layer, ...]:
         """Every wanted layer in execution order, composites before their parts."""

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from gradscope import naming
 from gradscope.capture.seen import Seen, Watching
 from gradscope.instrument.core import core_statistics
-from gradscope.instrument.planning import Wanted, make_plan
+from gradscope.instrument.planning import make_plan
 from gradscope.instrument.program import Observed, observing_program
 from gradscope.instrument.taps import whole_tensor
+from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.tracer import Leaf, leaves_of, trace_function, variable_leaves
 
 #: What is kept of each value: core statistics, or the value itself.

@@ -26,7 +26,7 @@ from gradscope.dump.record import Json
 from gradscope.dump.sink import RecordSink
 from gradscope.errors import MachineError, ModelError
 from gradscope.instrument.inquiry import Answer, Inquiry
-from gradscope.instrument.planning import Wanted
+from gradscope.instrument.wanted import Wanted
 from gradscope.naming.sizes import shown_size
 from gradscope.tracing.model import Model
 from gradscope.tracing.userframes import user_code
@@ -83,6 +83,8 @@ def dump_model(
     budget = None if request.max_memory is None else request.max_memory // 2
     prepared = prepare(model, arguments, request.wanted, request.inquiry, timings, budget=budget)
     _require_memory(prepared, request)
+    if request.wanted.terms and not prepared.answer.plan.terms:
+        request.tell("no value that is shown is used more than once, so that no gradient has terms")
     size = _tensor_bytes(prepared)
     if prepared.runs > 1:
         request.tell(f"{shown_size(size)} of tensors are captured in {prepared.runs} runs")
@@ -141,12 +143,7 @@ def _asked(inquiry: Inquiry, answered: Answer) -> dict[str, Json]:
     """What was asked, by name, and what part of the program that took."""
     asked = {"of": inquiry.of, "stop_gradient": inquiry.stops, "feed": inquiry.feeds, "fetch": inquiry.fetches}
     found: dict[str, Json] = {name: list(names) for name, names in asked.items() if names}
-    fragment = answered.fragment
-    if fragment is not None:
-        leaves = zip(answered.trace.arguments, fragment.arguments, strict=True)
-        inputs: list[Json] = [leaf.name for leaf, needed in leaves if needed and leaf.family == naming.INPUT]
-        found["fragment"] = {"needed": fragment.needed, "total": fragment.total, "inputs": inputs}
-    return found
+    return found if answered.fragment is None else {**found, "fragment": answered.fragment.to_json()}
 
 
 @contextmanager
@@ -169,8 +166,8 @@ def _tensor_bytes(prepared: Prepared) -> int:
     plan, arguments = prepared.answer.plan, prepared.answer.trace.arguments
     leaves = sum(_bytes(leaf.shape, leaf.dtype) * (1 + leaf.differentiated) for leaf in arguments)
     named = [number for number, site in enumerate(plan.sites) if site.names]
-    sizes = {number: _bytes(plan.observed(number).shape, plan.sites[number].dtype) for number in named}
-    return leaves + sum(sizes.values()) + sum(size for number, size in sizes.items() if number in plan.gradients)
+    cotangents = [number for number in plan.sinks if not plan.is_site(number) or plan.sites[number].names]
+    return leaves + sum(_bytes(plan.observed(each).shape, plan.spot(each).dtype) for each in (*named, *cotangents))
 
 
 def _bytes(shape: tuple[int, ...], dtype: object) -> int:

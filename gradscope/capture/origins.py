@@ -26,8 +26,9 @@ from gradscope.capture.replay import Replay
 from gradscope.capture.traps import explain_backward, explain_forward
 from gradscope.dump.manifest import Origin
 from gradscope.instrument.core import CORE_NUMBERS, core_statistics
-from gradscope.instrument.planning import Wanted, make_plan
+from gradscope.instrument.planning import make_plan
 from gradscope.instrument.program import observing_program
+from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.frames import OPERAND, ValueKey, resolve
 from gradscope.tracing.operations import Operations
 from gradscope.tracing.sites import Site

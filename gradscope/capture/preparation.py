@@ -20,8 +20,8 @@ from gradscope.capture.timings import Timings
 from gradscope.instrument.answering import answer
 from gradscope.instrument.inquiry import Answer, Inquiry
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.planning import Wanted
 from gradscope.instrument.program import observing_program
+from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.model import Model
 from gradscope.tracing.tracer import trace_loss
 from gradscope.tracing.userframes import user_code
@@ -68,12 +68,14 @@ def prepare(
     Raises:
         ModelError: The user's code failed, or its loss cannot be differentiated.
         UsageError: A pattern selects nothing, or the inquiry cannot be answered.
+        DumpError: The batch lacks what the inquiry needs.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="arguments") as pool:
         making = pool.submit(arguments.make)
         with timings.phase("trace"), user_code(f"loss of {model.name}"):
-            trace = trace_loss(model.loss, *arguments.shapes, operations=wanted.operations or bool(inquiry))
+            trace = trace_loss(model.loss, *arguments.shapes, operations=wanted.looks_inside_layers or bool(inquiry))
             answered = answer(trace, wanted, inquiry)
+            arguments.require(() if answered.fragment is None else answered.fragment.inputs)
             first, *others = [answered.plan] if budget is None else answered.plan.parts(budget)
             shapes = _given(answered, jax.tree_util.tree_leaves(arguments.shapes))
             compiling = _Program(model, replace(answered, plan=first), shapes, timings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,12 @@ import numpy as np
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.program import observing_program
 from gradscope.instrument.taps import whole_tensor
-from gradscope.tracing.jaxcompat import bind
 from gradscope.tracing.operations import Operation
 from gradscope.tracing.reversal import Reach
 from gradscope.tracing.sites import site_at
 from gradscope.tracing.tracer import Trace
 from gradscope.tracing.turns import Moment
+from gradscope.tracing.vjps import pulled_back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +72,8 @@ class Replay:
         received = [gradients.get(output) for output in operation.outputs]
         if any(each is not None and _first_nonfinite(each) is not None for each in received):
             return None
-        sent = _pulled_back(operation, operands, [values[output] for output in operation.outputs], received)
-        for gradient in sent:
+        arrived = {position: jnp.asarray(each) for position, each in enumerate(received) if each is not None}
+        for gradient in _pulled_back(operation, operands, arrived):
             index = _first_nonfinite(gradient)
             if index is not None:
                 return _failure(gradient, index, operands, received[0], values[operation.outputs[0]].dtype)
@@ -114,27 +114,11 @@ def _concrete(operation: Operation, values: dict[Moment, np.ndarray]) -> list[np
     return [values[each] if isinstance(each, Moment) else np.asarray(each) for each in operation.operands]
 
 
-def _pulled_back(
-    operation: Operation, operands: Sequence[Any], outputs: Sequence[Any], received: Sequence[Any]
-) -> list[np.ndarray]:
+def _pulled_back(operation: Operation, operands: Sequence[Any], arrived: Mapping[int, Any]) -> list[np.ndarray]:
     """What an operation's own backward rule makes of the gradients it receives, for its inexact operands."""
     inexact = [number for number, operand in enumerate(operands) if jnp.issubdtype(operand.dtype, jnp.inexact)]
-
-    def run(chosen: Sequence[Any]) -> list[Any]:
-        given = list(operands)
-        for number, value in zip(inexact, chosen, strict=True):
-            given[number] = value
-        return bind(operation.equation, [jnp.asarray(value) for value in given])
-
-    _, pull_back = jax.vjp(run, [operands[number] for number in inexact])
-    (sent,) = pull_back([_received(*pair) for pair in zip(outputs, received, strict=True)])
-    return [np.asarray(gradient) for gradient in sent]
-
-
-def _received(output: np.ndarray, gradient: np.ndarray | None) -> Any:
-    if not jnp.issubdtype(output.dtype, jnp.inexact):
-        return np.zeros(output.shape, jax.dtypes.float0)
-    return jnp.zeros(output.shape, output.dtype) if gradient is None else jnp.asarray(gradient)
+    values = [jnp.asarray(operand) for operand in operands]
+    return [np.asarray(gradient) for gradient in pulled_back(operation.equation, values, inexact, arrived)]
 
 
 def _first_nonfinite(array: np.ndarray) -> tuple[int, ...] | None:

@@ -11,8 +11,8 @@ import numpy as np
 from gradscope.capture.order import Iteration
 from gradscope.instrument.interpreter import Captured
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.planning import Wanted
 from gradscope.instrument.program import Observed, Reached
+from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.frames import iterations
 from gradscope.tracing.tracer import Trace
 
@@ -62,8 +62,8 @@ class Turn(NamedTuple):
 
 
 def turns_of(run: Run, number: int) -> Iterator[Turn]:
-    """The turns of the loops around a site of the plan, in order of their indices."""
-    loops = run.plan.sites[number].loops
+    """The turns of the loops around a site or term of the plan, in order of their indices."""
+    loops = run.plan.spot(number).loops
     captured = run.observed.captured
     executed = captured.executed.get(number)
     counts = captured.turns.get(number)

@@ -24,8 +24,8 @@ from gradscope.capture.session import Session
 from gradscope.errors import UsageError
 from gradscope.instrument.core import CORE_NUMBERS, core_statistics
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.planning import Wanted
 from gradscope.instrument.program import Observed, Reached
+from gradscope.instrument.wanted import Wanted
 from gradscope.naming.patterns import nearest_hint
 from gradscope.tracing.frames import iterations
 from gradscope.tracing.tracer import Trace

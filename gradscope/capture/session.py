@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -11,17 +12,20 @@ from gradscope import naming
 from gradscope.capture.drafts import Draft, drafts
 from gradscope.capture.layers import LayerTree
 from gradscope.capture.measured import Reading
-from gradscope.capture.order import ExecutionOrder
+from gradscope.capture.order import ExecutionOrder, Iteration
+from gradscope.capture.parts import term_drafts, why_no_term
 from gradscope.capture.pipeline import in_order
 from gradscope.capture.run import Run
 from gradscope.capture.zeros import Zero, causes_of
 from gradscope.dump.manifest import Cause, Layer, Ledger, LedgerLine
 from gradscope.dump.record import Reason, Record
 from gradscope.instrument.planning import wants_site
+from gradscope.instrument.terms import Terms
 from gradscope.stats.columns import is_all_zero
 from gradscope.tracing.barriers import Barriers
 from gradscope.tracing.frames import OPERAND, ValueKey
 from gradscope.tracing.sites import Site
+from gradscope.tracing.uses import UseKey
 
 #: Threads that compute statistics: NumPy lets go of the interpreter lock, and the writer needs the other core.
 WORKERS = 2
@@ -55,7 +59,7 @@ class Session:
         self._missing: list[LedgerLine] = []
         self._flowing: set[ValueKey] = set()
         self._barriers = Barriers(run.trace.root)
-        self._accounted: set[tuple[ValueKey, str]] = set()
+        self._accounted: set[tuple[ValueKey | UseKey, str]] = set()
 
     def records(self) -> Iterator[Record]:
         """Every record of the run, in the order in which a dump holds them."""
@@ -70,7 +74,7 @@ class Session:
         return self._run
 
     def _records_of(self, run: Run) -> Iterator[Record]:
-        pieces = drafts(run, self._order)
+        pieces = chain(drafts(run, self._order), term_drafts(run, self._order))
         for measured in in_order(self._reading, pieces, workers=WORKERS, ahead=AHEAD):
             self._tree.note(measured.draft, measured.power)
             for record in measured.records:
@@ -103,19 +107,20 @@ class Session:
         return causes_of(self._run, self.zeros, self._flowing, most_bytes)
 
     def _account(self, draft: Draft, record: Record) -> None:
-        self._accounted.add((draft.origin.value, draft.family))
+        value = draft.origin.value
+        self._accounted.add((value, draft.family))
+        whole = value if isinstance(value, ValueKey) and naming.is_gradient(record.family) else None
         if record.absent is not None:
-            explained = naming.is_gradient(record.family) and self._run.plan.is_of_loss
-            detail = self._barriers.detail(draft.origin.value, record.absent) if explained else ""
+            of_loss = self._run.plan.is_of_loss
+            detail = self._barriers.detail(whole, record.absent) if whole is not None and of_loss else ""
             line = LedgerLine(name=record.name, family=record.family, reason=record.absent, detail=detail)
             self._missing.append(line)
         elif record.alias_of is None and record.shard is None:
             self._captured += 1
-            if naming.is_gradient(record.family):
-                self._note_gradient(draft, record)
+            if whole is not None:
+                self._note_gradient(whole, draft.origin.turn, record)
 
-    def _note_gradient(self, draft: Draft, record: Record) -> None:
-        value, turn, _ = draft.origin
+    def _note_gradient(self, value: ValueKey, turn: Iteration, record: Record) -> None:
         if is_all_zero(record.stats):
             self.zeros.append(Zero(family=record.family, name=record.name, value=value, turn=turn))
         else:
@@ -128,12 +133,16 @@ class Session:
         return "opaque" if site.opaque else "eliminated"
 
     def _left_out(self) -> Iterator[LedgerLine]:
-        """What was never drafted: sites, by their names without iterations, and arguments."""
+        """What was never drafted: sites and terms, by their names without iterations, and arguments."""
         shown = self._run.wanted.operations
         for site in (site for site in self._run.trace.sites if shown or not all(n.operation for n in site.names)):
             for family in (naming.ACTIVATION, naming.ACTIVATION_GRAD):
                 if site.names and (site.value, family) not in self._accounted:
                     yield LedgerLine(name=site.names[0].template, family=family, reason=self._why(site, family))
+        for term in Terms(self._run.trace, self._run.wanted).candidates():
+            if (term.use.key, naming.TERM) not in self._accounted:
+                reason = why_no_term(term, self._run.wanted)
+                yield LedgerLine(name=term.use.name.template, family=naming.TERM, reason=reason)
         for number, leaf in enumerate(self._run.trace.arguments):
             for family in (leaf.family, naming.gradient_family(leaf.family)):
                 if family is not None and (ValueKey((), OPERAND, number), family) not in self._accounted:

@@ -44,7 +44,7 @@ def calibrate(
     from gradscope.cli.progress import Progress
     from gradscope.cli.streams import remarks_aside
     from gradscope.dump.writer import DumpWriter
-    from gradscope.instrument.planning import EVERYTHING, Wanted
+    from gradscope.instrument.wanted import EVERYTHING, Wanted
 
     wanted = Wanted(selection=selection, families=EVERYTHING if families is None else families, depth=chosen.depth)
     with remarks_aside(), Progress(quiet=quiet) as progress:

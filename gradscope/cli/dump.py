@@ -13,6 +13,7 @@ from gradscope.cli import options
 from gradscope.cli.inquiries import InquiryOptions
 from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.modeloptions import ModelOptions
+from gradscope.cli.operations import OperationOptions
 from gradscope.cli.reportoptions import FormatOptions, SelectionOptions
 
 if TYPE_CHECKING:
@@ -107,9 +108,7 @@ def dump(
     asked: ModelOptions,
     run: RunOptions,
     chosen: SelectionOptions,
-    ops: Annotated[
-        bool, typer.Option("--ops", help="Every operation, and not only layers.", rich_help_panel="What is shown")
-    ] = False,
+    inside: OperationOptions,
     questions: InquiryOptions,
     check: options.Check = None,
     strict: Annotated[
@@ -146,10 +145,11 @@ def dump(
     from gradscope.capture.measured import TensorReading
     from gradscope.capture.one_shot import DumpRequest
     from gradscope.capture.processes import speaks_for_all
-    from gradscope.instrument.planning import EVERYTHING, Wanted
+    from gradscope.instrument.wanted import EVERYTHING, Wanted
 
     wanted = Wanted(
-        selection=selection, families=EVERYTHING if families is None else families, depth=chosen.depth, operations=ops,
+        selection=selection, families=EVERYTHING if families is None else families, depth=chosen.depth,
+        operations=inside.operations, operands=inside.operands, terms=inside.terms,
         wrt=Selection.parse(questions.wrt) if questions.wrt else None,
     )  # fmt: skip
     dumped = DumpRequest(
@@ -188,7 +188,7 @@ def _run(
         path = run.output or Path(model.slug if is_shared() else f"{model.slug}.npz")
         writer = dump_writer(path, force=run.force)
         interrupts.on_interrupt(writer.discard)
-        arguments = asked.arguments(model)
+        arguments = asked.arguments(model, partial=bool(dumped.inquiry))
         for choice in model.choices if run.verbose else ():
             say(choice)
         run.say(*arguments.notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -21,7 +21,41 @@ ONES: Final = "ones"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InquiryOptions:
+class FragmentOptions:
+    """`--fetch` and `--feed`, empty where they are not given: what is run at all."""
+
+    fetch: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME",
+            help="Run only what this value needs; gradient/NAME for the gradient that arrives at it. Repeatable.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = field(default_factory=list[str])
+    feed: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=FILE[:KEY]",
+            help="Put a tensor in the place of a value; of gradient/NAME, of the gradient that arrives at it. "
+            "Repeatable.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = field(default_factory=list[str])
+
+    def inquiry(self) -> Inquiry:
+        """What they ask; reads the files that they name.
+
+        Raises:
+            UsageError: A `--feed` is not of its form.
+            DumpError: A file cannot be read.
+        """
+        from gradscope.instrument.inquiry import Inquiry
+
+        return Inquiry(feeds=dict(map(_fed, self.feed)), fetches=tuple(self.fetch))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InquiryOptions(FragmentOptions):
     """The options of those names, empty where they are not given."""
 
     of: Annotated[
@@ -47,23 +81,6 @@ class InquiryOptions:
     stop_gradient: Annotated[
         list[str], typer.Option(metavar="NAME", help="This counts as constant. Repeatable.", rich_help_panel=_PANEL)
     ] = field(default_factory=list[str])
-    fetch: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME",
-            help="Run only what this value needs; gradient/NAME for the gradient that arrives at it. Repeatable.",
-            rich_help_panel=_PANEL,
-        ),
-    ] = field(default_factory=list[str])
-    feed: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME=FILE[:KEY]",
-            help="Put a tensor in the place of a value; of gradient/NAME, of the gradient that arrives at it. "
-            "Repeatable.",
-            rich_help_panel=_PANEL,
-        ),
-    ] = field(default_factory=list[str])
 
     def require_alone(self, **others: object) -> None:
         """Refuse them beside options that are about the loss as it is.
@@ -84,7 +101,6 @@ class InquiryOptions:
             DumpError: A file cannot be read.
         """
         from gradscope.errors import UsageError
-        from gradscope.instrument.inquiry import Inquiry
 
         if len(self.cotangent) > len(self.of):
             raise UsageError(
@@ -92,12 +108,11 @@ class InquiryOptions:
                 hint="an initial gradient belongs to what --of differentiates",
             )
         initial = [*map(_initial, self.cotangent), *[None] * (len(self.of) - len(self.cotangent))]
-        return Inquiry(
+        return replace(
+            FragmentOptions.inquiry(self),  # slots rule out a plain super()
             of=tuple(self.of),
             cotangents=tuple(initial),
             stops=tuple(self.stop_gradient),
-            feeds=dict(map(_fed, self.feed)),
-            fetches=tuple(self.fetch),
         )
 
 
@@ -119,9 +134,10 @@ def _fed(spelling: str) -> tuple[str, Any]:
 
 def fragment_sentences(provenance: Mapping[str, Json]) -> tuple[str, ...]:
     """What part of the program was run, where it was a part."""
+    from gradscope.report.fragment import fragment_sentence
+
     match provenance.get("fragment"):
-        case {"needed": int(needed), "total": int(total), "inputs": list(inputs)} if needed < total:
-            names = ", ".join(map(str, inputs)) or "none"
-            return (f"{needed:,} of {total:,} operations were run; inputs needed: {names}",)
+        case {"needed": int(needed), "total": int(total)} as fragment if needed < total:
+            return (fragment_sentence(fragment),)
         case _:
             return ()

@@ -167,11 +167,12 @@ class ModelOptions:
         model = load_model(target, replace(request, data=array_shapes(leaves)))
         return replace(lifted_model(model), data=leaves)
 
-    def arguments(self, model: Model, *, dtype: str | None = None) -> Arguments:
+    def arguments(self, model: Model, *, dtype: str | None = None, partial: bool = False) -> Arguments:
         """The arguments of a model's loss.
 
         Args:
             model: The model.
+            partial: Whether the data may lack leaves of the batch, because only some values are asked for.
             dtype: Floating-point leaves are converted to it; None for what `--dtype` says.
 
         Raises:
@@ -186,7 +187,7 @@ class ModelOptions:
             seed=self.seed,
             batch_size=self.batch_size,
             dtype=dtype or (None if self.dtype is None else self.dtype.value),
-            data=self._data_request(model),
+            data=self._data_request(model, partial=partial),
             checkpoint=self._checkpoint_request(),
         )
 
@@ -205,10 +206,12 @@ class ModelOptions:
         """The file or folder that `--data` names; None where it names none, but a pipeline."""
         return None if self.data is None or (":" in self.data and not Path(self.data).exists()) else Path(self.data)
 
-    def _data_request(self, model: Model) -> DataRequest | None:
+    def _data_request(self, model: Model, *, partial: bool) -> DataRequest | None:
         from gradscope.tracing.batches import DataRequest
 
-        return None if self.data is None else DataRequest(place=self.data, index=self.batch_index, leaves=model.data)
+        if self.data is None:
+            return None
+        return DataRequest(place=self.data, index=self.batch_index, leaves=model.data, partial=partial)
 
     def _checkpoint_request(self) -> CheckpointRequest | None:
         from gradscope.tracing.checkpoints import CheckpointRequest

@@ -17,6 +17,7 @@ from gradscope.cli.dump import dump
 from gradscope.cli.grouping import with_groups
 from gradscope.cli.inspect import inspect
 from gradscope.cli.interrupts import Interrupts
+from gradscope.cli.operations import SpelledOut
 from gradscope.cli.recover import recover
 from gradscope.cli.show import show
 from gradscope.cli.verify import verify
@@ -33,7 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (dump, show, compare, calibrate, inspect, check, verify, recover):
-    app.command()(with_groups(command))
+    app.command(cls=SpelledOut)(with_groups(command))
 
 
 def _print_version(asked: bool) -> None:

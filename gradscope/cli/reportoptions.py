@@ -39,7 +39,7 @@ class SelectionOptions:
         typer.Option(
             metavar="LIST",
             help="Only these families, separated by commas: activation, activation_grad, param, param_grad, input, "
-            "input_grad, state, aux.",
+            "input_grad, term, state, aux.",
             rich_help_panel="What is shown",
         ),
     ] = None

@@ -125,6 +125,7 @@ def _site(value: Json, what: str) -> SiteFacts:
         layer=site.optional_text("layer"),
         iteration=site.counts("iteration"),
         operation=site.boolean("operation", default=False),
+        of=site.optional_text("of"),
     )
 
 

@@ -38,6 +38,8 @@ class SiteFacts:
         layer: Path of the layer that hands the value on (for a parameter: that uses it); None where there is none.
         iteration: Index per enclosing loop, outermost first; empty outside loops.
         operation: Whether the value is known by the operation that made it, and not as a layer's output.
+        of: Key of the value of whose gradient this is a term; None for what is no term, or of a value without a name.
+            Source, primitive and layer of a term are those of the operation that uses the value there.
     """
 
     index: int
@@ -46,6 +48,7 @@ class SiteFacts:
     layer: str | None = None
     iteration: tuple[int, ...] = ()
     operation: bool = False
+    of: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,7 @@ class _Walk:
         self._pullbacks = Pullbacks()
         self._active = _active(trace)
         self._owners = {
-            (layer.frame, number): layer for layer in _outermost_first(trace.layers) for number in layer.equations
+            (layer.frame.key, number): layer for layer in _outermost_first(trace.layers) for number in layer.equations
         }
 
     def costs(
@@ -81,7 +81,7 @@ class _Walk:
         """
         for number in sorted(frame.used):
             equation = frame.jaxpr.eqns[number]
-            owner = self._owners.get((frame, number), around)
+            owner = self._owners.get((frame.key, number), around)
             inside = counted_frames(frame, number)
             if not inside:
                 yield owner, self._cost(frame, equation, times, remats)

@@ -12,7 +12,10 @@ import jax
 from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.dump.record import Json
-from gradscope.inspection.costs import Cost, costs_of
+from gradscope.inspection.costs import Cost, Costs, costs_of
+from gradscope.instrument.answering import answer
+from gradscope.instrument.inquiry import Answer, Fragment, Inquiry
+from gradscope.instrument.planning import Wanted
 from gradscope.tracing.flow import Marks
 from gradscope.tracing.frames import Frame, Loop
 from gradscope.tracing.jaxcompat import is_literal, trace
@@ -48,25 +51,38 @@ class Inspection:
     Attributes:
         facts: Inputs, then layers, composites before their parts, then parameters in the order of first use.
         totals: Numbers about the whole.
+        fragment: The part of it that an inquiry needs; None where none was made.
     """
 
     facts: tuple[Fact, ...]
     totals: Mapping[str, Json]
+    fragment: Fragment | None
 
 
-def inspect_loss(loss: Callable[[Any, Any], Any], variables: Any, batch: Any) -> Inspection:
+def inspect_loss(
+    loss: Callable[[Any, Any], Any],
+    variables: Any,
+    batch: Any,
+    *,
+    operations: bool = False,
+    inquiry: Inquiry | None = None,
+) -> Inspection:
     """Say what a loss is made of, from its trace.
 
     Args:
         loss: `loss(variables, batch) -> scalar` or `-> (scalar, aux)`.
         variables: Pytree of `jax.ShapeDtypeStruct`.
         batch: Likewise.
+        operations: Whether operations have facts of their own beside layers.
+        inquiry: What would be asked of a run: each layer then tells how many of its operations that needs.
 
     Raises:
         ModelError: The loss does not return a real scalar.
+        UsageError: The inquiry cannot be answered.
     """
-    found = trace_loss(loss, variables, batch)
-    return _Inspector(found, _residual_bytes(loss, variables, batch, found)).inspection()
+    found = trace_loss(loss, variables, batch, operations=operations or bool(inquiry))
+    answered = answer(found, Wanted(), inquiry) if inquiry else None
+    return _Inspector(found, _residual_bytes(loss, variables, batch, found), answered, operations).inspection()
 
 
 class _Inspector:
@@ -75,15 +91,20 @@ class _Inspector:
     Args:
         trace: The traced loss.
         residual_bytes: Bytes that the forward pass keeps for the backward pass; None where there is no backward pass.
+        answered: How an inquiry about it is answered; None where none is made.
+        operations: Whether operations have facts of their own.
     """
 
-    def __init__(self, trace: Trace, residual_bytes: int | None) -> None:
+    def __init__(self, trace: Trace, residual_bytes: int | None, answered: Answer | None, operations: bool) -> None:
         self._trace = trace
         self._residual_bytes = residual_bytes
-        self._layers = [layer for layer in trace.layers if not layer.frame.opaque]
+        self._fragment = None if answered is None else answered.fragment
+        shown = (layer for layer in trace.layers if operations or not layer.operation)
+        self._layers = [layer for layer in shown if not layer.frame.opaque]
         self._sites = {site.value: site for site in trace.sites}
         self._leaves = {leaf.name: leaf for leaf in trace.arguments if leaf.family == naming.PARAM}
-        self._costs = _with_parts(costs_of(trace))
+        self._costs = _with_parts(costs_of(trace), operations=operations)
+        self._needed = {} if answered is None else _with_parts(costs_of(answered.trace), operations=operations)
         self._whole = sum((cost for owner, cost in self._costs.items() if _is_outermost(owner)), Cost())
         self._parameters = sum(math.prod(leaf.shape) for leaf in self._leaves.values())
 
@@ -96,7 +117,7 @@ class _Inspector:
             *self._outside(),
             *(self._parameter(self._leaves[name]) for name in self._in_order_of_use()),
         )
-        return Inspection(facts=facts, totals=self._totals())
+        return Inspection(facts=facts, totals=self._totals(), fragment=self._fragment)
 
     def _layer(self, layer: LayerCall) -> Fact:
         outputs = [self._sites[value] for value in layer.outputs if value in self._sites]
@@ -106,7 +127,7 @@ class _Inspector:
         )
         if turns > 1:
             values["turns"] = turns
-        values |= self._cost(self._costs.get(layer, Cost()))
+        values |= self._cost(layer)
         own = sum(math.prod(self._leaves[name].shape) for name in layer.params)
         values |= {"parameters": own, "parameter_share": own / self._parameters if self._parameters else 0.0}
         values["activation_bytes"] = sum(map(_site_bytes, outputs))
@@ -116,14 +137,16 @@ class _Inspector:
 
     def _outside(self) -> Iterator[Fact]:
         if None in self._costs:
-            yield Fact(family=naming.ACTIVATION, name=OUTSIDE, values=self._cost(self._costs[None]))
+            yield Fact(family=naming.ACTIVATION, name=OUTSIDE, values=self._cost(None))
 
-    def _cost(self, cost: Cost) -> dict[str, Json]:
+    def _cost(self, owner: LayerCall | None) -> dict[str, Json]:
+        cost = self._costs.get(owner, Cost())
         share = cost.flops / self._whole.flops if self._whole.flops else 0.0
         values: dict[str, Json] = {"flops": cost.flops, "flops_share": share}
         if self._residual_bytes is not None:
             values["backward_flops"] = cost.backward_flops
-        return {**values, "operations": cost.operations}
+        needed = {} if self._fragment is None else {"needed": self._needed.get(owner, Cost()).operations}
+        return {**values, "operations": cost.operations, **needed}
 
     def _in_order_of_use(self) -> list[str]:
         used = (name for layer in self._layers for name in layer.params)
@@ -142,7 +165,8 @@ class _Inspector:
         return tuple(layer.path.template for layer in users if id(layer) not in through)
 
     def _totals(self) -> dict[str, Json]:
-        handed_on = {value for layer in self._layers for value in layer.outputs if value in self._sites}
+        layers = [layer for layer in self._layers if not layer.operation]
+        handed_on = {value for layer in layers for value in layer.outputs if value in self._sites}
         unused = self._unused()
         totals: dict[str, Json] = {
             "parameters": self._parameters,
@@ -151,7 +175,7 @@ class _Inspector:
             "input_bytes": self._bytes_of(naming.INPUT),
             "flops": self._whole.flops,
             "operations": self._whole.operations,
-            "layers": len(self._layers),
+            "layers": len(layers),
             "activation_bytes": sum(_site_bytes(self._sites[value]) for value in handed_on),
             "unused_parameters": list(unused),
         }
@@ -172,11 +196,11 @@ class _Inspector:
         return sum(_bytes(leaf.shape, leaf.dtype) for leaf in self._trace.arguments if leaf.family == family)
 
 
-def _with_parts(costs: Mapping[LayerCall | None, Cost]) -> dict[LayerCall | None, Cost]:
-    """Each layer's cost with that of the layers inside it."""
+def _with_parts(costs: Costs, *, operations: bool) -> dict[LayerCall | None, Cost]:
+    """Each layer's cost with that of the layers inside it; operations have their own only where asked for."""
     found: dict[LayerCall | None, Cost] = {}
     for owner, cost in costs.items():
-        at = owner
+        at = owner if owner is None or operations or not owner.operation else owner.parent
         found[at] = found.get(at, Cost()) + cost
         while at is not None and at.parent is not None:
             at = at.parent

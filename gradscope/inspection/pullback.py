@@ -12,8 +12,9 @@ from gradscope.inspection.flops import COLLECTIVES
 from gradscope.inspection.programs import program_flops
 from gradscope.tracing.flow import Marks
 from gradscope.tracing.frames import frame_tree
-from gradscope.tracing.jaxcompat import Atom, Equation, bind, is_literal, trace
+from gradscope.tracing.jaxcompat import Atom, Equation, is_literal, trace
 from gradscope.tracing.liveness import mark_needed
+from gradscope.tracing.vjps import pulled_back
 
 
 class Pullbacks:
@@ -51,17 +52,11 @@ def _traced_flops(equation: Equation, active: Sequence[bool]) -> int:
     chosen = [number for number, is_active in enumerate(active) if is_active]
     inexact = [n for n, variable in enumerate(equation.outvars) if jnp.issubdtype(variable.aval.dtype, jnp.inexact)]
 
-    def pulled_back(operands: Sequence[Any], cotangents: Sequence[Any]) -> Any:
-        def outputs(*given: Any) -> list[Any]:
-            replaced = dict(zip(chosen, given, strict=True))
-            made = bind(equation, [replaced.get(number, value) for number, value in enumerate(operands)])
-            return [made[number] for number in inexact]
-
-        _, pull_back = jax.vjp(outputs, *(operands[number] for number in chosen))
-        return pull_back(list(cotangents))
+    def backwards(operands: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        return pulled_back(equation, operands, chosen, dict(zip(inexact, cotangents, strict=True)))
 
     operands = [atom.val if is_literal(atom) else _shape(atom) for atom in equation.invars]
-    jaxpr, _, _ = trace(pulled_back, operands, [_shape(equation.outvars[number]) for number in inexact])
+    jaxpr, _, _ = trace(backwards, operands, [_shape(equation.outvars[number]) for number in inexact])
     root = frame_tree(jaxpr)
     mark_needed(root, [True] * len(jaxpr.outvars), Marks())
     return program_flops(root)

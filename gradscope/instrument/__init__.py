@@ -1,12 +1,18 @@
 """Instrumenting: a traced loss rewritten so that running it also tells what went through it.
 
 Vocabulary: a *plan* says which sites are observed and what is kept of each (the *observer*). A *tap* is the identity at
-a site; its *sink* is a second argument through which the cotangent's observation leaves. The *interpreter* runs the
+a site; its *sink* is a second argument through which the cotangent's observation leaves. A *term* is the part of a
+value's gradient that comes back from one use of it (`terms`). The *interpreter* runs the
 jaxpr again with taps in place, by one *rule* per kind of frame; `jax.vjp` of that, with respect to parameters and
 sinks together, is the *observing program*.
 
 Laws (each has a test): an empty plan changes nothing; observing twice is observing once; operation by operation,
 loss and gradients are bit for bit those of `jax.value_and_grad`; a scan of n turns gives n records.
+
+Why terms are pulled back aside (2026-11): a tap in the way of every use would give each term as it flows, but JAX adds
+up what flows back in the order of its linearised operations, of which `tanh` alone has two; grouped by use, sums round
+otherwise. So the operation's own backward rule is applied once more, to the cotangents that arrive at its outputs, and
+what flows stays as it is. Compiled, both are the same computation, and are merged.
 
 Why cotangents leave through sinks and values as plain outputs (2026-11): one program reads both off the same pass, and
 on the CPU tensors as outputs made ResNet-50's step faster than the plain one, because they undo bad fusions.

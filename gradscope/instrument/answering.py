@@ -13,8 +13,9 @@ from gradscope import naming
 from gradscope.errors import UsageError
 from gradscope.instrument.inquiry import GRADIENT, Answer, Fragment, Inquiry
 from gradscope.instrument.plan import Plan, Seed, by_site
-from gradscope.instrument.planning import Wanted, has_gradient, make_plan
+from gradscope.instrument.planning import has_gradient, make_plan
 from gradscope.instrument.taps import Observer, whole_tensor
+from gradscope.instrument.wanted import Wanted
 from gradscope.naming import printable
 from gradscope.tracing.flow import Marks
 from gradscope.tracing.frames import OPERAND, ValueKey, frame_tree, resolve
@@ -30,10 +31,16 @@ def answer(trace: Trace, wanted: Wanted, inquiry: Inquiry, observe: Observer = w
     """How to answer an inquiry about a trace that was made with operations.
 
     Raises:
-        UsageError: A name is unknown, a tensor does not fit, or a value cannot be differentiated, fed or stopped.
+        UsageError: A name is unknown, a tensor does not fit, a value cannot be differentiated, fed or stopped, or terms
+            are wanted beside what is fetched.
     """
     if not inquiry:
         return Answer(trace=trace, plan=make_plan(trace, wanted, observe), wanted=wanted)
+    if inquiry.fetches and (wanted.terms or wanted.operands):
+        raise UsageError(
+            "a fetch names all that is shown, and what flows back from single uses has no name to fetch",
+            hint="leave out the fetch, or the terms and operations' inputs",
+        )
     return _Answering(trace, inquiry).answer(wanted, observe)
 
 
@@ -186,7 +193,9 @@ class _Answering:
             for number, equation in enumerate(frame.jaxpr.eqns)
             if operation_name(equation) is not None
         ]
-        return Fragment(sum(operations), len(operations), tuple(self._needed))
+        leaves = zip(self._trace.arguments, self._needed, strict=True)
+        inputs = tuple(leaf.name for leaf, needed in leaves if needed and leaf.family == naming.INPUT)
+        return Fragment(sum(operations), len(operations), tuple(self._needed), inputs)
 
 
 class _Fetch(NamedTuple):

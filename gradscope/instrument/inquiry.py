@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from gradscope.dump.record import Json
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.planning import Wanted
+from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.tracer import Trace
 
 #: What stands before the name of a value to mean the gradient that arrives at it.
@@ -49,11 +50,17 @@ class Fragment(NamedTuple):
         needed: The number of operations that are run.
         total: The number of all operations.
         arguments: For each argument, whether anything depends on it that is asked for.
+        inputs: The names of those that are leaves of the batch.
     """
 
     needed: int
     total: int
     arguments: tuple[bool, ...]
+    inputs: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Json]:
+        """The numbers, and the inputs' names."""
+        return {"needed": self.needed, "total": self.total, "inputs": list(self.inputs)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

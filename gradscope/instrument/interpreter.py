@@ -16,18 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.taps import Observer, tap
+from gradscope.instrument.taps import Observer, tap, tap_aside
 from gradscope.tracing.frames import OPERAND, FrameKey
 from gradscope.tracing.jaxcompat import Atom, Equation, FrameKind, Jaxpr, bind, is_literal, kind_of
 from gradscope.tracing.meshes import varying
+from gradscope.tracing.vjps import pulled_back
 
 
 class Captured(NamedTuple):
-    """What a run observed, by site number; a pytree.
+    """What a run observed, by number in the plan; a pytree.
 
     Attributes:
         values: The observations, with a leading axis for each loop around the site.
-        executed: For sites inside branches and `while` loops: whether the branch or the loop ran, likewise per turn.
+        executed: For sites and terms inside branches and `while` loops: whether the branch or the loop ran, likewise
+            per turn.
         turns: For sites inside `while` loops: how many turns each of those loops ran, outermost first along the last
             axis; the observation is the last turn's.
         seeds: Values to be differentiated, as they are, by site number.
@@ -50,10 +52,10 @@ class Captured(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a run is given for sites, by site number, with a leading axis for each loop around the site; a pytree.
+    """What a run is given, by number in the plan, with a leading axis for each loop around the site; a pytree.
 
     Attributes:
-        sinks: What the gradients leave through.
+        sinks: What the gradients leave through, and the terms.
         feeds: Values in the place of those that would be computed.
         fed: Whether this is a turn in which there is one.
         stopped: Whether this is a turn in which the value counts as constant.
@@ -83,7 +85,7 @@ class Context:
         depth: Number of loops around that frame.
         axes: Mesh axes that the `shard_map`s around that frame split over.
         given: What is given for the sites in this frame and inside it, for the present turn of the loops around.
-        reached: Numbers of the sites that a cotangent arrived at; grows while the backward pass is traced.
+        reached: Numbers of sites and terms that a cotangent arrived at; grows while the backward pass is traced.
     """
 
     plan: Plan
@@ -111,7 +113,7 @@ class Context:
 
     @property
     def inside(self) -> Sequence[int]:
-        """Numbers of the sites in this frame and in the frames inside it."""
+        """Numbers of the sites and terms in this frame and in the frames inside it."""
         return self.plan.inside(self.frame)
 
     @property
@@ -121,7 +123,7 @@ class Context:
         return partial(_observed_in_shards, self.plan.observe, self.axes)
 
     def own_given(self) -> Given:
-        """What is given for those sites."""
+        """What is given for those."""
         return Given(*({number: each[number] for number in self.inside if number in each} for each in self.given))
 
 
@@ -143,32 +145,74 @@ def interpret(
     Returns:
         The values of its outputs, and what was observed in it and in the frames inside it.
     """
-    environment: dict[Atom, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
-    captured = Captured.nothing()
-    taps = context.plan.taps(context.frame)
+    evaluation = Evaluation(context, jaxpr, constants)
+    evaluation.write(OPERAND, jaxpr.invars, arguments)
+    evaluation.run(range(len(jaxpr.eqns)))
+    return evaluation.handed_out(), evaluation.captured
 
-    def read(atom: Atom) -> Any:
+
+class Evaluation:
+    """One frame's jaxpr being run.
+
+    Args:
+        context: Where it is and what to observe.
+        jaxpr: The open jaxpr.
+        constants: Values of its constant variables.
+
+    Attributes:
+        values: The values of the variables so far.
+        captured: What was observed so far, in the frames inside it too.
+    """
+
+    def __init__(self, context: Context, jaxpr: Jaxpr, constants: Sequence[Any]) -> None:
+        self._context = context
+        self._jaxpr = jaxpr
+        self._taps = context.plan.taps(context.frame)
+        self.values: dict[Atom, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+        self.captured = Captured.nothing()
+
+    def write(self, equation: int, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        """Give variables their values, observed where that is planned.
+
+        Args:
+            equation: Which equation makes them; `OPERAND` for what the frame receives.
+            variables: The variables.
+            values: Their values.
+        """
+        for position, (variable, value) in enumerate(zip(variables, values, strict=True)):
+            site = self._taps.get((equation, position))
+            self.values[variable] = value if site is None else _observe(self._context, site, value, self.captured)
+
+    def run(self, numbers: range) -> None:
+        """Run some equations, all before them having been run."""
+        for number in numbers:
+            equation = self._jaxpr.eqns[number]
+            if self._context.plan.runs(self._context.frame, number):
+                self._run(number, equation)
+            elif any((number, position) in self._taps for position in range(len(equation.outvars))):  # it is fed
+                self.write(number, equation.outvars, [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars])
+
+    def handed_out(self) -> list[Any]:
+        """The values of its outputs, tapped for what flows back from there."""
+        context, values = self._context, [self._read(atom) for atom in self._jaxpr.outvars]
+        # From the last to the first, so that what flows back to one value is added up in the order in which JAX does.
+        uses = context.plan.uses(context.frame, len(self._jaxpr.eqns))
+        for at, term in sorted(uses.items(), reverse=True):
+            values[at] = _tapped(context, term, values[at])
+        return values
+
+    def _run(self, number: int, equation: Equation) -> None:
+        rule = self._context.rules.get(kind_of(equation) or "opaque", _as_it_stands)
+        values = [self._read(atom) for atom in equation.invars]
+        outputs, observed = rule(self._context, number, equation, values)
+        self.captured.take(observed)
+        self.write(number, equation.outvars, _with_terms(self._context, number, equation, values, outputs))
+
+    def _read(self, atom: Atom) -> Any:
         if is_literal(atom):
             return atom.val
         # What was not run, nobody looks at: zeros stand for it.
-        return environment[atom] if atom in environment else jnp.zeros(atom.aval.shape, atom.aval.dtype)
-
-    def write(equation: int, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        for position, (variable, value) in enumerate(zip(variables, values, strict=True)):
-            site = taps.get((equation, position))
-            environment[variable] = value if site is None else _observe(context, site, value, captured)
-
-    write(OPERAND, jaxpr.invars, arguments)
-    for number, equation in enumerate(jaxpr.eqns):
-        if not context.plan.runs(context.frame, number):
-            if any((number, position) in taps for position in range(len(equation.outvars))):  # it is fed
-                write(number, equation.outvars, [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars])
-            continue
-        rule = context.rules.get(kind_of(equation) or "opaque", _as_it_stands)
-        outputs, observed = rule(context, number, equation, [read(atom) for atom in equation.invars])
-        captured.take(observed)
-        write(number, equation.outvars, outputs)
-    return [read(atom) for atom in jaxpr.outvars], captured
+        return self.values[atom] if atom in self.values else jnp.zeros(atom.aval.shape, atom.aval.dtype)
 
 
 def _as_it_stands(
@@ -184,13 +228,36 @@ def _observe(context: Context, site: int, value: Any, captured: Captured) -> Any
         value = _where(given.fed[site], given.feeds[site], value)
     # Without `stop_gradient` a scan would carry a tangent for every observation and transpose it from zeros.
     captured.values[site] = context.observe(jax.lax.stop_gradient(value))
-    value = _constant_where(given.stopped.get(site), value)
-    sink = given.sinks.get(site)
-    if sink is not None:
-        value = tap(value, sink, context.observe, partial(context.reached.add, site))
+    value = _tapped(context, site, _constant_where(given.stopped.get(site), value))
     if context.plan.is_seed(site):
         captured.seeds[site] = value
     return _constant_where(given.severed.get(site), value)
+
+
+def _tapped(context: Context, number: int, value: Any) -> Any:
+    """The value, tapped where its cotangent is observed."""
+    sink = context.given.sinks.get(number)
+    return value if sink is None else tap(value, sink, context.observe, partial(context.reached.add, number))
+
+
+def _with_terms(
+    context: Context, number: int, equation: Equation, operands: Sequence[Any], outputs: Sequence[Any]
+) -> Sequence[Any]:
+    """An operation's outputs, tapped for what flows back from there to each of its operands."""
+    terms = context.plan.uses(context.frame, number)
+    if not terms:
+        return outputs
+    tapped = {at: outputs[at] for term in terms.values() for at in context.plan.term(term).use.outputs}
+    sinks = {operand: context.given.sinks[term] for operand, term in terms.items()}
+    observe, reached = context.observe, partial(context.reached.update, terms.values())
+
+    def pulled(operands: Sequence[Any], cotangents: Mapping[int, Any]) -> dict[int, Any]:
+        reached()
+        gradients = pulled_back(equation, operands, list(terms), cotangents)
+        return dict(zip(terms, map(observe, gradients), strict=True))
+
+    tapped = tap_aside(tapped, jax.lax.stop_gradient(list(operands)), sinks, pulled)
+    return [tapped.get(at, output) for at, output in enumerate(outputs)]
 
 
 def _constant_where(condition: Any, value: Any) -> Any:

@@ -15,6 +15,7 @@ from gradscope.instrument.taps import Observer, whole_tensor
 from gradscope.tracing.frames import FrameKey, Loop
 from gradscope.tracing.meshes import under_leading_axes
 from gradscope.tracing.sites import Site
+from gradscope.tracing.uses import Use
 
 
 class Seed(NamedTuple):
@@ -24,13 +25,26 @@ class Seed(NamedTuple):
     turn: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """A use of a value whose term of the gradient is observed.
+
+    Attributes:
+        use: The use.
+        of: The turns in which it is shown, each with the key of the value that it is a term of, None for one without.
+    """
+
+    use: Use
+    of: Mapping[tuple[int, ...], str | None]
+
+
 #: Turns of the loops around sites, by site number.
 Turns: TypeAlias = Mapping[int, frozenset[tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The sites to observe. A site's number here is its number in everything that a run hands back.
+    """The sites and terms to observe. Their numbers here, terms behind sites, are those in all that a run hands back.
 
     At one site, what happens is in this order: the value is fed, the way back is stopped, its gradient is observed, it
     is handed out to be differentiated, the way back from where it is used is severed.
@@ -39,6 +53,7 @@ class Plan:
         sites: The observed sites, in program order.
         gradients: Numbers of those whose gradients are observed too.
         observe: What is kept of each value and cotangent.
+        terms: The observed terms, which have cotangents and no values.
         seeds: The values that are differentiated in the place of the loss; empty for the loss.
         fed: The turns of sites whose values are given and not computed.
         stopped: The turns of sites that count as constant: a cotangent arrives there and goes no further.
@@ -51,20 +66,25 @@ class Plan:
     sites: tuple[Site, ...]
     gradients: frozenset[int]
     observe: Observer
+    terms: tuple[Term, ...] = ()
     seeds: tuple[Seed, ...] = ()
     fed: Turns = field(default_factory=dict[int, frozenset[tuple[int, ...]]])
     stopped: Turns = field(default_factory=dict[int, frozenset[tuple[int, ...]]])
     severed: Turns = field(default_factory=dict[int, frozenset[tuple[int, ...]]])
     used: Mapping[FrameKey, Collection[int]] | None = None
     outputs: tuple[bool, ...] | None = None
-    _taps: dict[FrameKey, dict[tuple[int, int], int]] = field(default_factory=dict[Any, Any])
-    _inside: dict[FrameKey, list[int]] = field(default_factory=dict[Any, Any])
+    _taps: dict[FrameKey, dict[tuple[int, int], int]] = field(init=False, default_factory=dict[Any, Any])
+    _uses: dict[tuple[FrameKey, int], dict[int, int]] = field(init=False, default_factory=dict[Any, Any])
+    _inside: dict[FrameKey, list[int]] = field(init=False, default_factory=dict[Any, Any])
     _observations: dict[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct] = field(default_factory=dict[Any, Any])
 
     def __post_init__(self) -> None:
-        for number, site in enumerate(self.sites):
-            frame, equation, position = site.value
-            self._taps.setdefault(frame, {})[equation, position] = number
+        places = [*(site.value for site in self.sites), *(term.use.key for term in self.terms)]
+        for number, (frame, equation, position) in enumerate(places):
+            if self.is_site(number):
+                self._taps.setdefault(frame, {})[equation, position] = number
+            else:
+                self._uses.setdefault((frame, equation), {})[position] = number
             for depth in range(len(frame) + 1):
                 self._inside.setdefault(frame[:depth], []).append(number)
 
@@ -72,6 +92,23 @@ class Plan:
     def is_of_loss(self) -> bool:
         """Whether it is the loss that is differentiated, all of its values being its own."""
         return not (self.seeds or self.fed or self.stopped or self.severed)
+
+    @property
+    def sinks(self) -> Sequence[int]:
+        """Numbers of everything of which a cotangent is observed."""
+        return [*sorted(self.gradients), *range(len(self.sites), len(self.sites) + len(self.terms))]
+
+    def is_site(self, number: int) -> bool:
+        """Whether a number is that of a site, and not of a term."""
+        return number < len(self.sites)
+
+    def spot(self, number: int) -> Site | Use:
+        """The site, or of a term the use, of a number."""
+        return self.sites[number] if self.is_site(number) else self.term(number).use
+
+    def term(self, number: int) -> Term:
+        """The term of a number."""
+        return self.terms[number - len(self.sites)]
 
     def is_seed(self, number: int) -> bool:
         """Whether a site is differentiated in the place of the loss, in any turn."""
@@ -82,20 +119,20 @@ class Plan:
         return self.used is None or equation in self.used.get(frame, ())
 
     def bytes_of(self, number: int) -> int:
-        """Bytes of what is observed at one site: its value, and its gradient if that is observed too."""
+        """Bytes of what is observed at one site, its value and its gradient if that is observed too, or of a term."""
         one = self.observed(number)
         extended = jnp.issubdtype(one.dtype, jax.dtypes.extended)
         return 0 if extended else math.prod(one.shape) * one.dtype.itemsize * (1 + (number in self.gradients))
 
     def parts(self, budget: int) -> list[Plan]:
-        """Plans that observe the same sites in groups of at most so many bytes; a site larger than that is alone.
+        """Plans that observe the same in groups of at most so many bytes; a site or term larger than that is alone.
 
         Args:
             budget: Bytes. Of a plan that feeds, stops or differentiates other values than the loss there are no parts.
         """
         groups: list[list[int]] = [[]]
         room = budget
-        for number in range(len(self.sites)):
+        for number in range(len(self.sites) + len(self.terms)):
             size = self.bytes_of(number)
             if groups[-1] and size > room:
                 groups.append([])
@@ -105,25 +142,35 @@ class Plan:
         return [self._part(group) for group in groups]
 
     def _part(self, group: Sequence[int]) -> Plan:
-        gradients = frozenset(at for at, number in enumerate(group) if number in self.gradients)
-        return Plan(sites=tuple(self.sites[number] for number in group), gradients=gradients, observe=self.observe)
+        sites, first = [number for number in group if self.is_site(number)], len(self.sites)
+        return Plan(
+            sites=tuple(self.sites[number] for number in sites),
+            gradients=frozenset(at for at, number in enumerate(sites) if number in self.gradients),
+            observe=self.observe,
+            terms=tuple(self.terms[number - first] for number in group[len(sites) :]),
+        )
 
     def taps(self, frame: FrameKey) -> Mapping[tuple[int, int], int]:
         """The sites of one frame, by equation and position."""
         return self._taps.get(frame, {})
 
+    def uses(self, frame: FrameKey, equation: int) -> Mapping[int, int]:
+        """The terms of one equation of a frame, by operand; behind the last equation, of the frame's outputs."""
+        return self._uses.get((frame, equation), {})
+
     def inside(self, frame: FrameKey) -> Sequence[int]:
-        """The numbers of the sites in a frame and in all frames inside it."""
+        """The numbers of the sites and terms in a frame and in all frames inside it."""
         return self._inside.get(frame, ())
 
     def observed(self, number: int, *, below: int = 0) -> jax.ShapeDtypeStruct:
-        """Shape, dtype and sharding of one site's observation.
+        """Shape, dtype and sharding of the observation of a site or term.
 
         Args:
-            number: The site.
-            below: How many of the loops around the site are not to count: 0 for the whole program's outputs.
+            number: The site or term.
+            below: How many of the loops around it are not to count: 0 for the whole program's outputs.
         """
-        return _per_turn(self._observation(_one(self.sites[number])), self.sites[number].loops[below:])
+        spot = self.spot(number)
+        return _per_turn(self._observation(_one(spot)), spot.loops[below:])
 
     def marks(self, which: Turns) -> dict[int, Any]:
         """For each site a boolean per turn: whether it is one of those chosen."""
@@ -155,8 +202,8 @@ def _marked(loops: Sequence[Loop], chosen: frozenset[tuple[int, ...]]) -> np.nda
     return marked
 
 
-def _one(site: Site) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(site.shape, site.dtype, sharding=site.sharding)
+def _one(spot: Site | Use) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(spot.shape, spot.dtype, sharding=spot.sharding)
 
 
 def _per_turn(one: jax.ShapeDtypeStruct, loops: Sequence[Loop]) -> jax.ShapeDtypeStruct:

@@ -2,57 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final
 
 from gradscope import naming
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.taps import Observer, whole_tensor
-from gradscope.naming import Selection
+from gradscope.instrument.terms import Terms, name_of
+from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.frames import iterations
 from gradscope.tracing.reversal import Reach
-from gradscope.tracing.sites import Site, SiteName
+from gradscope.tracing.sites import Site
 from gradscope.tracing.tracer import Trace
-
-EVERYTHING: Final = frozenset(naming.FAMILIES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What a user wants to see.
-
-    Attributes:
-        selection: By name or key.
-        families: By family.
-        depth: Layers of at most so many scopes; None for all.
-        operations: Every operation beside every layer.
-        wrt: Which values' gradients; None for all.
-        keys: Only these, by key, whatever the rest says; None for no such restriction.
-    """
-
-    selection: Selection = field(default_factory=Selection)
-    families: frozenset[str] = EVERYTHING
-    depth: int | None = None
-    operations: bool = False
-    wrt: Selection | None = None
-    keys: frozenset[str] | None = None
-
-    def wants(self, family: str, name: str) -> bool:
-        """Whether a tensor of this family and name is wanted."""
-        key = naming.key_of(family, name)
-        if self.keys is not None:
-            return key in self.keys
-        if self.wrt is not None and naming.is_gradient(family):
-            of_value = naming.key_of(naming.value_family(family) or family, name)
-            if not self.wrt.wants(name, key, of_value):
-                return False
-        return family in self.families and self.selection.wants(name, key)
-
-    def wants_layer(self, family: str, name: SiteName, iteration: tuple[int, ...]) -> bool:
-        """Whether a layer's output is wanted at one iteration."""
-        shown = self.operations or self.keys is not None or not name.operation
-        shallow = self.depth is None or len(name.path.components) <= self.depth
-        return shown and shallow and self.wants(family, str(name.at(iteration)))
+from gradscope.tracing.uses import Use
 
 
 def make_plan(trace: Trace, wanted: Wanted, observe: Observer = whole_tensor) -> Plan:
@@ -60,13 +21,19 @@ def make_plan(trace: Trace, wanted: Wanted, observe: Observer = whole_tensor) ->
 
     A layer's inputs are observed with it, since its gain is measured against them.
 
+    Args:
+        trace: The trace; made with operations where `wanted` looks inside layers.
+        wanted: What is to be seen.
+        observe: What is kept of each value and cotangent.
+
     Raises:
         UsageError: A pattern selects nothing; the hint names the nearest names.
     """
+    terms = Terms(trace, wanted)
     if wanted.selection.select:
-        wanted.selection.require_matches(_known_names(trace))
+        wanted.selection.require_matches(_known_names(trace, terms))
     if wanted.wrt is not None:
-        wanted.wrt.require_matches(_known_names(trace))
+        wanted.wrt.require_matches(_known_names(trace, terms))
     shown = {site.value for site in trace.sites if any(wants_site(wanted, site, family) for family in _LAYER_FAMILIES)}
     read = {value for layer in trace.layers if not shown.isdisjoint(layer.outputs) for value in layer.inputs}
     observed = shown | read
@@ -74,15 +41,16 @@ def make_plan(trace: Trace, wanted: Wanted, observe: Observer = whole_tensor) ->
     gradients = {number for number, site in enumerate(sites) if has_gradient(site)}
     if naming.ACTIVATION_GRAD not in wanted.families:
         gradients = set[int]()
-    return Plan(sites=sites, gradients=frozenset(gradients), observe=observe)
+    observable = (term for term in terms.wanted() if has_gradient(term.use) and not term.use.eliminated)
+    return Plan(sites=sites, gradients=frozenset(gradients), observe=observe, terms=tuple(observable))
 
 
 _LAYER_FAMILIES: Final = (naming.ACTIVATION, naming.ACTIVATION_GRAD)
 
 
-def has_gradient(site: Site) -> bool:
-    """Whether a gradient of the loss with respect to this site can be observed, if there is one."""
-    return site.reach is Reach.GRADIENT and not site.opaque
+def has_gradient(spot: Site | Use) -> bool:
+    """Whether the gradient of the loss with respect to a site, or a use's term of one, can be observed."""
+    return spot.reach is Reach.GRADIENT and not spot.opaque
 
 
 def wants_site(wanted: Wanted, site: Site, family: str) -> bool:
@@ -90,11 +58,12 @@ def wants_site(wanted: Wanted, site: Site, family: str) -> bool:
     return any(wanted.wants_layer(family, name, turn) for name in site.names for turn in iterations(site.loops))
 
 
-def _known_names(trace: Trace) -> list[str]:
+def _known_names(trace: Trace, terms: Terms) -> list[str]:
     """Every name and key a pattern may match, names first."""
     layers = [(family, str(name.at(turn))) for s in trace.sites for name in s.names for turn in iterations(s.loops)
               for family in _LAYER_FAMILIES]  # fmt: skip
     leaves = [(leaf.family, leaf.name) for leaf in (*trace.arguments, *trace.auxiliary)]
     gradients = [(gradient, name) for family, name in leaves if (gradient := naming.gradient_family(family))]
-    known = [*layers, *leaves, *gradients]
+    parts = [(naming.TERM, name_of(term, turn)) for term in terms.candidates() for turn in term.of]
+    known = [*layers, *leaves, *gradients, *parts]
     return list(dict.fromkeys([name for _, name in known] + [naming.key_of(*key) for key in known]))

@@ -26,7 +26,7 @@ class Observed(NamedTuple):
         loss: The loss; None where it is not asked for.
         auxiliary: The loss's other outputs, flat; None for those that are not asked for.
         captured: Observations of values, by site number.
-        cotangents: Observations of the gradients of the loss with respect to them, by site number.
+        cotangents: Observations of the gradients of the loss with respect to them, by site number; those of terms too.
         gradients: Gradients with respect to the differentiable arguments, by argument number.
     """
 
@@ -39,7 +39,7 @@ class Observed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """What the loss is differentiably connected to: numbers of sites and of arguments.
+    """What the loss is differentiably connected to: numbers of sites and terms, and of arguments.
 
     Known once the program has been traced, whether or not it has run: a gradient that is zero because nothing arrives
     is another thing than a gradient whose value is zero.
@@ -112,5 +112,5 @@ def _zeros(leaf: Leaf) -> Any:
 
 def _sinks(plan: Plan, axes: Sequence[str]) -> dict[int, Any]:
     # Made inside the program: as its arguments they would be allocated, which for ResNet-50 is 0.8 GB.
-    shapes = {number: plan.observed(number) for number in sorted(plan.gradients)}
+    shapes = {number: plan.observed(number) for number in plan.sinks}
     return {n: varying(jnp.zeros(s.shape, s.dtype, device=s.sharding), axes) for n, s in shapes.items()}

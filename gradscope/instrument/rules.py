@@ -143,7 +143,8 @@ def _executed(inside: Context) -> Captured:
 
 
 def _not_executed(inside: Context) -> Captured:
-    shapes = {number: inside.plan.observed(number, below=inside.depth) for number in inside.inside}
+    sites = filter(inside.plan.is_site, inside.inside)
+    shapes = {number: inside.plan.observed(number, below=inside.depth) for number in sites}
     values = {n: _full(inside, shape.shape, shape.dtype, 0, shape.sharding) for n, shape in shapes.items()}
     executed = {number: _full(inside, _turns_inside(inside, number), bool, False) for number in inside.inside}
     counts = {number: _no_turns(inside, number) for number in inside.inside}
@@ -154,11 +155,11 @@ def _not_executed(inside: Context) -> Captured:
 
 
 def _turns_inside(inside: Context, number: int) -> tuple[int, ...]:
-    return turns(inside.plan.sites[number].loops[inside.depth :])
+    return turns(inside.plan.spot(number).loops[inside.depth :])
 
 
 def _no_turns(inside: Context, number: int) -> Any:
-    loops = inside.plan.sites[number].loops[inside.depth :]
+    loops = inside.plan.spot(number).loops[inside.depth :]
     return _full(inside, (*turns(loops), sum(loop.length is None for loop in loops)), jnp.int32, 0)
 
 

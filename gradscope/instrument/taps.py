@@ -9,7 +9,7 @@ Why not `value + sink`: addition turns -0.0 into 0.0 and gives the compiler some
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -55,6 +55,35 @@ def tap(value: Any, sink: Any, observe: Observer, reached: Callable[[], None]) -
 
     identity.defvjp(forward, backward)
     return identity(value, sink)
+
+
+def tap_aside(
+    values: Mapping[int, Any],
+    operands: Sequence[Any],
+    sinks: Mapping[int, Any],
+    pulled: Callable[[Sequence[Any], Mapping[int, Any]], Mapping[int, Any]],
+) -> dict[int, Any]:
+    """Values, unchanged; the gradients with respect to the sinks are made of all their cotangents together.
+
+    Args:
+        values: Arrays of inexact dtype.
+        operands: What else they are made of; no gradient flows to these.
+        sinks: Zeros of the shapes and dtypes of what is made.
+        pulled: Makes it, of the operands and the cotangents; by the keys of `sinks`. Not called where none arrives.
+    """
+
+    @jax.custom_vjp
+    def identity(values: Any, _operands: Any, _sinks: Any) -> Any:
+        return values
+
+    def forward(values: Any, operands: Any, _sinks: Any) -> tuple[Any, Any]:
+        return values, operands
+
+    def backward(operands: Any, cotangents: Any) -> tuple[Any, None, Any]:
+        return cotangents, None, pulled(operands, cotangents)
+
+    identity.defvjp(forward, backward)
+    return identity(dict(values), list(operands), dict(sinks))
 
 
 def watch(value: Any, reached: Callable[[], None]) -> Any:

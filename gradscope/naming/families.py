@@ -11,6 +11,7 @@ PARAM_GRAD: Final = "param_grad"
 STATE: Final = "state"
 INPUT: Final = "input"
 INPUT_GRAD: Final = "input_grad"
+TERM: Final = "term"
 AUX: Final = "aux"
 UPDATE: Final = "update"
 TENSOR: Final = "tensor"
@@ -24,6 +25,7 @@ FAMILIES: Final = (
     INPUT_GRAD,
     PARAM,
     PARAM_GRAD,
+    TERM,
     STATE,
     AUX,
     UPDATE,
@@ -56,10 +58,10 @@ def gradient_family(family: str) -> str | None:
 
 
 def value_family(family: str) -> str | None:
-    """The family whose gradients `family` holds; None where `family` does not hold gradients."""
+    """The family whose gradients `family` holds; None where it does not hold the gradients of one family."""
     return _VALUES.get(family)
 
 
 def is_gradient(family: str) -> bool:
-    """Whether `family` holds gradients of the loss."""
-    return family in _VALUES
+    """Whether `family` holds gradients of the loss, or terms of such."""
+    return family in _VALUES or family == TERM

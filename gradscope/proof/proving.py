@@ -19,7 +19,7 @@ from gradscope.capture.timings import Timings
 from gradscope.dump.record import Json
 from gradscope.errors import ModelError
 from gradscope.instrument.inquiry import Inquiry
-from gradscope.instrument.planning import Wanted
+from gradscope.instrument.wanted import Wanted
 from gradscope.proof.claims import Outcome, Status
 from gradscope.proof.leaves import Loss, leaf_outcomes
 from gradscope.proof.precision import coarsest_epsilon, wide_types, widened

@@ -79,9 +79,19 @@ def _fold_cells(column: Column, cells: Sequence[Cell]) -> Cell:
         return present[0] if present else None
     if column.kind == "words":
         return _fold_words([cell for cell in present if isinstance(cell, tuple)], len(cells))
+    if column.kind == "name":
+        return _fold_names([str(cell) for cell in present])
     if column.kind == "text":
         return _SEVERAL
     return _extremes([cell for cell in present if isinstance(cell, int | float)])
+
+
+def _fold_names(names: Sequence[str]) -> Cell:
+    """Several names, those that differ in iterations only as one."""
+    groups: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        groups.setdefault(_ITERATION.sub("[]", name), []).append(name)
+    return ", ".join(found for group in groups.values() for found in (_common_name(group) or ", ".join(group),))
 
 
 def _fold_words(cells: Sequence[tuple[object, ...]], total: int) -> Cell:

@@ -11,6 +11,7 @@ from gradscope import naming
 from gradscope.dump.record import Json
 from gradscope.naming.sizes import shown_size
 from gradscope.report.document import Document, Remark, Remarks
+from gradscope.report.fragment import fragment_sentence
 from gradscope.report.numbers import amount, count
 from gradscope.report.picks import Pick, pick
 from gradscope.report.query import Query
@@ -34,6 +35,7 @@ _LAYERS: Final = (
     pick("backward_flops", 4, "amount"),
     pick("activation_bytes", 3, "amount"),
     pick("operations", 5, "count"),
+    pick("needed", 2, "count"),
     pick("source", 6, "text"),
 )
 _ARRAYS: Final = (
@@ -57,6 +59,7 @@ class InspectionReport:
         batch_size: Number of examples that the numbers are for.
         selected: The rows asked for, in the order asked for.
         totals: Numbers about the whole model.
+        fetch: Which part of it a fetch needs: `needed` and `total` operations, and the `inputs`; None without one.
         in_order: Whether the rows stand in the order of the model.
     """
 
@@ -64,6 +67,7 @@ class InspectionReport:
     batch_size: int
     selected: tuple[Row, ...]
     totals: Mapping[str, Json]
+    fetch: Mapping[str, Json] | None
     in_order: bool
 
     def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
@@ -94,6 +98,8 @@ class InspectionReport:
         unused = self.totals["unused_parameters"]
         if isinstance(unused, list) and unused:
             yield Remark(label="unused", text=", ".join(map(str, unused)), style=DOUBTFUL)
+        if self.fetch is not None:
+            yield Remark(label="fetch", text=fragment_sentence(self.fetch))
         if "loops_counted_once" in self.totals:
             loops = count(totals["loops_counted_once"])
             yield Remark(label="loops", text=f"{loops} of a length that only running tells, counted as one turn")
@@ -111,11 +117,18 @@ class InspectionReport:
             "batch_size": self.batch_size,
             "totals": dict(self.totals),
             "rows": list(self.rows()),
+            **({} if self.fetch is None else {"fetch": dict(self.fetch)}),
         }
 
 
 def inspection_report(
-    target: str, batch_size: int, rows: Sequence[Row], totals: Mapping[str, Json], *, query: Query | None = None
+    target: str,
+    batch_size: int,
+    rows: Sequence[Row],
+    totals: Mapping[str, Json],
+    *,
+    fetch: Mapping[str, Json] | None = None,
+    query: Query | None = None,
 ) -> InspectionReport:
     """What an inspection has to say about the rows that a query asks for.
 
@@ -124,6 +137,7 @@ def inspection_report(
         batch_size: Number of examples.
         rows: Every row, in the order of the model.
         totals: Numbers about the whole.
+        fetch: As for `InspectionReport`.
         query: Which rows; all where None.
 
     Raises:
@@ -131,7 +145,12 @@ def inspection_report(
     """
     asked = Query() if query is None else query
     return InspectionReport(
-        target=target, batch_size=batch_size, selected=asked(rows), totals=totals, in_order=asked.sort is None
+        target=target,
+        batch_size=batch_size,
+        selected=asked(rows),
+        totals=totals,
+        fetch=fetch,
+        in_order=asked.sort is None,
     )
 
 

@@ -5,7 +5,8 @@ has no value, and no value ever stands for zero. An *alias* (a composite layer's
 the numbers of what it stands for; a gain belongs to the layer and so to the name.
 
 Rows come in execution order: inputs, then layers from the first to the last with a composite before its parts and each
-gradient behind its value, then parameters in the order of the layers that use them, then the rest.
+gradient behind its value, then parameters in the order of the layers that use them, then the rest. The terms of one
+gradient stand together.
 """
 
 from __future__ import annotations
@@ -86,13 +87,15 @@ class _Facts:
         """The entries in execution order; those of one moment in the order written."""
         first: dict[tuple[str, str], int] = {}
         for position, entry in enumerate(self._entries):
-            first.setdefault((value_family(entry.family), entry.name), position)
+            first.setdefault(_companions(entry), position)
         return sorted(self._entries, key=lambda entry: self._rank(entry, first))
 
     def _rank(self, entry: Entry, first: Mapping[tuple[str, str], int]) -> tuple[int, ...]:
         family = value_family(entry.family)
         # Last: the position in the file, so that a gradient stays behind its own value.
-        behind = (entry.site.index, first[family, entry.name], int(naming.is_gradient(entry.family)))
+        behind = (entry.site.index, first[_companions(entry)], int(naming.is_gradient(entry.family)))
+        if family == naming.TERM:
+            return (place(family), first[_companions(entry)], entry.site.index)
         if family != naming.ACTIVATION:
             return (place(family), *behind)
         layer = self._layer(entry)
@@ -129,6 +132,11 @@ class _Facts:
             yield from _gains(self._gains[layer.path], backward=naming.is_gradient(entry.family))
 
 
+def _companions(entry: Entry) -> tuple[str, str]:
+    """What a value and its gradient have in common, and the terms of one gradient."""
+    return value_family(entry.family), entry.site.of or entry.name
+
+
 def _gains(gains: LayerGains, *, backward: bool) -> Iterator[tuple[str, Json]]:
     """A layer's gains: the forward ones belong to its activation, the backward ones to the gradient."""
     found = {"bwd_gain": gains.bwd_gain, "bwd_total": gains.bwd_total} if backward else {
@@ -140,6 +148,7 @@ def _gains(gains: LayerGains, *, backward: bool) -> Iterator[tuple[str, Json]]:
 def _origin(entry: Entry) -> Iterator[tuple[str, Json]]:
     facts: dict[str, Json] = {
         "source": entry.site.source,
+        "of": entry.site.of,
         "layer": entry.site.layer,
         "primitive": entry.site.primitive,
         "iteration": list(entry.site.iteration) or None,

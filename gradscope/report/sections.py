@@ -59,6 +59,14 @@ _PARAMETERS: Final = (
     *nonfinite(_GRADIENT),
     pick("g/w", 1, group=_GRADIENT),
 )
+_TERMS: Final = (
+    pick("of", 2, "name", group=_GRADIENT),
+    pick("l2", 1, group=_GRADIENT),
+    pick("rms", 4, group=_GRADIENT),
+    pick("amax", 5, group=_GRADIENT),
+    pick("zeros", 6, "share", group=_GRADIENT),
+    *nonfinite(_GRADIENT),
+)
 _OTHERS: Final = (
     pick("mean", 3),
     pick("std", 1),
@@ -70,12 +78,13 @@ _OTHERS: Final = (
     pick("amax", 5, group=_GRADIENT),
     *nonfinite(_GRADIENT),
 )
-_PICKS: Final = MappingProxyType({naming.ACTIVATION: _LAYERS, naming.PARAM: _PARAMETERS})
+_PICKS: Final = MappingProxyType({naming.ACTIVATION: _LAYERS, naming.PARAM: _PARAMETERS, naming.TERM: _TERMS})
 _TITLES: Final = MappingProxyType(
     {
         naming.INPUT: "Inputs",
         naming.ACTIVATION: "Layers",
         naming.PARAM: "Parameters",
+        naming.TERM: "Terms of gradients, by use",
         naming.STATE: "State",
         naming.AUX: "Auxiliary outputs",
         naming.UPDATE: "Updates",

@@ -68,8 +68,8 @@ class Evidence:
 
     @property
     def gradients(self) -> tuple[Entry, ...]:
-        """The entries that are gradients, present or absent."""
-        return tuple(entry for entry in self.entries if naming.is_gradient(entry.family))
+        """The entries that are gradients, present or absent; a term is but a part of one."""
+        return tuple(entry for entry in self.entries if naming.value_family(entry.family) is not None)
 
     def entry(self, family: str, name: str) -> Entry | None:
         """The entry of this family and name, an alias followed to what it stands for; None where there is none."""

@@ -9,7 +9,7 @@ Vocabulary, from the outside in:
 - A *frame* is a jaxpr in its place: the root, or what some equation of another frame runs.
 - A *scope path* names where in the model an equation stands, loops included but not yet which turn of them.
 - A *layer* is a maximal run of equations under one entry into a scope; a *site* is a value that a layer hands on or
-  reads, and that can therefore be observed.
+  reads, and that can therefore be observed; a *use* is one place where an operation reads a value.
 
 Everything that depends on JAX's version is in `jaxcompat`. Nothing here runs a step of the model.
 

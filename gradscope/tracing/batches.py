@@ -11,7 +11,7 @@ a conversion that would change an integer, or its kind, is refused.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -37,11 +37,13 @@ class DataRequest:
         place: A file or folder, or a pipeline as a target names it.
         index: Which of a pipeline's batches, from 0; None for the first, and for a file.
         leaves: That batch by name, where it has been read already.
+        partial: Whether it may lack leaves, because only some values are asked for, which may not need them.
     """
 
     place: str
     index: int | None = None
     leaves: Mapping[str, np.ndarray] | None = None
+    partial: bool = False
 
     def batch(self, expected: Any) -> FileBatch:
         """The batch; see `batch_from_file` and `pipeline_leaves`.
@@ -56,10 +58,10 @@ class DataRequest:
         """
         if ":" in self.place and not Path(self.place).exists():
             leaves = pipeline_leaves(self.place, self.index) if self.leaves is None else self.leaves
-            return _checked(f"batch {self.index or 0} of {self.place}", expected, leaves)
+            return _checked(f"batch {self.index or 0} of {self.place}", expected, leaves, partial=self.partial)
         if self.index is not None:
             raise UsageError(f"{self.place} holds one batch", hint="--batch-index picks one of a pipeline: module:NAME")
-        return batch_from_file(Path(self.place), expected)
+        return batch_from_file(Path(self.place), expected, partial=self.partial)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,26 +72,29 @@ class FileBatch:
         batch: Pytree of NumPy arrays, of the structure and dtypes that the model expects.
         size: Number of examples.
         notes: Sentences about what was converted.
+        absent: Leaves that it lacks, zeros in their place, by name.
     """
 
     batch: Any
     size: int
     notes: tuple[str, ...]
+    absent: frozenset[str]
 
 
-def batch_from_file(path: Path, expected: Any) -> FileBatch:
+def batch_from_file(path: Path, expected: Any, *, partial: bool = False) -> FileBatch:
     """The batch that a file holds.
 
     Args:
         path: An `.npz`, an `.npy`, a `.safetensors` file, a folder of those, or a dump.
         expected: Pytree of `jax.ShapeDtypeStruct` that the model's own `batch` would give.
+        partial: Whether it may lack leaves.
 
     Raises:
         DumpError: The file cannot be read, or does not hold such a batch; the message lists every disagreement.
     """
     wanted = {_name(keys): leaf for keys, leaf in jax.tree_util.tree_leaves_with_path(expected)}
     with open_dump(path) as file:
-        return _checked(str(path), expected, _arrays(file, path, wanted))
+        return _checked(str(path), expected, _arrays(file, path, wanted), partial=partial)
 
 
 def pipeline_leaves(text: str, index: int | None, seed: int = 0) -> dict[str, np.ndarray]:
@@ -121,20 +126,28 @@ def _name(keys: Any) -> str:
     return jax.tree_util.keystr(keys, simple=True, separator="/") or "value"
 
 
-def _checked(what: str, expected: Any, arrays: Mapping[str, np.ndarray]) -> FileBatch:
+def _checked(what: str, expected: Any, arrays: Mapping[str, np.ndarray], *, partial: bool) -> FileBatch:
     """Arrays as a batch of the structure and dtypes that the model expects."""
     paths, tree = jax.tree_util.tree_flatten_with_path(expected)
     wanted = {_name(keys): leaf for keys, leaf in paths}
-    problems = list(_problems(wanted, arrays))
+    absent = wanted.keys() - arrays.keys()
+    problems = list(_problems(wanted, arrays, frozenset() if partial else absent))
     if problems:
         leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in wanted.items())
         raise DumpError(
             f"{what} is no batch for this model: {'; '.join(problems)}", hint=f"the model's own batch is {leaves}"
         )
+    size = next(iter(_sizes(arrays).values()), 1)
+    present = {name: leaf for name, leaf in wanted.items() if name not in absent}
+    found = {name: _as(leaf.dtype, arrays[name]) for name, leaf in present.items()}
+    blank = {
+        name: np.zeros((size, *wanted[name].shape[1:])[: wanted[name].ndim], wanted[name].dtype) for name in absent
+    }
     return FileBatch(
-        batch=jax.tree_util.tree_unflatten(tree, [_as(leaf.dtype, arrays[name]) for name, leaf in wanted.items()]),
-        size=next(iter(_sizes(arrays).values()), 1),
-        notes=tuple(_notes(wanted, arrays)),
+        batch=jax.tree_util.tree_unflatten(tree, [(found | blank)[name] for name in wanted]),
+        size=size,
+        notes=tuple(_notes(present, arrays)),
+        absent=frozenset(absent),
     )
 
 
@@ -146,11 +159,11 @@ def _arrays(file: DumpFile, path: Path, wanted: Mapping[str, Any]) -> dict[str, 
     return arrays
 
 
-def _problems(wanted: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
+def _problems(wanted: Mapping[str, Any], arrays: Mapping[str, np.ndarray], lacking: Collection[str]) -> Iterator[str]:
     for name, leaf in wanted.items():
         if name in arrays:
             yield from _leaf_problems(name, leaf, arrays[name])
-        else:
+        elif name in lacking:
             yield f"it lacks {printable(name)}"
     yield from (f"the model has no {printable(name)}" for name in arrays if name not in wanted)
     sizes = {name: size for name, size in _sizes(arrays).items() if name in wanted}

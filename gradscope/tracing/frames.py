@@ -83,6 +83,8 @@ class Frame:
         used: Equations that anything depends on that the function returns; filled by `liveness`.
         needed_outputs: Outputs of the jaxpr that the loss depends on; filled by `liveness`.
         reach: What arrives at each variable in the backward pass, if anything does; filled by `reversal`.
+        operand_reach: For each equation, what arrives at each of its operands through it alone; filled by `reversal`.
+        output_reach: What arrives at each output of the jaxpr from outside; filled by `reversal`.
         definitions: For each variable of the jaxpr, which equation makes it and at which position.
     """
 
@@ -100,6 +102,8 @@ class Frame:
     used: set[int] = field(default_factory=set[int])
     needed_outputs: set[Atom] = field(default_factory=set[Atom])
     reach: dict[Atom, int] = field(default_factory=dict[Atom, int])
+    operand_reach: dict[int, Sequence[int]] = field(default_factory=dict[int, Sequence[int]])
+    output_reach: Sequence[int] = ()
     definitions: dict[Atom, tuple[int, int]] = field(default_factory=dict[Atom, tuple[int, int]])
 
     def walk(self) -> Iterator[Frame]:
@@ -185,6 +189,13 @@ def variable_of(frame: Frame, value: ValueKey) -> Any:
     """The variable of a value of this frame."""
     variables = frame.jaxpr.invars if value.equation == OPERAND else frame.jaxpr.eqns[value.equation].outvars
     return variables[value.position]
+
+
+def region(frame: Frame) -> FrameKey:
+    """The outermost frame that a frame runs in place in: calls and checkpoints compute nothing but what they run."""
+    while frame.kind in ("call", "remat") and frame.parent is not None:
+        frame = frame.parent
+    return frame.key
 
 
 def operands(frame: Frame) -> Sequence[Atom | None]:

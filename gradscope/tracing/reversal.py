@@ -69,10 +69,15 @@ class _Reversal:
     def __init__(self, marks: Marks) -> None:
         self.marks = marks
 
-    def leave(self, frame: Frame, _outputs: Sequence[int], levels: dict[Atom, int]) -> None:
+    def leave(self, frame: Frame, outputs: Sequence[int], levels: dict[Atom, int]) -> None:
         frame.reach |= levels  # of a frame followed again, no lower than before
+        frame.output_reach = outputs
 
     def through(self, frame: Frame, number: int, outputs: Sequence[int]) -> Sequence[int]:
+        levels = frame.operand_reach[number] = self._operands(frame, number, outputs)
+        return levels
+
+    def _operands(self, frame: Frame, number: int, outputs: Sequence[int]) -> Sequence[int]:
         equation = frame.jaxpr.eqns[number]
         name = equation.primitive.name
         inside = frame.children.get(number)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from gradscope.tracing.frames import OPERAND, Frame, FrameKey, ValueKey, operands, resolve
+from gradscope.tracing.frames import OPERAND, Frame, FrameKey, ValueKey, operands, region, resolve
 from gradscope.tracing.jaxcompat import Atom, scan_arity
 
 
@@ -31,6 +31,41 @@ def sources(frames: Mapping[FrameKey, Frame], moment: Moment) -> list[Moment]:
     frame = frames[moment.value.frame]
     found = _received(frame, moment) if moment.value.equation == OPERAND else _handed_out(frame, moment)
     return list(found)
+
+
+def home(frames: Mapping[FrameKey, Frame], moment: Moment) -> Moment:
+    """The moment in which a value was made that loops have carried to another: itself where none has.
+
+    Args:
+        frames: Every frame of a trace.
+        moment: The value.
+    """
+    while (before := _carried_from(frames, moment)) is not None:
+        moment = before
+    return moment
+
+
+def _carried_from(frames: Mapping[FrameKey, Frame], moment: Moment) -> Moment | None:
+    """Where a loop took a carry from; None for what is none, and for what a loop or branch around has handed in."""
+    frame = frames[moment.value.frame]
+    if not is_carry(frame, moment.value):
+        return None
+    found = sources(frames, moment)
+    if moment.value.equation != OPERAND:
+        frame = frame.children[moment.value.equation][0]
+    elif frame.parent is not None and _turn_before(frame, moment) is None:
+        frame = frame.parent
+    return found[0] if len(found) == 1 and region(frames[found[0].value.frame]) == region(frame) else None
+
+
+def is_carry(frame: Frame, value: ValueKey) -> bool:
+    """Whether a value of a frame is one that a `scan` of at least one turn hands from turn to turn, or out at last."""
+    bodies = [frame] if value.equation == OPERAND else frame.children.get(value.equation, [])
+    if not bodies or bodies[0].kind != "scan" or bodies[0].equation is None or not bodies[0].loops[-1].length:
+        return False
+    arity = scan_arity(bodies[0].equation)
+    first = arity.constants if value.equation == OPERAND else 0
+    return first <= value.position < first + arity.carries
 
 
 def _received(frame: Frame, moment: Moment) -> Iterator[Moment]:

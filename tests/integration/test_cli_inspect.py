@@ -77,6 +77,22 @@ def test_rows_can_be_chosen_and_sorted(tmp_path: Path) -> None:
     assert "selects nothing" in refused.errors
 
 
+def test_operations_are_rows_beside_the_layers(tmp_path: Path) -> None:
+    rows = gradscope("inspect", "mlp", "--ops", "--select", "dense1*", "--json", folder=tmp_path).json["rows"]
+    names = [row["name"] for row in rows if row["family"] == "activation"]
+    assert names == ["dense1", "dense1/dot_general", "dense1/broadcast_in_dim", "dense1/add"]
+
+
+def test_a_fetch_is_explained_without_a_run(tmp_path: Path) -> None:
+    found = gradscope("inspect", "mlp", "--fetch", "relu1", "--json", folder=tmp_path).json
+    assert found["fetch"] == {"needed": 4, "total": 30, "inputs": ["point"]}
+    told = gradscope("inspect", "mlp", "--fetch", "relu1", folder=tmp_path).output
+    assert told.endswith("fetch        4 of 30 operations needed; inputs needed: point\n")
+    refused = gradscope("inspect", "mlp", "--fetch", "relu9", folder=tmp_path)
+    assert (refused.status, refused.output) == (2, "")
+    assert "no value is called relu9" in refused.errors
+
+
 def test_nothing_of_the_model_is_run(tmp_path: Path) -> None:
     more = "def on_host(x):\n    raise RuntimeError('the model was run')"
     loss = models.LOSS.replace("return", "jax.debug.callback(on_host, 1.0)\n    return")

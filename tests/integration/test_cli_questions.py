@@ -81,6 +81,37 @@ def test_a_fetch_says_what_it_runs_and_runs_nothing_else(folder: Path) -> None:
     assert "did you mean logits" in unknown.errors
 
 
+def test_a_batch_may_lack_what_a_fetch_does_not_need(folder: Path) -> None:
+    x = np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)
+    np.savez(folder / "x.npz", x=x)
+    done = gradscope("dump", "model.py", "--data", "x.npz", "--fetch", "logits", "-o", "logits.npz", folder=folder)
+    assert done.status == 0, done.errors
+    with np.load(folder / "logits.npz") as arrays:
+        expected = x @ np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)
+        np.testing.assert_allclose(arrays["activation/logits"], expected, rtol=1e-5, atol=1e-6)
+    fed = gradscope(
+        "dump", "model.py", "--data", "x.npz", "--fetch", "nll", "--feed", "label=label.npy", "-o", "nll.npz",
+        folder=_with_labels(folder),
+    )  # fmt: skip
+    assert fed.status == 0, fed.errors
+    lacking = ("--data", "x.npz", "--fetch", "nll")
+    for refused in (
+        gradscope("dump", "model.py", *lacking, "-o", "refused.npz", folder=folder),
+        gradscope("inspect", "model.py", *lacking, folder=folder),
+    ):
+        assert refused.status == 3
+        assert "the batch lacks label, which what is asked for needs" in refused.errors
+    assert not (folder / "refused.npz").exists()
+    whole = gradscope("dump", "model.py", "--data", "x.npz", "-o", "refused.npz", folder=folder)
+    assert whole.status == 3
+    assert "it lacks label" in whole.errors
+
+
+def _with_labels(folder: Path) -> Path:
+    np.save(folder / "label.npy", np.arange(5, dtype=np.int32) % 2)
+    return folder
+
+
 def test_other_values_are_differentiated_under_initial_gradients_and_stops(folder: Path) -> None:
     signal = np.linspace(-1, 1, 16).reshape(8, 2).astype(np.float32)
     np.savez(folder / "signal.npz", signal=signal)

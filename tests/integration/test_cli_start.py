@@ -23,13 +23,13 @@ CHOSEN = "--select --exclude --depth --families"
 #: What every command line documents, by command; `--help` itself aside.
 OPTIONS = {
     "dump": f"{MODEL} {CHOSEN} --output --self-check --no-cache --distributed --of --wrt --cotangent --stop-gradient "
-    "--fetch --feed --ops --stats-only --exact-quantiles --cast --check --strict --sort --no-fold --max-memory --force "
-    "--format --json --quiet --verbose --traceback",
+    "--fetch --feed --ops --terms --stats-only --exact-quantiles --cast --check --strict --sort --no-fold "
+    "--max-memory --force --format --json --quiet --verbose --traceback",
     "show": f"{CHOSEN} --tensor --diff --ledger --check --sort --no-fold --format --json --traceback",
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
     "--exclude --all --worst-first --format --json --traceback",
     "calibrate": f"{MODEL} {CHOSEN} --output --no-cache --force --quiet --traceback",
-    "inspect": f"{MODEL} {CHOSEN} --sort --format --json --quiet --verbose --traceback",
+    "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --sort --format --json --quiet --verbose --traceback",
     "check": f"{MODEL} --no-cache --format --json --quiet --verbose --traceback",
     "verify": "--traceback",
     "recover": "--output --force --traceback",

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.planning import Wanted, make_plan
+from gradscope.instrument.planning import make_plan
 from gradscope.instrument.program import Observed, Reached, observing_program
 from gradscope.instrument.taps import Observer, whole_tensor
+from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.frames import iterations
 from gradscope.tracing.tracer import Trace, trace_loss
 
@@ -145,8 +146,9 @@ def observe(
         observer: What is kept of each tensor.
         jit: Whether it is compiled as a whole or run operation by operation.
     """
-    trace = trace_loss(loss, variables, batch)
-    plan = make_plan(trace, Wanted() if wanted is None else wanted, observer)
+    wanted = Wanted() if wanted is None else wanted
+    trace = trace_loss(loss, variables, batch, operations=wanted.looks_inside_layers)
+    plan = make_plan(trace, wanted, observer)
     program, reached = observing_program(trace, plan)
     leaves = jax.tree_util.tree_leaves((variables, batch))
     if jit:

@@ -14,7 +14,7 @@ from gradscope.capture.one_shot import DumpRequest, dump_model
 from gradscope.capture.timings import Timings
 from gradscope.dump.memory import MemoryDump, MemoryWriter
 from gradscope.errors import MachineError
-from gradscope.instrument.planning import Wanted
+from gradscope.instrument.wanted import Wanted
 from gradscope.naming.sizes import parse_size, shown_size
 from gradscope.tracing.model import Model
 from tests.oracle.zoo import ZOO

@@ -16,7 +16,7 @@ from gradscope.capture.preparation import Arguments, prepare
 from gradscope.capture.timings import Timings
 from gradscope.capture.zeros import Zero, causes_of
 from gradscope.instrument.inquiry import Inquiry
-from gradscope.instrument.planning import Wanted
+from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.frames import OPERAND, ValueKey
 from gradscope.tracing.model import Model
 

@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+import gradscope
 from tests.oracle.engine import Probe, assert_close, check, check_compiled, layer, observe
+from tests.oracle.terms import assert_sums, terms_of
 
 WEIGHTS = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
 INPUTS = jnp.linspace(-1.0, 2.0, 24).reshape(8, 3)
@@ -272,3 +274,31 @@ def test_the_same_on_four_devices() -> None:
     others = ["-q", "-p", "no:cacheprovider", "-k", "sum_over or moves", __file__]
     run = subprocess.run([sys.executable, "-c", ON_FOUR_DEVICES, *others], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_terms_of_what_a_shard_makes_and_of_what_all_shards_are_handed(check_vma: bool) -> None:
+    def one_shard(weight: Any, x: Any) -> Any:
+        h = layer("first", dense, weight, x)
+        return h * jnp.sin(h) @ weight + jax.lax.psum(h.sum(), "data"), h
+
+    def loss(weight: Any, x: Any) -> Any:
+        split = PartitionSpec("data")
+        sharded = jax.shard_map(
+            one_shard,
+            mesh=mesh_of(data=SHARDS),
+            in_specs=(PartitionSpec(), split),
+            out_specs=(split, split),
+            check_vma=check_vma,
+        )
+        with jax.named_scope("rows"):
+            made, first = sharded(weight, x)
+        return (made**2 + 3.0 * first).sum() + jnp.sin(weight).sum()
+
+    dump = gradscope.capture(loss, WEIGHTS, INPUTS, terms=True)
+    assert_sums(dump)
+    terms = {key: sorted(parts) for key, parts in terms_of(dump).items()}
+    assert terms["param/value"] == ["rows/shard_map.0", "sin.0"]
+    for shard in range(SHARDS):
+        operations = [f"rows[{shard}]/{name}.0" for name in ("mul", "reduce_sum", "sin")]
+        assert terms[f"activation/rows[{shard}]/first"] == [f"rows/shard_map/turn[{shard}].1", *operations]

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import gradscope
+from gradscope.instrument.wanted import Wanted
 from tests.oracle import engine
 from tests.oracle.commands import Dumped, python
 from tests.oracle.zoo import ZOO, Case
@@ -73,6 +74,18 @@ def test_operation_by_operation_the_program_that_a_dump_runs_gives_the_same_bits
     ]
     assert len(observed.cotangents) > 0
     assert bits_of([observed.loss, observed.auxiliary, gradients]) == plain
+
+
+@pytest.mark.parametrize("name", ["mlp", "transformer, scanned and checkpointed"])
+def test_operation_by_operation_what_flows_back_to_every_operand_is_seen_without_changing_it(name: str) -> None:
+    case = ZOO[name]
+    variables, batch = case.arguments()
+    with jax.disable_jit():
+        plain = bits_of(jax.value_and_grad(case.loss)(variables, batch))
+    everything = Wanted(operations=True, operands=True, terms=True)
+    observed = engine.observe(case.loss, variables, batch, wanted=everything, jit=False).observed
+    gradients = [observed.gradients[number] for number in range(len(jax.tree_util.tree_leaves(variables)))]
+    assert bits_of([observed.loss, gradients]) == plain
 
 
 @pytest.mark.parametrize("name", [name for name in ZOO if name != "resnet18"])

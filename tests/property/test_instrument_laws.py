@@ -20,14 +20,17 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradscope import capture
 from gradscope.instrument.interpreter import Context, interpret
 from gradscope.instrument.plan import EMPTY_PLAN
-from gradscope.instrument.planning import Wanted, make_plan
+from gradscope.instrument.planning import make_plan
 from gradscope.instrument.program import observing_program
 from gradscope.instrument.rules import RULES
+from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.frames import Frame, iterations
 from gradscope.tracing.tracer import Trace, trace_loss
 from tests.oracle.engine import Observation, assert_close, bits, check_stepwise, expected, observe
+from tests.oracle.terms import assert_sums
 
 WEIGHTS = jnp.linspace(-1.0, 1.0, 8).reshape(2, 2, 2)
 INPUTS = jnp.linspace(-1.0, 2.0, 6).reshape(3, 2)
@@ -257,6 +260,17 @@ def test_sites_are_in_program_order(program: tuple[Node, ...]) -> None:
 def test_stepwise_everything_is_bit_for_bit_what_jax_computes(program: tuple[Node, ...]) -> None:
     observation = check_stepwise(loss_of(program), WEIGHTS, INPUTS)
     check_layers(observation, program)
+
+
+@given(programs())
+@settings(max_examples=4)
+def test_terms_sum_to_the_whole_and_observing_them_changes_no_bit(program: tuple[Node, ...]) -> None:
+    loss = loss_of(program)
+    assert_sums(capture(loss, WEIGHTS, INPUTS, ops="inputs", terms=True))
+    operands = Wanted(operations=True, operands=True, terms=True)
+    stepwise, plain = (observe(loss, WEIGHTS, INPUTS, wanted=each, jit=False) for each in (operands, Wanted()))
+    assert bits(stepwise.loss) == bits(plain.loss)
+    assert bits(stepwise.observed.gradients[0]) == bits(plain.observed.gradients[0])
 
 
 @given(programs())

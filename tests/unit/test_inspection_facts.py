@@ -11,13 +11,14 @@ import pytest
 
 from gradscope.errors import ModelError
 from gradscope.inspection.inspecting import OUTSIDE, Fact, Inspection, inspect_loss
+from gradscope.instrument.inquiry import Inquiry
 
 W = {"a": jnp.ones((6, 4)), "b": jnp.ones((4, 4)), "idle": jnp.ones(3)}
 X = jnp.ones((8, 6))
 
 
-def inspected(loss: Callable[[Any, Any], Any], variables: Any = W, batch: Any = X) -> Inspection:
-    return inspect_loss(loss, *jax.eval_shape(lambda: (variables, batch)))
+def inspected(loss: Callable[[Any, Any], Any], variables: Any = W, batch: Any = X, **asked: Any) -> Inspection:
+    return inspect_loss(loss, *jax.eval_shape(lambda: (variables, batch)), **asked)
 
 
 def network(w: Any, x: Any) -> Any:
@@ -116,3 +117,34 @@ def test_a_loss_without_a_way_back_is_told_forwards() -> None:
 def test_a_loss_that_is_none_is_refused() -> None:
     with pytest.raises(ModelError, match="must be a scalar"):
         inspected(lambda w, x: x)
+
+
+def test_operations_add_up_to_the_layer_they_lie_in_and_leave_the_totals_alone() -> None:
+    layers, every = inspected(network), inspected(network, operations=True)
+    assert every.totals == layers.totals
+    facts = by_name(every)
+    inside = [name for name in facts if name.startswith("net/second/")]
+    assert [name.rsplit("/", 1)[1] for name in inside] == ["dot_general", "dot_general#2", "tanh"]
+    for number in ("flops", "backward_flops", "operations"):
+        assert sum(facts[name].values[number] for name in inside) == facts["net/second"].values[number]  # type: ignore[misc]
+    assert by_name(every, "param")["b"].values["used_by"] == ["net/second/dot_general", "net/second/dot_general#2"]
+
+
+def test_a_fetch_tells_what_of_each_layer_it_needs_and_which_inputs() -> None:
+    batch = {"x": X, "target": jnp.ones(())}
+
+    def loss(w: Any, batch: Any) -> Any:
+        return (network(w, batch["x"]) - batch["target"]) ** 2
+
+    found = inspected(loss, batch=batch, inquiry=Inquiry(fetches=("net/first",)))
+    assert found.fragment is not None
+    assert found.fragment.to_json() == {"needed": 1, "total": 8, "inputs": ["x"]}
+    needed = {name: fact.values["needed"] for name, fact in by_name(found).items()}
+    assert needed == {"net": 1, "net/first": 1, "net/second": 0, OUTSIDE: 0}
+
+
+def test_what_is_fed_needs_nothing_that_lies_behind_it() -> None:
+    inquiry = Inquiry(fetches=("net/second",), feeds={"net/first": jnp.ones((8, 4))})
+    found = inspected(network, inquiry=inquiry).fragment
+    assert found is not None
+    assert (found.needed, found.inputs) == (3, ())

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradscope.instrument.planning import Wanted, make_plan
+from gradscope.instrument.planning import make_plan
+from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.fingerprint import fingerprint
 from gradscope.tracing.frames import frame_tree
 from gradscope.tracing.layers import find_layers

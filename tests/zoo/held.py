@@ -22,7 +22,7 @@ from gradscope.capture.timings import Timings
 from gradscope.dump.memory import MemoryWriter
 from gradscope.frameworks.inputspec import parse_input
 from gradscope.frameworks.request import LossName, Request
-from gradscope.instrument.planning import Wanted
+from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.loader import load_model
 from gradscope.tracing.modules import lifted_model
 
