@@ -5,7 +5,8 @@ objects of, by names of modules and classes that the file chooses. It is not loo
 that the user's own code has made, by `Model.load_weights`, which reads arrays and nothing else.
 
 Each layer has a place in a file, by the attributes and containers that lead to it, and its variables are numbered:
-`layers/dense_1/vars/0`. The optimizer of a compiled model and the states of random generators are no weights.
+`layers/dense_1/vars/0`. The optimizer of a compiled model and the states of random generators are no weights, and no
+weight lies outside the file, though HDF5 would let an array or a link name another one.
 """
 
 from __future__ import annotations
@@ -74,13 +75,18 @@ def _weights(path: Path) -> dict[str, StoredWeight]:
     found: dict[str, StoredWeight] = {}
 
     def note(place: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset) and _NO_WEIGHTS.isdisjoint(place.split("/")):
+        if _is_inside(item) and _NO_WEIGHTS.isdisjoint(place.split("/")):
             dtype = item.attrs.get("dtype", item.dtype.name)  # HDF5 has no bfloat16, and Keras writes it beside
             found[_told(item, place)] = StoredWeight(shape=item.shape, dtype=str(dtype))
 
     with _bytes(path) as file, h5py.File(file, "r") as weights:
         weights.visititems(note)  # which follows no link out of the file
     return found
+
+
+def _is_inside(item: Any) -> bool:
+    """Whether an item is an array whose numbers lie in the file itself, and not in one that it names."""
+    return isinstance(item, h5py.Dataset) and not (item.external or item.is_virtual)
 
 
 def _told(item: Any, place: str) -> str:

@@ -154,6 +154,23 @@ def test_what_a_keras_file_would_build_is_not_looked_at(folder: Path) -> None:
     assert not (folder / "sprung").exists()
 
 
+@pytest.mark.parametrize("kind", ["array", "link"])
+def test_a_keras_file_whose_numbers_lie_elsewhere_lacks_them(folder: Path, kind: str) -> None:
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    (folder / "net.py").write_text(KERAS)
+    (folder / "secret").write_bytes(bytes(48))
+    a_model((3, "a"), (2, "b")).save_weights(folder / "saved.weights.h5")
+    with h5py.File(folder / "saved.weights.h5", "r+") as file:
+        weights = file["layers/dense/vars"]
+        del weights["0"]
+        if kind == "array":
+            weights.create_dataset("0", (4, 3), "f4", external=[(str(folder / "secret"), 0, 48)])
+        else:
+            weights["0"] = h5py.ExternalLink(str(folder / "saved.weights.h5"), "/layers/dense/vars/1")
+    with pytest.raises(DumpError, match=r"it lacks layers/dense/vars/0 \(a\) float32\[4, 3\]$"):
+        variables(folder / "saved.weights.h5")
+
+
 @pytest.mark.parametrize("name", ["saved.weights.h5", "saved.keras"])
 def test_a_keras_file_of_another_model_is_told_all_that_differs(folder: Path, name: str) -> None:
     (folder / "net.py").write_text(KERAS)
