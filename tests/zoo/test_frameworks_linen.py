@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,10 @@ from gradscope.errors import ModelError, UsageError
 from tests.zoo import held
 
 pytest.importorskip("flax", reason="flax is not installed: pip install 'gradscope-jax[flax]'")
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+from tests.zoo.linen import captured, unrolled, variables_of
 
 NET = """
 import flax.linen as nn
@@ -79,26 +78,6 @@ class Deep(nn.Module):
 
 broken = Net(classes="five")
 """
-
-
-def variables_of(seen: held.Dump) -> dict[str, Any]:
-    state = held.family(seen, "state")
-    keys = {name: jax.random.wrap_key_data(seen[f"state/{name}"]) for name in state if name.startswith("rngs/")}
-    return held.nested({name: value for name, value in state.items() if name not in keys}) | {
-        "params": held.nested(held.family(seen, "param")),
-        "rngs": {name.removeprefix("rngs/"): key for name, key in keys.items()},
-    }
-
-
-def captured(intermediates: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """What every call of every module returned, by the name that it has in a dump."""
-    found: dict[str, Any] = {}
-    for name, inside in intermediates.items():
-        if name == "__call__":
-            found |= {path if call == 1 else f"{path}#{call}": value for call, value in enumerate(inside, 1)}
-        elif isinstance(inside, Mapping):
-            found |= captured(inside, f"{path}/{name}")
-    return found
 
 
 def test_gradients_activations_and_collections_are_flaxs_own(folder: Path) -> None:
@@ -200,18 +179,6 @@ def test_scanned_and_checkpointed_modules_with_state_and_keys_have_flaxs_values_
     assert {f"Deep/rnn/cell.scan_fn[{turn}]/cell" for turn in range(3)} <= {layer.path for layer in seen.layers}
 
 
-def unrolled(captured: Mapping[str, Any], module: str, turns: int) -> dict[str, Any]:
-    """What Flax stacks of a scanned module, turn by turn."""
-    found: dict[str, Any] = {}
-    for name, value in captured.items():
-        if name == module or name.startswith(f"{module}/"):
-            for turn in range(turns):
-                found[name.replace(module, f"{module}[{turn}]", 1)] = jax.tree.map(lambda leaf: leaf[turn], value)  # noqa: B023 - mapped at once
-        else:
-            found[name] = value
-    return found
-
-
 def test_a_module_in_evaluation_keeps_its_running_averages_and_draws_nothing(folder: Path) -> None:
     target = f"{held.source(folder, NET)}:net"
     seen = held.dump(target, "float32[6,7]", "scale=float32[6]:1", loss="sum", train=False)
@@ -289,129 +256,3 @@ def test_models_of_jax_resnet(folder: Path, name: str, arguments: dict[str, Any]
     expected = captured(intermediates, "Sequential")
     assert len(expected.keys() - idle) == layers
     held.assert_activations(seen, expected, idle)
-
-
-def test_a_model_of_transformers_fills_its_masks_itself(folder: Path) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'gradscope-jax[zoo]'")
-    text = """
-from transformers import BertConfig, FlaxBertForSequenceClassification
-sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-bert = FlaxBertForSequenceClassification(BertConfig(vocab_size=50, num_labels=3, **sizes), input_shape=(1, 4))
-"""
-    target = f"{held.source(folder, text)}:bert"
-    seen = held.dump(target, "int32[2,6]:0..50", loss="cross-entropy")
-    from net import bert
-
-    key = jax.random.wrap_key_data(seen["state/rngs/dropout_rng"])
-    batch = held.family(seen, "input")
-
-    def loss(params: Any) -> Any:
-        outputs = bert(batch["input_ids"], params=params, dropout_rng=key, train=True)
-        return held.cross_entropy(outputs.logits, batch["labels"])
-
-    value, gradients = jax.value_and_grad(loss)(held.nested(held.family(seen, "param")))
-    assert seen.loss == pytest.approx(float(value), rel=1e-5)
-    held.assert_gradients(seen, gradients)
-    held.assert_layers_hold_parameters(seen)
-
-
-def test_bert_of_transformers(folder: Path) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'gradscope-jax[zoo]'")
-    text = """
-from transformers import BertConfig, FlaxBertModel
-config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
-bert = FlaxBertModel(config, input_shape=(1, 4)).module
-"""
-    tokens = "int32[2,6]:0..50", "attention_mask=int32[2,6]:1", "token_type_ids=int32[2,6]"
-    rest = "position_ids=int32[2,6]:0..6", "head_mask=float32[2,2]:1"
-    seen = held.dump(f"{held.source(folder, text)}:bert", *tokens, *rest, train=False, loss="mse")
-    from net import bert
-
-    params, batch = held.nested(held.family(seen, "param")), held.family(seen, "input")
-    labels = batch.pop("labels")
-
-    def loss(params: Any) -> Any:
-        outputs, updated = bert.apply({"params": params}, **batch, capture_intermediates=True)
-        return jnp.square(outputs.last_hidden_state - labels).mean(), updated["intermediates"]
-
-    gradients, intermediates = jax.grad(loss, has_aux=True)(params)
-    held.assert_gradients(seen, gradients)
-    expected = captured(intermediates, "FlaxBertModule")
-    assert len(expected) == 43
-    root = expected["FlaxBertModule"]  # its other output is used by no loss
-    expected["FlaxBertModule"] = root.last_hidden_state
-    held.assert_activations(seen, expected, {name for name in expected if name.endswith("dropout")})
-    held.assert_layers_hold_parameters(seen)
-    assert {"output/last_hidden_state", "output/pooler_output"} <= set(held.family(seen, "aux"))
-
-
-TRANSFORMERS = """
-from transformers import BartConfig, FlaxBartForConditionalGeneration, FlaxGPT2LMHeadModel
-from transformers import FlaxViTForImageClassification, GPT2Config, ViTConfig
-
-gpt2 = FlaxGPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=8, n_embd=16, n_layer=2, n_head=2), input_shape=(1, 4))
-image = dict(image_size=16, patch_size=8, num_labels=3)
-vit = FlaxViTForImageClassification(
-    ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, **image)
-)
-sizes = {f"{part}_{what}": size for part in ("encoder", "decoder")
-         for what, size in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 16))}
-bart = FlaxBartForConditionalGeneration(
-    BartConfig(vocab_size=50, d_model=16, max_position_embeddings=16, **sizes), input_shape=(1, 4)
-)
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "inputs", "layers"),
-    [
-        ("gpt2", ("int32[2,6]:0..50",), 25),
-        ("vit", ("float32[2,3,16,16]",), 37),
-        ("bart", ("int32[2,6]:0..50", "decoder_input_ids=int32[2,6]:0..50"), 39),
-    ],
-)
-def test_more_models_of_transformers(folder: Path, name: str, inputs: tuple[str, ...], layers: int) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'gradscope-jax[zoo]'")
-    target = f"{held.source(folder, TRANSFORMERS)}:{name}"
-    seen = held.dump(target, *inputs, loss="cross-entropy", train=False)
-    import net as module
-
-    net, batch = getattr(module, name), held.family(seen, "input")
-    labels = batch.pop("labels")
-
-    def loss(params: Any) -> Any:
-        outputs, called = called_by(lambda: net(**batch, params=params, train=False))
-        return held.cross_entropy(outputs.logits, labels), {**called, type(net.module).__name__: outputs.logits}
-
-    params = held.nested(held.family(seen, "param"))
-    (value, called), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-    assert seen.loss == pytest.approx(float(value), rel=1e-5)
-    held.assert_gradients(seen, gradients)
-    held.assert_layers_hold_parameters(seen)
-    # Of several outputs the loss is made of the first.
-    called = {each: value if isinstance(value, jax.Array) else value[0] for each, value in called.items()}
-    idle = {each for each in called if "dropout" in each.rpartition("/")[2]}
-    assert len(called.keys() - idle) == layers
-    held.assert_activations(seen, called, idle)
-
-
-def called_by(run: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """What a function returns, and what every call of a module in it did, named by the modules that called it."""
-    around: list[str] = []
-    returned: dict[str, Any] = {}
-    calls: Counter[str] = Counter()
-
-    def keep(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        if context.method_name != "__call__":
-            return call(*args, **kwargs)
-        around.append(context.module.name or type(context.module).__name__)
-        name = "/".join(around)
-        calls[name] += 1
-        occurrence = "" if calls[name] == 1 else f"#{calls[name]}"
-        value = call(*args, **kwargs)
-        around.pop()
-        returned[name + occurrence] = value
-        return value
-
-    with nn.intercept_methods(keep):
-        return run(), returned
