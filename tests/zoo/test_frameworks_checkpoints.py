@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from gradscope.capture.arguments import model_arguments
-from gradscope.errors import DumpError
+from gradscope.errors import DumpError, UsageError
 from gradscope.frameworks.inputspec import parse_input
 from gradscope.frameworks.request import Request
 from gradscope.tracing.checkpoints import CheckpointRequest
+from gradscope.tracing.keymap import KeyMap
 from gradscope.tracing.loader import load_model
 
 #: What Keras does when it saves.
@@ -63,11 +64,11 @@ class Late(keras.Sequential):
 """
 
 
-def variables(path: Path | None, name: str = "net") -> Any:
+def variables(path: Path | None, name: str = "net", key_map: KeyMap | None = None) -> Any:
     """The variables that `gradscope dump net.py:NAME --checkpoint PATH` runs with."""
     request = Request(inputs=(parse_input("float32[8,4]"),), loss="mean", checkpoint=path)
     model = load_model(f"net.py:{name}", request)
-    checkpoint = None if path is None else CheckpointRequest(path=path)
+    checkpoint = None if path is None else CheckpointRequest(path=path, key_map=key_map or KeyMap())
     return model_arguments(model, seed=0, checkpoint=checkpoint).make()[0]
 
 
@@ -95,6 +96,15 @@ def test_an_equinox_module_reads_its_own_format(folder: Path) -> None:
     found = variables(folder / "saved.eqx")["params"]
     np.testing.assert_array_equal(found["mlp/layers/0/weight"], mlp.layers[0].weight)
     np.testing.assert_array_equal(found["mlp/layers/1/bias"], mlp.layers[1].bias)
+
+
+def test_what_a_framework_reads_by_place_is_not_renamed(folder: Path) -> None:
+    eqx = pytest.importorskip("equinox", reason="equinox is not installed")
+    (folder / "net.py").write_text(EQUINOX)
+    variables(None)
+    eqx.tree_serialise_leaves(folder / "saved.eqx", (eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(2)), 2.0))
+    with pytest.raises(UsageError, match="was read by the model's framework, where no tensor goes by its name"):
+        variables(folder / "saved.eqx", key_map=KeyMap(((re.compile("a"), "b"),)))
 
 
 @pytest.mark.parametrize("saved", ["net", "(net, 3.0)"])
