@@ -79,8 +79,8 @@ def dump_model(
         MachineError: Memory or disk ran out. What was captured until then is saved beside the asked path.
         UsageError: A pattern selects nothing.
     """
-    # One half for what a run hands out, the other for what it needs itself: residuals, parameters, gradients.
-    budget = None if request.max_memory is None else request.max_memory // 2
+    # A quarter for what a run hands out, one for what it makes; half for parameters, gradients, and what is kept.
+    budget = None if request.max_memory is None else request.max_memory // 4
     prepared = prepare(model, arguments, request.wanted, request.inquiry, timings, budget=budget)
     _require_memory(prepared, request)
     if request.wanted.terms and not prepared.answer.plan.terms:
@@ -90,7 +90,8 @@ def dump_model(
         request.tell(f"{shown_size(size)} of tensors are captured in {prepared.runs} runs")
     if request.reading.keep:
         writer.require_space(size)
-    session = Session(prepared.start(), reading_for(writer, request.reading), prepared.further())
+    first = prepared.start()
+    session = Session(first, reading_for(writer, request.reading), prepared.further(first))
     provenance = _provenance(model, prepared, request)
     with _salvaging(writer, provenance):
         with timings.phase("write"):

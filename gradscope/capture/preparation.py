@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import jax
 
 from gradscope.capture.arguments import Arguments
 from gradscope.capture.observation import with_whole_facts
+from gradscope.capture.piecewise import Piecewise
 from gradscope.capture.run import Run
 from gradscope.capture.timings import Timings
 from gradscope.instrument.answering import answer
 from gradscope.instrument.inquiry import Answer, Inquiry
-from gradscope.instrument.plan import Plan
 from gradscope.instrument.program import observing_program
+from gradscope.instrument.segments import Segments
 from gradscope.instrument.wanted import Wanted
+from gradscope.tracing.frames import OPERAND
 from gradscope.tracing.model import Model
 from gradscope.tracing.tracer import trace_loss
 from gradscope.tracing.userframes import user_code
@@ -36,10 +38,10 @@ class Prepared:
         variables: The model's variables.
         batch: Its batch.
         leaves: The leaves of both as they go into the run; None for those that it does not need.
-        start: Runs the compiled program and waits for it.
-        further: Compiles and runs, one by one, the programs that observe what the first does not.
+        start: Runs the compiled program and waits for it; of a run in segments, the forward pass.
+        further: Of that, the runs that follow the one it is given.
         runs: The number of all these runs.
-        size_bytes: What the first of them takes: arguments, outputs and what it needs on the way.
+        size_bytes: The memory that they take at a time: arguments, outputs and what is needed on the way.
     """
 
     answer: Answer
@@ -47,7 +49,7 @@ class Prepared:
     batch: Any
     leaves: Sequence[Any]
     start: Callable[[], Run]
-    further: Callable[[], Iterator[Run]]
+    further: Callable[[Run], Iterator[Run]]
     runs: int
     size_bytes: int
 
@@ -63,7 +65,7 @@ def prepare(
         wanted: What is shown.
         inquiry: What is asked beyond the loss and its gradients.
         timings: Receives the seconds of each phase.
-        budget: Bytes of tensors that one run may hand out; None for all in one run.
+        budget: Bytes of tensors that one run may hand out, and as many that it may make; None for all in one run.
 
     Raises:
         ModelError: The user's code failed, or its loss cannot be differentiated.
@@ -76,48 +78,45 @@ def prepare(
             trace = trace_loss(model.loss, *arguments.shapes, operations=wanted.looks_inside_layers or bool(inquiry))
             answered = answer(trace, wanted, inquiry)
             arguments.require(() if answered.fragment is None else answered.fragment.inputs)
-            first, *others = [answered.plan] if budget is None else answered.plan.parts(budget)
             shapes = _given(answered, jax.tree_util.tree_leaves(arguments.shapes))
-            compiling = _Program(model, replace(answered, plan=first), shapes, timings)
-        compiling.compile()
+            segments = None if budget is None else _segments(answered, budget)
+            program = (
+                _Program(model.name, answered, shapes, timings)
+                if segments is None
+                else Piecewise(model.name, answered, segments, shapes, timings)
+            )
+        program.compile()
         with timings.phase("initialise"):
             variables, batch = making.result()
     leaves = _given(answered, jax.tree_util.tree_leaves((variables, batch)))
-
-    def further() -> Iterator[Run]:
-        for plan in others:
-            program = _Program(model, _sites_only(answered, plan), shapes, timings)
-            program.compile()
-            yield replace(program.run(leaves), trace=answered.trace, sites_only=True)
-
     return Prepared(
         answer=answered,
         variables=variables,
         batch=batch,
         leaves=leaves,
-        start=lambda: compiling.run(leaves),
-        further=further,
-        runs=1 + len(others),
-        size_bytes=compiling.size_bytes,
+        start=lambda: program.start(leaves),
+        further=lambda first: program.further(leaves, first),
+        runs=program.runs,
+        size_bytes=program.size_bytes,
     )
 
 
-def _sites_only(answered: Answer, plan: Plan) -> Answer:
-    """The same answer, for a run that observes sites and nothing else."""
-    trace = answered.trace
-    arguments = tuple(replace(leaf, differentiated=False) for leaf in trace.arguments)
-    return replace(
-        answered,
-        trace=replace(trace, arguments=arguments),
-        plan=replace(plan, outputs=(False,) * len(trace.outputs)),
-    )
+def _segments(answered: Answer, budget: int) -> Segments | None:
+    """The segments of a loss; None where a single run will do, or its loss is one of its arguments."""
+    root = answered.trace.root
+    if root.jaxpr.outvars[0] not in root.definitions or root.definitions[root.jaxpr.outvars[0]][0] == OPERAND:
+        return None
+    segments = Segments(answered.trace, answered.plan, budget)
+    return None if len(segments.all) == len(segments.all[0].parts) == 1 else segments
 
 
 class _Program:
     """One observing program of a model: traced when it is made, then compiled, then run."""
 
-    def __init__(self, model: Model, answered: Answer, shapes: Sequence[Any], timings: Timings) -> None:
-        self._name = model.name
+    runs: Final = 1
+
+    def __init__(self, name: str, answered: Answer, shapes: Sequence[Any], timings: Timings) -> None:
+        self._name = name
         self._answered = answered
         self._timings = timings
         program, self._reached = observing_program(answered.trace, answered.plan)
@@ -135,7 +134,10 @@ class _Program:
             return 0
         return found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
 
-    def run(self, leaves: Sequence[Any]) -> Run:
+    def further(self, _leaves: Sequence[Any], _first: Run) -> Iterator[Run]:
+        return iter(())
+
+    def start(self, leaves: Sequence[Any]) -> Run:
         answered = self._answered
         with self._timings.phase("run"), user_code(f"running {self._name}"):
             seen = jax.block_until_ready(self._stage(leaves, answered.feeds, answered.cotangents))

@@ -28,7 +28,7 @@ class Run:
         arguments: The flat arguments it ran on; None for those that were not kept.
         observed: What it handed out.
         reached: What the loss is connected to.
-        sites_only: Whether arguments and auxiliary outputs were shown by a run before it.
+        sites_only: Whether arguments, their gradients and auxiliary outputs are another run's to show.
     """
 
     trace: Trace

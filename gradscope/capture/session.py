@@ -39,7 +39,7 @@ class Session:
     Args:
         run: The run.
         reading: How observations become statistics.
-        further: Runs of the same loss that observe further sites, each started when the one before has been handed out.
+        further: Runs of the same loss that observe more of it, each started when the one before has been handed out.
 
     Attributes:
         nonfinite: Whether the loss or a gradient handed out so far has a NaN or an infinity. A value that has one may
@@ -67,6 +67,9 @@ class Session:
         self._run = self._run.without_tensors()
         for run in self._further:
             yield from self._records_of(run)
+            if not run.sites_only:
+                self._run = run.without_tensors()
+            del run  # what it handed out must not stay until the next has run
 
     @property
     def run(self) -> Run:

@@ -12,7 +12,8 @@ loss and gradients are bit for bit those of `jax.value_and_grad`; a scan of n tu
 Why terms are pulled back aside (2026-11): a tap in the way of every use would give each term as it flows, but JAX adds
 up what flows back in the order of its linearised operations, of which `tanh` alone has two; grouped by use, sums round
 otherwise. So the operation's own backward rule is applied once more, to the cotangents that arrive at its outputs, and
-what flows stays as it is. Compiled, both are the same computation, and are merged.
+what flows stays as it is. Compiled, both are the same computation, and are merged; but what a loop or a custom rule
+does beside computing is done again where its operands' terms are asked for: a `jax.debug.print` inside prints twice.
 
 Why cotangents leave through sinks and values as plain outputs (2026-11): one program reads both off the same pass, and
 on the CPU tensors as outputs made ResNet-50's step faster than the plain one, because they undo bad fusions.

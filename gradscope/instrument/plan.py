@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.instrument.taps import Observer, whole_tensor
-from gradscope.tracing.frames import FrameKey, Loop
+from gradscope.tracing.frames import FrameKey, Loop, ValueKey
 from gradscope.tracing.meshes import under_leading_axes
 from gradscope.tracing.sites import Site
-from gradscope.tracing.uses import Use
+from gradscope.tracing.uses import Use, UseKey
 
 
 class Seed(NamedTuple):
@@ -79,14 +79,23 @@ class Plan:
     _observations: dict[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct] = field(default_factory=dict[Any, Any])
 
     def __post_init__(self) -> None:
-        places = [*(site.value for site in self.sites), *(term.use.key for term in self.terms)]
-        for number, (frame, equation, position) in enumerate(places):
+        for number in self.numbers:
+            frame, equation, position = self.place(number)
             if self.is_site(number):
                 self._taps.setdefault(frame, {})[equation, position] = number
             else:
                 self._uses.setdefault((frame, equation), {})[position] = number
             for depth in range(len(frame) + 1):
                 self._inside.setdefault(frame[:depth], []).append(number)
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of all sites and terms."""
+        return range(len(self.sites) + len(self.terms))
+
+    def place(self, number: int) -> ValueKey | UseKey:
+        """Where a site or the use of a term is: a frame, one of its equations, and an output or an operand of that."""
+        return self.sites[number].value if self.is_site(number) else self.term(number).use.key
 
     @property
     def is_of_loss(self) -> bool:
@@ -132,16 +141,17 @@ class Plan:
         """
         groups: list[list[int]] = [[]]
         room = budget
-        for number in range(len(self.sites) + len(self.terms)):
+        for number in self.numbers:
             size = self.bytes_of(number)
             if groups[-1] and size > room:
                 groups.append([])
                 room = budget
             groups[-1].append(number)
             room -= size
-        return [self._part(group) for group in groups]
+        return [self.part(group) for group in groups]
 
-    def _part(self, group: Sequence[int]) -> Plan:
+    def part(self, group: Sequence[int]) -> Plan:
+        """The plan that observes only some of the same sites and terms, by their numbers in ascending order."""
         sites, first = [number for number in group if self.is_site(number)], len(self.sites)
         return Plan(
             sites=tuple(self.sites[number] for number in sites),

@@ -92,7 +92,7 @@ def observing_program(trace: Trace, plan: Plan) -> tuple[Program, Reached]:
         ]
         axes = varying_axes(known)
         chosen = {number: known[number] for number in differentiated}
-        seeds, pull_back, (loss, auxiliary, captured) = jax.vjp(forward, chosen, _sinks(plan, axes), has_aux=True)
+        seeds, pull_back, (loss, auxiliary, captured) = jax.vjp(forward, chosen, sinks_of(plan, axes), has_aux=True)
         gradients, arrived = pull_back(list(cotangents) or [jnp.ones_like(seed) for seed in seeds])
         loss, *auxiliary = (
             value if wanted else None for value, wanted in zip([loss, *auxiliary], _outputs(trace, plan), strict=True)
@@ -110,7 +110,13 @@ def _zeros(leaf: Leaf) -> Any:
     return jnp.zeros(leaf.shape, leaf.dtype)
 
 
-def _sinks(plan: Plan, axes: Sequence[str]) -> dict[int, Any]:
+def sinks_of(plan: Plan, axes: Sequence[str]) -> dict[int, Any]:
+    """Zeros of the shapes of a plan's observed cotangents, by number.
+
+    Args:
+        plan: The plan.
+        axes: Mesh axes over which they are to vary.
+    """
     # Made inside the program: as its arguments they would be allocated, which for ResNet-50 is 0.8 GB.
     shapes = {number: plan.observed(number) for number in plan.sinks}
     return {n: varying(jnp.zeros(s.shape, s.dtype, device=s.sharding), axes) for n, s in shapes.items()}

@@ -3,6 +3,7 @@
 There are two selections of the same tensors. *Operands*: at every operation, the gradient with respect to each of its
 floating-point operands as that operation sees it. *Terms*: for every value shown that is used several times, the
 gradient that comes back from each use, which sum to the value's own; the term of a value's only use is that already.
+What is differentiated itself has its initial gradient besides, which comes back from no use.
 
 A term is named by the operation and the number of its operand, `block[0]/add1/add.0`; in one turn of the loops around
 that it belongs to one value, which in the next turn may be another.
@@ -19,7 +20,7 @@ from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.frames import OPERAND, ValueKey, iterations
 from gradscope.tracing.reversal import Reach
 from gradscope.tracing.tracer import Trace
-from gradscope.tracing.turns import Moment, home
+from gradscope.tracing.turns import Homes, Moment
 from gradscope.tracing.uses import Use, find_uses
 
 
@@ -34,6 +35,7 @@ class Terms:
     def __init__(self, trace: Trace, wanted: Wanted) -> None:
         self._wanted = wanted
         self._frames = {frame.key: frame for frame in trace.root.walk()}
+        self._homes = Homes(self._frames)
         self._names = {site.value: site.names for site in trace.sites}
         self._arguments = [naming.key_of(leaf.family, leaf.name) for leaf in trace.arguments]
         self._uses = find_uses(trace.root, trace.layers) if wanted.operands or wanted.terms else []
@@ -59,7 +61,7 @@ class Terms:
         """The value of whose gradient this is a term in a turn, in the turn that made it; None where of none."""
         if use.value is None or not use.whole:
             return None
-        return home(self._frames, Moment(use.value, turn[: len(self._frames[use.value.frame].loops)]))
+        return self._homes.of(Moment(use.value, turn[: len(self._frames[use.value.frame].loops)]))
 
     def _is_selected(self, use: Use, moment: Moment | None) -> bool:
         if self._wanted.operands and use.operand and self._wanted.shows(use.name):

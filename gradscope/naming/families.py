@@ -1,4 +1,8 @@
-"""Families: which of a site's tensors a member is, and the key `<family>/<name>` that names it in a dump."""
+"""Families: which of a site's tensors a member is, and the key `<family>/<name>` that names it in a dump.
+
+A *term* is the part of a value's gradient that comes back from one use of it. It is named after the operation that uses
+the value, and the number of the operand there: `block/add.0`.
+"""
 
 from __future__ import annotations
 

@@ -33,16 +33,24 @@ def sources(frames: Mapping[FrameKey, Frame], moment: Moment) -> list[Moment]:
     return list(found)
 
 
-def home(frames: Mapping[FrameKey, Frame], moment: Moment) -> Moment:
-    """The moment in which a value was made that loops have carried to another: itself where none has.
+class Homes:
+    """The moments in which values were made that loops have carried on to others.
 
     Args:
         frames: Every frame of a trace.
-        moment: The value.
     """
-    while (before := _carried_from(frames, moment)) is not None:
-        moment = before
-    return moment
+
+    def __init__(self, frames: Mapping[FrameKey, Frame]) -> None:
+        self._frames = frames
+        self._known: dict[Moment, Moment] = {}
+
+    def of(self, moment: Moment) -> Moment:
+        """The moment in which a value was made; the same where no loop has carried it."""
+        way = [moment]
+        while (before := self._known.get(way[-1]) or _carried_from(self._frames, way[-1])) is not None:
+            way.append(before)
+        self._known.update(dict.fromkeys(way[:-1], way[-1]))
+        return way[-1]
 
 
 def _carried_from(frames: Mapping[FrameKey, Frame], moment: Moment) -> Moment | None:

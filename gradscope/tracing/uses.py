@@ -5,7 +5,7 @@ reads a value twice, as `x * x` does, uses it twice. Calls and checkpoints use n
 loop, a branch and a custom rule use what they are handed as one operation each.
 
 What a loop carries on is used where a turn uses it: the carry that a turn receives *is* what the turn before made, or
-what went into the loop, and what comes out *is* what the last turn made (`turns.home`). So a value has the same uses
+what went into the loop, and what comes out *is* what the last turn made (`turns.Homes`). So a value has the same uses
 scanned as unrolled. What a turn, a branch or a shard hands out otherwise is used by being handed out.
 """
 

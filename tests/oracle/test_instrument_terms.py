@@ -320,7 +320,7 @@ def test_nested_frames_and_shared_weights_still_sum_to_the_whole() -> None:
             h = made * jnp.cos(made) + h * factor
             return (h, jnp.sin(other) * h), h * other
 
-        (h, other), stacked = jax.lax.scan(jax.checkpoint(turn), (h, h), jnp.arange(3.0))
+        (h, other), stacked = jax.lax.scan(jax.checkpoint(turn), (h, h), jnp.arange(2.0))
         return h * other + stacked.sum(axis=0)
 
     def loss(variables: Any, batch: Any) -> Any:
@@ -336,28 +336,28 @@ def test_nested_frames_and_shared_weights_still_sum_to_the_whole() -> None:
     for flag in (True, False):
         arguments = {"w": 0.3 * WEIGHTS}, (INPUTS, np.bool_(flag))
         dump = gradscope.capture(loss, *arguments, terms=True)
-        inside = {f"activation/made[{outer}][{inner}]" for outer in range(2) for inner in range(3)} if flag else set()
+        inside = {f"activation/made[{outer}][{inner}]" for outer in range(2) for inner in range(2)} if flag else set()
         assert terms_of(dump).keys() == {"param/w", "activation/out[1]", *inside}
         assert_sums(dump)
     assert_unperturbed(loss, {"w": 0.3 * WEIGHTS}, (INPUTS, np.bool_(True)))
 
 
-def test_terms_in_parts_are_those_of_one_run() -> None:
-    from gradscope.instrument.plan import Plan
-    from gradscope.instrument.planning import make_plan
-    from gradscope.tracing.tracer import trace_loss
-
-    def loss(weight: Any, x: Any) -> Any:
+def test_where_the_way_is_stopped_nothing_comes_back_and_the_rest_is_the_whole() -> None:
+    def loss(weight: Any, x: Any, probe: Probe = unprobed, *, stopped: bool = False) -> Any:
         h = layer("first", dense, weight, x)
-        return (layer("second", dense, weight, h) * h * h).sum()
+        cosine = layer("cosine", jnp.cos, probe("cosine/cos.0", h))
+        cosine = jax.lax.stop_gradient(cosine) if stopped else cosine
+        return (cosine * jnp.exp(probe("exp.0", h)) * probe("mul#2.1", h)).sum()
 
-    trace = trace_loss(loss, WEIGHTS, INPUTS, operations=True)
-    plan: Plan = make_plan(trace, Wanted(operations=True, operands=True))
-    parts = plan.parts(2 * INPUTS.nbytes)
-    assert len(parts) > 2
-    assert [term for part in parts for term in part.terms] == list(plan.terms)
-    assert [site for part in parts for site in part.sites] == list(plan.sites)
-    assert all(part.bytes_of(0) <= 2 * INPUTS.nbytes for part in parts)
+    dump = gradscope.capture(loss, WEIGHTS, INPUTS, terms=True, stop_gradient=["cosine"])
+    wanted = expected(partial(loss, stopped=True), WEIGHTS, INPUTS)
+    terms = terms_of(dump)["activation/first"]
+    assert sorted(terms) == ["exp.0", "mul#2.1"]
+    for name, term in terms.items():
+        assert_close(term, wanted[name].gradient, what=name)
+    assert_sums(dump)
+    missing = {(line.name, line.reason) for line in dump.ledger.missing if line.family == "term"}
+    assert missing == {("cosine/cos.0", "disconnected")}
 
 
 def test_a_fetch_does_not_go_with_terms() -> None:
@@ -366,3 +366,31 @@ def test_a_fetch_does_not_go_with_terms() -> None:
 
     with pytest.raises(UsageError, match="a fetch names all that is shown"):
         gradscope.capture(loss, WEIGHTS, INPUTS, terms=True, fetch="first")
+
+
+READ = {"read/sin.0", "read/cos.0", "read/tanh.0", "read/mul.0"}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "terms"),
+    [
+        ({}, READ),
+        ({"select": ["first"]}, {"read/sin.0", "read/cos.0"}),
+        ({"select": ["activation/first"]}, {"read/sin.0", "read/cos.0"}),
+        ({"select": ["term/read/*.0"], "exclude": ["second"]}, {"read/sin.0", "read/cos.0"}),
+        ({"select": ["read/sin.0"]}, {"read/sin.0"}),
+        ({"families": ["term"], "exclude": ["second"]}, {"read/sin.0", "read/cos.0"}),
+        ({"families": ["activation_grad"]}, set()),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_terms_are_chosen_by_their_own_name_or_that_of_their_value(chosen: dict[str, Any], terms: set[str]) -> None:
+    def loss(weight: Any, x: Any) -> Any:
+        h, other = layer("first", dense, weight, x), layer("second", jnp.exp, x)
+        with jax.named_scope("read"):
+            return (jnp.sin(h) + jnp.cos(h) + jnp.tanh(other) + other * 2.0).sum()
+
+    dump = gradscope.capture(loss, WEIGHTS, INPUTS, terms=True, **chosen)
+    assert {key.removeprefix("term/") for key in dump if key.startswith("term/read")} == terms
+    filtered = {line.name for line in dump.ledger.missing if (line.family, line.reason) == ("term", "filtered")}
+    assert {name for name in filtered if name.startswith("read")} == READ - terms

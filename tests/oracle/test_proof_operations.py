@@ -23,6 +23,7 @@ ROUNDING = 1e-9
 CANCELLED = 1e-11
 SCANNED, TWIN = "transformer, scanned and checkpointed", "transformer, unrolled"
 UNROLLED = {name: case for name, case in ZOO.items() if "scanned" not in name and name != "resnet50"}
+SMALL = {name: case for name, case in UNROLLED.items() if name != "resnet18"}
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def test_every_operation_has_the_value_and_the_gradient_that_jax_computes(case: 
         assert_same(found, np.asarray(gradient), name)
 
 
-@pytest.mark.parametrize("case", UNROLLED.values(), ids=UNROLLED.keys())
+@pytest.mark.parametrize("case", SMALL.values(), ids=SMALL.keys())
 def test_every_operand_has_the_gradient_that_jax_computes_for_it_alone(case: Case) -> None:
     twin, _, gradients = differentiated(case, "operands")
     dump = gradscope.capture(case.loss, *case.arguments(), ops="inputs")

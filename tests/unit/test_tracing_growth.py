@@ -49,6 +49,7 @@ def work(layers: int) -> dict[str, int]:
         "sites": lambda: find_sites(root, found),
         "fingerprint": lambda: fingerprint(root),
         "plan": lambda: make_plan(trace, Wanted(operations=True)),
+        "terms": lambda: make_plan(trace, Wanted(operations=True, operands=True, terms=True)),
     }
     return {stage: calls(run) for stage, run in stages.items()}
 
