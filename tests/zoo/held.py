@@ -7,7 +7,7 @@ alone, with a loss written out in the test.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,20 @@ def assert_activations(
     }
     nearest = {where: _nearest(found, name, leaf) for where, (name, leaf) in expected.items()}
     assert_same_tensors(nearest, {where: leaf for where, (_, leaf) in expected.items()}, close)
+
+
+def assert_activation_gradients(seen: Dump, expected: Mapping[str, Any], close: float = CLOSE) -> None:
+    """The gradients of what layers returned are in the dump under their names, but those that are zero throughout."""
+    found = family(seen, "activation_grad")
+    moving = {name: np.asarray(value) for name, value in expected.items() if np.any(value)}
+    assert len(moving) > 20  # in a residual network whose last scales are zero, most are zero
+    assert_same_tensors({name: _nearest(found, name, value) for name, value in moving.items()}, moving, close)
+
+
+def zeros_like_arrays(returned: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """Zeros to add to each array that a layer returns, by the layer's name, whose gradients are those of the array."""
+    shapes = jax.eval_shape(returned)
+    return {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items() if hasattr(leaf, "shape")}
 
 
 def _nearest(found: Mapping[str, np.ndarray], name: str, expected: np.ndarray) -> np.ndarray:

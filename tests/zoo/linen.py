@@ -44,8 +44,13 @@ def unrolled(captured: Mapping[str, Any], module: str, turns: int) -> dict[str, 
     return found
 
 
-def called_by(run: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """What a function returns, and what every call of a module in it did, named by the modules that called it."""
+def called_by(run: Callable[[], Any], added: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    """What a function returns, and what every call of a module in it did, named by the modules that called it.
+
+    Args:
+        run: The function.
+        added: What to add to what a call returns first, by the same names.
+    """
     around: list[str] = []
     returned: dict[str, Any] = {}
     calls: Counter[str] = Counter()
@@ -56,11 +61,11 @@ def called_by(run: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
         around.append(context.module.name or type(context.module).__name__)
         name = "/".join(around)
         calls[name] += 1
-        occurrence = "" if calls[name] == 1 else f"#{calls[name]}"
+        name += "" if calls[name] == 1 else f"#{calls[name]}"
         value = call(*args, **kwargs)
         around.pop()
-        returned[name + occurrence] = value
-        return value
+        returned[name] = value + added[name] if added and name in added else value
+        return returned[name]
 
     with nn.intercept_methods(keep):
         return run(), returned

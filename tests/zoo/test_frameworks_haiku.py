@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +53,19 @@ def init(key):
 """
 
 
-def intercepted(run: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """What a function returns, and what each module that it calls returned, by its name."""
+def intercepted(run: Callable[[], Any], added: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    """What a function returns, and what each module that it calls returned, by its name.
+
+    Args:
+        run: The function.
+        added: What to add to it first.
+    """
     seen: dict[str, Any] = {}
 
     def keep(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        returned = call(*args, **kwargs)
+        returned, name = call(*args, **kwargs), context.module.module_name.replace("/~/", "/")
         if context.method_name == "__call__" and returned is not None:
-            seen[context.module.module_name.replace("/~/", "/")] = returned
+            returned = seen[name] = returned + added[name] if added and name in added else returned
         return returned
 
     with hk.intercept_methods(keep):
@@ -138,24 +143,40 @@ def test_a_module_that_fails_tells_the_users_line(folder: Path) -> None:
     assert 'name="head"' in failed.value.user_frames
 
 
-@pytest.mark.parametrize(("name", "layers"), [("ResNet50", 234), ("MobileNetV1", 124)])
-def test_models_of_haiku(folder: Path, x64: None, name: str, layers: int) -> None:
-    seen = held.dump(f"haiku.nets:{name}(num_classes=5)", "float64[2,32,32,3]", loss="cross-entropy")
-    net = hk.transform_with_state(lambda x: getattr(hk.nets, name)(num_classes=5)(x, is_training=True))
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("name", "arguments", "layers"),
+    [
+        # Its logits begin as zeros, and with them all gradients, unless it is told otherwise.
+        ("ResNet50", {"num_classes": 5, "logits_config": {"w_init": None}}, 234),
+        ("MobileNetV1", {"num_classes": 5}, 124),
+    ],
+)
+def test_models_of_haiku(folder: Path, name: str, arguments: dict[str, Any], layers: int) -> None:
+    call = ", ".join(f"{name}={value}" for name, value in arguments.items())
+    seen = held.dump(f"haiku.nets:{name}({call})", "float64[2,32,32,3]", loss="cross-entropy")
+    net = hk.transform_with_state(lambda x: getattr(hk.nets, name)(**arguments)(x, is_training=True))
     batch = held.family(seen, "input")
     shapes = jax.eval_shape(net.init, jax.random.key(0), batch["inputs"])
     params, state = (filled(tree, seen, prefix) for tree, prefix in zip(shapes, ("param", "state/state"), strict=True))
 
-    def loss(params: Any) -> Any:
-        (logits, _), captured = intercepted(lambda: net.apply(params, state, None, batch["inputs"]))
+    def run(params: Any, added: Any) -> Any:
+        return intercepted(lambda: net.apply(params, state, None, batch["inputs"]), added)
+
+    def loss(params: Any, added: Any) -> Any:
+        (logits, _), captured = run(params, added)
         return held.cross_entropy(logits, batch["labels"]), captured
 
-    (value, captured), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    added = held.zeros_like_arrays(lambda: run(params, None)[1])
+    stepped = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(params, added)
+    (value, captured), (gradients, of_layers) = stepped
     assert seen.loss == pytest.approx(float(value), rel=1e-9)
     held.assert_gradients(seen, gradients)
     held.assert_layers_hold_parameters(seen)
     assert len(captured) == layers
-    held.assert_activations(seen, captured, {each for each in captured if each.endswith("flatten")})  # flat already
+    idle = {each for each in captured if each.endswith("flatten")}  # it is flat already
+    held.assert_activations(seen, captured, idle)
+    held.assert_activation_gradients(seen, {each: of_layers[each] for each in of_layers.keys() - idle})
 
 
 def test_a_core_unrolled_by_a_scan_is_measured_in_every_turn(folder: Path) -> None:

@@ -100,17 +100,23 @@ def test_more_models_of_transformers(folder: Path, name: str, inputs: tuple[str,
     net, batch = getattr(module, name), held.family(seen, "input")
     labels = batch.pop("labels")
 
-    def loss(params: Any) -> Any:
-        outputs, called = called_by(lambda: net(**batch, params=params, train=False))
-        return held.cross_entropy(outputs.logits, labels), {**called, type(net.module).__name__: outputs.logits}
+    def run(params: Any, added: Any) -> Any:
+        return called_by(lambda: net(**batch, params=params, train=False), added)
+
+    def loss(params: Any, added: Any) -> Any:
+        outputs, called = run(params, added)
+        return held.cross_entropy(outputs.logits, labels), called
 
     params = held.nested(held.family(seen, "param"))
-    (value, called), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    added = held.zeros_like_arrays(lambda: run(params, None)[1])
+    stepped = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(params, added)
+    (value, called), (gradients, of_layers) = stepped
     assert seen.loss == pytest.approx(float(value), rel=1e-5)
     held.assert_gradients(seen, gradients)
     held.assert_layers_hold_parameters(seen)
     # Of several outputs the loss is made of the first.
     called = {each: value if isinstance(value, jax.Array) else value[0] for each, value in called.items()}
     idle = {each for each in called if "dropout" in each.rpartition("/")[2]}
+    held.assert_activation_gradients(seen, {each: of_layers[each] for each in of_layers.keys() - idle})
     assert len(called.keys() - idle) == layers
     held.assert_activations(seen, called, idle)
