@@ -26,16 +26,14 @@ class EquinoxFormat:
     built: bool = True
     exact: bool = True
 
-    def expected(self) -> Mapping[str, Described]:
-        """The leaves that Equinox saves: arrays, and numbers that are no static fields."""
-        return {
+    def layouts(self) -> tuple[Mapping[str, Described], None]:
+        """The leaves that Equinox saves, arrays and numbers that are no static fields; the file has only an order."""
+        expected = {
             path: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
             for path, leaf in by_path(self.module).items()
             if eqx.is_array_like(leaf)
         }
-
-    def saved(self) -> None:
-        """Nothing: the file has only an order."""
+        return expected, None
 
     def restore(self) -> Any:
         """A module with the file's leaves."""

@@ -35,10 +35,11 @@ _NO_WEIGHTS: Final = frozenset({"optimizer", "seed_generator"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWeight:
-    """A variable in a file."""
+    """A variable in a file, and what the file calls its layer."""
 
     shape: tuple[int, ...]
     dtype: str
+    layer: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +55,15 @@ class KerasFormat:
         """Whether every layer knows its shapes."""
         return self.model.built
 
-    def expected(self) -> Mapping[str, Described]:
-        """The weights that Keras saves of this model; told by Keras, who alone knows the places."""
+    def layouts(self) -> tuple[Mapping[str, Described], Mapping[str, Described]]:
+        """The weights that Keras saves of this model, who alone knows the places, and those in the file, none read."""
+        saved = _weights(self.checkpoint)
         with tempfile.TemporaryDirectory() as folder:
             own = Path(folder) / f"own{WEIGHTS}"
             self.model.save_weights(own)
-            return _weights(own)
-
-    def saved(self) -> Mapping[str, Described]:
-        """The weights in the file, none of them read."""
-        return _weights(self.checkpoint)
+            expected = _weights(own)
+        layers = {place: weight.layer for place, weight in (saved | expected).items()}  # one name for both, the model's
+        return _told(expected, layers), _told(saved, layers)
 
     def restore(self) -> Any:
         """The model itself, with the file's weights."""
@@ -77,7 +77,8 @@ def _weights(path: Path) -> dict[str, StoredWeight]:
     def note(place: str, item: Any) -> None:
         if _is_inside(item) and _NO_WEIGHTS.isdisjoint(place.split("/")):
             dtype = item.attrs.get("dtype", item.dtype.name)  # HDF5 has no bfloat16, and Keras writes it beside
-            found[_told(item, place)] = StoredWeight(shape=item.shape, dtype=str(dtype))
+            layer = str(item.parent.attrs.get("name", ""))
+            found[place] = StoredWeight(shape=item.shape, dtype=str(dtype), layer=layer)
 
     with _bytes(path) as file, h5py.File(file, "r") as weights:
         weights.visititems(note)  # which follows no link out of the file
@@ -89,10 +90,12 @@ def _is_inside(item: Any) -> bool:
     return isinstance(item, h5py.Dataset) and not (item.external or item.is_virtual)
 
 
-def _told(item: Any, place: str) -> str:
-    """A weight's place, and what its layer is called where that is another name."""
-    layer = item.parent.attrs.get("name")
-    return place if layer is None or layer in place.split("/") else f"{place} ({layer})"
+def _told(weights: Mapping[str, StoredWeight], layers: Mapping[str, str]) -> dict[str, StoredWeight]:
+    """Weights by place, and by what their layers are called where that is another name."""
+    return {
+        f"{place} ({layers[place]})" if layers[place] not in {"", *place.split("/")} else place: weight
+        for place, weight in weights.items()
+    }
 
 
 @contextlib.contextmanager

@@ -33,12 +33,12 @@ class OwnFormat(Protocol):
         """Whether numbers of another width do not do."""
         ...
 
-    def expected(self) -> Mapping[str, Described]:
-        """What a file of this module holds by path, in the file's order."""
-        ...
+    def layouts(self) -> tuple[Mapping[str, Described], Mapping[str, Described] | None]:
+        """What a file of this module holds by path, in the file's order, and what this file does.
 
-    def saved(self) -> Mapping[str, Described] | None:
-        """What this file holds by path; None where it has an order and no names."""
+        Returns:
+            Both; None for the latter where it has an order and no names.
+        """
         ...
 
     def restore(self) -> Any:

@@ -43,8 +43,7 @@ def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Any |
     if not own.built:
         build()
     try:
-        named = own.saved()
-        expected = own.expected()
+        expected, named = own.layouts()
         saved = _in_order(expected, checkpoint) if named is None else named
         problems = list(disagreements(expected, saved, exact=own.exact))
         if not problems:
