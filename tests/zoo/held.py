@@ -123,7 +123,7 @@ def assert_activation_gradients(seen: Dump, expected: Mapping[str, Any], close: 
     """The gradients of what layers returned are in the dump under their names, but those that are zero throughout."""
     found = family(seen, "activation_grad")
     moving = {name: np.asarray(value) for name, value in expected.items() if np.any(value)}
-    assert len(moving) > 20  # in a residual network whose last scales are zero, most are zero
+    assert len(moving) > 15
     assert_same_tensors({name: _nearest(found, name, value) for name, value in moving.items()}, moving, close)
 
 
