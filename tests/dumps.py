@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,12 @@ import ml_dtypes
 import numpy as np
 
 from gradscope.arrays.dtypes import dtype_name
+from gradscope.dump.manifest import Entry, Manifest
+from gradscope.dump.memory import MemoryDump
 from gradscope.dump.reader import open_dump
 from gradscope.dump.record import Record, SiteFacts
 from gradscope.dump.writer import DumpWriter
+from gradscope.naming import split_key
 
 
 def record(name: str, array: Any, *, family: str = "activation", dtype: str | None = None, **facts: Any) -> Record:
@@ -58,6 +61,13 @@ def write(path: Path, records: Iterable[Record], *, force: bool = True, **fields
             writer.add(each)
         writer.commit(**fields)
     return path
+
+
+def dump_of(tensors: Mapping[str, Any]) -> MemoryDump:
+    """A dump in memory of tensors by key."""
+    families = ((*split_key(key), array) for key, array in tensors.items())
+    records = (record(name, array, family=family) for family, name, array in families)
+    return MemoryDump(Manifest(entries=tuple(map(Entry.of, records))), tensors)
 
 
 def read_all(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

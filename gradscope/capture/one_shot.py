@@ -14,7 +14,7 @@ from gradscope.capture.closeup import MOST_BYTES
 from gradscope.capture.measured import TensorReading
 from gradscope.capture.observation import is_whole_here
 from gradscope.capture.origins import find_origins
-from gradscope.capture.preparation import Prepared, prepare
+from gradscope.capture.preparation import Bounds, Prepared, prepare
 from gradscope.capture.processes import is_shared, reading_for
 from gradscope.capture.provenance import machine_provenance, model_provenance
 from gradscope.capture.selfcheck import self_check
@@ -26,6 +26,7 @@ from gradscope.dump.record import Json
 from gradscope.dump.sink import RecordSink
 from gradscope.errors import MachineError, ModelError
 from gradscope.instrument.inquiry import Answer, Inquiry
+from gradscope.instrument.taps import whole_tensor
 from gradscope.instrument.wanted import Wanted
 from gradscope.naming.sizes import shown_size
 from gradscope.tracing.model import Model
@@ -42,7 +43,7 @@ class DumpRequest:
         reading: How they are measured, and whether they are kept.
         self_check: Whether to run the plain program too.
         facts: Provenance that only the caller knows, such as the seed.
-        max_memory: Bytes that a run may take; what it hands out is divided among several runs for that. None for any.
+        bounds: How much a run may take; the loss runs in segments for that where it has to. None for any.
         tell: Receives a sentence about how much there will be, before anything is run.
     """
 
@@ -51,7 +52,7 @@ class DumpRequest:
     reading: TensorReading = field(default_factory=TensorReading)
     self_check: bool = False
     facts: dict[str, Json] = field(default_factory=dict[str, Json])
-    max_memory: int | None = None
+    bounds: Bounds | None = None
     tell: Callable[[str], None] = lambda _: None
 
 
@@ -79,9 +80,7 @@ def dump_model(
         MachineError: Memory or disk ran out. What was captured until then is saved beside the asked path.
         UsageError: A pattern selects nothing.
     """
-    # A quarter for what a run hands out, one for what it makes; half for parameters, gradients, and what is kept.
-    budget = None if request.max_memory is None else request.max_memory // 4
-    prepared = prepare(model, arguments, request.wanted, request.inquiry, timings, budget=budget)
+    prepared = prepare(model, arguments, request.wanted, request.inquiry, timings, bounds=request.bounds)
     _require_memory(prepared, request)
     if request.wanted.terms and not prepared.answer.plan.terms:
         request.tell("no value that is shown is used more than once, so that no gradient has terms")
@@ -89,7 +88,7 @@ def dump_model(
     if prepared.runs > 1:
         request.tell(f"{shown_size(size)} of tensors are captured in {prepared.runs} runs")
     if request.reading.keep:
-        writer.require_space(size)
+        writer.require_space(size + prepared.scratch_bytes)
     first = prepared.start()
     session = Session(first, reading_for(writer, request.reading), prepared.further(first))
     provenance = _provenance(model, prepared, request)
@@ -101,7 +100,7 @@ def dump_model(
         # values in one place, so that every process would have to take part in it.
         searchable = not request.inquiry and not is_shared()
         origins = _origins(model, prepared, timings) if searchable and session.nonfinite else ()
-        causes = _causes(model, session, budget, timings) if searchable and session.zeros else ()
+        causes = _causes(model, session, request.bounds, timings) if searchable and session.zeros else ()
         checked = None
         if request.self_check:
             with timings.phase("self-check"):
@@ -118,18 +117,18 @@ def dump_model(
     )
 
 
-def _causes(model: Model, session: Session, budget: int | None, timings: Timings) -> tuple[Cause, ...]:
+def _causes(model: Model, session: Session, bounds: Bounds | None, timings: Timings) -> tuple[Cause, ...]:
     """Why gradients are exactly zero."""
     with timings.phase("explain"), user_code(f"explaining gradients of {model.name}"):
-        return session.causes(MOST_BYTES if budget is None else min(budget, MOST_BYTES))
+        return session.causes(MOST_BYTES if bounds is None else min(bounds.run_bytes, MOST_BYTES))
 
 
 def _require_memory(prepared: Prepared, request: DumpRequest) -> None:
     """Refuse a run that does not fit in the memory allowed."""
-    if request.max_memory is not None and prepared.size_bytes > request.max_memory:
+    if request.bounds is not None and prepared.size_bytes > request.bounds.memory:
         raise MachineError(
-            f"one run of the model needs {shown_size(prepared.size_bytes)}, above the {shown_size(request.max_memory)} "
-            "of --max-memory",
+            f"a run of the model needs {shown_size(prepared.size_bytes)}, above the "
+            f"{shown_size(request.bounds.memory)} of --max-memory",
             hint="run a smaller batch, or allow more",
         )
 
@@ -178,7 +177,7 @@ def _bytes(shape: tuple[int, ...], dtype: object) -> int:
 def _provenance(model: Model, prepared: Prepared, request: DumpRequest) -> dict[str, Json]:
     inputs = [leaf.family == naming.INPUT for leaf in prepared.answer.trace.arguments]
     leaves = zip(prepared.leaves, inputs, strict=True)
-    batch = [value for value, is_input in leaves if is_input and value is not None]
+    batch = [whole_tensor(value) for value, is_input in leaves if is_input and value is not None]
     return {
         "model": model.name,
         **model_provenance(model.source, model.file_sha256),

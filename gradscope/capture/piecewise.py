@@ -1,7 +1,8 @@
 """A run in segments: bounded memory, paid for by computing the forward pass twice.
 
-The first run is the forward pass, which knows the loss. Those that follow go backwards, and each hands out what was
-observed in one segment; the last of all hands out the arguments and their gradients, which are complete by then.
+The first run is the forward pass, which knows the loss; what it keeps lies on disk until it is wanted. Those that
+follow go backwards, and each hands out what was observed in one segment; the last of all hands out the arguments and
+their gradients, which are complete by then.
 
 Why segments and not whole runs that each observe some of the sites (2026-11): a whole run needs memory for all that its
 backward pass keeps, whatever it observes, and there would be as many of them as the tensors fill the memory allowed.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +21,7 @@ import numpy as np
 
 from gradscope.capture.observation import with_whole_facts
 from gradscope.capture.run import Run
+from gradscope.capture.shelf import Shelf
 from gradscope.capture.timings import Timings
 from gradscope.instrument.inquiry import Answer
 from gradscope.instrument.interpreter import Captured
@@ -64,20 +67,28 @@ class Piecewise:
         segments: The same in segments.
         shapes: The flat arguments' shapes.
         timings: Receives the seconds of each phase.
+        scratch: On whose disk what is kept between the runs lies; None for where temporary files lie.
 
     Attributes:
         runs: How many runs there are.
     """
 
     def __init__(
-        self, name: str, answered: Answer, segments: Segments, shapes: Sequence[Any], timings: Timings
+        self,
+        name: str,
+        answered: Answer,
+        segments: Segments,
+        shapes: Sequence[Any],
+        timings: Timings,
+        *,
+        scratch: Path | None,
     ) -> None:
         self._name = name
         self._answered = answered
         self._segments = segments
         self._shapes = shapes
         self._timings = timings
-        self._values: dict[Atom, Any] = {}
+        self._scratch = scratch
         self._flowing: set[Atom] = set()
         self._pieces: list[_Piece] = []
         self.runs = sum(1 + len(segment.parts) for segment in segments.all)
@@ -89,27 +100,36 @@ class Piecewise:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that all of it takes: arguments, their gradients, what is kept, and the largest run's own."""
+        """Memory that all of it takes: arguments, their gradients, and the largest run's own."""
         arguments = sum(bytes_of(shape) for shape in self._shapes if shape is not None)
         gradients = sum(bytes_of(leaf) for leaf in self._answered.trace.arguments if leaf.differentiated)
         stages = [stage for piece in self._pieces for stage in (piece.forward, *(b.stage for b in piece.backward))]
-        return arguments + gradients + self._segments.kept_bytes + max(map(_own_bytes, stages))
+        return arguments + gradients + max(map(_own_bytes, stages))
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Space on disk for what is kept."""
+        return self._segments.kept_bytes
 
     def start(self, leaves: Sequence[Any]) -> Run:
         """The forward pass."""
-        values: dict[Atom, Any] = {}
+        self._kept = Shelf(self._scratch)
         with self._timings.phase("run"), user_code(f"running {self._name}"):
             for piece in self._pieces:
-                reads = [values[atom] for atom in piece.segment.reads]
+                reads = [self._kept.get(atom) for atom in piece.segment.reads]
                 written = jax.block_until_ready(piece.forward(leaves, reads))
-                values.update(zip(piece.segment.writes, written, strict=True))
-        self._values = values
+                for atom, value in zip(piece.segment.writes, written, strict=True):
+                    self._kept.put(atom, value)
         outputs = [self._output(atom, leaves) for atom in self._answered.trace.root.jaxpr.outvars]
         seen = Observed(outputs[0], outputs[1:], Captured.nothing(), {}, {})
         return self._run(leaves, self._answered.plan.part(()), seen, Reached(), sites_only=True)
 
     def further(self, leaves: Sequence[Any], first: Run) -> Iterator[Run]:
         """The runs that follow the first."""
+        with self._kept:
+            yield from self._backwards(leaves, first)
+
+    def _backwards(self, leaves: Sequence[Any], first: Run) -> Iterator[Run]:
         cotangents: dict[Atom, Any] = {}
         gradients = {n: None for n, leaf in enumerate(self._answered.trace.arguments) if leaf.differentiated}
         reached = Reached()
@@ -125,7 +145,6 @@ class Piecewise:
                 yield self._run(leaves, backward.plan, seen, backward.connected.reached, sites_only=True)
                 del seen
             for atom in piece.segment.writes:
-                self._values.pop(atom)
                 cotangents.pop(atom, None)
         whole = {n: jnp.zeros_like(leaves[n]) if each is None else each for n, each in gradients.items()}
         yield self._run(leaves, first.plan, first.observed._replace(gradients=whole), reached, sites_only=False)
@@ -146,7 +165,7 @@ class Piecewise:
     def _returned(
         self, segment: Segment, backward: _Backward, leaves: Sequence[Any], cotangents: Mapping[Atom, Any]
     ) -> tuple[Observed, Any]:
-        reads = [self._values[atom] for atom in segment.reads]
+        reads = [self._kept.get(atom) for atom in segment.reads]
         given = {at: cotangents[atom] for at, atom in enumerate(segment.writes) if atom in cotangents}
         with self._timings.phase("run"), user_code(f"running {self._name}"):
             returned = jax.block_until_ready(backward.stage(leaves, reads, given))
@@ -158,7 +177,7 @@ class Piecewise:
         jaxpr = self._answered.trace.root.jaxpr
         own = dict(zip(jaxpr.invars, leaves, strict=True))
         own |= zip(jaxpr.constvars, self._answered.trace.constants, strict=True)
-        return self._values[atom] if atom in self._values else own[atom]
+        return self._kept.get(atom) if atom in self._kept else own[atom]
 
     def _run(self, leaves: Sequence[Any], plan: Plan, seen: Observed, reached: Reached, *, sites_only: bool) -> Run:
         return Run(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import jax
@@ -42,6 +43,7 @@ class Prepared:
         further: Of that, the runs that follow the one it is given.
         runs: The number of all these runs.
         size_bytes: The memory that they take at a time: arguments, outputs and what is needed on the way.
+        scratch_bytes: The space on disk for what is kept between them.
     """
 
     answer: Answer
@@ -52,10 +54,35 @@ class Prepared:
     further: Callable[[Run], Iterator[Run]]
     runs: int
     size_bytes: int
+    scratch_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How much a run may take.
+
+    Attributes:
+        memory: Bytes.
+        scratch: On whose disk what does not fit may lie meanwhile; None for where temporary files lie.
+    """
+
+    memory: int
+    scratch: Path | None = None
+
+    @property
+    def run_bytes(self) -> int:
+        """Bytes that one run may hand out, and as many that it may make: the rest is for arguments and JAX itself."""
+        return self.memory // 4
 
 
 def prepare(
-    model: Model, arguments: Arguments, wanted: Wanted, inquiry: Inquiry, timings: Timings, *, budget: int | None = None
+    model: Model,
+    arguments: Arguments,
+    wanted: Wanted,
+    inquiry: Inquiry,
+    timings: Timings,
+    *,
+    bounds: Bounds | None = None,
 ) -> Prepared:
     """Trace, plan and compile while the arguments are being made.
 
@@ -65,7 +92,7 @@ def prepare(
         wanted: What is shown.
         inquiry: What is asked beyond the loss and its gradients.
         timings: Receives the seconds of each phase.
-        budget: Bytes of tensors that one run may hand out, and as many that it may make; None for all in one run.
+        bounds: How much one run may take; None for all in one run.
 
     Raises:
         ModelError: The user's code failed, or its loss cannot be differentiated.
@@ -79,11 +106,11 @@ def prepare(
             answered = answer(trace, wanted, inquiry)
             arguments.require(() if answered.fragment is None else answered.fragment.inputs)
             shapes = _given(answered, jax.tree_util.tree_leaves(arguments.shapes))
-            segments = None if budget is None else _segments(answered, budget)
+            segments = None if bounds is None else _segments(answered, bounds.run_bytes)
             program = (
                 _Program(model.name, answered, shapes, timings)
-                if segments is None
-                else Piecewise(model.name, answered, segments, shapes, timings)
+                if bounds is None or segments is None
+                else Piecewise(model.name, answered, segments, shapes, timings, scratch=bounds.scratch)
             )
         program.compile()
         with timings.phase("initialise"):
@@ -98,6 +125,7 @@ def prepare(
         further=lambda first: program.further(leaves, first),
         runs=program.runs,
         size_bytes=program.size_bytes,
+        scratch_bytes=program.scratch_bytes,
     )
 
 
@@ -114,6 +142,7 @@ class _Program:
     """One observing program of a model: traced when it is made, then compiled, then run."""
 
     runs: Final = 1
+    scratch_bytes: Final = 0
 
     def __init__(self, name: str, answered: Answer, shapes: Sequence[Any], timings: Timings) -> None:
         self._name = name

@@ -12,6 +12,7 @@ from gradscope.cli.reportoptions import FormatOptions
 
 if TYPE_CHECKING:
     from gradscope.compare import CompareOptions, Comparison, MapRule, Rule
+    from gradscope.compare.isolation import Isolation
     from gradscope.compare.series import Series
     from gradscope.report import Report
 
@@ -82,10 +83,19 @@ def compare(
     worst_first: Annotated[
         bool, typer.Option("--worst-first", help="Largest rel_l2 first.", rich_help_panel="What is shown")
     ] = False,
+    isolate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET",
+            help="The candidate's model: run its layers one by one on the reference's inputs and cotangents, and say "
+            "which make error themselves. Imports and runs the model file.",
+            rich_help_panel="Which layer it is",
+        ),
+    ] = None,
     written: FormatOptions,
     traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
-    """Match dumps tensor by tensor and judge them. Runs no model and needs no JAX.
+    """Match dumps tensor by tensor and judge them. Runs no model and needs no JAX, --isolate aside.
 
     Exit status: 0 the same within tolerance, 1 different, 2 nothing could be compared.
     """
@@ -100,9 +110,13 @@ def compare(
     found = _compared(ref, cand, asked)
     if write_map is not None:
         _save_map(write_map, found)
-    print_report(_report(found, everything, worst_first), written.chosen)
-    if found.exit_code:
-        raise typer.Exit(found.exit_code)
+    report, status = _report(found, everything, worst_first), found.exit_code
+    if isolate is not None:
+        single, alone = _single(found), _isolated(ref, cand[0], isolate, asked)
+        report, status = _isolation_report(single, alone, everything), status or alone.exit_code
+    print_report(report, written.chosen)
+    if status:
+        raise typer.Exit(status)
 
 
 def _compared(ref: Path, cands: list[Path], asked: CompareOptions) -> Comparison | Series:
@@ -136,6 +150,38 @@ def _one(ref: Path, cand: Path, asked: CompareOptions) -> Comparison:
 
     with open_dump(ref) as reference, open_dump(cand) as candidate:
         return compared(reference, candidate, options=asked)
+
+
+def _single(found: Comparison | Series) -> Comparison:
+    """The comparison of two dumps that `--isolate` is about."""
+    from gradscope.compare import Comparison
+    from gradscope.errors import UsageError
+
+    if not isinstance(found, Comparison):
+        raise UsageError("--isolate is about one reference and one candidate", hint="give it two dumps, not a series")
+    return found
+
+
+def _isolated(ref: Path, cand: Path, target: str, asked: CompareOptions) -> Isolation:
+    """Run the candidate's model layer by layer, as its dump says that it was run."""
+    from gradscope.cli.progress import Progress
+    from gradscope.cli.rerun import options_of, rerun_model
+    from gradscope.cli.streams import remarks_aside
+    from gradscope.compare.pairing import Dumps
+    from gradscope.dump.reader import open_dump
+
+    with open_dump(ref) as reference, open_dump(cand) as candidate, remarks_aside(), Progress(quiet=False) as progress:
+        model = rerun_model(target, options_of(cand, candidate.manifest.provenance))
+        from gradscope.capture.isolation import isolate
+        from gradscope.capture.timings import Timings
+
+        return isolate(model, Dumps(ref=reference, cand=candidate), asked, Timings(progress.phase))
+
+
+def _isolation_report(found: Comparison, alone: Isolation, everything: bool) -> Report:
+    from gradscope.report import IsolationReport
+
+    return IsolationReport(comparison=found, isolation=alone, everything=everything)
 
 
 def _report(found: Comparison | Series, everything: bool, worst_first: bool) -> Report:

@@ -15,6 +15,7 @@ from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.modeloptions import ModelOptions
 from gradscope.cli.operations import OperationOptions
 from gradscope.cli.reportoptions import FormatOptions, SelectionOptions
+from gradscope.naming.sizes import parse_size
 
 if TYPE_CHECKING:
     from gradscope.capture.one_shot import DumpRequest
@@ -71,27 +72,17 @@ class RunOptions:
         ),
     ] = None
     max_memory: Annotated[
-        str | None,
+        int | None,
         typer.Option(
+            parser=parse_size,
             metavar="SIZE",
-            help="Capture in several runs, none of which takes more memory than this: 4GiB, 500MB.",
+            help="Run in segments that take no more memory than this, 4GiB or 500MB, where the whole would.",
             rich_help_panel="Output",
         ),
     ] = None
     force: options.Force = False
     quiet: options.Quiet = False
     verbose: options.Verbose = False
-
-    @property
-    def memory_limit(self) -> int | None:
-        """`--max-memory` in bytes; None for no limit.
-
-        Raises:
-            UsageError: It is no size.
-        """
-        from gradscope.naming.sizes import parse_size
-
-        return None if self.max_memory is None else parse_size(self.max_memory)
 
     def say(self, *sentences: str) -> None:
         """Say them, unless nothing is to be said."""
@@ -136,11 +127,11 @@ def dump(
     from gradscope.report import Query, dump_report
     from gradscope.stats import find
 
-    # Self-check holds the loss against itself, and with bounded memory each of the runs would have to be asked.
+    # Self-check holds the loss against itself, and in segments every one would have to be asked.
     questions.require_alone(self_check=run.self_check, max_memory=run.max_memory)
     options.require_one_of(self_check=run.self_check, distributed=run.distributed)
     request, rules = asked.request(target), checked_rules(check) | {SELF_CHECK}
-    selection, families, max_memory = chosen.selection(), chosen.family_set(), run.memory_limit
+    selection, families = chosen.selection(), chosen.family_set()
     notes = set_up_jax(asked, cache=not run.no_cache, distributed=run.distributed)
     from gradscope.capture.measured import TensorReading
     from gradscope.capture.one_shot import DumpRequest
@@ -153,7 +144,7 @@ def dump(
         wrt=Selection.parse(questions.wrt) if questions.wrt else None,
     )  # fmt: skip
     dumped = DumpRequest(
-        wanted=wanted, inquiry=questions.inquiry(), self_check=run.self_check, max_memory=max_memory, tell=run.say,
+        wanted=wanted, inquiry=questions.inquiry(), self_check=run.self_check, tell=run.say,
         reading=TensorReading(keep=not run.stats_only, exact_quantiles=run.exact_quantiles, widen=run.cast is not None),
     )  # fmt: skip
     run.say(*notes)
@@ -176,6 +167,7 @@ def _run(
 ) -> tuple[Path, Manifest]:
     """Load, run and write; returns where the dump is and what it holds."""
     from gradscope.capture.one_shot import dump_model
+    from gradscope.capture.preparation import Bounds
     from gradscope.capture.processes import dump_writer, is_shared
     from gradscope.capture.timings import Timings
     from gradscope.cli.printing import say
@@ -193,6 +185,8 @@ def _run(
             say(choice)
         run.say(*arguments.notes)
         with writer:
-            dumped = replace(dumped, facts=asked.facts(arguments))
+            limit = run.max_memory
+            bounds = None if limit is None else Bounds(memory=limit, scratch=path.absolute().parent)
+            dumped = replace(dumped, facts=asked.facts(arguments), bounds=bounds)
             manifest = dump_model(model, arguments, dumped, writer, Timings(progress.phase))
     return path, manifest

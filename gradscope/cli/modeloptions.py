@@ -192,11 +192,14 @@ class ModelOptions:
         )
 
     def facts(self, arguments: Arguments) -> dict[str, Json]:
-        """What provenance says of them, files without their folders."""
+        """What provenance says of them: files without their folders, and what else is needed to run the model again."""
         named: dict[str, Json] = {
             "checkpoint": self.checkpoint and self.checkpoint.name,
             "data": self.data and Path(self.data).name,
             "batch_index": self.batch_index,
+            "loss": self.loss and self.loss.value,
+            "train": self.train,
+            "dtype": self.dtype and self.dtype.value,
         }
         known = {name: value for name, value in named.items() if value is not None}
         return {"seed": self.seed, "batch_size": arguments.batch_size, **known}

@@ -17,6 +17,7 @@ from gradscope.cli.dump import dump
 from gradscope.cli.grouping import with_groups
 from gradscope.cli.inspect import inspect
 from gradscope.cli.interrupts import Interrupts
+from gradscope.cli.isolate import isolate
 from gradscope.cli.operations import SpelledOut
 from gradscope.cli.recover import recover
 from gradscope.cli.show import show
@@ -33,8 +34,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (dump, show, compare, calibrate, inspect, check, verify, recover):
-    app.command(cls=SpelledOut)(with_groups(command))
+for command in (dump, show, compare, isolate, calibrate, inspect, check, verify, recover):
+    app.command(cls=SpelledOut if command is dump else None)(with_groups(command))
 
 
 def _print_version(asked: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradscope.cli.options import Exclude, Select, listed
+from gradscope.cli.options import Exclude, Json, Select, listed
 
 if TYPE_CHECKING:
     from gradscope.naming import Selection
@@ -83,7 +83,7 @@ class FormatOptions:
         Format,
         typer.Option("--format", help="How results are written to standard output.", rich_help_panel="Output"),
     ] = Format.TABLE
-    json: Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel="Output")] = False
+    json: Json = False
 
     @property
     def chosen(self) -> Format:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from gradscope.compare.blame import blame_of
 from gradscope.compare.comparison import Comparison
@@ -23,7 +23,7 @@ from gradscope.compare.growth import Error, growths
 from gradscope.compare.judging import judge, one_sided
 from gradscope.compare.noise import WITHIN, noise_floor
 from gradscope.compare.options import CompareOptions
-from gradscope.compare.pairing import Dumps, Match
+from gradscope.compare.pairing import Dumps, Match, Pairing
 from gradscope.compare.provenance import provenance_differences
 from gradscope.compare.recipes import Recipe
 from gradscope.compare.rows import Row
@@ -63,16 +63,8 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     dumps = Dumps(ref=ref, cand=cand)
     require_matches(dumps, options.selection)
 
-    def mapped(function: Callable[[_One], _Other], values: Iterable[_One]) -> list[_Other]:
-        # NumPy leaves the interpreter free while it computes, so that threads share the tensors among the cores.
-        with ThreadPoolExecutor(max_workers=options.threads) as pool:
-            return list(pool.map(function, values))
-
-    pairing = counterparts(dumps, options.map_rules, options.selection, mapped)
-    pairs = _Pairs(dumps=dumps, matches=pairing.matched)
-    owners = list(dict.fromkeys(map(pairs.owners, pairs.matches)))
-    evidence = dict(zip(owners, mapped(lambda each: _evidence(dumps, each, options), owners), strict=True))
-    rows = _matched_rows(pairs, evidence, options)
+    pairing = paired(dumps, options)
+    rows = judged(dumps, pairing.matched, options)
     missing, extra = leftovers(dumps, pairing)
     rows |= {
         key: one_sided(each, allowed, cand.manifest.ledger) for key, each in zip(pairing.only_ref, missing, strict=True)
@@ -90,6 +82,46 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         matches=pairing.matched,
     )
+
+
+def paired(dumps: Dumps, options: CompareOptions) -> Pairing:
+    """The pairing of two dumps that a comparison asks for.
+
+    Args:
+        dumps: The dumps.
+        options: By what rules they are paired, and which names take part.
+    """
+    return counterparts(dumps, options.map_rules, options.selection, _mapper(options))
+
+
+def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> dict[str, Row]:
+    """The rows of some pairs, by the reference's keys.
+
+    Args:
+        dumps: Where the pairs are from.
+        matches: The pairs.
+        options: How strictly they are judged.
+
+    Raises:
+        DumpError: One of the dumps is damaged.
+    """
+    pairs = _Pairs(dumps=dumps, matches=matches)
+    owners = list(dict.fromkeys(map(pairs.owners, matches)))
+    found = _mapper(options)(lambda each: _evidence(dumps, each, options), owners)
+    return _matched_rows(pairs, dict(zip(owners, found, strict=True)), options)
+
+
+class _Mapper(Protocol):
+    def __call__(self, function: Callable[[_One], _Other], values: Iterable[_One], /) -> list[_Other]: ...
+
+
+def _mapper(options: CompareOptions) -> _Mapper:
+    def mapped(function: Callable[[_One], _Other], values: Iterable[_One]) -> list[_Other]:
+        # NumPy leaves the interpreter free while it computes, so that threads share the tensors among the cores.
+        with ThreadPoolExecutor(max_workers=options.threads) as pool:
+            return list(pool.map(function, values))
+
+    return mapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,7 +115,8 @@ def _statistics(source: DumpSource) -> Callable[[str], Mapping[str, Json]]:
         entry = source.entry(key)
         if entry.stats:
             return entry.stats
-        return stats_of_chunks(source.chunks(key), shape=entry.shape, dtype=entry.dtype, tier="core").to_json()
+        chunks = source.chunks(key, reused=True)
+        return stats_of_chunks(chunks, shape=entry.shape, dtype=entry.dtype, tier="core").to_json()
 
     return statistics
 

@@ -10,7 +10,7 @@ from gradscope.dump.record import Json
 #: How fields begin that most often explain a difference, the likeliest first.
 _CULPRITS: Final = (
     *("versions", "jax", "python", "backend", "device", "matmul_precision", "x64", "dtype"),
-    *("seed", "batch", "data", "checkpoint", "model", "xla_flags"),
+    *("train", "loss", "seed", "batch", "data", "checkpoint", "model", "xla_flags"),
 )
 
 

@@ -161,7 +161,14 @@ class Recipe:
             UsageError: A step cannot be done; which, and to what, is said.
             DumpError: A tensor is damaged.
         """
-        arrays = [source.array(key) for key in self.keys]
+        return self.made_of([source.array(key) for key in self.keys])
+
+    def made_of(self, arrays: list[Array]) -> Array:
+        """What the steps make of arrays in the place of the candidate's tensors.
+
+        Raises:
+            UsageError: A step cannot be done; which, and to what, is said.
+        """
         for step in self.steps:
             shapes = [array.shape for array in arrays]
             try:

@@ -26,7 +26,7 @@ class Side(Protocol):
         ...
 
     def chunks(self) -> Iterator[Array]:
-        """Its elements in C order, in pieces."""
+        """Its elements in C order, in pieces, each valid until the next is drawn."""
         ...
 
 
@@ -49,7 +49,7 @@ class StoredSide:
 
     def chunks(self) -> Iterator[Array]:
         """See `Side`."""
-        return self.source.chunks(self.key)
+        return self.source.chunks(self.key, reused=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,13 +49,14 @@ class AssembledTensor:
             whole[_box(start, part.shape)] = part.array()
         return whole
 
-    def chunks(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Array]:
+    def chunks(self, chunk_bytes: int = CHUNK_BYTES, *, reused: bool = False) -> Iterator[Array]:  # noqa: ARG002
         """The elements in C order, in one-dimensional arrays of the logical dtype.
 
         Memory is bounded by a chunk or by one index of the first axis, whichever is more.
 
         Args:
             chunk_bytes: Upper bound on the bytes of a chunk, but for a single element.
+            reused: As for `DumpSource.chunks`; what is put together is new in any case.
 
         Raises:
             DumpError: As for `array`, at the latest behind the last chunk.
@@ -81,7 +82,7 @@ class AssembledTensor:
         """Parts that lie side by side, so many indices of the first axis at a time."""
         widths = [math.prod(part.shape[1:]) for part in band.values()]
         pieces = [
-            part.chunks(rows * width * part.stored.itemsize)
+            part.chunks(rows * width * part.stored.itemsize, reused=True)
             for part, width in zip(band.values(), widths, strict=True)
         ]  # fmt: skip
         for found in zip(*pieces, strict=True):

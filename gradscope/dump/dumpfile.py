@@ -23,7 +23,7 @@ class TensorReader(Protocol):
         """The tensor, in its logical dtype."""
         ...
 
-    def chunks(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Array]:
+    def chunks(self, chunk_bytes: int = CHUNK_BYTES, *, reused: bool = False) -> Iterator[Array]:
         """Its elements in C order, in one-dimensional arrays of the logical dtype."""
         ...
 
@@ -87,10 +87,10 @@ class DumpFile:
         with located(self._place(key)):
             return self._tensor(key).array()
 
-    def chunks(self, key: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Array]:
+    def chunks(self, key: str, chunk_bytes: int = CHUNK_BYTES, *, reused: bool = False) -> Iterator[Array]:
         """See `DumpSource`."""
         with located(self._place(key)):
-            yield from self._tensor(key).chunks(chunk_bytes)
+            yield from self._tensor(key).chunks(chunk_bytes, reused=reused)
 
     def check(self, key: str) -> None:
         """Read a tensor and keep nothing of it.

@@ -48,7 +48,7 @@ class MemoryDump:
         """See `DumpSource`."""
         return self._arrays[self._index.tensor_key(key, self._arrays)]
 
-    def chunks(self, key: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Array]:
+    def chunks(self, key: str, chunk_bytes: int = CHUNK_BYTES, *, reused: bool = False) -> Iterator[Array]:  # noqa: ARG002
         """See `DumpSource`."""
         array = self.array(key)
         return blocks(array, max(1, chunk_bytes // array.itemsize))

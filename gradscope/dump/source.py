@@ -51,12 +51,13 @@ class DumpSource(Protocol):
         """
         ...
 
-    def chunks(self, key: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Array]:
+    def chunks(self, key: str, chunk_bytes: int = CHUNK_BYTES, *, reused: bool = False) -> Iterator[Array]:
         """The elements of a tensor in C order, in one-dimensional arrays of its logical dtype.
 
         Args:
             key: Which tensor.
             chunk_bytes: Upper bound on the bytes of a chunk, but for a single element.
+            reused: Whether an array need be valid only until the next is drawn: reading is faster then.
 
         Raises:
             UsageError: As for `array`.

@@ -14,8 +14,8 @@ from gradscope.arrays.dtypes import decode
 from gradscope.dump.streams import ByteStream
 from gradscope.errors import MachineError
 
-#: Bytes of a chunk, unless the reader asks for another size.
-CHUNK_BYTES: Final = 4 << 20
+#: Bytes of a chunk, unless the reader asks for another size: what stays in a cache while it is checked and compared.
+CHUNK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,20 +51,22 @@ class StoredTensor:
             MachineError: There is not enough memory, or the disk fails.
         """
         stream = self._open()
-        flat = self._read_elements(stream, math.prod(self.shape))
+        flat = self._room(math.prod(self.shape))
+        stream.fill(flat.view(np.uint8).data)
         stream.finish()
         return decode(flat, self.logical).reshape(self.shape, order="F" if self.fortran else "C")
 
-    def chunks(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Array]:
+    def chunks(self, chunk_bytes: int = CHUNK_BYTES, *, reused: bool = False) -> Iterator[Array]:
         """The elements in C order, in one-dimensional arrays of the logical dtype.
 
         Memory is bounded by a chunk, save for a tensor whose first axis varies fastest, which is read whole.
 
         Args:
             chunk_bytes: Upper bound on the bytes that a chunk takes in the file, but for a single element.
+            reused: As for `DumpSource.chunks`.
 
         Yields:
-            Arrays of their own; the last comes before the CRC is checked.
+            Arrays of their own, unless `reused`; the last comes before the CRC is checked.
 
         Raises:
             DumpError: The bytes are damaged; the CRC is checked behind the last chunk.
@@ -75,8 +77,13 @@ class StoredTensor:
             yield from blocks(self.array(), elements)
             return
         stream, size = self._open(), math.prod(self.shape)
+        # What is freed goes back to the operating system, and comes back as pages that fault one by one.
+        room = self._room(min(elements, size)) if reused else None
         for start in range(0, size, elements):
-            yield decode(self._read_elements(stream, min(elements, size - start)), self.logical)
+            count = min(elements, size - start)
+            piece = self._room(count) if room is None else room[:count]
+            stream.fill(piece.view(np.uint8).data)
+            yield decode(piece, self.logical)
         stream.finish()
 
     def check(self) -> None:
@@ -98,10 +105,9 @@ class StoredTensor:
         stream.fill(memoryview(bytearray(self.header_bytes)))
         return stream
 
-    def _read_elements(self, stream: ByteStream, count: int) -> Array:
+    def _room(self, count: int) -> Array:
+        """An array for so many elements."""
         try:
-            elements = np.empty(count, self.stored)
+            return np.empty(count, self.stored)
         except MemoryError as error:
             raise MachineError(f"no memory for {count} elements of dtype {self.stored}") from error
-        stream.fill(elements.view(np.uint8).data)
-        return elements

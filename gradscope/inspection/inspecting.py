@@ -13,6 +13,7 @@ from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.dump.record import Json
 from gradscope.inspection.costs import Cost, Costs, costs_of
+from gradscope.inspection.links import Links, stands_for_others
 from gradscope.instrument.answering import answer
 from gradscope.instrument.inquiry import Answer, Fragment, Inquiry
 from gradscope.instrument.planning import Wanted
@@ -103,6 +104,7 @@ class _Inspector:
         self._layers = [layer for layer in shown if not layer.frame.opaque]
         self._sites = {site.value: site for site in trace.sites}
         self._leaves = {leaf.name: leaf for leaf in trace.arguments if leaf.family == naming.PARAM}
+        self._links = Links(trace) if operations else None
         self._costs = _with_parts(costs_of(trace), operations=operations)
         self._needed = {} if answered is None else _with_parts(costs_of(answered.trace), operations=operations)
         self._whole = sum((cost for owner, cost in self._costs.items() if _is_outermost(owner)), Cost())
@@ -132,6 +134,8 @@ class _Inspector:
         values |= {"parameters": own, "parameter_share": own / self._parameters if self._parameters else 0.0}
         values["activation_bytes"] = sum(map(_site_bytes, outputs))
         values |= {} if layer.primitive is None else {"primitive": layer.primitive}
+        if self._links is not None and layer.operation and not stands_for_others(layer):
+            values |= {"inputs": list(self._links.inputs(layer)), "layers": list(self._links.layers(layer))}
         values |= {} if layer.source is None else {"source": layer.source}
         return Fact(family=naming.ACTIVATION, name=layer.path.template, values=values)
 

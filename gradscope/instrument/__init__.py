@@ -2,9 +2,12 @@
 
 Vocabulary: a *plan* says which sites are observed and what is kept of each (the *observer*). A *tap* is the identity at
 a site; its *sink* is a second argument through which the cotangent's observation leaves. A *term* is the part of a
-value's gradient that comes back from one use of it (`terms`). The *interpreter* runs the
-jaxpr again with taps in place, by one *rule* per kind of frame; `jax.vjp` of that, with respect to parameters and
-sinks together, is the *observing program*.
+value's gradient that comes back from one use of it (`terms`). The *interpreter* runs the jaxpr again with taps in
+place, by one *rule* per kind of frame; `jax.vjp` of that, with respect to parameters and sinks together, is the
+*observing program*. Where memory is short the same is done piece by piece, in *segments*. An *inquiry* is what is asked
+beyond the loss and its gradients, and `answering` makes the plan for it.
+
+An *isolating* run gives a value and a cotangent at every held site, so that no error passes from one to the next.
 
 Laws (each has a test): an empty plan changes nothing; observing twice is observing once; operation by operation,
 loss and gradients are bit for bit those of `jax.value_and_grad`; a scan of n turns gives n records.

@@ -224,14 +224,29 @@ def _as_it_stands(
 def _observe(context: Context, site: int, value: Any, captured: Captured) -> Any:
     """Observe one value; returns the value to go on with."""
     given = context.given
-    if site in given.feeds:
-        value = _where(given.fed[site], given.feeds[site], value)
+    if site in context.plan.isolated:
+        _note(context, site, value, captured)
+        _hand_out(context, site, value, captured)
+        return _tapped(context, site, _fed(given, site, value))
+    value = _fed(given, site, value)
+    _note(context, site, value, captured)
+    value = _tapped(context, site, _constant_where(given.stopped.get(site), value))
+    _hand_out(context, site, value, captured)
+    return _constant_where(given.severed.get(site), value)
+
+
+def _fed(given: Given, site: int, value: Any) -> Any:
+    return _where(given.fed[site], given.feeds[site], value) if site in given.feeds else value
+
+
+def _note(context: Context, site: int, value: Any, captured: Captured) -> None:
     # Without `stop_gradient` a scan would carry a tangent for every observation and transpose it from zeros.
     captured.values[site] = context.observe(jax.lax.stop_gradient(value))
-    value = _tapped(context, site, _constant_where(given.stopped.get(site), value))
+
+
+def _hand_out(context: Context, site: int, value: Any, captured: Captured) -> None:
     if context.plan.is_seed(site):
         captured.seeds[site] = value
-    return _constant_where(given.severed.get(site), value)
 
 
 def _tapped(context: Context, number: int, value: Any) -> Any:

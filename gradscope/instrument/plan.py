@@ -47,7 +47,8 @@ class Plan:
     """The sites and terms to observe. Their numbers here, terms behind sites, are those in all that a run hands back.
 
     At one site, what happens is in this order: the value is fed, the way back is stopped, its gradient is observed, it
-    is handed out to be differentiated, the way back from where it is used is severed.
+    is handed out to be differentiated, the way back from where it is used is severed. At an *isolated* site the value
+    is observed and handed out as it is computed; then it is fed, and its gradient is that of what is fed.
 
     Attributes:
         sites: The observed sites, in program order.
@@ -59,6 +60,7 @@ class Plan:
         stopped: The turns of sites that count as constant: a cotangent arrives there and goes no further.
         severed: The turns of sites at which no cotangent arrives from where the value is used, but only that of its
             own seed.
+        isolated: Numbers of the fed sites that are isolated; nothing is stopped or severed there.
         used: By frame the equations that anything depends on that is asked for; None for all. The others are not run.
         outputs: For each of the function's outputs, whether it is handed out; None for all.
     """
@@ -71,6 +73,7 @@ class Plan:
     fed: Turns = field(default_factory=dict[int, frozenset[tuple[int, ...]]])
     stopped: Turns = field(default_factory=dict[int, frozenset[tuple[int, ...]]])
     severed: Turns = field(default_factory=dict[int, frozenset[tuple[int, ...]]])
+    isolated: frozenset[int] = frozenset()
     used: Mapping[FrameKey, Collection[int]] | None = None
     outputs: tuple[bool, ...] | None = None
     _taps: dict[FrameKey, dict[tuple[int, int], int]] = field(init=False, default_factory=dict[Any, Any])

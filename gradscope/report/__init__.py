@@ -8,7 +8,7 @@ Vocabulary, in the order in which data flows:
   the iterations of a loop; it knows whose values it shows. A *remark* is a sentence with a label.
 - A *document* is tables and remarks: all that people read.
 - A *report* is what one command has to say: `DumpReport`, `TensorReport`, `LedgerReport`, `ComparisonReport`,
-  `InspectionReport`, `ProofReport`. Each can
+  `IsolationReport`, `InspectionReport`, `ProofReport`. Each can
   be a document, rows, or JSON, and `to_text`, `to_markdown`, `to_json` and `to_csv` render any of them.
 
 Nothing here prints or opens a file. Only names that went through `Screen.show` or an escape of Markdown, JSON or CSV
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gradscope.report.comparison import ComparisonReport
     from gradscope.report.difference import DifferenceReport
     from gradscope.report.inspection import InspectionReport, inspection_report
+    from gradscope.report.isolation import IsolationReport
     from gradscope.report.ledger import LedgerReport
     from gradscope.report.proof import ProofReport
     from gradscope.report.query import Query
@@ -43,6 +44,7 @@ _HOMES = {
     "DifferenceReport": "difference",
     "DumpReport": "whole_dump",
     "InspectionReport": "inspection",
+    "IsolationReport": "isolation",
     "LedgerReport": "ledger",
     "ProofReport": "proof",
     "Query": "query",
@@ -66,6 +68,7 @@ __all__ = [
     "DifferenceReport",
     "DumpReport",
     "InspectionReport",
+    "IsolationReport",
     "LedgerReport",
     "ProofReport",
     "Query",

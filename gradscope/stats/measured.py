@@ -29,5 +29,5 @@ def measured(source: DumpSource) -> Manifest:
 def _measured(source: DumpSource, entry: Entry) -> Entry:
     if entry.stats or entry.stored is None:
         return entry
-    chunks = source.chunks(key_of(entry.family, entry.name))
+    chunks = source.chunks(key_of(entry.family, entry.name), reused=True)
     return replace(entry, stats=stats_of_chunks(chunks, shape=entry.shape, dtype=entry.dtype).to_json())

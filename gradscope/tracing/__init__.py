@@ -11,6 +11,8 @@ Vocabulary, from the outside in:
 - A *scope path* names where in the model an equation stands, loops included but not yet which turn of them.
 - A *layer* is a maximal run of equations under one entry into a scope; a *site* is a value that a layer hands on or
   reads, and that can therefore be observed; a *use* is one place where an operation reads a value.
+- A *piece* is what lies between values that are known; a layer *alone* is a function of what it reads, and any traced
+  function can be written as Python (`pysource`).
 
 Everything that depends on JAX's version is in `jaxcompat`. Nothing here runs a step of the model.
 

@@ -27,6 +27,14 @@ LOSS = """
 def loss(variables, batch):
     return forward(variables, batch).mean()
 """
+#: A function whose differentiation rule says three where two would be right.
+WRONG_RULE = """
+@jax.custom_vjp
+def doubled(x):
+    return 2 * x
+
+doubled.defvjp(lambda x: (2 * x, None), lambda _, g: (3 * g,))
+"""
 IMPORTS = "import jax\nimport jax.numpy as jnp\n"
 
 

@@ -8,13 +8,6 @@ from pathlib import Path
 from tests.integration import models
 from tests.integration.command import gradscope
 
-WRONG = """
-@jax.custom_vjp
-def doubled(x):
-    return 2 * x
-
-doubled.defvjp(lambda x: (2 * x, None), lambda _, g: (3 * g,))
-"""
 LOSS = models.LOSS.replace("forward(variables, batch)", "doubled(forward(variables, batch))")
 
 
@@ -32,7 +25,7 @@ def test_a_right_model_is_correct_and_exits_0(tmp_path: Path) -> None:
 
 
 def test_a_wrong_rule_is_named_by_file_and_line_and_exits_1(tmp_path: Path) -> None:
-    models.write(tmp_path, models.source(loss=LOSS, more=WRONG))
+    models.write(tmp_path, models.source(loss=LOSS, more=models.WRONG_RULE))
     done = gradscope("check", "model.py", folder=tmp_path)
     assert done.status == 1
     verdict, _, title, *lines = done.output.splitlines()

@@ -93,6 +93,18 @@ def test_a_fetch_is_explained_without_a_run(tmp_path: Path) -> None:
     assert "no value is called relu9" in refused.errors
 
 
+def test_a_graph_and_the_gradients_of_a_dump_as_its_overlay(tmp_path: Path) -> None:
+    graph = ("inspect", "mlp", "--format", "model-explorer")
+    nodes = {node["id"] for node in gradscope(*graph, folder=tmp_path).json["graphs"][0]["nodes"]}
+    assert gradscope("dump", "mlp", "--stats-only", "-q", folder=tmp_path).status == 0
+    overlay = gradscope(*graph, "--gradients", "mlp.npz", folder=tmp_path).json["mlp"]["results"]
+    assert {"param/dense1/kernel", "dense1/add", "relu2/relu"} <= overlay.keys() <= nodes
+    assert gradscope("inspect", "mlp", "--format", "dot", folder=tmp_path).output.startswith("digraph model {")
+    refused = gradscope("inspect", "mlp", "--gradients", "mlp.npz", folder=tmp_path)
+    assert refused.status == 2
+    assert "add --format model-explorer" in refused.errors
+
+
 def test_nothing_of_the_model_is_run(tmp_path: Path) -> None:
     more = "def on_host(x):\n    raise RuntimeError('the model was run')"
     loss = models.LOSS.replace("return", "jax.debug.callback(on_host, 1.0)\n    return")

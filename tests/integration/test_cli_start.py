@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.command import GRADSCOPE, gradscope
 
-COMMANDS = ("dump", "show", "compare", "calibrate", "inspect", "check", "verify", "recover")
+COMMANDS = ("dump", "show", "compare", "isolate", "calibrate", "inspect", "check", "verify", "recover")
 
 #: What every command takes that runs a model or traces it.
 MODEL = (
@@ -27,9 +27,11 @@ OPTIONS = {
     "--max-memory --force --format --json --quiet --verbose --traceback",
     "show": f"{CHOSEN} --tensor --diff --ledger --check --sort --no-fold --format --json --traceback",
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
-    "--exclude --all --worst-first --format --json --traceback",
+    "--exclude --all --worst-first --isolate --format --json --traceback",
+    "isolate": "--output --force --quiet --traceback",
     "calibrate": f"{MODEL} {CHOSEN} --output --no-cache --force --quiet --traceback",
-    "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --sort --format --json --quiet --verbose --traceback",
+    "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --gradients --sort --format --json "
+    "--quiet --verbose --traceback",
     "check": f"{MODEL} --no-cache --format --json --quiet --verbose --traceback",
     "verify": "--traceback",
     "recover": "--output --force --traceback",

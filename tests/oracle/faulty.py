@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import jax
@@ -55,8 +56,12 @@ def planted(fault: str) -> Tree:
 
 def capture(fault: str = "") -> gs.Dump:
     """What the network does with a fault planted in it, or with none."""
-    tree = planted(fault)
-    return gs.capture(lambda tree, batch: _loss(tree, batch, fault), tree, batch())
+    return gs.capture(with_fault(fault), planted(fault), batch())
+
+
+def with_fault(fault: str) -> Callable[[Tree, Tree], Array]:
+    """The loss with a fault planted in it, or with none."""
+    return lambda tree, batch: _loss(tree, batch, fault)
 
 
 def _loss(tree: Tree, batch: Tree, fault: str) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 import gradscope as gs
 from gradscope.compare import Comparison
 from tests.oracle import faulty
+from tests.oracle.isolating import isolated, wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,17 +25,20 @@ class Found:
         backward: Where the backward pass first differs.
         says: What the sentence holds.
         likely: What is said of tensors by key.
+        alone: The layer that differs when each is run alone; "" where only what the candidate is given differs.
     """
 
     forward: str | None = None
     backward: str | None = None
     says: str = ""
     likely: tuple[tuple[str, str], ...] = ()
+    alone: str = ""
 
 
 HEAD = "head"
+SCORES = "attention[1]/scores"
 FAULTS = {
-    "changed epsilon": Found(forward="norm", backward=HEAD, says="x its inputs"),
+    "changed epsilon": Found(forward="norm", backward=HEAD, says="x its inputs", alone="norm"),
     "swapped weights": Found(
         forward="up", backward=HEAD, says="2 parameters differ",
         likely=(("param/up/w", "has the values of down/w"), ("param/down/w", "has the values of up/w")),
@@ -42,13 +47,15 @@ FAULTS = {
         forward="down", backward=HEAD, says="1 parameter differs",
         likely=(("param/down/w", "is transposed: its axes [1, 0] are the reference's"),),
     ),
-    "missing bias": Found(forward="up", backward=HEAD, says="x its inputs"),
-    "wrong custom VJP": Found(backward="up", says="made in `gate`); 6 parameter gradients above it follow from that"),
-    "stop_gradient": Found(backward="right", says="the candidate has no tensor (disconnected)"),
-    "dropout left on": Found(forward="drop", backward=HEAD, says="x its inputs"),
-    "off-by-one mask": Found(forward="attention[1]/scores", backward=HEAD, says="x its inputs"),
-    "bf16 accumulation": Found(forward="down", backward=HEAD, says="x its inputs"),
-    "sign error in a head": Found(forward="attention[1]/scores", backward=HEAD, says="x its inputs"),
+    "missing bias": Found(forward="up", backward=HEAD, says="x its inputs", alone="up"),
+    "wrong custom VJP": Found(
+        backward="up", says="made in `gate`); 6 parameter gradients above it follow from that", alone="gate",
+    ),
+    "stop_gradient": Found(backward="right", says="the candidate has no tensor (disconnected)", alone="stopped"),
+    "dropout left on": Found(forward="drop", backward=HEAD, says="x its inputs", alone="drop"),
+    "off-by-one mask": Found(forward=SCORES, backward=HEAD, says="x its inputs", alone=SCORES),
+    "bf16 accumulation": Found(forward="down", backward=HEAD, says="x its inputs", alone="down"),
+    "sign error in a head": Found(forward=SCORES, backward=HEAD, says="x its inputs", alone=SCORES),
     "stale batch statistic": Found(forward="centre", backward=HEAD, says="1 state tensor differs"),
     "permuted scan layers": Found(
         forward="attention[0]/scores", backward=HEAD, says="4 parameters differ",
@@ -70,9 +77,14 @@ def reference(compiled_in_a_hurry: None) -> gs.Dump:
     return faulty.capture()
 
 
+@cache
+def captured(fault: str) -> gs.Dump:
+    return faulty.capture(fault)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_where_it_is(reference: gs.Dump, fault: str) -> None:
-    expected, found = FAULTS[fault], gs.compare(reference, faulty.capture(fault))
+    expected, found = FAULTS[fault], gs.compare(reference, captured(fault))
     assert found.verdict == "different"
     first = found.first_divergence
     assert (first.forward.name if first.forward else None, first.backward.name if first.backward else None) == (
@@ -84,6 +96,17 @@ def test_a_planted_fault_is_found_where_it_is(reference: gs.Dump, fault: str) ->
     assert {key: likely[key] for key, _ in expected.likely} == dict(expected.likely)
     # One planted fault is one place where error is made, and everything else follows.
     assert not any(word in found.sentence for word in ("anew", "beside"))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_run_alone_only_the_faulty_layer_differs(reference: gs.Dump, fault: str) -> None:
+    variables, batch, expected = faulty.planted(fault), faulty.batch(), FAULTS[fault]
+    found = isolated(reference, captured(fault), faulty.with_fault(fault), variables, batch)
+    assert wrong(found) == ([expected.alone] if expected.alone else [])
+    assert not found.left_out
+    for row in found.different:
+        assert row.forward is not None
+        assert (row.forward.status == "same") is (expected.forward is None)
 
 
 def test_another_fusion_is_no_difference(reference: gs.Dump) -> None:

@@ -108,6 +108,13 @@ def test_a_chunk_outlives_the_next(tmp_path: Path) -> None:
     assert np.concatenate(chunks).tolist() == list(range(100))
 
 
+def test_a_reused_chunk_is_right_until_the_next_is_drawn(source: DumpSource) -> None:
+    keys = [key for key in source.keys() if source.entry(key).absent is None]  # noqa: SIM118 - no mapping
+    for key in keys:
+        own = b"".join(chunk.tobytes() for chunk in source.chunks(key, chunk_bytes=10))
+        assert b"".join(chunk.tobytes() for chunk in source.chunks(key, chunk_bytes=10, reused=True)) == own
+
+
 def test_a_missing_tensor_is_refused_with_the_reason_or_the_nearest_name(source: DumpSource) -> None:
     with pytest.raises(UsageError, match="disconnected"):
         source.array("param_grad/unused")

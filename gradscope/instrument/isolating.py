@@ -1,0 +1,107 @@
+"""Isolating: a trace of which every piece is run on values that are given, and pulled back on cotangents that are.
+
+A run in which errors do not accumulate. Each *held* value is observed as it is computed, and then what is given for it
+goes on in its place; on the way back what arrives at it is observed, and what is given goes on. So one program tells of
+each piece between held values what it makes of right operands, and what it makes of right cotangents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradscope.instrument.plan import Plan, Seed
+from gradscope.instrument.planning import has_gradient
+from gradscope.instrument.program import Observed, observing_program
+from gradscope.instrument.taps import whole_tensor
+from gradscope.tracing.frames import Frame, ValueKey, frame_tree, resolve
+from gradscope.tracing.liveness import mark_live
+from gradscope.tracing.reversal import mark_reach_from
+from gradscope.tracing.sites import Site, site_at
+from gradscope.tracing.tracer import Trace, as_reached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What is given for one value.
+
+    Attributes:
+        values: The value, with a leading axis for each loop around it.
+        turns: The turns in which it is given; in others what is computed goes on.
+        cotangents: The gradient of the loss with respect to it, likewise, zeros where there is none; None where it is
+            not known in any turn.
+    """
+
+    values: Any
+    turns: frozenset[tuple[int, ...]]
+    cotangents: Any = None
+
+
+class IsolatedRun(NamedTuple):
+    """What one isolating run hands out.
+
+    Attributes:
+        loss: The loss.
+        auxiliary: The loss's other outputs, flat.
+        values: What was computed for each held value.
+        cotangents: What arrived at it, as far as anything does.
+        gradients: What arrived at each differentiated argument, by number, as far as anything does.
+    """
+
+    loss: Any
+    auxiliary: Sequence[Any]
+    values: Mapping[ValueKey, Any]
+    cotangents: Mapping[ValueKey, Any]
+    gradients: Mapping[int, Any]
+
+
+def run_isolated(trace: Trace, held: Mapping[ValueKey, Held], leaves: Sequence[Any]) -> IsolatedRun:
+    """Run every piece of a trace on what is given.
+
+    Args:
+        trace: A traced loss.
+        held: What is given, by value; none of them inside a `while` or a custom rule.
+        leaves: The loss's flat arguments.
+    """
+    loss = resolve(trace.root, trace.root.jaxpr.outvars[0])
+    sites, root, arguments = _sites(trace, held, loss)
+    numbers = {site.value: number for number, site in enumerate(sites)}
+    given = {numbers[value]: each for value, each in held.items()}
+    seeds = {n: jnp.asarray(each.cotangents) for n, each in given.items() if each.cotangents is not None}
+    if loss is not None and numbers[loss] not in seeds:
+        seeds[numbers[loss]] = jnp.ones(sites[numbers[loss]].shape, sites[numbers[loss]].dtype)
+    plan = Plan(
+        sites=sites,
+        gradients=frozenset(number for number in given if has_gradient(sites[number])),
+        observe=whole_tensor,
+        seeds=tuple(Seed(number, ()) for number in seeds),
+        fed={number: each.turns for number, each in given.items()},
+        isolated=frozenset(given),
+    )
+    program, reached = observing_program(replace(trace, root=root, arguments=arguments), plan)
+    feeds = {number: jnp.asarray(each.values) for number, each in given.items()}
+    seen: Observed = jax.block_until_ready(jax.jit(program)(list(leaves), feeds, list(seeds.values())))
+    return IsolatedRun(
+        loss=seen.loss,
+        auxiliary=seen.auxiliary,
+        values={sites[number].value: seen.captured.values[number] for number in given},
+        cotangents={sites[n].value: each for n, each in seen.cotangents.items() if n in reached.sites},
+        gradients={n: each for n, each in seen.gradients.items() if n in reached.arguments},
+    )
+
+
+def _sites(
+    trace: Trace, held: Mapping[ValueKey, Held], loss: ValueKey | None
+) -> tuple[tuple[Site, ...], Frame, tuple[Any, ...]]:
+    """The sites of held values and of the loss; and what is reached from them, in place of the loss alone."""
+    values = [*held] if loss is None or loss in held else [*held, loss]
+    seeded = [value for value in values if value == loss or held[value].cotangents is not None]
+    root = frame_tree(trace.jaxpr)
+    mark_live(root)
+    reach = mark_reach_from(root, seeded, frozenset())
+    sites = tuple(site_at(root, value) for value in values)
+    return sites, root, tuple(map(as_reached, trace.arguments, reach))
