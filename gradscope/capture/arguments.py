@@ -14,7 +14,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from gradscope.errors import DumpError, ModelError
+from gradscope.errors import DumpError, ModelError, UsageError
 from gradscope.naming import printable
 from gradscope.tracing.batches import DataRequest
 from gradscope.tracing.checkpoints import CheckpointRequest, variables_from_file
@@ -84,7 +84,8 @@ def model_arguments(
 
     Raises:
         ModelError: `init` or `batch` failed, or a pipeline.
-        UsageError: There is no such pipeline.
+        UsageError: There is no such pipeline, or the model's framework has read a checkpoint whose tensors are to be
+            renamed.
         DumpError: The files do not hold variables and a batch such as the model's own.
     """
     init_key, batch_key = jax.random.split(jax.random.key(seed))
@@ -96,7 +97,9 @@ def model_arguments(
         batch, make_batch = _deferred(lambda: _converted("batch", model.batch(batch_key, size), dtype))
     notes: tuple[str, ...] = ()
     absent: frozenset[str] = frozenset()
-    if checkpoint is not None and not model.restored:
+    if checkpoint is not None and model.restored:
+        _require_no_map(checkpoint)
+    elif checkpoint is not None:
         saved = variables_from_file(checkpoint.path, variables, checkpoint.key_map, make_variables)
         notes = saved.notes
         variables, make_variables = _restored(_converted("checkpoint", saved.variables, dtype), variables)
@@ -112,6 +115,15 @@ def model_arguments(
             return made, make_batch()
 
     return Arguments(shapes=(variables, batch), make=make, batch_size=size, notes=notes, absent=absent)
+
+
+def _require_no_map(checkpoint: CheckpointRequest) -> None:
+    """Refuse to rename tensors that a framework has read by their places."""
+    if checkpoint.key_map.substitutions:
+        raise UsageError(
+            f"{printable(str(checkpoint.path))} was read by the model's framework, where no tensor goes by its name",
+            hint="leave --map-keys out",
+        )
 
 
 def _restored(saved: Any, expected: Any) -> tuple[Any, Callable[[], Any]]:

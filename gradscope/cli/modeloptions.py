@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,7 +76,7 @@ class ModelOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Saved variables: .npz, .safetensors, .msgpack (Flax), .eqx, Keras' .weights.h5, an Orbax folder, "
+            help="Saved variables: .npz, .safetensors, .msgpack (Flax), .eqx, .keras, .weights.h5, an Orbax folder, "
             "a dump.",
             rich_help_panel=_PANEL,
         ),
@@ -149,18 +149,23 @@ class ModelOptions:
             checkpoint=self.checkpoint,
         )
 
-    @staticmethod
-    def model(target: str, request: Request) -> Model:
-        """The model that a target names, ready to be run.
+    def model(self, target: str, request: Request) -> Model:
+        """The model that a target names, ready to be run; a pipeline's batch is read first and once, for its shapes.
 
         Raises:
             UsageError: There is no such file, module or name, or the model does not take what the request says.
-            ModelError: The file does not import, or what it names is not a model.
+            ModelError: The file does not import, or what it names is not a model; or the pipeline failed.
         """
+        from gradscope.tracing.batches import pipeline_leaves
+        from gradscope.tracing.datashapes import array_shapes
         from gradscope.tracing.loader import load_model
         from gradscope.tracing.modules import lifted_model
 
-        return lifted_model(load_model(target, request))
+        if self.data is None or self._data_file is not None:
+            return lifted_model(load_model(target, request))
+        leaves = pipeline_leaves(self.data, self.batch_index, self.seed)
+        model = load_model(target, replace(request, data=array_shapes(leaves)))
+        return replace(lifted_model(model), data=leaves)
 
     def arguments(self, model: Model, *, dtype: str | None = None, partial: bool = False) -> Arguments:
         """The arguments of a model's loss.
@@ -171,8 +176,8 @@ class ModelOptions:
             dtype: Floating-point leaves are converted to it; None for what `--dtype` says.
 
         Raises:
-            ModelError: `init` or `batch` failed, or a pipeline.
-            UsageError: There is no such pipeline, or a line of the key map is no rule.
+            ModelError: `init` or `batch` failed.
+            UsageError: A line of the key map is no rule.
             DumpError: The files do not hold variables and a batch such as the model's own.
         """
         from gradscope.capture.arguments import model_arguments
@@ -182,7 +187,7 @@ class ModelOptions:
             seed=self.seed,
             batch_size=self.batch_size,
             dtype=dtype or (None if self.dtype is None else self.dtype.value),
-            data=self._data_request(partial=partial),
+            data=self._data_request(model, partial=partial),
             checkpoint=self._checkpoint_request(),
         )
 
@@ -204,10 +209,12 @@ class ModelOptions:
         """The file or folder that `--data` names; None where it names none, but a pipeline."""
         return None if self.data is None or (":" in self.data and not Path(self.data).exists()) else Path(self.data)
 
-    def _data_request(self, *, partial: bool) -> DataRequest | None:
+    def _data_request(self, model: Model, *, partial: bool) -> DataRequest | None:
         from gradscope.tracing.batches import DataRequest
 
-        return None if self.data is None else DataRequest(place=self.data, index=self.batch_index, partial=partial)
+        if self.data is None:
+            return None
+        return DataRequest(place=self.data, index=self.batch_index, leaves=model.data, partial=partial)
 
     def _checkpoint_request(self) -> CheckpointRequest | None:
         from gradscope.tracing.checkpoints import CheckpointRequest

@@ -5,6 +5,7 @@ Vocabulary:
 - A *module* is a framework's network: a Flax Linen or NNX module, an Equinox module, a Haiku function, a Keras model.
 - An *adapter* knows one framework's ways: which variables a module has, how it is called, how its layers are named.
 - A *spec* describes an input that nobody has yet: `tokens=int32[8,128]:0..30522`.
+- An *own format* is a kind of checkpoint that only a framework and a module of the user's together make sense of.
 - A *request* is what the user says about a module that a file of plain functions would say itself: its inputs, its
   loss, whether it trains.
 

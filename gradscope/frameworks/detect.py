@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Protocol
 
 from gradscope.frameworks.adapter import Adapter, Variables
+from gradscope.frameworks.ownformat import OwnFormat
 
 #: The module of a framework that defines its modules, and ours that adapts them.
 _ADAPTERS: Final = (
@@ -22,6 +24,10 @@ _ADAPTERS: Final = (
 
 #: Those whose modules carry their variables.
 _CARRIERS: Final = ("flax.nnx", "equinox")
+
+
+#: Those that have formats of checkpoints of their own.
+_SAVERS: Final = ("equinox", "keras")
 
 
 class Parts(Protocol):
@@ -55,6 +61,11 @@ def builder_of(found: Any, *, seed: int) -> Callable[..., Any] | None:
 def lifted(found: Any) -> tuple[Parts, Variables] | None:
     """A module that carries its variables, taken apart; None for anything else."""
     return next(filter(None, (adapters.lift(found) for adapters in _loaded(_CARRIERS))), None)
+
+
+def own_format_of(found: Any, checkpoint: Path) -> OwnFormat | None:
+    """How a module reads a checkpoint of its framework's own format; None for any other file or object."""
+    return next(filter(None, (adapters.own_format(found, checkpoint) for adapters in _loaded(_SAVERS))), None)
 
 
 def may_be_lifted() -> bool:

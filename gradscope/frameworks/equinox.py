@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import equinox as eqx
@@ -21,6 +22,7 @@ from gradscope.frameworks.adapter import RNGS, Variables
 from gradscope.frameworks.calling import CallShape, method_signature, parameters_to_build
 from gradscope.frameworks.equinoxnames import call_of
 from gradscope.frameworks.equinoxparts import STATE, EquinoxParts, split
+from gradscope.frameworks.equinoxsaving import SUFFIX, EquinoxFormat
 from gradscope.frameworks.inputspec import InputSpec
 
 _KEY: Final = "key"
@@ -104,6 +106,13 @@ def adapt(found: Any, *, train: bool) -> EquinoxAdapter | None:
 def lift(found: Any) -> tuple[EquinoxParts, Variables] | None:
     """The parts of an Equinox module and its variables by collection; None for anything else."""
     return split(found)
+
+
+def own_format(found: Any, checkpoint: Path) -> EquinoxFormat | None:
+    """How an Equinox module, or a pair of one and its state, reads an `.eqx` file; None for anything else."""
+    if checkpoint.suffix != SUFFIX or lift(found) is None:
+        return None
+    return EquinoxFormat(module=found, checkpoint=checkpoint)
 
 
 def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:

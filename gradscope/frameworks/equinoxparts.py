@@ -45,7 +45,7 @@ class EquinoxParts:
     def state_values(self, state: Any) -> dict[str, Any]:
         """What a state holds, by path."""
         kept = {path: state.get(index) for path, index in self._indices()}
-        return _by_path(kept)
+        return by_path(kept)
 
     def _indices(self) -> list[tuple[str, Any]]:
         leaves = jax.tree_util.tree_leaves_with_path(self.net, is_leaf=_is_index)
@@ -62,7 +62,7 @@ def split(found: Any) -> tuple[EquinoxParts, Variables] | None:
     if not isinstance(net, eqx.Module) or not isinstance(state, eqx.nn.State | None):
         return None
     parts = EquinoxParts(net=_shapes(net), state=None if state is None else _shapes(state))
-    arrays = {path: leaf for path, leaf in _by_path(net).items() if eqx.is_array(leaf)}
+    arrays = {path: leaf for path, leaf in by_path(net).items() if eqx.is_array(leaf)}
     own = {
         PARAMS: {path: leaf for path, leaf in arrays.items() if eqx.is_inexact_array(leaf)},
         BUFFERS: {path: leaf for path, leaf in arrays.items() if not eqx.is_inexact_array(leaf)},
@@ -82,7 +82,8 @@ def _filled(tree: Any, arrays: Mapping[str, Any]) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: arrays.get(_path(path), leaf), tree)
 
 
-def _by_path(tree: Any) -> dict[str, Any]:
+def by_path(tree: Any) -> dict[str, Any]:
+    """A tree's leaves by path, in order."""
     return {_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 

@@ -13,6 +13,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import keras
@@ -22,6 +23,7 @@ from gradscope.errors import UsageError
 from gradscope.frameworks.adapter import PARAMS, Variables
 from gradscope.frameworks.calling import CallShape, without
 from gradscope.frameworks.inputspec import InputSpec
+from gradscope.frameworks.kerassaving import WEIGHTS, WHOLE, KerasFormat
 
 _NON_TRAINABLE: Final = "non_trainable"
 
@@ -127,6 +129,13 @@ def adapt(found: Any, *, train: bool) -> KerasAdapter | None:  # noqa: ARG001 - 
     if keras.backend.backend() != "jax":
         raise UsageError(f"Keras runs on {keras.backend.backend()} here", hint="set KERAS_BACKEND=jax")
     return KerasAdapter(net=found)
+
+
+def own_format(found: Any, checkpoint: Path) -> KerasFormat | None:
+    """How a Keras model reads a file of weights or of a whole model; None for anything else."""
+    if not (isinstance(found, keras.Model) and checkpoint.name.endswith((WEIGHTS, WHOLE))):
+        return None
+    return KerasFormat(model=found, checkpoint=checkpoint)
 
 
 def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:  # noqa: ARG001 - Keras is seeded as a whole

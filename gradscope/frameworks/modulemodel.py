@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -23,8 +24,13 @@ DEFAULT_LOSS: Final[LossName] = "mse"
 #: What the labels are called in a batch: the first of these that is no input's name.
 _LABELS: Final = ("labels", "targets", "loss_labels")
 
-#: What a data file calls them.
+#: What real data call them.
 _LABELS_IN_DATA: Final = ("labels", "label", "targets", "target", "y")
+
+#: What they are in a pair (inputs, labels), whose parts have no names but their positions.
+_LABELS_OF_PAIR: Final = ("1",)
+
+_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +127,13 @@ def _call(adapter: Adapter, specs: Sequence[InputSpec], *, train: bool) -> tuple
 def _call_on_data(
     adapter: Adapter, data: Mapping[str, InputSpec], *, train: bool
 ) -> tuple[CallShape, dict[str, InputSpec], str]:
-    """How a module is called on the tensors of a file, which keep their names, and which of them are the labels.
+    """How a module is called on the tensors of real data, which keep their names, and which of them are the labels.
 
     A tensor goes to the parameter of its name; those that have none fill the parameters in their order.
     """
     parameters = adapter.signature.parameters.keys() - adapter.supplied
-    label_name = next((name for name in _LABELS_IN_DATA if name in data and name not in parameters), _LABELS[0])
+    known_as_labels = _LABELS_OF_PAIR if _is_pair(adapter, data) else _LABELS_IN_DATA
+    label_name = next((name for name in known_as_labels if name in data and name not in parameters), _LABELS[0])
     tensors = {name: spec for name, spec in data.items() if name != label_name}
     known = {name: name.partition("/")[0] in parameters for name in tensors}
     specs = [narrowed(replace(spec, name=name if known[name] else None)) for name, spec in tensors.items()]
@@ -134,3 +141,11 @@ def _call_on_data(
     renamed = dict(zip(call.positional, (name for name in tensors if not known[name]), strict=True))
     named = {renamed.get(name, name): spec for name, spec in inputs.items()}
     return replace(call, positional=tuple(renamed.values())), named, label_name
+
+
+def _is_pair(adapter: Adapter, data: Mapping[str, InputSpec]) -> bool:
+    """Whether data are a pair of inputs and labels, and not two inputs of a module that cannot do with one."""
+    if {name.partition("/")[0] for name in data} != {"0", "1"}:
+        return False
+    wanted = [each for name, each in adapter.signature.parameters.items() if name not in adapter.supplied]
+    return sum(each.default is each.empty and each.kind in _POSITIONAL for each in wanted) < 2 or len(data) > 2

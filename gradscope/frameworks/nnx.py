@@ -25,8 +25,9 @@ from gradscope.frameworks.calling import CallShape, method_signature, parameters
 from gradscope.frameworks.inputspec import InputSpec
 from gradscope.frameworks.modulescopes import module_scope
 
-#: The attribute that carries a module's path.
-_PATH: Final = "_gradscope_path"
+#: The attribute that carries a module's path. A bridge to Linen takes every attribute for a collection of variables but
+#: those that begin so.
+_PATH: Final = "to_nnx__gradscope_path"
 
 #: Which collection holds variables of a type; the first that fits. Others are called after their type.
 _COLLECTIONS: Final = ((nnx.Param, PARAMS), (nnx.BatchStat, "batch_stats"), (nnx.RngState, RNGS))

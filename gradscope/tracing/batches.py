@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +24,9 @@ from gradscope import naming
 from gradscope.dump.reader import DumpFile, open_dump
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming import printable
-from gradscope.tracing.loader import named_object
+from gradscope.tracing.kinds import kind_of
+from gradscope.tracing.loader import named_object, seed_generators
 from gradscope.tracing.userframes import user_code
-
-_KINDS: Final = (
-    (jnp.bool_, "boolean"),
-    (jnp.integer, "integer"),
-    (jnp.floating, "floating-point"),
-    (jnp.complexfloating, "complex"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +36,29 @@ class DataRequest:
     Attributes:
         place: A file or folder, or a pipeline as a target names it.
         index: Which of a pipeline's batches, from 0; None for the first, and for a file.
+        leaves: That batch by name, where it has been read already.
         partial: Whether it may lack leaves, because only some values are asked for, which may not need them.
     """
 
     place: str
     index: int | None = None
+    leaves: Mapping[str, np.ndarray] | None = None
     partial: bool = False
 
     def batch(self, expected: Any) -> FileBatch:
-        """The batch; see `batch_from_file` and `batch_from_pipeline`."""
+        """The batch; see `batch_from_file` and `pipeline_leaves`.
+
+        Args:
+            expected: Pytree of `jax.ShapeDtypeStruct` that the model's own `batch` would give.
+
+        Raises:
+            UsageError: There is no such pipeline, or it has not so many batches.
+            ModelError: The pipeline failed.
+            DumpError: The batch is not such as the model's own; the message lists every disagreement.
+        """
         if ":" in self.place and not Path(self.place).exists():
-            return batch_from_pipeline(self.place, self.index or 0, expected, partial=self.partial)
+            leaves = pipeline_leaves(self.place, self.index) if self.leaves is None else self.leaves
+            return _checked(f"batch {self.index or 0} of {self.place}", expected, leaves, partial=self.partial)
         if self.index is not None:
             raise UsageError(f"{self.place} holds one batch", hint="--batch-index picks one of a pipeline: module:NAME")
         return batch_from_file(Path(self.place), expected, partial=self.partial)
@@ -91,34 +97,29 @@ def batch_from_file(path: Path, expected: Any, *, partial: bool = False) -> File
         return _checked(str(path), expected, _arrays(file, path, wanted), partial=partial)
 
 
-def batch_from_pipeline(text: str, index: int, expected: Any, *, partial: bool = False) -> FileBatch:
-    """The n-th batch of an input pipeline.
+def pipeline_leaves(text: str, index: int | None, seed: int = 0) -> dict[str, np.ndarray]:
+    """The n-th batch of an input pipeline, by the names of its leaves.
 
     Args:
         text: The pipeline as a target names it, `package.module:batches` or `data.py:batches("train")`: a function that
             returns an iterable of batches, or an iterable.
-        index: Which batch, from 0.
-        expected: As for `batch_from_file`.
-        partial: Likewise.
+        index: Which batch, from 0; None for the first.
+        seed: Seeds what it draws without a key.
 
     Raises:
         UsageError: There is no such pipeline, or it has not so many batches.
         ModelError: The pipeline failed.
-        DumpError: The batch is not such as the model's own; the message lists every disagreement.
     """
+    seed_generators(seed)
     with user_code(f"the pipeline {text}"):
         pipeline = named_object(text)
         batches = pipeline() if callable(pipeline) else pipeline
         if not isinstance(batches, Iterable):
             raise UsageError(f"{text} is of type {type(batches).__name__}, expected an iterable of batches")
-        batch = next(itertools.islice(iter(cast("Iterable[Any]", batches)), index, None), None)
+        batch = next(itertools.islice(iter(cast("Iterable[Any]", batches)), index or 0, None), None)
         if batch is None:
-            raise UsageError(f"{text} ends before batch {index}", hint="give a smaller --batch-index")
-        return _checked(f"batch {index} of {text}", expected, _named_leaves(batch), partial=partial)
-
-
-def _named_leaves(tree: Any) -> dict[str, np.ndarray]:
-    return {_name(keys): np.asarray(leaf) for keys, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+            raise UsageError(f"{text} ends before batch {index or 0}", hint="give a smaller --batch-index")
+        return {_name(keys): np.asarray(leaf) for keys, leaf in jax.tree_util.tree_leaves_with_path(batch)}
 
 
 def _name(keys: Any) -> str:
@@ -183,11 +184,6 @@ def _leaf_problems(name: str, leaf: Any, array: np.ndarray) -> Iterator[str]:
 
 def _any_size(shape: tuple[int, ...]) -> str:
     return "[" + ", ".join(["N", *map(str, shape[1:])][: len(shape)]) + "]"
-
-
-def kind_of(dtype: Any) -> str:
-    """What sort of numbers a dtype holds, in words; the dtype's own name for what are none."""
-    return next((kind for general, kind in _KINDS if jnp.issubdtype(dtype, general)), str(dtype))
 
 
 def _fits(dtype: Any, array: np.ndarray) -> bool:

@@ -7,7 +7,7 @@
 | an Orbax checkpoint, a folder | Orbax |
 
 An `.eqx` file has no names, only an order: its tensors are called by their position. A target that is an Equinox module
-or a Keras model reads `.eqx` or `.weights.h5` itself (`frameworks.restoring`), and this module is not asked. Pickles
+reads it itself, as a Keras model does `.keras` and `.weights.h5` (`ownformats`), and this module is not asked. Pickles
 are refused, and so are PyTorch's files, which are pickles in a zip file: reading one can run any code.
 """
 
@@ -29,14 +29,12 @@ from gradscope.dump.inputfile import InputFile
 from gradscope.dump.reader import open_dump
 from gradscope.errors import DumpError, MachineError
 from gradscope.frameworks.extras import install_hint
+from gradscope.naming import printable
 
 #: Families of a dump that are a model's variables; in a foreign file, every tensor is one.
 _FAMILIES: Final = (naming.TENSOR, naming.PARAM, naming.STATE)
 _ORBAX_MARKS: Final = ("_CHECKPOINT_METADATA", "_METADATA")
-_HINTS: Final = {
-    ".keras": "load it with keras.saving.load_model in the model's own file",
-    ".h5": "name the Keras model that it is of as the target; only that can read its own weights",
-}
+_KERAS: Final = (".keras", ".h5")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +54,11 @@ def open_checkpoint(path: Path) -> Generator[Mapping[str, SavedTensor]]:
         DumpError: There is none, it is damaged, or of a kind that is refused.
         MachineError: The library that reads it is not installed.
     """
-    if path.suffix in _HINTS:
-        raise DumpError(f"{path}: a Keras file is not read as a checkpoint", hint=_HINTS[path.suffix])
+    if path.suffix in _KERAS:
+        raise DumpError(
+            f"{printable(str(path))}: only the Keras model that it is of can read it",
+            hint="name that model as the target, and save its weights as .keras or .weights.h5",
+        )
     if path.suffix == ".msgpack":
         yield _held(_flax_tree(path))
     elif any((path / mark).exists() for mark in _ORBAX_MARKS):

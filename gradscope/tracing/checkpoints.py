@@ -20,12 +20,11 @@ import jax
 import numpy as np
 
 from gradscope import naming
-from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.errors import DumpError
 from gradscope.frameworks.adapter import RNGS
 from gradscope.naming import printable
-from gradscope.tracing.batches import kind_of
 from gradscope.tracing.checkpointfiles import SavedTensor, open_checkpoint
+from gradscope.tracing.disagreements import disagreements
 from gradscope.tracing.keymap import KeyMap
 from gradscope.tracing.tracer import Leaf, variable_leaves
 
@@ -72,7 +71,7 @@ def variables_from_file(path: Path, expected: Any, key_map: KeyMap, make: Callab
         ordered = path.suffix == ".eqx" and not key_map.substitutions
         spellings = [(str(at),) for at in range(len(leaves))] if ordered else list(map(_spellings, full, leaves))
         found = [next((each for each in known if each in named), None) for known in spellings]
-        problems = list(_problems(full, leaves, found, named))
+        problems = list(disagreements(*_by_path(full, leaves, found, named)))
         if problems:
             raise DumpError(
                 f"{printable(str(path))} is no checkpoint of this model: {'; '.join(problems)}",
@@ -99,32 +98,19 @@ def _spellings(full: str, leaf: Leaf) -> tuple[str, ...]:
     return (*names, *(name.replace("/", ".") for name in names))
 
 
-def _problems(
+def _by_path(
     full: list[str], leaves: tuple[Leaf, ...], found: list[str | None], named: Mapping[str, SavedTensor]
-) -> Iterator[str]:
-    for path, leaf, name in zip(full, leaves, found, strict=True):
-        if name is None and not _is_random_key(leaf):
-            yield f"it lacks {printable(path)} {_described(leaf.dtype, leaf.shape)}"
-        elif name is not None:
-            yield from _tensor_problems(path, leaf, named[name])
-    for name in sorted(named.keys() - set(found)):
-        yield f"the model has no {printable(name)} {_described(named[name].dtype, named[name].shape)}"
+) -> tuple[dict[str, Leaf], dict[str, SavedTensor]]:
+    """What is expected by path, and what there is: by path where it is called anything that the variable may be."""
+    paths = list(zip(full, leaves, found, strict=True))
+    expected = {path: leaf for path, leaf, name in paths if name is not None or not _is_random_key(leaf)}
+    beyond = {name: each for name, each in named.items() if name not in found}
+    return expected, {**beyond, **{path: named[name] for path, _, name in paths if name is not None}}
 
 
 def _is_random_key(leaf: Leaf) -> bool:
     """Whether a variable is what a framework's module draws from, which is no weight and in few checkpoints."""
     return leaf.family == naming.STATE and leaf.name.startswith(f"{RNGS}/")
-
-
-def _tensor_problems(path: str, leaf: Leaf, saved: SavedTensor) -> Iterator[str]:
-    if saved.shape != leaf.shape:
-        yield f"{printable(path)} has shape {list(saved.shape)}, expected {list(leaf.shape)}"
-    if kind_of(as_numpy_dtype(saved.dtype)) != kind_of(leaf.dtype):
-        yield f"{printable(path)} is {saved.dtype}, expected {leaf.dtype}"
-
-
-def _described(dtype: Any, shape: tuple[int, ...]) -> str:
-    return f"{dtype}{list(shape)}"
 
 
 def _notes(leaves: tuple[Leaf, ...], arrays: list[np.ndarray]) -> Iterator[str]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gradscope.tracing.jaxcompat import Equation, is_library_file, opened
+from gradscope.tracing.jaxcompat import Equation, opened
+from gradscope.tracing.libraries import is_library_file
 
 _PRIMITIVES: Final = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 _FUNCTION: Final = re.compile(r"(?P<name>.+) at (?P<file>.+):(?P<line>\d+)")

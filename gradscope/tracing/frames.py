@@ -27,6 +27,7 @@ from gradscope.tracing.jaxcompat import (
     source_of,
     sub_jaxprs,
 )
+from gradscope.tracing.lifts import repeats_a_module
 from gradscope.tracing.scopes import ScopePath
 
 #: Equation number of a value that its frame receives and does not make.
@@ -157,7 +158,7 @@ def _child(frame: Frame, number: int, equation: Equation, sub: SubJaxpr, order: 
         path = path.scope(scope.name)
     loops = frame.loops
     if sub.kind in ("scan", "while", "shard_map"):
-        path = path.loop()
+        path = path.loop_within() if repeats_a_module(equation, sub.jaxpr) else path.loop()
         loops = (*loops, Loop(loop_length(equation), order, bool(equation.params.get("reverse"))))
     key = (*frame.key, (number, sub.branch))
     return Frame(

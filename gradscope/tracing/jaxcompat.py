@@ -19,17 +19,16 @@ of gradscope may touch them.
 from __future__ import annotations
 
 import math
-import site
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import jax
 from jax.extend import core as jex_core
 from jax.extend import source_info_util
+
+from gradscope.tracing.libraries import is_file_of, is_library_file
 
 #: A variable or a literal of a jaxpr.
 Atom: TypeAlias = Any
@@ -47,12 +46,6 @@ _KINDS: Final[Mapping[str, FrameKind]] = {
     "cond": "cond",
     "shard_map": "shard_map",
 }
-
-#: Packages whose frames are never "the user's line": JAX, and the libraries that models are written with.
-_LIBRARIES: Final = ("jax", "jaxlib", "flax", "equinox", "haiku", "keras", "optax", "gradscope")
-
-
-_PACKAGE: Final = str(Path(__file__).resolve().parents[1]) + "/"
 
 
 class Equation(Protocol):
@@ -273,21 +266,12 @@ def user_frame(equation: Equation) -> tuple[str, int, str] | None:
     return None
 
 
-@cache
-def is_library_file(file_name: str) -> bool:
-    """Whether a file belongs to JAX, a modelling library, the standard library or gradscope, and not to a model."""
-    if file_name.startswith("<"):
-        return True
-    if file_name.startswith(_PACKAGE):
-        return not file_name.startswith(_PACKAGE + "models/")  # the zoo, where an installed wheel keeps it
-    return file_name.startswith(_library_folders())
+def is_lifted(equation: Equation) -> bool:
+    """Whether a lifting transformation of Flax runs an equation on behalf of a module: `nn.scan`, `nnx.scan`.
 
-
-@cache
-def _library_folders() -> tuple[str, ...]:
-    # JAX's own folder too: a .pth file may put it, and what is installed with it, on the path from anywhere.
-    beside_jax = str(Path(jax.__file__).resolve().parents[1])
-    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages(), beside_jax}
-    libraries = [f"{folder}/{name}/" for folder in installed for name in _LIBRARIES]
-    standard = [sysconfig.get_path("stdlib") + f"/{name}" for name in ("contextlib.py", "functools.py", "threading.py")]
-    return (*libraries, *standard)
+    Told by who called JAX: the innermost frame that is not JAX's own.
+    """
+    traceback = equation.source_info.traceback
+    frames = [] if traceback is None else traceback.frames
+    caller = next((frame.file_name for frame in frames if not is_file_of("jax", frame.file_name)), "")
+    return is_file_of("flax", caller)

@@ -121,7 +121,7 @@ def _runs(frame: Frame, around: LayerCall | None, scoping: Scoping) -> list[tupl
     A turn of a loop that runs under a scope is itself a layer: `blocks[3]` beside `blocks[3]/attn`.
     """
     turn: tuple[LayerCall, ...] = ()
-    if frame.kind in ("scan", "while", "shard_map") and frame.path.components:
+    if frame.kind in ("scan", "while", "shard_map") and not frame.path.pending_loops:
         turn = (LayerCall(frame=frame, path=frame.path, order=frame.start, parent=around),)
     stacks: list[tuple[LayerCall, ...]] = []
     open_scopes: tuple[Any, ...] = ()

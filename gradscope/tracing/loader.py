@@ -36,7 +36,7 @@ def load_model(text: str, request: Request | None = None) -> Model:
     """
     asked = request or Request()
     target = parse_target(text)
-    _seed_generators(asked.seed)
+    seed_generators(asked.seed)
     module = import_place(target)
     name = _name(target)
     holder = module if target.attribute is None else _holder(module, target.place, target.attribute, asked.seed)
@@ -65,7 +65,7 @@ def named_object(text: str) -> Any:
     return _holder(import_place(target), target.place, target.attribute, seed=0)
 
 
-def _seed_generators(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     """Seed what a file draws from without a key while it is imported: Keras draws all its weights so."""
     random.seed(seed)
     np.random.seed(seed % 2**32)

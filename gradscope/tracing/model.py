@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 #: Longest stem of a default file name: four bytes a character leave room for a suffix within the usual 255 bytes.
 _LONGEST_SLUG: Final = 60
@@ -25,6 +27,7 @@ class Model:
         file_sha256: SHA-256 of that file as it was loaded; None where it has none.
         held: Whether `init` only hands out values that exist already.
         restored: Whether they come from a checkpoint that the user asked for.
+        data: A real batch, where it was read to learn what the model is called with.
         choices: Sentences that tell why each thing was chosen, for `--verbose`.
     """
 
@@ -36,6 +39,7 @@ class Model:
     file_sha256: str | None = None
     held: bool = False
     restored: bool = False
+    data: Mapping[str, np.ndarray] | None = None
     choices: tuple[str, ...] = ()
 
     @property

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
+
+import jax
 
 from gradscope.frameworks.detect import adapter_of, may_be_lifted
 from gradscope.frameworks.lifting import LiftedFunctions
 from gradscope.frameworks.modulemodel import ModuleModel
 from gradscope.frameworks.request import Request
-from gradscope.frameworks.restoring import restored
 from gradscope.tracing.model import Model
+from gradscope.tracing.ownformats import restored
 from gradscope.tracing.randomkeys import NeededKeys
 from gradscope.tracing.userframes import user_code
 
@@ -29,16 +32,23 @@ def module_model(name: str, holder: Any, request: Request) -> Model | None:
     """
     train = request.train is not False
     with user_code(f"looking at {name}"):
-        own = None if request.checkpoint is None else restored(holder, request.checkpoint)
-        adapter = adapter_of(holder if own is None else own, train=train)
+        adapter = adapter_of(holder, train=train)
         if adapter is None:
             return None
         made = ModuleModel.of(adapter, request, train=train)
+        own = None if request.checkpoint is None else restored(holder, request.checkpoint, partial(_build, made))
+        filled = None if own is None else adapter_of(own, train=train)
+        made = made if filled is None else replace(made, adapter=filled)
     needed = NeededKeys(made)
     return Model(
         name=name, init=needed.init, batch=made.batch, loss=needed.loss, held=adapter.held, restored=own is not None,
         choices=made.choices,
     )  # fmt: skip
+
+
+def _build(model: ModuleModel) -> None:
+    """Have a module make its variables, by a call on some inputs."""
+    model.init(jax.random.key(0))
 
 
 def lifted_model(model: Model) -> Model:

@@ -2,7 +2,8 @@
 
 The stacks of names inside a sub-jaxpr are relative to the equation that runs it, so a path is joined on the way down.
 A loop adds an iteration to the component that encloses it: a scan under the scope `blocks` whose body opens `attn`
-gives `blocks[0]/attn`, `blocks[1]/attn`, ... A loop that no scope encloses marks the first scope inside it.
+gives `blocks[0]/attn`, `blocks[1]/attn`, ... A loop that no scope encloses marks the first scope inside it, and so does
+one that a framework runs on behalf of a module (see `lifts`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class ScopePath:
 
     Attributes:
         components: The scopes.
-        pending_loops: Loops entered before any scope was.
+        pending_loops: Loops entered here that mark the next scope.
         occurrence: 1 for the first call under these scopes, in execution order.
     """
 
@@ -43,10 +44,14 @@ class ScopePath:
             path = ScopePath(components=(*path.components, component))
         return path
 
+    def loop_within(self) -> ScopePath:
+        """The path inside a loop that runs here and whose turns are those of the next scope."""
+        return replace(self, pending_loops=self.pending_loops + 1)
+
     def loop(self) -> ScopePath:
-        """The path inside a loop that runs here."""
-        if not self.components:
-            return replace(self, pending_loops=self.pending_loops + 1)
+        """The path inside a loop that runs here and whose turns are this scope's."""
+        if self.pending_loops or not self.components:
+            return self.loop_within()
         last = self.components[-1]
         return ScopePath(components=(*self.components[:-1], replace(last, loops=last.loops + 1)))
 

@@ -24,7 +24,7 @@ from typing import Final
 
 from gradscope.errors import GradscopeError, MachineError, ModelError
 from gradscope.frameworks.extras import install_hint
-from gradscope.tracing.jaxcompat import is_library_file
+from gradscope.tracing.libraries import is_library_file
 
 #: Lines of an error's text and frames of its stack that are shown; `--traceback` shows all.
 _MOST_LINES: Final = 5

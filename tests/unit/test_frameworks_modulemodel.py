@@ -49,6 +49,15 @@ class Adapter:
         return {"logits": x @ variables["params"]["matrix"], "note": "no array"}, {"counts": updated}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pairwise(Adapter):
+    """One that cannot do with one input."""
+
+    @property
+    def signature(self) -> inspect.Signature:
+        return inspect.signature(lambda x, y: None)
+
+
 def model(*inputs: str, loss: LossName | None = None, **asked: Any) -> ModuleModel:
     train = asked.pop("train", True)
     request = Request(inputs=tuple(map(parse_input, inputs)), loss=loss, **asked)
@@ -100,6 +109,27 @@ def test_data_describes_inputs_under_its_own_names_and_brings_the_labels() -> No
     by_name = {"scale": parse_input("float32[]"), "image": parse_input("float32[7,5]")}
     made = ModuleModel.of(Adapter(), Request(data=by_name), train=True)
     assert (made.call.positional, made.call.named, made.label_name) == (("image",), ("scale",), "labels")
+
+
+@pytest.mark.parametrize(
+    ("names", "inputs", "label"),
+    [
+        (("0", "1"), ("0",), "1"),
+        (("0/0", "0/1", "1"), ("0/0", "0/1"), "1"),
+        (("0",), ("0",), "labels"),
+        (("a", "1"), ("a", "1"), "labels"),
+    ],
+)
+def test_a_pair_is_inputs_and_labels(names: tuple[str, ...], inputs: tuple[str, ...], label: str) -> None:
+    data = {name: parse_input("float32[7,5]") for name in names}
+    made = ModuleModel.of(Adapter(), Request(data=data), train=True)
+    assert (made.call.positional, made.label_name) == (inputs, label)
+
+
+def test_a_pair_is_two_inputs_of_a_module_that_needs_two() -> None:
+    data = {name: parse_input("float32[7,5]") for name in ("0", "1")}
+    made = ModuleModel.of(Pairwise(), Request(data=data), train=True)
+    assert (made.call.positional, made.label_name) == (("0", "1"), "labels")
 
 
 def test_what_was_chosen_is_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -207,6 +208,53 @@ def test_turns_of_a_scan_that_no_scope_encloses_mark_the_first_scope_inside() ->
     step = lambda carry, _: (under("step", lambda: under("dense", jnp.matmul, carry, W)), None)  # noqa: E731
     trace = traced(lambda w, x: jax.lax.scan(step, x @ w, None, length=2)[0])
     assert names(trace) == ["step[0]/dense", "step[0]", "step[1]/dense", "step[1]"]
+
+
+def lifted(body: Callable[[Any], Any], x: Any, length: int = 2) -> Any:
+    """A scan over a carry alone that Flax's own code runs."""
+    text = (
+        "def lift(scan, body, x, length):\n    return scan(lambda carry, _: (body(carry), None), x, None, length)[0]\n"
+    )
+    defined: dict[str, Any] = {}
+    exec(compile(text, f"{sysconfig.get_path('purelib')}/flax/core/lift.py", "exec"), defined)
+    return defined["lift"](jax.lax.scan, body, x, length)
+
+
+def block(x: Any) -> Any:
+    return under("block", lambda: jnp.tanh(under("dense", jnp.matmul, x, W)))
+
+
+def test_turns_of_a_lifted_module_are_the_modules_as_if_it_were_unrolled() -> None:
+    trace = traced(lambda w, x: under("net", lambda: lifted(block, x @ w)))
+    assert aliases(trace) == [["net/block[*]/dense"], ["net/block[*]"], ["net"]]
+    assert names(trace)[:2] == ["net/block[0]/dense", "net/block[1]/dense"]
+
+
+@pytest.mark.parametrize("around", [jax.checkpoint, jax.jit, lambda body: lambda x: lifted(body, x, 1)])
+def test_a_lifted_module_may_be_lifted_again(around: Callable[[Any], Any]) -> None:
+    trace = traced(lambda w, x: under("net", lambda: lifted(around(block), x @ w)))
+    turns = "[*][*]" if around not in (jax.checkpoint, jax.jit) else "[*]"
+    assert [name for site in aliases(trace) for name in site] == [f"net/block{turns}/dense", f"net/block{turns}", "net"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [lambda x: block(x) + x, lambda x: block(block(x)), lambda x: jax.checkpoint(block)(x) + x],
+    ids=["more than the module", "two modules", "more than what is checkpointed"],
+)
+def test_turns_of_a_lift_that_does_more_than_call_one_module_are_those_of_the_scope_around_it(body: Any) -> None:
+    trace = traced(lambda w, x: under("net", lambda: lifted(body, x @ w)))
+    assert {layer.path.template for layer in trace.layers} >= {"net[*]", "net[*]/block", "net[*]/block/dense"}
+
+
+def test_a_loop_of_the_users_own_in_a_lifted_module_marks_the_scope_it_runs_under() -> None:
+    def scanning(x: Any) -> Any:
+        return under("block", lambda: jax.lax.scan(lambda c, _: (under("step", jnp.sin, c), None), x, None, length=3))[
+            0
+        ]
+
+    trace = traced(lambda w, x: under("net", lambda: lifted(scanning, x @ w)))
+    assert aliases(trace) == [["net/block[*][*]/step", "net/block[*][*]"], ["net/block[*]"], ["net"]]
 
 
 def test_two_scans_under_one_scope_are_two_calls_of_its_turns() -> None:

@@ -6,7 +6,8 @@ alone, with a loss written out in the test.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,53 @@ def assert_gradients(seen: Dump, expected: Any, close: float = CLOSE) -> None:
     assert by_name.keys() == family(seen, "param").keys()
     assert not any(np.any(value) for name, value in by_name.items() if name not in found)
     assert_same_tensors(found, {name: by_name[name] for name in found}, close)
+
+
+def assert_activations(
+    seen: Dump, captured: Mapping[str, Any], idle: Collection[str] = (), close: float = CLOSE
+) -> None:
+    """Every layer that a framework captured is in the dump under its name, with the values that the framework has.
+
+    Args:
+        seen: The dump.
+        captured: What each layer returned, a pytree, by the name that it has here.
+        idle: Those of them that compute nothing, and so hand on nothing of their own.
+        close: As for `assert_same_tensors`.
+    """
+    found = family(seen, "activation")
+    assert not idle - captured.keys()
+    assert not found.keys() & idle
+    expected = {
+        f"{name}: {path}": (name, np.asarray(leaf))
+        for name, value in captured.items()
+        if name not in idle
+        for path, leaf in by_path(value).items()
+    }
+    nearest = {where: _nearest(found, name, leaf) for where, (name, leaf) in expected.items()}
+    assert_same_tensors(nearest, {where: leaf for where, (_, leaf) in expected.items()}, close)
+
+
+def assert_activation_gradients(seen: Dump, expected: Mapping[str, Any], close: float = CLOSE) -> None:
+    """The gradients of what layers returned are in the dump under their names, but those that are zero throughout."""
+    found = family(seen, "activation_grad")
+    moving = {name: np.asarray(value) for name, value in expected.items() if np.any(value)}
+    assert len(moving) > 15
+    assert_same_tensors({name: _nearest(found, name, value) for name, value in moving.items()}, moving, close)
+
+
+def zeros_like_arrays(returned: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """Zeros to add to each array that a layer returns, by the layer's name, whose gradients are those of the array."""
+    shapes = jax.eval_shape(returned)
+    return {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items() if hasattr(leaf, "shape")}
+
+
+def _nearest(found: Mapping[str, np.ndarray], name: str, expected: np.ndarray) -> np.ndarray:
+    """Of what a layer handed on, in the order of making, the one that is like what it returned at some place."""
+    several = itertools.takewhile(found.__contains__, (f"{name}.{number}" for number in itertools.count()))
+    handed_on = [found[each] for each in ([name] if name in found else several)]
+    alike = [each for each in handed_on if each.shape == expected.shape]
+    assert alike, f"{name}: {[each.shape for each in handed_on]}, expected {expected.shape}"
+    return min(alike, key=lambda each: float(np.linalg.norm(np.ravel(each) - np.ravel(expected))))
 
 
 def assert_layers_hold_parameters(seen: Dump, *unlinked: str) -> None:

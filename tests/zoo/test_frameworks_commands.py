@@ -49,6 +49,17 @@ def test_readme_has_a_line_for_every_framework() -> None:
     assert [framework for framework, _ in LINES] == list(PACKAGES)
 
 
+def test_readmes_lines_for_pytorch_run_as_they_are_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'gradscope-jax[torch]'")
+    monkeypatch.chdir(tmp_path)
+    (lines,) = re.findall(r"```python\n(from gradscope.frameworks.torch [^`]*)```", README.read_text(encoding="utf-8"))
+    model, images = torch.nn.Sequential(torch.nn.Linear(4, 3)), torch.ones(5, 4)
+    given = {"model": model, "images": images, "labels": torch.arange(5) % 3, "F": torch.nn.functional}
+    exec(lines, given)
+    with np.load("torch.npz") as seen:
+        assert np.allclose(seen["activation/0"], model(images).detach())
+
+
 def test_every_command_takes_a_module_and_its_inputs(tmp_path: Path) -> None:
     pytest.importorskip("flax", reason="flax is not installed: pip install 'gradscope-jax[flax]'")
     (tmp_path / "net.py").write_text(NET)
@@ -83,6 +94,26 @@ def test_a_data_file_describes_the_inputs_and_brings_the_labels(tmp_path: Path) 
         assert np.allclose(seen["activation/Net/last"], logits, atol=1e-6)
         likelihoods = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
         assert done.json["loss"] == pytest.approx(-np.log(likelihoods[range(5), label]).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("batch", ["(image, label)", "{'image': image, 'label': label, 'file': 'a.png'}"])
+def test_a_pipeline_describes_the_inputs_and_is_asked_once(tmp_path: Path, batch: str) -> None:
+    pytest.importorskip("flax", reason="flax is not installed: pip install 'gradscope-jax[flax]'")
+    (tmp_path / "net.py").write_text(NET)
+    lines = ("import numpy as np", "image, label = np.ones((5, 4)), np.arange(5) % 3", f"loader = iter([{batch}])")
+    (tmp_path / "data.py").write_text("\n".join(lines))
+    asked = ("net.py:Net(5)", "--data", "data.py:loader", "--loss", "cross-entropy")
+    done = gradscope("dump", *asked, "-o", "out.npz", "--json", folder=tmp_path)
+    if "file" in batch:
+        assert (done.status, done.lines[0]) == (
+            3, "gradscope: error: batch 0 of data.py:loader is no batch for this model: the model has no file"
+        )  # fmt: skip
+        return
+    assert done.status == 0, done.errors
+    with np.load(tmp_path / "out.npz") as seen:
+        assert {key for key in seen if key.startswith("input/")} == {"input/0", "input/1"}
+        assert np.array_equal(seen["input/1"], np.arange(5) % 3)
+        assert seen["activation/Net/last"].shape == (5, 3)
 
 
 def test_inputs_of_a_wrong_shape_show_the_line_that_minds(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ pytest.importorskip("equinox", reason="equinox is not installed: pip install 'gr
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 NET = """
 import equinox as eqx
@@ -90,9 +93,9 @@ def test_gradients_activations_and_state_are_equinoxs_own(folder: Path) -> None:
             lambda x, scale, key: net(x, state, scale=scale, key=key), axis_name="examples", out_axes=(0, None)
         )
         outputs, updated = mapped(batch["x"], batch["scale"], keys)
-        return held.cross_entropy(outputs["logits"], batch["labels"]), (outputs, updated)
+        return held.cross_entropy(outputs["logits"], batch["labels"]), updated
 
-    (value, (outputs, updated)), gradients = eqx.filter_value_and_grad(loss, has_aux=True)(net)
+    (value, updated), gradients = eqx.filter_value_and_grad(loss, has_aux=True)(net)
     assert seen.loss == pytest.approx(float(value), rel=1e-6)
     held.assert_same_tensors(held.family(seen, "param_grad"), by_path(gradients))
     norms = {f"blocks/{n}/norm": block.norm for n, block in enumerate(net.blocks)}
@@ -104,27 +107,55 @@ def test_gradients_activations_and_state_are_equinoxs_own(folder: Path) -> None:
     aux = held.family(seen, "aux")
     held.assert_same_tensors({name: aux[name] for name in states}, states)
     found = held.family(seen, "activation")
-    whole = {"Net/blocks/1": outputs["features"], "Net/head": outputs["logits"]}
-    held.assert_same_tensors({name: found[name] for name in whole}, whole)
-    assert {f"Net/blocks/{n}{part}" for n in (0, 1) for part in ("", "/fc", "/norm", "/drop")} <= found.keys()
-    assert {"Net/head/layers/0", "Net/head/layers/1"} <= found.keys()
+    _, fresh = eqx.nn.make_with_state(Net)(key=jax.random.key(3))  # a state is used once
+    layers = jax.vmap(lambda x, scale, key: layers_of(net, fresh, x, scale, key), axis_name="examples")
+    expected = layers(batch["x"], batch["scale"], keys)
+    assert len(expected) == 12
+    held.assert_activations(seen, expected)
     assert not any("eqx" in name for name in found)
     held.assert_layers_hold_parameters(seen)
     assert set(held.family(seen, "state")) >= {"buffers/table", "rngs/key"}
 
 
-def test_names_survive_scan_vmap_and_checkpoint(folder: Path) -> None:
+def layers_of(net: Any, state: Any, x: Any, scale: Any, key: Any) -> dict[str, Any]:
+    """What each layer returns for one example, every call written out."""
+    seen: dict[str, Any] = {}
+    for number, (block, each) in enumerate(zip(net.blocks, jax.random.split(key), strict=True)):
+        linear = block.fc(x)
+        normed, state = block.norm(linear, state)
+        dropped = block.drop(jax.nn.relu(normed), key=each)
+        x = dropped + x
+        parts = {"/fc": linear, "/norm": normed, "/drop": dropped, "": x}
+        seen |= {f"Net/blocks/{number}{part}": value for part, value in parts.items()}
+    hidden = net.head.layers[0](x[net.table] * scale)
+    logits = net.head.layers[1](jax.nn.relu(hidden))
+    last = {"/head/layers/0": hidden, "/head/layers/1": logits, "/head": logits, "": logits}
+    return seen | {f"Net{part}": value for part, value in last.items()}
+
+
+def test_names_and_values_survive_scan_vmap_and_checkpoint(folder: Path) -> None:
     seen = held.dump(f"{held.source(folder, NET)}:Lifted", "float32[2,5,4]", loss="mse")
     from net import Lifted
 
     net, batch = Lifted(key=jax.random.key(0)), held.family(seen, "input")
     gradients = eqx.filter_grad(lambda net: jnp.square(jax.vmap(net)(batch["x"]) - batch["labels"]).mean())(net)
     held.assert_same_tensors(held.family(seen, "param_grad"), by_path(gradients))
-    paths = {layer.path for layer in seen.layers}
-    assert {f"Lifted[{turn}]/layers" for turn in range(3)} <= paths
-    assert {f"Lifted[{turn}]/cell" for turn in range(5)} <= paths
-    assert "Lifted/heads" in paths
+    held.assert_activations(seen, jax.vmap(lambda x: lifted_layers_of(net, x))(batch["x"]))
     held.assert_layers_hold_parameters(seen)
+
+
+def lifted_layers_of(net: Any, x: Any) -> dict[str, Any]:
+    """What each layer of `Lifted` returns for one example, in every turn of its loops."""
+    seen: dict[str, Any] = {}
+    for turn in range(3):
+        layer = jax.tree.map(lambda leaf: leaf[turn] if eqx.is_array(leaf) else leaf, net.layers)  # noqa: B023 - at once
+        seen[f"Lifted[{turn}]/layers"] = jax.vmap(layer)(x)
+        x = jax.nn.gelu(seen[f"Lifted[{turn}]/layers"])
+    hidden = (jnp.zeros(4), jnp.zeros(4))
+    for turn, each in enumerate(x):
+        hidden = seen[f"Lifted[{turn}]/cell"] = net.cell(each, hidden)
+    heads = jnp.einsum("hoi,i->ho", net.heads.weight, hidden[0]) + net.heads.bias
+    return {**seen, "Lifted/heads": heads, "Lifted": heads}
 
 
 def test_naming_changes_no_bit_and_leaves_the_users_tree_alone(folder: Path) -> None:
@@ -170,22 +201,86 @@ def test_a_trace_that_raises_tells_the_users_line(folder: Path) -> None:
     assert 'raise RuntimeError("asked to")' in failed.value.user_frames
 
 
-def test_vit_of_equimo(folder: Path) -> None:
-    pytest.importorskip("equimo", reason="equimo is not installed: pip install 'gradscope-jax[zoo]'")
-    arguments: dict[str, Any] = {"img_size": 16, "in_channels": 3, "dim": 8, "patch_size": 8, "num_heads": 2}
-    arguments |= {"depths": [1, 1], "num_classes": 5}
-    call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    seen = held.dump(f"equimo.models.vit:VisionTransformer({call})", "float32[2,3,16,16]", loss="cross-entropy")
-    from equimo.models.vit import VisionTransformer
+VIT = {"img_size": 16, "in_channels": 3, "dim": 8, "patch_size": 8, "num_heads": 2, "depths": [1, 1], "num_classes": 5}
+FASTER_VIT = {"img_size": 32, "in_channels": 3, "dim": 8, "in_dim": 8, "num_heads": [2, 2], "hat": [False, True]}
+FASTER_VIT |= {"depths": [1, 1], "window_size": [4, 4], "ct_size": 1, "num_classes": 5}
+MOBILE_NET = {"in_channels": 3, "last_channels": 16, "num_classes": 5}
+MOBILE_NET |= {"layers_config": [[8, 8, 3, 1, False, "relu"], [8, 16, 3, 2, True, "hard_swish"]]}
 
-    net, batch = VisionTransformer(**arguments, key=jax.random.key(0)), held.family(seen, "input")
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "size"),
+    [
+        ("vit:VisionTransformer", VIT, 16),
+        ("fastervit:FasterViT", FASTER_VIT, 32),
+        ("mobilenet:MobileNetv3", MOBILE_NET, 16),
+    ],
+)
+def test_models_of_equimo(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, arguments: dict[str, Any], size: int
+) -> None:
+    pytest.importorskip("equimo", reason="equimo is not installed: pip install 'gradscope-jax[zoo]'")
+    call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    seen = held.dump(f"equimo.models.{name}({call})", f"float32[2,3,{size},{size}]", loss="cross-entropy")
+    module, _, cls = name.partition(":")
+    net = getattr(import_module(f"equimo.models.{module}"), cls)(**arguments, key=jax.random.key(0))
+    batch = held.family(seen, "input")
     assert "state/rngs/key" not in seen  # nothing is dropped by default
     keys = jax.random.split(jax.random.key(0), 2)
 
+    @eqx.filter_jit
     def loss(net: Any) -> Any:
         logits = jax.vmap(lambda x, key: net(x, key=key, inference=False))(batch["x"], keys)
         return held.cross_entropy(logits, batch["labels"])
 
     held.assert_same_tensors(held.family(seen, "param_grad"), by_path(eqx.filter_grad(loss)(net)))
     held.assert_layers_hold_parameters(seen)
-    assert "VisionTransformer/blocks/1/blocks/0/attn/qkv" in {layer.path for layer in seen.layers}
+    with monkeypatch.context() as patched:
+        idle, returned = recording(net, patched)
+        with jax.disable_jit():
+            for x, key in zip(batch["x"], keys, strict=True):
+                net(x, key=key, inference=False)
+    found = held.family(seen, "activation")
+    one_by_one = {name: np.stack(calls) for name, calls in returned.items()}
+    expected = {name: calls.reshape(found.get(name, calls).shape) for name, calls in one_by_one.items()}
+    assert len(expected.keys() - idle) >= 29
+    held.assert_activations(seen, expected, idle & expected.keys())
+
+
+def recording(net: Any, patched: pytest.MonkeyPatch) -> tuple[set[str], dict[str, list[Any]]]:
+    """The modules that do nothing here, by name, and from now on what every call of every module returns.
+
+    A `vmap` is a loop as long as this lasts, so that every value is one to keep.
+    """
+    modules = modules_of(net, type(net).__name__)
+    names = {id(module): name for name, module in modules.items()}
+    returned: dict[str, list[Any]] = {}
+
+    def keeping(call: Any) -> Any:
+        def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+            value = call(self, *args, **kwargs)
+            returned.setdefault(names[id(self)], []).append(value)
+            return value
+
+        return called
+
+    calls = {cls: cls.__call__ for cls in {type(module) for module in modules.values() if callable(module)}}
+    for cls, call in calls.items():  # all looked up before any is replaced: they inherit
+        patched.setattr(cls, "__call__", keeping(call))
+    for mapping in (jax, "vmap"), (eqx, "filter_vmap"):
+        patched.setattr(*mapping, looped)
+    return {name for name, module in modules.items() if isinstance(module, eqx.nn.Identity | eqx.nn.Dropout)}, returned
+
+
+def looped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What `jax.vmap` makes of a function, one row after the other."""
+    return lambda *rows: jax.tree.map(lambda *each: jnp.stack(each), *map(function, *rows))
+
+
+def modules_of(value: Any, name: str) -> dict[str, Any]:
+    """A module and all inside it by name."""
+    found = {name: value} if isinstance(value, eqx.Module) else {}
+    for path, child in jax.tree_util.tree_leaves_with_path(value, is_leaf=lambda child: child is not value):
+        if child is not value:
+            found |= modules_of(child, f"{name}/{jax.tree_util.keystr(path, simple=True, separator='/')}")
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,24 +43,33 @@ def forward(x):
 stateless = hk.transform(forward)
 stateful = hk.transform_with_state(lambda x, is_training, scale: Net(name="net")(x, is_training, scale=scale))
 
+def recurrent(x):
+    core = hk.LSTM(4, name="core")
+    outputs, _ = hk.dynamic_unroll(core, x, core.initial_state(x.shape[1]))
+    return outputs
+
 def init(key):
     return {}
 """
 
 
-def intercepted(net: Any, variables: Any, *arguments: Any) -> dict[str, Any]:
-    """What each module of a Haiku function returned, by its name."""
+def intercepted(run: Callable[[], Any], added: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    """What a function returns, and what each module that it calls returned, by its name.
+
+    Args:
+        run: The function.
+        added: What to add to it first.
+    """
     seen: dict[str, Any] = {}
 
     def keep(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        returned = call(*args, **kwargs)
-        if context.method_name == "__call__" and isinstance(returned, jax.Array):
-            seen[context.module.module_name.replace("/~/", "/")] = returned
+        returned, name = call(*args, **kwargs), context.module.module_name.replace("/~/", "/")
+        if context.method_name == "__call__" and returned is not None:
+            returned = seen[name] = returned + added[name] if added and name in added else returned
         return returned
 
     with hk.intercept_methods(keep):
-        net.apply(*variables, *arguments)
-    return seen
+        return run(), seen
 
 
 @pytest.mark.parametrize("name", ["Net(classes=3)", "stateful"])
@@ -88,14 +98,17 @@ def test_gradients_activations_and_state_are_haikus_own(folder: Path, name: str)
         {name: aux[name] for name in aux if name.startswith("state/")},
         {f"state/{name}": each for name, each in held.by_path(updated).items()},
     )
-    expected = intercepted(net, (params, state), *arguments)
-    found = held.family(seen, "activation")
-    # A scan's turns have names of their own, and moving averages end as state, which is held to Haiku's above.
-    expected = {name: each for name, each in expected.items() if not name.endswith(("stacked", "_ema"))}
-    # The first that draws a key also hands on those that Haiku splits off ahead of time.
-    held.assert_same_tensors({name: found.get(name, found.get(f"{name}.1")) for name in expected}, expected)
+    stacked = next(each for name, each in params.items() if name.endswith("stacked"))
+    _, expected = intercepted(lambda: net.apply(params, state, *arguments))
+    expected = {name: each for name, each in expected.items() if not isinstance(each, jax.core.Tracer)}  # a scan's
+    del expected["net/__layer_stack_no_per_layer"]  # for which Haiku opens no scope
+    x = expected["net/first"]
+    for turn, kernel in enumerate(stacked["w"]):
+        expected[f"net[{turn}]/stacked"] = x @ kernel + stacked["b"][turn]
+        x = jnp.tanh(expected[f"net[{turn}]/stacked"])
+    expected["net"] = expected["net"][0]  # the other output leaves beside the loss
+    held.assert_activations(seen, expected)
     assert {"net/first/fc", "net/own", "net/head"} <= expected.keys()
-    assert {f"net[{turn}]/stacked" for turn in range(2)} <= found.keys()
     held.assert_layers_hold_parameters(seen)
 
 
@@ -130,19 +143,61 @@ def test_a_module_that_fails_tells_the_users_line(folder: Path) -> None:
     assert 'name="head"' in failed.value.user_frames
 
 
-def test_resnet50_of_haiku(folder: Path, x64: None) -> None:
-    seen = held.dump("haiku.nets:ResNet50(5)", "float64[2,32,32,3]", loss="cross-entropy")
-    net = hk.transform_with_state(lambda x: hk.nets.ResNet50(5)(x, is_training=True))
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("name", "arguments", "layers"),
+    [
+        # Its logits begin as zeros, and with them all gradients, unless it is told otherwise.
+        ("ResNet50", {"num_classes": 5, "logits_config": {"w_init": None}}, 234),
+        ("MobileNetV1", {"num_classes": 5}, 124),
+    ],
+)
+def test_models_of_haiku(folder: Path, name: str, arguments: dict[str, Any], layers: int) -> None:
+    call = ", ".join(f"{name}={value}" for name, value in arguments.items())
+    seen = held.dump(f"haiku.nets:{name}({call})", "float64[2,32,32,3]", loss="cross-entropy")
+    net = hk.transform_with_state(lambda x: getattr(hk.nets, name)(**arguments)(x, is_training=True))
     batch = held.family(seen, "input")
     shapes = jax.eval_shape(net.init, jax.random.key(0), batch["inputs"])
     params, state = (filled(tree, seen, prefix) for tree, prefix in zip(shapes, ("param", "state/state"), strict=True))
 
-    @jax.jit
-    def loss(params: Any) -> Any:
-        return held.cross_entropy(net.apply(params, state, None, batch["inputs"])[0], batch["labels"])
+    def run(params: Any, added: Any) -> Any:
+        return intercepted(lambda: net.apply(params, state, None, batch["inputs"]), added)
 
-    value, gradients = jax.value_and_grad(loss)(params)
+    def loss(params: Any, added: Any) -> Any:
+        (logits, _), captured = run(params, added)
+        return held.cross_entropy(logits, batch["labels"]), captured
+
+    added = held.zeros_like_arrays(lambda: run(params, None)[1])
+    stepped = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(params, added)
+    (value, captured), (gradients, of_layers) = stepped
     assert seen.loss == pytest.approx(float(value), rel=1e-9)
     held.assert_gradients(seen, gradients)
     held.assert_layers_hold_parameters(seen)
-    assert "res_net50/block_group_3/block_2/conv_2" in {layer.path for layer in seen.layers}
+    assert len(captured) == layers
+    idle = {each for each in captured if each.endswith("flatten")}  # it is flat already
+    held.assert_activations(seen, captured, idle)
+    held.assert_activation_gradients(seen, {each: of_layers[each] for each in of_layers.keys() - idle})
+
+
+def test_a_core_unrolled_by_a_scan_is_measured_in_every_turn(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:recurrent", "float32[3,2,4]", loss="mse")
+    from net import recurrent
+
+    net, batch = hk.transform(recurrent), held.family(seen, "input")
+    params = filled(jax.eval_shape(net.init, jax.random.key(0), batch["x"]), seen, "param")
+    gradients = jax.grad(lambda params: jnp.square(net.apply(params, None, batch["x"]) - batch["labels"]).mean())(
+        params
+    )
+    held.assert_gradients(seen, gradients)
+    held.assert_layers_hold_parameters(seen)
+
+    def step(x: Any, state: Any) -> Any:
+        core = hk.LSTM(4, name="core")
+        return core(x, state)
+
+    state = hk.LSTMState(hidden=jnp.zeros((2, 4)), cell=jnp.zeros((2, 4)))
+    expected = {}
+    for turn, x in enumerate(batch["x"]):
+        _, state = hk.transform(step).apply(params, None, x, state)
+        expected[f"core[{turn}]"] = state
+    held.assert_activations(seen, expected)

@@ -15,6 +15,8 @@ pytest.importorskip("flax", reason="flax is not installed: pip install 'gradscop
 import jax
 import jax.numpy as jnp
 
+from tests.zoo.linen import captured, unrolled, variables_of
+
 NET = """
 import flax.linen as nn
 import jax.numpy as jnp
@@ -40,31 +42,42 @@ net = Net()
 class Layer(nn.Module):
     @nn.compact
     def __call__(self, x, _):
-        return nn.gelu(nn.Dense(x.shape[-1], name="fc")(x)) + x, None
+        return nn.gelu(self.perturb("hidden", nn.Dense(x.shape[-1], name="fc")(x))) + x, None
 
 class Lifted(nn.Module):
     @nn.compact
     def __call__(self, x):
-        scanned = nn.scan(Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+        axes = {"params": 0, "intermediates": 0, "perturbations": 0}
+        scanned = nn.scan(Layer, variable_axes=axes, split_rngs={"params": True}, length=3)
         x, _ = scanned(name="layers")(x, None)
         x, _ = nn.remat(Layer)(name="again")(x, None)
         x, _ = nn.jit(Layer)(name="jitted")(x, None)
-        heads = nn.vmap(nn.Dense, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, axis_size=2)
+        heads = nn.vmap(nn.Dense, variable_axes=axes, split_rngs={"params": True}, in_axes=None, axis_size=2)
         x = heads(4, name="heads")(x)
         table = nn.Embed(4, 4, name="table")
         return table.attend(table(jnp.argmax(x, -1)) + x)
 
+class Normed(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        x = nn.BatchNorm(use_running_average=False, name="norm")(nn.Dense(x.shape[-1], name="fc")(x))
+        return nn.Dropout(0.5, deterministic=False, name="drop")(nn.gelu(x)), None
+
+class Deep(nn.Module):
+    def setup(self):
+        axes = {"params": 0, "batch_stats": 0, "intermediates": 0}
+        split = {"params": True, "dropout": True}
+        self.layers = nn.scan(nn.remat(Normed), variable_axes=axes, split_rngs=split, length=3)()
+        self.rnn = nn.RNN(nn.SimpleCell(4))
+        self.tied = nn.Dense(4)
+    def __call__(self, x):
+        x, _ = self.layers(self.tied(x), None)
+        return self.head(self.tied(self.rnn(x)))
+    def head(self, x):
+        return jnp.tanh(x)
+
 broken = Net(classes="five")
 """
-
-
-def variables_of(seen: held.Dump) -> dict[str, Any]:
-    state = held.family(seen, "state")
-    keys = {name: jax.random.wrap_key_data(seen[f"state/{name}"]) for name in state if name.startswith("rngs/")}
-    return held.nested({name: value for name, value in state.items() if name not in keys}) | {
-        "params": held.nested(held.family(seen, "param")),
-        "rngs": {name.removeprefix("rngs/"): key for name, key in keys.items()},
-    }
 
 
 def test_gradients_activations_and_collections_are_flaxs_own(folder: Path) -> None:
@@ -88,13 +101,9 @@ def test_gradients_activations_and_collections_are_flaxs_own(folder: Path) -> No
         {name: value for name, value in aux.items() if not name.startswith("intermediates")},
         held.by_path({"batch_stats": updated["batch_stats"], "output": outputs}),
     )
-    captured = {
-        f"Net/{path}": leaf
-        for path, leaf in held.by_path(updated["intermediates"]).items()
-        if path.endswith("__call__/0") and not path.startswith("__call__")
-    }
-    found = held.family(seen, "activation")
-    held.assert_same_tensors({name: found[name.removesuffix("/__call__/0")] for name in captured}, captured)
+    expected = captured(updated["intermediates"], "Net")
+    del expected["Net"]["features"]  # it leaves beside the loss: an auxiliary output, held above
+    held.assert_activations(seen, expected)
     held.assert_layers_hold_parameters(seen)
 
 
@@ -115,19 +124,59 @@ def test_gradients_of_activations_are_those_of_perturb(folder: Path) -> None:
     held.assert_same_tensors({"Net/first": seen["activation_grad/Net/first"]}, {"Net/first": expected})
 
 
-def test_lifted_modules_are_named_inside_and_out(folder: Path) -> None:
+def test_lifted_modules_are_named_and_measured_inside_and_out(folder: Path) -> None:
     seen = held.dump(f"{held.source(folder, NET)}:Lifted", "float32[2,3,4]", loss="mse")
     from net import Lifted
 
     params, batch = held.nested(held.family(seen, "param")), held.family(seen, "input")
-    gradients = jax.grad(lambda p: jnp.square(Lifted().apply({"params": p}, batch["x"]) - batch["labels"]).mean())(
-        params
-    )
+    hidden = {name: {"hidden": jnp.zeros((2, 3, 4))} for name in ("again", "jitted")}
+    hidden["layers"] = {"hidden": jnp.zeros((3, 2, 3, 4))}
+
+    def loss(params: Any, hidden: Any) -> Any:
+        variables = {"params": params, "perturbations": hidden}
+        outputs, updated = Lifted().apply(
+            variables, batch["x"], mutable=["intermediates"], capture_intermediates=True
+        )  # fmt: skip
+        return jnp.square(outputs - batch["labels"]).mean(), updated["intermediates"]
+
+    (gradients, of_hidden), intermediates = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, hidden)
     held.assert_gradients(seen, gradients)
     held.assert_layers_hold_parameters(seen)
-    paths = {layer.path for layer in seen.layers}
-    assert {f"Lifted[{turn}]/layers/fc" for turn in range(3)} <= paths
-    assert {"Lifted/again/fc", "Lifted/jitted/fc", "Lifted/heads", "Lifted/table", "Lifted/table.attend"} <= paths
+    expected = captured(intermediates, "Lifted")
+    assert {"Lifted/again/fc", "Lifted/jitted/fc", "Lifted/heads", "Lifted/table"} <= expected.keys()
+    held.assert_activations(seen, unrolled(expected, "Lifted/layers", 3))
+    perturbed = {f"Lifted/{name}/fc": each["hidden"] for name, each in of_hidden.items()}
+    expected = unrolled(perturbed, "Lifted/layers", 3)
+    found = held.family(seen, "activation_grad")
+    held.assert_same_tensors({name: found[name] for name in expected}, expected)
+    assert "Lifted/table.attend" in held.family(seen, "activation")
+
+
+def test_scanned_and_checkpointed_modules_with_state_and_keys_have_flaxs_values_in_every_turn(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:Deep", "float32[2,3,4]", loss="mse")
+    variables, batch = variables_of(seen), held.family(seen, "input")
+    rngs, params = variables.pop("rngs"), variables.pop("params")
+    from net import Deep
+
+    def loss(params: Any) -> Any:
+        outputs, updated = Deep().apply(
+            {"params": params, **variables}, batch["x"], rngs=rngs,
+            mutable=["batch_stats", "intermediates"], capture_intermediates=True,
+        )  # fmt: skip
+        return jnp.square(outputs - batch["labels"]).mean(), updated
+
+    gradients, updated = jax.grad(loss, has_aux=True)(params)
+    held.assert_gradients(seen, gradients)
+    held.assert_layers_hold_parameters(seen)
+    updates = {f"batch_stats/{name}": each for name, each in held.by_path(updated["batch_stats"]).items()}
+    aux = held.family(seen, "aux")
+    held.assert_same_tensors({name: aux[name] for name in updates}, updates)
+    expected = unrolled(captured(updated["intermediates"], "Deep"), "Deep/layers", 3)
+    assert {f"Deep/layers[{turn}]/{part}" for turn in range(3) for part in ("fc", "norm", "drop")} < expected.keys()
+    assert {"Deep/tied", "Deep/tied#2", "Deep/rnn", "Deep"} < expected.keys()
+    expected = {name: value for name, value in expected.items() if "rnn/" not in name}
+    held.assert_activations(seen, expected)
+    assert {f"Deep/rnn/cell.scan_fn[{turn}]/cell" for turn in range(3)} <= {layer.path for layer in seen.layers}
 
 
 def test_a_module_in_evaluation_keeps_its_running_averages_and_draws_nothing(folder: Path) -> None:
@@ -173,73 +222,37 @@ def test_a_file_that_holds_modules_says_how_to_name_one(folder: Path) -> None:
     assert failed.value.hint == "to run a framework's module, name it: FILE.py:broken"
 
 
-def test_resnet18_of_jax_resnet(folder: Path, x64: None) -> None:
-    pytest.importorskip("jax_resnet", reason="jax-resnet is not installed: pip install 'gradscope-jax[zoo]'")
-    seen = held.dump("jax_resnet:ResNet18(n_classes=10)", "float64[2,32,32,3]", loss="cross-entropy")
-    from jax_resnet import ResNet18
+#: Blocks whose shortcut is their input as it is, in ResNet18.
+SHORTCUTS = {f"Sequential/layers_{number}/ResNetSkipConnection_0" for number in (2, 3, 5, 7, 9)}
 
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("name", "arguments", "layers", "idle"),
+    [
+        ("ResNet18", {"n_classes": 10}, 74, SHORTCUTS),
+        ("ResNeSt50", {"n_classes": 10, "stage_sizes": [1, 1], "hidden_sizes": [8, 8]}, 47, set[str]()),
+    ],
+)
+def test_models_of_jax_resnet(folder: Path, name: str, arguments: dict[str, Any], layers: int, idle: set[str]) -> None:
+    jax_resnet = pytest.importorskip(
+        "jax_resnet", reason="jax-resnet is not installed: pip install 'gradscope-jax[zoo]'"
+    )
+    call = ", ".join(f"{name}={value}" for name, value in arguments.items())
+    seen = held.dump(f"jax_resnet:{name}({call})", "float64[2,32,32,3]", loss="cross-entropy")
     variables, batch = variables_of(seen), held.family(seen, "input")
 
     def loss(params: Any) -> Any:
         own = {"params": params, "batch_stats": variables["batch_stats"]}
-        logits, _ = ResNet18(n_classes=10).apply(own, batch["x"], mutable=["batch_stats"])
-        return held.cross_entropy(logits, batch["labels"])
+        logits, updated = getattr(jax_resnet, name)(**arguments).apply(
+            own, batch["x"], mutable=["batch_stats", "intermediates"], capture_intermediates=True
+        )  # fmt: skip
+        return held.cross_entropy(logits, batch["labels"]), updated["intermediates"]
 
-    value, gradients = jax.value_and_grad(loss)(variables["params"])
+    (value, intermediates), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"])
     assert seen.loss == pytest.approx(float(value), rel=1e-5)
     held.assert_gradients(seen, gradients)
     held.assert_layers_hold_parameters(seen)
-    assert sum(layer.path.endswith(("ConvBlock_0", "ConvBlock_1")) for layer in seen.layers) > 16
-
-
-def test_a_model_of_transformers_fills_its_masks_itself(folder: Path) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'gradscope-jax[zoo]'")
-    text = """
-from transformers import BertConfig, FlaxBertForSequenceClassification
-sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-bert = FlaxBertForSequenceClassification(BertConfig(vocab_size=50, num_labels=3, **sizes), input_shape=(1, 4))
-"""
-    target = f"{held.source(folder, text)}:bert"
-    seen = held.dump(target, "int32[2,6]:0..50", loss="cross-entropy")
-    from net import bert
-
-    key = jax.random.wrap_key_data(seen["state/rngs/dropout_rng"])
-    batch = held.family(seen, "input")
-
-    def loss(params: Any) -> Any:
-        outputs = bert(batch["input_ids"], params=params, dropout_rng=key, train=True)
-        return held.cross_entropy(outputs.logits, batch["labels"])
-
-    value, gradients = jax.value_and_grad(loss)(held.nested(held.family(seen, "param")))
-    assert seen.loss == pytest.approx(float(value), rel=1e-5)
-    held.assert_gradients(seen, gradients)
-    held.assert_layers_hold_parameters(seen)
-
-
-def test_bert_of_transformers(folder: Path) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'gradscope-jax[zoo]'")
-    text = """
-from transformers import BertConfig, FlaxBertModel
-config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
-bert = FlaxBertModel(config, input_shape=(1, 4)).module
-"""
-    tokens = "int32[2,6]:0..50", "attention_mask=int32[2,6]:1", "token_type_ids=int32[2,6]"
-    rest = "position_ids=int32[2,6]:0..6", "head_mask=float32[2,2]:1"
-    seen = held.dump(f"{held.source(folder, text)}:bert", *tokens, *rest, train=False, loss="mse")
-    from net import bert
-
-    params, batch = held.nested(held.family(seen, "param")), held.family(seen, "input")
-    labels = batch.pop("labels")
-
-    def loss(params: Any) -> Any:
-        outputs, updated = bert.apply({"params": params}, **batch, capture_intermediates=True)
-        return jnp.square(outputs.last_hidden_state - labels).mean(), updated["intermediates"]
-
-    gradients, captured = jax.grad(loss, has_aux=True)(params)
-    held.assert_gradients(seen, gradients)
-    dense = {path: leaf for path, leaf in held.by_path(captured).items() if path.endswith("dense/__call__/0")}
-    found = held.family(seen, "activation")
-    names = {path: f"FlaxBertModule/{path.removesuffix('/__call__/0')}" for path in dense}
-    held.assert_same_tensors({path: found[name] for path, name in names.items()}, dense)
-    held.assert_layers_hold_parameters(seen)
-    assert {"output/last_hidden_state", "output/pooler_output"} <= set(held.family(seen, "aux"))
+    expected = captured(intermediates, "Sequential")
+    assert len(expected.keys() - idle) == layers
+    held.assert_activations(seen, expected, idle)

@@ -18,7 +18,7 @@ from flax import nnx
 NET = """
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import linen, nnx
 
 class Block(nnx.Module):
     def __init__(self, width, *, rngs):
@@ -70,6 +70,26 @@ class Owner(nnx.Module):
     def __call__(self, x):
         return self.table.attend(x) + self.table(jnp.argmax(x, -1))
 
+class Layer(nnx.Module):
+    def __init__(self, rngs):
+        self.fc = nnx.Linear(4, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+    def __call__(self, x):
+        return nnx.relu(self.norm(self.fc(x)))
+
+class Scanned(nnx.Module):
+    def __init__(self, *, rngs):
+        split = nnx.split_rngs(splits=3)
+        self.layers = split(nnx.vmap(lambda rngs: Layer(rngs), in_axes=(0,), out_axes=0))(rngs)
+        self.rnn = nnx.RNN(nnx.LSTMCell(4, 4, rngs=rngs), rngs=rngs)
+        bridge = nnx.bridge.ToNNX(linen.Dense(3), rngs=rngs)
+        self.bridge = nnx.bridge.lazy_init(bridge, jnp.ones((2, 4)))
+    def __call__(self, x):
+        scan = nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        x = scan(lambda x, layer: layer(x))(x, self.layers)
+        x = scan(nnx.remat(lambda x, layer: layer(x)))(x, self.layers)
+        return self.bridge(self.rnn(x))
+
 net = Net(rngs=nnx.Rngs(7))
 broken = Net(rngs=nnx.Rngs(7))
 broken.fail = True
@@ -85,13 +105,24 @@ def params_of(tree: Any) -> dict[str, Any]:
     return {"/".join(map(str, path)): each.get_value() for path, each in nnx.to_flat_state(tree)}
 
 
+def captured(net: Any, x: Any) -> dict[str, Any]:
+    """What every call of every module returned, by the name that it has in a dump."""
+    _, state = nnx.capture(net, nnx.Intermediate, method_outputs=nnx.Intermediate)(x)
+    return {
+        "/".join(map(str, (type(net).__name__, *path[:-1]))) + (f"#{call}" if call > 1 else ""): value
+        for path, calls in nnx.to_flat_state(state)
+        for call, value in enumerate(calls.get_value(), 1)
+        if path[-1] == "__call__"
+    }
+
+
 def test_gradients_activations_and_collections_are_nnxs_own(folder: Path) -> None:
     seen = held.dump(f"{held.source(folder, NET)}:Net", "float32[6,4]", loss="cross-entropy", seed=3)
     from net import Net
 
     net, batch = Net(rngs=nnx.Rngs(3)), held.family(seen, "input")
     held.assert_same_tensors(held.family(seen, "param"), params_of(nnx.state(net, nnx.Param)), 0)
-    captured = nnx.capture(nnx.clone(net), nnx.Intermediate, method_outputs=nnx.Intermediate)(batch["x"])[1]
+    outputs = captured(nnx.clone(net), batch["x"])
     value, gradients = nnx.value_and_grad(loss_of)(net, batch)
     assert seen.loss == pytest.approx(float(value), rel=1e-6)
     found, expected = held.family(seen, "param_grad"), params_of(gradients)
@@ -100,13 +131,12 @@ def test_gradients_activations_and_collections_are_nnxs_own(folder: Path) -> Non
     aux = held.family(seen, "aux")
     held.assert_same_tensors({name: aux[name] for name in updated}, updated)
     assert int(aux["variable/calls"]) == 1
-    outputs = {name.removesuffix("/__call__"): leaf[-1] for name, leaf in params_of(captured).items()}
-    inner = {f"Net/{name}": leaf for name, leaf in outputs.items() if "/" in name or name == "head"}
-    found = held.family(seen, "activation")
-    held.assert_same_tensors({name: found[name] for name in inner}, inner)
-    assert set(inner) == {f"Net/blocks/{n}{part}" for n in (0, 1) for part in ("", "/fc", "/norm", "/drop")} | {
-        "Net/head"
+    outputs["Net/blocks/1"] = outputs.pop("Net/blocks/1#2")  # the first is what its base class returned
+    assert outputs.keys() == {"Net", "Net/head"} | {
+        f"Net/blocks/{n}{part}" for n in (0, 1) for part in ("", "/fc", "/norm", "/drop")
     }
+    del outputs["Net"]["features"]  # it leaves beside the loss: an auxiliary output
+    held.assert_activations(seen, outputs)
     held.assert_layers_hold_parameters(seen)
 
 
@@ -121,6 +151,36 @@ def test_names_survive_scan_remat_and_jit(folder: Path) -> None:
     assert {f"Lifted[{turn}]/layers" for turn in range(3)} <= paths
     assert {"Lifted/again", "Lifted/inner/table", "Lifted/inner/table#2"} <= paths
     held.assert_layers_hold_parameters(seen)
+
+
+def test_turns_of_a_scanned_module_are_the_modules_and_have_its_values(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:Scanned", "float32[2,3,4]", loss="mse")
+    from net import Scanned
+
+    net, batch = Scanned(rngs=nnx.Rngs(0)), held.family(seen, "input")
+    gradients = nnx.grad(lambda net: jnp.square(net(batch["x"]) - batch["labels"]).mean())(net)
+    held.assert_same_tensors(held.family(seen, "param_grad"), params_of(gradients))
+    held.assert_layers_hold_parameters(seen)
+    net, expected, x = Scanned(rngs=nnx.Rngs(0)), {}, batch["x"]
+    for occurrence in ("", "#2"):
+        for turn in range(3):
+            layer = jax.tree.map(lambda leaf: leaf[turn], net.layers)  # noqa: B023 - mapped at once
+            linear = layer.fc(x)
+            x = nnx.relu(layer.norm(linear))
+            parts = {"": x, "/fc": linear}
+            expected |= {f"Scanned/layers[{turn}]{part}{occurrence}": value for part, value in parts.items()}
+    hidden = net.rnn.cell.initialize_carry((2, 4), nnx.Rngs(0))
+    outputs = []
+    for turn in range(3):
+        hidden, output = net.rnn.cell(hidden, x[:, turn])
+        outputs.append(output)
+        expected[f"Scanned/rnn/cell[{turn}]"] = hidden
+    expected["Scanned/rnn"] = jnp.stack(outputs, axis=1)
+    expected["Scanned/bridge"] = expected["Scanned"] = net.bridge(expected["Scanned/rnn"])
+    held.assert_activations(seen, expected)
+    assert {"Scanned/rnn/cell[2]/hf", "Scanned/layers[1]/norm#2", "Scanned/bridge/Dense"} <= set(
+        held.family(seen, "activation")
+    )
 
 
 def test_naming_changes_no_bit(folder: Path) -> None:
@@ -196,4 +256,7 @@ def test_vit_of_vitax(folder: Path) -> None:
     gradients = nnx.grad(lambda net: held.cross_entropy(net(batch["x"]), batch["labels"]))(net)
     held.assert_same_tensors(held.family(seen, "param_grad"), params_of(gradients))
     held.assert_layers_hold_parameters(seen)
-    assert "VisionTransformer/encoder/layers/1/mlp/layers/0" in {layer.path for layer in seen.layers}
+    fresh = VisionTransformer(**arguments, rngs=nnx.Rngs(0))  # whose dropout has drawn nothing yet
+    expected = captured(fresh, batch["x"])
+    assert len(expected) == 32
+    held.assert_activations(seen, expected)

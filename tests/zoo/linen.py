@@ -1,0 +1,71 @@
+"""What Linen modules hold and return, told by Flax, under the names that dumps have for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from tests.zoo import held
+
+
+def variables_of(seen: held.Dump) -> dict[str, Any]:
+    state = held.family(seen, "state")
+    keys = {name: jax.random.wrap_key_data(seen[f"state/{name}"]) for name in state if name.startswith("rngs/")}
+    return held.nested({name: value for name, value in state.items() if name not in keys}) | {
+        "params": held.nested(held.family(seen, "param")),
+        "rngs": {name.removeprefix("rngs/"): key for name, key in keys.items()},
+    }
+
+
+def captured(intermediates: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """What every call of every module returned, by the name that it has in a dump."""
+    found: dict[str, Any] = {}
+    for name, inside in intermediates.items():
+        if name == "__call__":
+            found |= {path if call == 1 else f"{path}#{call}": value for call, value in enumerate(inside, 1)}
+        elif isinstance(inside, Mapping):
+            found |= captured(inside, f"{path}/{name}")
+    return found
+
+
+def unrolled(captured: Mapping[str, Any], module: str, turns: int) -> dict[str, Any]:
+    """What Flax stacks of a scanned module, turn by turn."""
+    found: dict[str, Any] = {}
+    for name, value in captured.items():
+        if name == module or name.startswith(f"{module}/"):
+            for turn in range(turns):
+                found[name.replace(module, f"{module}[{turn}]", 1)] = jax.tree.map(lambda leaf: leaf[turn], value)  # noqa: B023 - mapped at once
+        else:
+            found[name] = value
+    return found
+
+
+def called_by(run: Callable[[], Any], added: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    """What a function returns, and what every call of a module in it did, named by the modules that called it.
+
+    Args:
+        run: The function.
+        added: What to add to what a call returns first, by the same names.
+    """
+    around: list[str] = []
+    returned: dict[str, Any] = {}
+    calls: Counter[str] = Counter()
+
+    def keep(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        if context.method_name != "__call__":
+            return call(*args, **kwargs)
+        around.append(context.module.name or type(context.module).__name__)
+        name = "/".join(around)
+        calls[name] += 1
+        name += "" if calls[name] == 1 else f"#{calls[name]}"
+        value = call(*args, **kwargs)
+        around.pop()
+        returned[name] = value + added[name] if added and name in added else value
+        return returned[name]
+
+    with nn.intercept_methods(keep):
+        return run(), returned
