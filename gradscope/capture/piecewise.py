@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope.capture.freed import give_back
 from gradscope.capture.observation import with_whole_facts
 from gradscope.capture.run import Run
 from gradscope.capture.shelf import Shelf
@@ -116,6 +117,7 @@ class Piecewise:
         self._kept = Shelf(self._scratch)
         with self._timings.phase("run"), user_code(f"running {self._name}"):
             for piece in self._pieces:
+                give_back()
                 reads = [self._kept.get(atom) for atom in piece.segment.reads]
                 written = jax.block_until_ready(piece.forward(leaves, reads))
                 for atom, value in zip(piece.segment.writes, written, strict=True):
@@ -165,6 +167,7 @@ class Piecewise:
     def _returned(
         self, segment: Segment, backward: _Backward, leaves: Sequence[Any], cotangents: Mapping[Atom, Any]
     ) -> tuple[Observed, Any]:
+        give_back()
         reads = [self._kept.get(atom) for atom in segment.reads]
         given = {at: cotangents[atom] for at, atom in enumerate(segment.writes) if atom in cotangents}
         with self._timings.phase("run"), user_code(f"running {self._name}"):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
 from jax import Array
 
-from gradscope.frameworks.calling import CallShape
+from gradscope.frameworks.calling import CallShape, method_signature
 from gradscope.frameworks.inputspec import InputSpec
 
 #: A module's variables by collection.
@@ -75,3 +76,24 @@ class Adapter(Protocol):
             inputs: Its inputs by name.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalledObject:
+    """What an adapter says of a module that is an object, called as one.
+
+    Attributes:
+        net: The module.
+    """
+
+    net: Any
+
+    @property
+    def module(self) -> str:
+        """Its class."""
+        return type(self.net).__name__
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """That of `__call__`."""
+        return method_signature(type(self.net).__call__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,8 +11,8 @@ import jax
 from flax.core import DenyList
 from jax import Array
 
-from gradscope.frameworks.adapter import RNGS, Variables
-from gradscope.frameworks.calling import CallShape, method_signature
+from gradscope.frameworks.adapter import RNGS, CalledObject, Variables
+from gradscope.frameworks.calling import CallShape
 from gradscope.frameworks.inputspec import InputSpec
 
 #: Keys that a module may ask for by name. Flax takes `params` for any other name.
@@ -24,7 +23,7 @@ _FIXED: Final = DenyList(["params", "perturbations"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinenAdapter:
+class LinenAdapter(CalledObject):
     """A Linen module, not bound to variables."""
 
     net: nn.Module
@@ -32,16 +31,6 @@ class LinenAdapter:
     supplied: Collection[str] = ()
     held: bool = False
     inputs: tuple[InputSpec, ...] = ()
-
-    @property
-    def module(self) -> str:
-        """Its class."""
-        return type(self.net).__name__
-
-    @property
-    def signature(self) -> inspect.Signature:
-        """That of `__call__`."""
-        return method_signature(type(self.net).__call__)
 
     def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:
         """Variables by collection, and the keys of its random streams."""

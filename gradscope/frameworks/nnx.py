@@ -11,7 +11,6 @@ Sharp edge: methods other than `__call__` open no scope; what they compute belon
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from typing import Any, Final
 from flax import nnx
 from jax import Array
 
-from gradscope.frameworks.adapter import PARAMS, RNGS, Variables
-from gradscope.frameworks.calling import CallShape, method_signature, parameters_to_build
+from gradscope.frameworks.adapter import PARAMS, RNGS, CalledObject, Variables
+from gradscope.frameworks.calling import CallShape, parameters_to_build
 from gradscope.frameworks.inputspec import InputSpec
 from gradscope.frameworks.modulescopes import module_scope
 
@@ -62,7 +61,7 @@ class NnxParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NnxAdapter:
+class NnxAdapter(CalledObject):
     """An NNX module, with the variables it holds."""
 
     net: nnx.Module
@@ -72,16 +71,6 @@ class NnxAdapter:
     supplied: Collection[str] = ()
     held: bool = True
     inputs: tuple[InputSpec, ...] = ()
-
-    @property
-    def module(self) -> str:
-        """Its class."""
-        return type(self.net).__name__
-
-    @property
-    def signature(self) -> inspect.Signature:
-        """That of `__call__`."""
-        return method_signature(type(self.net).__call__)
 
     def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:  # noqa: ARG002 - they are held
         """The variables that the module holds, by collection and attribute path."""

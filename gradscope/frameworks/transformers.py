@@ -7,7 +7,6 @@ inputs that are left out itself, masks and positions, so that only the tokens ne
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,8 +14,8 @@ from typing import Any, Final
 from jax import Array
 from transformers.modeling_flax_utils import FlaxPreTrainedModel
 
-from gradscope.frameworks.adapter import PARAMS, RNGS, Variables
-from gradscope.frameworks.calling import CallShape, method_signature
+from gradscope.frameworks.adapter import PARAMS, RNGS, CalledObject, Variables
+from gradscope.frameworks.calling import CallShape
 from gradscope.frameworks.inputspec import InputSpec
 
 #: What it calls its parameters and the key of its dropout.
@@ -25,23 +24,13 @@ _DROPOUT: Final = "dropout_rng"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransformersAdapter:
+class TransformersAdapter(CalledObject):
     """A Flax model of transformers."""
 
     net: Any
     framework: str = "transformers"
     held: bool = True
     inputs: tuple[InputSpec, ...] = ()
-
-    @property
-    def module(self) -> str:
-        """Its class."""
-        return type(self.net).__name__
-
-    @property
-    def signature(self) -> inspect.Signature:
-        """That of `__call__`."""
-        return method_signature(type(self.net).__call__)
 
     @property
     def supplied(self) -> Collection[str]:
