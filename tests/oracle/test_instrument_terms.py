@@ -368,29 +368,31 @@ def test_a_fetch_does_not_go_with_terms() -> None:
         gradscope.capture(loss, WEIGHTS, INPUTS, terms=True, fetch="first")
 
 
-READ = {"read/sin.0", "read/cos.0", "read/tanh.0", "read/mul.0"}
+READ = ("read/sin.0", "read/cos.0", "read/tanh.0", "read/mul.0")
 
 
 @pytest.mark.parametrize(
     ("chosen", "terms"),
     [
         ({}, READ),
-        ({"select": ["first"]}, {"read/sin.0", "read/cos.0"}),
-        ({"select": ["activation/first"]}, {"read/sin.0", "read/cos.0"}),
-        ({"select": ["term/read/*.0"], "exclude": ["second"]}, {"read/sin.0", "read/cos.0"}),
-        ({"select": ["read/sin.0"]}, {"read/sin.0"}),
-        ({"families": ["term"], "exclude": ["second"]}, {"read/sin.0", "read/cos.0"}),
-        ({"families": ["activation_grad"]}, set()),
+        ({"select": ["first"]}, READ[:2]),
+        ({"select": ["activation/first"]}, READ[:2]),
+        ({"select": ["term/read/*.0"], "exclude": ["second"]}, READ[:2]),
+        ({"select": ["read/sin.0"]}, READ[:1]),
+        ({"families": ["term"], "exclude": ["second"]}, READ[:2]),
+        ({"families": ["activation_grad"]}, ()),
     ],
     ids=str,
 )  # fmt: skip
-def test_terms_are_chosen_by_their_own_name_or_that_of_their_value(chosen: dict[str, Any], terms: set[str]) -> None:
+def test_terms_are_chosen_by_their_own_name_or_that_of_their_value(
+    chosen: dict[str, Any], terms: tuple[str, ...]
+) -> None:
     def loss(weight: Any, x: Any) -> Any:
         h, other = layer("first", dense, weight, x), layer("second", jnp.exp, x)
         with jax.named_scope("read"):
             return (jnp.sin(h) + jnp.cos(h) + jnp.tanh(other) + other * 2.0).sum()
 
     dump = gradscope.capture(loss, WEIGHTS, INPUTS, terms=True, **chosen)
-    assert {key.removeprefix("term/") for key in dump if key.startswith("term/read")} == terms
+    assert {key.removeprefix("term/") for key in dump if key.startswith("term/read")} == set(terms)
     filtered = {line.name for line in dump.ledger.missing if (line.family, line.reason) == ("term", "filtered")}
-    assert {name for name in filtered if name.startswith("read")} == READ - terms
+    assert {name for name in filtered if name.startswith("read")} == set(READ) - set(terms)
