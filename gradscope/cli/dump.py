@@ -130,6 +130,7 @@ def dump(
     # Self-check holds the loss against itself, and in segments every one would have to be asked.
     questions.require_alone(self_check=run.self_check, max_memory=run.max_memory)
     options.require_one_of(self_check=run.self_check, distributed=run.distributed)
+    options.require_one_of(max_memory=run.max_memory, distributed=run.distributed)  # no process keeps all of a value
     request, rules = asked.request(target), checked_rules(check) | {SELF_CHECK}
     selection, families = chosen.selection(), chosen.family_set()
     notes = set_up_jax(asked, cache=not run.no_cache, distributed=run.distributed)

@@ -59,7 +59,7 @@ def check_against_one_run(loss: Callable[..., Any], arguments: tuple[Any, Any], 
             one, other = (np.asarray(dump.array(key), np.float64) for dump in (whole, parts))
             assert np.abs(one - other).max(initial=0) <= 1e-11 * max(np.abs(one).max(initial=0), 1), key
     assert _paths(parts) == _paths(whole)
-    assert parts.manifest.loss == whole.manifest.loss
+    assert parts.manifest.loss == pytest.approx(whole.manifest.loss, rel=1e-12)
     assert parts.manifest.ledger.counts() == whole.manifest.ledger.counts()
     assert parts.manifest.self_check is not None
     assert parts.manifest.self_check["beyond_rounding"] == []
