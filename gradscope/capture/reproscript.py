@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import jax
@@ -104,6 +105,20 @@ if __name__ == "__main__":
 '''
 
 
+def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, dump: str) -> None:
+    """Write the script and its arrays into a folder, which is made where there is none.
+
+    Args:
+        folder: The folder.
+        reproduction: What is reproduced.
+        file: Name of both files without their suffix.
+        dump: What the dump is called.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / f"{file}.npz", allow_pickle=False, **arrays(reproduction))
+    (folder / f"{file}.py").write_text(script(reproduction, file=file, dump=dump), encoding="utf-8")
+
+
 def script(reproduction: Reproduction, *, file: str, dump: str) -> str:
     """The text of the script.
 
@@ -116,9 +131,9 @@ def script(reproduction: Reproduction, *, file: str, dump: str) -> str:
     other = {name: _dtype(array) for name, array in _named(reproduction) if _stored(array).dtype != array.dtype}
     origins = "\n".join(f"    {name:<24} {origin}" for name, origin in reproduction.origins.items())
     head = _HEAD.format(
-        title=f"The layer {reproduction.name}{source} alone, with what {dump} has for it.",
+        title=_in_docstring(f"The layer {reproduction.name}{source} alone, with what {dump} has for it."),
         file=file,
-        origins=origins or "    it has no input",
+        origins=_in_docstring(origins) or "    it has no input",
         x64=bool(jax.config.read("jax_enable_x64")),
         dtypes=other,
     )
@@ -134,6 +149,11 @@ def script(reproduction: Reproduction, *, file: str, dump: str) -> str:
 def arrays(reproduction: Reproduction) -> dict[str, Array]:
     """The arrays beside the script, by name, as any NumPy stores them."""
     return {name: _stored(array) for name, array in _named(reproduction)}
+
+
+def _in_docstring(text: str) -> str:
+    """Text that neither ends a docstring nor escapes anything in it."""
+    return text.replace("\\", "\\\\").replace('"', "'")
 
 
 def _stored(array: Any) -> Array:

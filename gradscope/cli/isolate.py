@@ -44,10 +44,11 @@ def isolate(
     with open_dump(dump) as opened, remarks_aside(), Progress(quiet=quiet) as progress:
         model = rerun_model(target, options_of(dump, opened.manifest.provenance))
         from gradscope.capture.repro import reproduce
+        from gradscope.capture.reproscript import write_reproduction
 
         progress.phase("run")
         found = reproduce(model, name, opened)
-    _write(output, found, dump)
+    write_reproduction(output, found, file=_FILE, dump=dump.name)
     for line in _summary(output, found):
         print_line(line)
 
@@ -66,16 +67,6 @@ def _require_free(folder: Path, *, force: bool) -> None:
     taken = [file for file in files if file.exists()]
     if taken and not force:
         raise UsageError(f"{taken[0]} exists", hint="replace it with --force, or name another folder with --output")
-
-
-def _write(folder: Path, found: Reproduction, dump: Path) -> None:
-    import numpy as np
-
-    from gradscope.capture.reproscript import arrays, script
-
-    folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / f"{_FILE}.npz", allow_pickle=False, **arrays(found))
-    (folder / f"{_FILE}.py").write_text(script(found, file=_FILE, dump=dump.name), encoding="utf-8")
 
 
 def _summary(folder: Path, found: Reproduction) -> list[str]:

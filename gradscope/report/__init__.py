@@ -8,11 +8,12 @@ Vocabulary, in the order in which data flows:
   the iterations of a loop; it knows whose values it shows. A *remark* is a sentence with a label.
 - A *document* is tables and remarks: all that people read.
 - A *report* is what one command has to say: `DumpReport`, `TensorReport`, `LedgerReport`, `ComparisonReport`,
-  `IsolationReport`, `InspectionReport`, `ProofReport`. Each can
-  be a document, rows, or JSON, and `to_text`, `to_markdown`, `to_json` and `to_csv` render any of them.
+  `IsolationReport`, `InspectionReport`, `ProofReport`. Each can be a document, rows, or JSON, and `to_text`,
+  `to_markdown`, `to_json` and `to_csv` render any of them.
+- A *graph* is an inspection's operations as nodes (`graphs`), in the languages of two viewers.
 
-Nothing here prints or opens a file. Only names that went through `Screen.show` or an escape of Markdown, JSON or CSV
-leave this package, and in rich they are `Text`, never markup: names come from strangers' files.
+Nothing here prints or opens a file. Only names that went through `Screen.show` or an escape of Markdown, JSON, CSV or
+dot leave this package, and in rich they are `Text`, never markup: names come from strangers' files.
 
 Why tables are laid out here and not by rich (2026-11): one layout serves terminal and pipe, columns give way by
 importance instead of all shrinking, and a thousand lines take 40 ms instead of a second.

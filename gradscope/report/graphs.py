@@ -179,5 +179,5 @@ def _facts(row: Row, *names: str) -> dict[str, str]:
 
 def _quoted(*lines: str) -> str:
     """Some lines as one string of Graphviz' language."""
-    escaped = (line.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") for line in lines)
+    escaped = (naming.printable(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines)
     return '"' + "\\n".join(escaped) + '"'

@@ -125,3 +125,10 @@ def test_a_broken_model_is_told_with_its_line(tmp_path: Path) -> None:
     done = gradscope("inspect", "model.py", folder=tmp_path)
     assert done.status == 4
     assert "dot_general requires contracting dimensions" in done.errors
+
+
+def test_a_graph_has_what_is_selected_and_no_more(tmp_path: Path) -> None:
+    asked = ("inspect", "mlp", "--format", "model-explorer", "--select", "dense1/*", "--select", "param/dense1/*")
+    nodes = {node["id"] for node in gradscope(*asked, folder=tmp_path).json["graphs"][0]["nodes"]}
+    operations = {"dense1/dot_general", "dense1/broadcast_in_dim", "dense1/add"}
+    assert nodes == {*operations, "param/dense1/kernel", "param/dense1/bias"}
