@@ -2,22 +2,97 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gradscope.cli import options
-from gradscope.cli.reportoptions import FormatOptions
+from gradscope.cli.reportoptions import FormatOptions, NameOptions
 
 if TYPE_CHECKING:
     from gradscope.compare import CompareOptions, Comparison, MapRule, Rule
     from gradscope.compare.isolation import Isolation
     from gradscope.compare.series import Series
+    from gradscope.naming import Selection
     from gradscope.report import Report
 
 _HOW = "How strictly"
 _PAIRED = "What is compared with what"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeOptions:
+    """What is compared with what, and how strictly."""
+
+    tol: Annotated[
+        list[str],
+        typer.Option(
+            metavar="[REGEX=]EXPR",
+            help="A limit on rel_l2, or 'rel_l2 < 1e-4 and max_abs < 1'; the first whose REGEX matches. Repeatable.",
+            rich_help_panel=_HOW,
+        ),
+    ] = field(default_factory=list[str])
+    tol_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="More of them, one on each line, after those of --tol.", rich_help_panel=_HOW
+        ),
+    ] = None
+    rtol: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="Judge as numpy.allclose does, with this relative tolerance (1e-5).", rich_help_panel=_HOW
+        ),
+    ] = None
+    atol: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="The same, with this absolute tolerance (1e-8).", rich_help_panel=_HOW),
+    ] = None
+    bitwise: Annotated[bool, typer.Option("--bitwise", help="Only equal bytes are the same.", rich_help_panel=_HOW)] = (
+        False
+    )
+    allow_missing: Annotated[
+        list[str],
+        typer.Option(
+            metavar="REGEX", help="Names on one side only that do not count. Repeatable.", rich_help_panel=_HOW
+        ),
+    ] = field(default_factory=list[str])
+    map_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--map",
+            metavar="FILE",
+            help="Rules in TOML that say what the candidate's tensors are in the reference.",
+            rich_help_panel=_PAIRED,
+        ),
+    ] = None
+    write_map: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Save the pairs that were found as such rules, for --map.", rich_help_panel=_PAIRED
+        ),
+    ] = None
+
+    def options(self, selection: Selection) -> CompareOptions:
+        """The same for a comparison of some names.
+
+        Raises:
+            UsageError: A rule is not of its form.
+            DumpError: A file of rules cannot be read.
+        """
+        from gradscope.compare import CompareOptions
+
+        return CompareOptions(
+            selection=selection,
+            map_rules=() if self.map_file is None else _map_rules(self.map_file),
+            allow_missing=tuple(self.allow_missing),
+            rules=_rules(self.tol, self.tol_file),
+            bitwise=self.bitwise,
+            rtol=self.rtol,
+            atol=self.atol,
+        )
 
 
 def compare(
@@ -27,56 +102,8 @@ def compare(
         typer.Argument(metavar="CAND...", help="What is judged by it: a dump, several, or a folder of steps."),
     ],
     *,
-    tol: Annotated[
-        list[str],
-        typer.Option(
-            metavar="[REGEX=]EXPR",
-            help="A limit on rel_l2, or 'rel_l2 < 1e-4 and max_abs < 1'; the first whose REGEX matches. Repeatable.",
-            rich_help_panel=_HOW,
-        ),
-    ] = [],  # noqa: B006 - typer reads the default and never changes it
-    tol_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="More of them, one on each line, after those of --tol.", rich_help_panel=_HOW
-        ),
-    ] = None,
-    rtol: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0, help="Judge as numpy.allclose does, with this relative tolerance (1e-5).", rich_help_panel=_HOW
-        ),
-    ] = None,
-    atol: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="The same, with this absolute tolerance (1e-8).", rich_help_panel=_HOW),
-    ] = None,
-    bitwise: Annotated[
-        bool, typer.Option("--bitwise", help="Only equal bytes are the same.", rich_help_panel=_HOW)
-    ] = False,
-    allow_missing: Annotated[
-        list[str],
-        typer.Option(
-            metavar="REGEX", help="Names on one side only that do not count. Repeatable.", rich_help_panel=_HOW
-        ),
-    ] = [],  # noqa: B006
-    map_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--map",
-            metavar="FILE",
-            help="Rules in TOML that say what the candidate's tensors are in the reference.",
-            rich_help_panel=_PAIRED,
-        ),
-    ] = None,
-    write_map: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Save the pairs that were found as such rules, for --map.", rich_help_panel=_PAIRED
-        ),
-    ] = None,
-    select: options.Select = [],  # noqa: B006
-    exclude: options.Exclude = [],  # noqa: B006
+    how: JudgeOptions,
+    names: NameOptions,
     everything: Annotated[
         bool, typer.Option("--all", help="Show the rows that are the same, too.", rich_help_panel="What is shown")
     ] = False,
@@ -100,16 +127,11 @@ def compare(
     Exit status: 0 the same within tolerance, 1 different, 2 nothing could be compared.
     """
     from gradscope.cli.printing import print_report
-    from gradscope.compare import CompareOptions
-    from gradscope.naming import Selection
 
-    asked = CompareOptions(
-        selection=Selection.parse(select, exclude), map_rules=() if map_file is None else _map_rules(map_file),
-        allow_missing=tuple(allow_missing), rules=_rules(tol, tol_file), bitwise=bitwise, rtol=rtol, atol=atol,
-    )  # fmt: skip
+    asked = how.options(names.selection())
     found = _compared(ref, cand, asked)
-    if write_map is not None:
-        _save_map(write_map, found)
+    if how.write_map is not None:
+        _save_map(how.write_map, found)
     report, status = _report(found, everything, worst_first), found.exit_code
     if isolate is not None:
         single, alone = _single(found), _isolated(ref, cand[0], isolate, asked)

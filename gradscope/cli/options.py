@@ -25,13 +25,6 @@ NoCache: TypeAlias = Annotated[
         "--no-cache", help="Do not keep compiled programs in the user's cache folder.", rich_help_panel="Model"
     ),
 ]
-Select: TypeAlias = Annotated[
-    list[str],
-    typer.Option(metavar="PATTERN", help="Only these names: a glob, or re:REGEX. Repeatable.", rich_help_panel=_SHOWN),
-]
-Exclude: TypeAlias = Annotated[
-    list[str], typer.Option(metavar="PATTERN", help="Not these names. Repeatable.", rich_help_panel=_SHOWN)
-]
 Check: TypeAlias = Annotated[
     str | None,
     typer.Option(metavar="LIST", help="Exit 1 if one of these findings is made, or 'all'.", rich_help_panel=_SHOWN),

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradscope.cli.options import Exclude, Json, Select, listed
+from gradscope.cli.options import Json, listed
 
 if TYPE_CHECKING:
     from gradscope.naming import Selection
     from gradscope.report import Query
+
+_PANEL = "What is shown"
 
 
 class Format(StrEnum):
@@ -25,24 +27,18 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelectionOptions:
-    """Which layers and which families of their tensors."""
+class NameOptions:
+    """Which names."""
 
-    select: Select = field(default_factory=list[str])
-    exclude: Exclude = field(default_factory=list[str])
-    depth: Annotated[
-        int | None,
-        typer.Option(min=1, help="Only layers of at most so many scopes.", rich_help_panel="What is shown"),
-    ] = None
-    families: Annotated[
-        str | None,
+    select: Annotated[
+        list[str],
         typer.Option(
-            metavar="LIST",
-            help="Only these families, separated by commas: activation, activation_grad, param, param_grad, input, "
-            "input_grad, term, state, aux.",
-            rich_help_panel="What is shown",
+            metavar="PATTERN", help="Only these names: a glob, or re:REGEX. Repeatable.", rich_help_panel=_PANEL
         ),
-    ] = None
+    ] = field(default_factory=list[str])
+    exclude: Annotated[
+        list[str], typer.Option(metavar="PATTERN", help="Not these names. Repeatable.", rich_help_panel=_PANEL)
+    ] = field(default_factory=list[str])
 
     def selection(self) -> Selection:
         """The names that are asked for.
@@ -53,6 +49,25 @@ class SelectionOptions:
         from gradscope.naming import Selection
 
         return Selection.parse(self.select, self.exclude)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionOptions(NameOptions):
+    """Which layers and which families of their tensors."""
+
+    depth: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only layers of at most so many scopes.", rich_help_panel=_PANEL),
+    ] = None
+    families: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Only these families, separated by commas: activation, activation_grad, param, param_grad, input, "
+            "input_grad, term, state, aux.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
 
     def family_set(self) -> frozenset[str] | None:
         """The families of `--families`; None where all are asked for.
