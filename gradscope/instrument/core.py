@@ -22,6 +22,7 @@ import numpy as np
 from gradscope.arrays.passes import reduce_array
 from gradscope.instrument.taps import whole_tensor
 from gradscope.stats.core import CoreNumbers
+from gradscope.tracing.jaxcompat import made_on_host
 from gradscope.tracing.meshes import varying, varying_axes
 
 #: Numbers first, then two digits for each count.
@@ -93,13 +94,13 @@ def _on_host(value: Any) -> Any:
     dtype = jax.typeof(value).dtype
     bits = jax.lax.bitcast_convert_type(value, f"uint{dtype.itemsize * _BITS_PER_BYTE}")
     shape = jax.ShapeDtypeStruct((WIDTH,), jnp.float32)
-    vector = jax.pure_callback(partial(_reduced, dtype), shape, bits, vmap_method="sequential")
+    vector = made_on_host(partial(_reduced, dtype), shape, bits)
     return varying(vector, varying_axes([value]))
 
 
-def _reduced(dtype: np.dtype[Any], bits: Any) -> np.ndarray:
-    # The first thing a callback does is to leave JAX: any JAX operation in here may wait for the step it is part of.
-    reduction = reduce_array(np.asarray(bits).view(dtype), magnitudes=False)
+def _reduced(dtype: np.dtype[Any], bits: np.ndarray) -> np.ndarray:
+    # NumPy only: any JAX operation in a callback may wait for the step that it is part of.
+    reduction = reduce_array(bits.view(dtype), magnitudes=False)
     moments, extremes = reduction.moments, reduction.extremes
     numbers = [0.0] * 5 if moments is None or extremes is None else [
         moments.mean, moments.std, moments.rms, float(extremes.low), float(extremes.high)
