@@ -7,6 +7,7 @@ for itself alone is taken to be the same in every process, and is the first one'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -38,6 +39,12 @@ class Observation:
 
     value: Any
     at: tuple[int, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all of it."""
+        value = whole_tensor(self.value)
+        return math.prod(value.shape[len(self.at) :]) * value.dtype.itemsize
 
     def whole(self) -> np.ndarray:
         """All of it; of typed PRNG keys their data.

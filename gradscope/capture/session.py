@@ -14,7 +14,7 @@ from gradscope.capture.layers import LayerTree
 from gradscope.capture.measured import Reading
 from gradscope.capture.order import ExecutionOrder, Iteration
 from gradscope.capture.parts import term_drafts, why_no_term
-from gradscope.capture.pipeline import in_order
+from gradscope.capture.pipeline import Ahead, in_order
 from gradscope.capture.run import Run
 from gradscope.capture.zeros import Zero, causes_of
 from gradscope.dump.manifest import Cause, Layer, Ledger, LedgerLine
@@ -29,8 +29,9 @@ from gradscope.tracing.uses import UseKey
 
 #: Threads that compute statistics: NumPy lets go of the interpreter lock, and the writer needs the other core.
 WORKERS = 2
-#: Tensors on the host at a time, beside what the device holds.
-AHEAD = 4
+#: Tensors on the host at a time, beside what the device holds. With a few more of those that take no time to compute,
+#: the threads and the writer wait less for each other.
+AHEAD = Ahead(items=4, small_items=12, size_bytes=64 << 20)
 
 
 class Session:
@@ -78,7 +79,7 @@ class Session:
 
     def _records_of(self, run: Run) -> Iterator[Record]:
         pieces = chain(drafts(run, self._order), term_drafts(run, self._order))
-        for measured in in_order(self._reading, pieces, workers=WORKERS, ahead=AHEAD):
+        for measured in in_order(self._reading, pieces, workers=WORKERS, ahead=AHEAD, size_of=_size_bytes):
             self._tree.note(measured.draft, measured.power)
             for record in measured.records:
                 self.nonfinite |= naming.is_gradient(record.family) and _nonfinite(record)
@@ -150,6 +151,10 @@ class Session:
             for family in (leaf.family, naming.gradient_family(leaf.family)):
                 if family is not None and (ValueKey((), OPERAND, number), family) not in self._accounted:
                     yield LedgerLine(name=leaf.name, family=family, reason="filtered")
+
+
+def _size_bytes(draft: Draft) -> int:
+    return 0 if draft.observation is None else draft.observation.size_bytes
 
 
 def _nonfinite(record: Record) -> bool:

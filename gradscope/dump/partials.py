@@ -17,6 +17,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+from gradscope.dump.flushing import Flusher
 from gradscope.dump.machineerrors import machine_errors
 
 
@@ -29,8 +30,8 @@ class PartialFile:
 
     def __init__(self, target: Path) -> None:
         self._target = target
-        self._path = _fresh_path(target)
         self._descriptor = -1
+        self._choose_path()
 
     def create(self) -> None:
         """Make the file, empty and locked.
@@ -41,7 +42,7 @@ class PartialFile:
         with machine_errors("write to", self._target):
             while not self._create_once():
                 self.close()
-                self._path = _fresh_path(self._target)
+                self._choose_path()
 
     def write(self, buffer: memoryview, offset: int) -> None:
         """Write all of a buffer at an offset.
@@ -53,6 +54,7 @@ class PartialFile:
             while buffer:
                 written = os.pwrite(self._descriptor, buffer, offset)
                 buffer, offset = buffer[written:], offset + written
+                self._flusher.wrote(written)
 
     def publish(self, target: Path, size_bytes: int) -> None:
         """Cut the file to a size, and put it in the place of `target`: when this returns, both are on the disk.
@@ -60,6 +62,7 @@ class PartialFile:
         Raises:
             MachineError: That failed; the file at `target` is the old one or the whole new one.
         """
+        self._flusher.stop()
         with machine_errors("write to", target):
             os.ftruncate(self._descriptor, size_bytes)
             os.fsync(self._descriptor)
@@ -73,9 +76,14 @@ class PartialFile:
 
     def close(self) -> None:
         """Let go of the file and its lock."""
+        self._flusher.stop()
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+    def _choose_path(self) -> None:
+        self._path = _fresh_path(self._target)
+        self._flusher = Flusher(self._path)
 
     def _create_once(self) -> bool:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
