@@ -37,13 +37,15 @@ _BITS_PER_BYTE: Final = 8
 _PILOT: Final = 1024
 
 
-def core_statistics(value: Any) -> Any:
+def core_statistics(value: Any, *, passing: bool = False) -> Any:
     """The observer that keeps core statistics: a float32 vector of `WIDTH` numbers that `core_numbers` reads.
 
     Args:
         value: An array of any shape; of a complex one the magnitudes are measured, of a typed PRNG key its data.
+        passing: Whether it is a cotangent, which nobody reads again when it has been passed on.
     """
-    return jax.lax.platform_dependent(_as_whole_bytes(whole_tensor(value)), cpu=_on_host, default=_on_device)
+    on_host = _on_host if passing else _bits_on_host
+    return jax.lax.platform_dependent(_as_whole_bytes(whole_tensor(value)), cpu=on_host, default=_on_device)
 
 
 def _as_whole_bytes(value: Any) -> Any:
@@ -89,18 +91,24 @@ CORE_NUMBERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def _on_host(value: Any) -> Any:
+    return _vector_from_host(jax.typeof(value).dtype, value)
+
+
+def _bits_on_host(value: Any) -> Any:
     # The bits and not the value: a value that the callback reads becomes a buffer, which the backward pass prefers to
     # computing it again, so that every residual sum of ResNet-50 lived until its end (16 % more temporary memory).
     dtype = jax.typeof(value).dtype
-    bits = jax.lax.bitcast_convert_type(value, f"uint{dtype.itemsize * _BITS_PER_BYTE}")
+    return _vector_from_host(dtype, jax.lax.bitcast_convert_type(value, f"uint{dtype.itemsize * _BITS_PER_BYTE}"))
+
+
+def _vector_from_host(dtype: np.dtype[Any], operand: Any) -> Any:
     shape = jax.ShapeDtypeStruct((WIDTH,), jnp.float32)
-    vector = made_on_host(partial(_reduced, dtype), shape, bits)
-    return varying(vector, varying_axes([value]))
+    return varying(made_on_host(partial(_reduced, dtype), shape, operand), varying_axes([operand]))
 
 
-def _reduced(dtype: np.dtype[Any], bits: np.ndarray) -> np.ndarray:
+def _reduced(dtype: np.dtype[Any], operand: np.ndarray) -> np.ndarray:
     # NumPy only: any JAX operation in a callback may wait for the step that it is part of.
-    reduction = reduce_array(bits.view(dtype), magnitudes=False)
+    reduction = reduce_array(operand.view(dtype), magnitudes=False)
     moments, extremes = reduction.moments, reduction.extremes
     numbers = [0.0] * 5 if moments is None or extremes is None else [
         moments.mean, moments.std, moments.rms, float(extremes.low), float(extremes.high)

@@ -269,7 +269,7 @@ def _with_terms(
     def pulled(operands: Sequence[Any], cotangents: Mapping[int, Any]) -> dict[int, Any]:
         reached()
         gradients = pulled_back(equation, operands, list(terms), cotangents)
-        return dict(zip(terms, map(observe, gradients), strict=True))
+        return {term: observe(gradient, passing=True) for term, gradient in zip(terms, gradients, strict=True)}
 
     tapped = tap_aside(tapped, jax.lax.stop_gradient(list(operands)), sinks, pulled)
     return [tapped.get(at, output) for at, output in enumerate(outputs)]
@@ -287,5 +287,5 @@ def _where(condition: Any, one: Any, other: Any) -> Any:
     return jax.lax.select(jnp.broadcast_to(condition, one.shape), one, other)
 
 
-def _observed_in_shards(observe: Observer, axes: tuple[str, ...], value: Any) -> Any:
-    return varying(observe(value), axes)
+def _observed_in_shards(observe: Observer, axes: tuple[str, ...], value: Any, *, passing: bool = False) -> Any:
+    return varying(observe(value, passing=passing), axes)

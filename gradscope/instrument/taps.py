@@ -19,12 +19,17 @@ import jax.numpy as jnp
 class Observer(Protocol):
     """What is kept of a value: an array computed from it."""
 
-    def __call__(self, value: Any) -> Any:
-        """The observation of `value`, of inexact dtype wherever `value` has one."""
+    def __call__(self, value: Any, *, passing: bool = False) -> Any:
+        """The observation of `value`, of inexact dtype wherever `value` has one.
+
+        Args:
+            value: The value.
+            passing: Whether it is a cotangent, which nobody reads again when it has been passed on.
+        """
         ...
 
 
-def whole_tensor(value: Any) -> Any:
+def whole_tensor(value: Any, *, passing: bool = False) -> Any:  # noqa: ARG001 - the same either way
     """The observer that keeps the value itself; of a typed PRNG key, its data."""
     if jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.prng_key):
         return jax.random.key_data(value)
@@ -51,7 +56,7 @@ def tap(value: Any, sink: Any, observe: Observer, reached: Callable[[], None]) -
 
     def backward(_residual: None, cotangent: Any) -> tuple[Any, Any]:
         reached()
-        return cotangent, observe(cotangent)
+        return cotangent, observe(cotangent, passing=True)
 
     identity.defvjp(forward, backward)
     return identity(value, sink)

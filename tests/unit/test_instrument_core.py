@@ -8,13 +8,13 @@ import pytest
 from gradscope.instrument import core
 from gradscope.instrument.core import CORE_NUMBERS, core_numbers, core_statistics
 
-PLACES = {"host": core._on_host, "device": core._on_device}
+PLACES = {"host": core._on_host, "bits on host": core._bits_on_host, "device": core._on_device}
 SHAPES = [(), (1,), (7,), (3, 1500), (2, 3, 4), (0,), (2, 0)]
 
 
 @pytest.fixture(params=PLACES)
 def measure(request):
-    """Either implementation, jitted; `platform_dependent` would choose for us."""
+    """Any implementation, jitted; `platform_dependent` would choose for us."""
     place = PLACES[request.param]
     return lambda array: core_numbers(np.asarray(jax.jit(lambda x: place(core._as_whole_bytes(x)))(jnp.asarray(array))))
 
@@ -55,6 +55,12 @@ def test_a_float16_tensor_of_large_values_does_not_overflow(measure):
     assert measure(values).rms == pytest.approx(6e4, rel=1e-3)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2", "float4_e2m1fn"])
+def test_narrow_floats_are_measured_as_they_are(measure, dtype):
+    numbers = measure(jnp.array([2.0, -1.0, 0.0, -0.0], dtype))
+    assert (numbers.minimum, numbers.maximum, numbers.zeros, numbers.mean) == (-1, 2, 2, 0.25)
+
+
 def test_of_a_complex_tensor_the_magnitudes_are_measured(measure):
     numbers = measure(np.array([3 + 4j, 0, -5j], np.complex64))
     assert numbers.maximum == pytest.approx(5)
@@ -66,8 +72,9 @@ def test_integers_are_measured_as_numbers():
     assert (numbers.minimum, numbers.maximum, numbers.zeros) == (0, 2, 1)
 
 
-def test_it_can_be_vmapped():
+@pytest.mark.parametrize("passing", [False, True])
+def test_it_can_be_vmapped(passing):
     values = np.random.default_rng(2).normal(size=(4, 50)).astype(np.float32)
-    vectors = jax.jit(jax.vmap(core_statistics))(jnp.asarray(values))
+    vectors = jax.jit(jax.vmap(lambda value: core_statistics(value, passing=passing)))(jnp.asarray(values))
     np.testing.assert_allclose(CORE_NUMBERS["mean"](vectors), values.mean(axis=1), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(CORE_NUMBERS["l2"](vectors), np.linalg.norm(values, axis=1), rtol=1e-5)
