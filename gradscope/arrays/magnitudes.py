@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.arrays.histograms import BINS, BINS_PER_OCTAVE, EXPONENT_BIAS, MagnitudeHistogram
+from gradscope.arrays.histograms import BINS_PER_OCTAVE, EXPONENT_BIAS, MagnitudeHistogram
 from gradscope.arrays.scratch import Slot, scratch
 
 
@@ -50,7 +50,7 @@ class MagnitudeCounter:
         self._total = 0.0
         self._smallest = math.inf
         self._subnormal = 0
-        self._bins = np.zeros(BINS, np.int64)
+        self._tallies: dict[_Layout, Array] = {}
 
     def add(self, values: Array, total: float) -> None:
         """Take in a block.
@@ -72,8 +72,9 @@ class MagnitudeCounter:
         # `bincount` is two fifths of the whole pass; sorting, `histogram` and 16-bit bin numbers were slower.
         numbers = scratch(Slot.WORK, ordinals.size, np.intp)
         np.right_shift(ordinals, layout.shift, out=numbers, casting="unsafe")
-        tally = np.bincount(numbers, minlength=layout.bins)
-        self._bins[layout.offset : layout.offset + layout.bins] += tally[: layout.bins]
+        tally = np.bincount(numbers, minlength=layout.bins)[: layout.bins]
+        known = self._tallies.get(layout)
+        self._tallies[layout] = tally if known is None else known + tally
 
     def result(self) -> Magnitudes:
         """What has been counted so far."""
@@ -82,11 +83,17 @@ class MagnitudeCounter:
         )
 
     def _histogram(self) -> MagnitudeHistogram:
-        occupied = np.flatnonzero(self._bins)
-        if not occupied.size:
-            return MagnitudeHistogram()
-        first, last = int(occupied[0]), int(occupied[-1])
-        return MagnitudeHistogram(first, tuple(self._bins[first : last + 1].tolist()))
+        histograms = (_histogram(tally, layout.offset) for layout, tally in self._tallies.items())
+        return sum(histograms, MagnitudeHistogram())
+
+
+def _histogram(tally: Array, offset: int) -> MagnitudeHistogram:
+    """The histogram of a tally whose first bin has the number `offset`."""
+    occupied = np.flatnonzero(tally)
+    if not occupied.size:
+        return MagnitudeHistogram()
+    first, last = int(occupied[0]), int(occupied[-1])
+    return MagnitudeHistogram(offset + first, tuple(tally[first : last + 1].tolist()))
 
 
 class _Layout:
