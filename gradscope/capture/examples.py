@@ -124,9 +124,10 @@ def example_count(batch: Sequence[Leaf], batch_size: int) -> int:
     if len(sizes) == 1 and 0 not in sizes:
         return sizes.pop()
     leaves = ", ".join(f"{naming.printable(leaf.name)} {leaf.dtype}{list(leaf.shape)}" for leaf in batch)
+    examples = f"{batch_size} examples" if batch_size else "examples"
     raise UsageError(
-        f"no leading axis of the batch is that of its {f'{batch_size} ' if batch_size else ''}examples, of each of which "
-        f"a gradient is asked for: it is {leaves or 'empty'}",
+        f"gradients of each example are asked for, and the batch has no leading axis of {examples}: "
+        f"it is {leaves or 'empty'}",
         hint="have batch(key, size) return leaves whose leading axis is the example",
     )
 

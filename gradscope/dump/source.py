@@ -66,6 +66,16 @@ class DumpSource(Protocol):
         """
         ...
 
+    def stretch(self, key: str, start: int, stop: int) -> Array:
+        """The elements of a tensor from `start` to before `stop` in C order, in one dimension; no CRC is checked.
+
+        Raises:
+            UsageError: As for `array`.
+            DumpError: There are not as many.
+            MachineError: As for `array`.
+        """
+        ...
+
 
 def has_elements(source: DumpSource, key: str) -> bool:
     """Whether a dump holds the elements of a key's tensor, and not its statistics only."""
