@@ -162,17 +162,24 @@ def combination(run: Run, gradients: ExampleGradients, count: int, machine: Mapp
     """
     batch = {n: np.asarray(run.observed.gradients[n]) for n in gradients if n in run.reached.arguments}
     sums = {number: _sum(gradients[number]) for number in batch}
-    size = math.hypot(*map(length, batch.values()))
+    sizes = {number: length(each) for number, each in batch.items()}
     apart = {
         "mean": math.hypot(*(separation(sums[number] / count, batch[number]) for number in batch)),
         "sum": math.hypot(*(separation(sums[number], batch[number]) for number in batch)),
     }
     by = "mean" if apart["mean"] <= apart["sum"] else "sum"
-    error = 0.0 if apart[by] == 0 else apart[by] / size if size else math.inf
-    dtypes = [str(run.trace.arguments[number].dtype) for number in batch]
-    reduced = reduced_matmul(machine)
-    limit = max((default_tolerance(naming.PARAM_GRAD, each, each, reduced=reduced) for each in dtypes), default=0.0)
-    return Examples(count=count, combined_by=by, rel_l2=error, coupled=error > limit)
+    size = math.hypot(*sizes.values())
+    reduced, dtypes = reduced_matmul(machine), {number: str(each.dtype) for number, each in batch.items()}
+    rounding = (
+        size * default_tolerance(naming.PARAM_GRAD, dtypes[number], dtypes[number], reduced=reduced)
+        for number, size in sizes.items()
+    )
+    return Examples(
+        count=count,
+        combined_by=by,
+        rel_l2=0.0 if apart[by] == 0 else apart[by] / size if size else math.inf,
+        coupled=apart[by] > math.hypot(*rounding),
+    )
 
 
 def _is_wanted(run: Run, leaf: Leaf) -> bool:
@@ -182,6 +189,7 @@ def _is_wanted(run: Run, leaf: Leaf) -> bool:
 def _sum(gradients: np.ndarray) -> np.ndarray:
     """The sum over the examples, without a wider copy of all of them."""
     total = np.zeros(gradients.shape[1:], np.complex128 if gradients.dtype.kind == "c" else np.float64)
-    for gradient in gradients:
-        total += gradient.astype(total.dtype)
+    with np.errstate(invalid="ignore"):
+        for gradient in gradients:
+            total += gradient.astype(total.dtype)
     return total

@@ -69,9 +69,14 @@ class DumpSource(Protocol):
     def stretch(self, key: str, start: int, stop: int) -> Array:
         """The elements of a tensor from `start` to before `stop` in C order, in one dimension; no CRC is checked.
 
+        Args:
+            key: Which tensor.
+            start: Index of the first element.
+            stop: Index behind the last, at most their number.
+
         Raises:
             UsageError: As for `array`.
-            DumpError: There are not as many.
+            DumpError: The file is damaged.
             MachineError: As for `array`.
         """
         ...

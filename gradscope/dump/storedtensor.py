@@ -89,10 +89,10 @@ class StoredTensor:
     def stretch(self, start: int, stop: int) -> Array:
         """The elements from `start` to before `stop` in C order, in an array of one dimension; the CRC is not checked.
 
-        Memory is bounded as by `chunks`.
+        Memory is bounded as by `chunks`, to what is asked for.
 
         Raises:
-            DumpError: There are not as many.
+            DumpError: The file is damaged.
             MachineError: There is not enough memory, or the disk fails.
         """
         if self.fortran:
