@@ -39,13 +39,13 @@ def variables() -> dict[str, Any]:
 
 def batch() -> dict[str, Any]:
     """Examples, one of their leaves of keys, beside what they share."""
-    x = jax.random.normal(jax.random.key(1), (COUNT, 3))
+    x = jnp.sin(jnp.arange(3.0 * COUNT)).reshape(COUNT, 3)
     return {"x": x, "keys": jax.random.split(jax.random.key(2), COUNT), "scale": jnp.float32(2.0)}
 
 
 def outputs(variables: Any, batch: Any) -> Any:
     with jax.named_scope("layer"):
-        mask = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(batch["keys"])
+        mask = (jax.random.key_data(batch["keys"]) % 3).astype(jnp.float32)
         hidden = jnp.tanh(batch["x"] @ variables["w"]) * mask
     half = variables["half"].astype(jnp.float32)[None]
     shared = variables["table"].sum().astype(jnp.float32) + variables["none"].sum()
