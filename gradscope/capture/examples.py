@@ -35,6 +35,8 @@ from gradscope.compare.tolerance import default_tolerance, reduced_matmul
 from gradscope.dump.manifest import Examples
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
+from gradscope.instrument.segments import bytes_of
+from gradscope.instrument.wanted import Wanted
 from gradscope.tracing.model import Model
 from gradscope.tracing.tracer import Leaf
 from gradscope.tracing.userframes import user_code
@@ -59,8 +61,7 @@ class ExampleProgram:
 
     def __init__(self, model: Model, prepared: Prepared, batch_size: int, timings: Timings) -> None:
         trace, wanted = prepared.answer.trace, prepared.answer.wanted
-        inputs = [leaf.family == naming.INPUT for leaf in trace.arguments]
-        batch = {number: leaf for number, leaf in enumerate(trace.arguments) if inputs[number]}
+        batch = {number: leaf for number, leaf in enumerate(trace.arguments) if leaf.family == naming.INPUT}
         self.count = example_count(list(batch.values()), batch_size)
         self._doing = f"loss of {model.name} on one example"
         self._timings = timings
@@ -69,7 +70,7 @@ class ExampleProgram:
         self._shown = {
             number: leaf
             for number, leaf in enumerate(trace.arguments)
-            if leaf.family == naming.PARAM and leaf.differentiated and wanted.wants(naming.EXAMPLE_GRAD, leaf.name)
+            if leaf.differentiated and _is_shown(leaf, wanted)
         }
         self._loss = PlainLoss(model.loss, prepared)
         with timings.phase("compile"), user_code(self._doing):
@@ -79,8 +80,7 @@ class ExampleProgram:
     @property
     def size_bytes(self) -> int:
         """Bytes of the gradients of all examples."""
-        elements = ((math.prod(leaf.shape), as_numpy_dtype(str(leaf.dtype))) for leaf in self._shown.values())
-        return self.count * sum(size * dtype.itemsize for size, dtype in elements)
+        return self.count * sum(map(bytes_of, self._shown.values()))
 
     def run(self) -> ExampleGradients:
         """The gradients of each example alone, with respect to the parameters that are wanted.
@@ -142,8 +142,8 @@ def example_drafts(run: Run, order: ExecutionOrder, gradients: ExampleGradients,
         count: Number of examples.
     """
     origins = argument_origins(run, order)
-    wanted = (number for number, leaf in enumerate(run.trace.arguments) if _is_wanted(run, leaf))
-    for number in sorted(wanted, key=lambda at: origins[at].facts.index):
+    shown = (number for number, leaf in enumerate(run.trace.arguments) if _is_shown(leaf, run.wanted))
+    for number in sorted(shown, key=lambda at: origins[at].facts.index):
         leaf, origin = run.trace.arguments[number], origins[number]
         stacked = replace(leaf, shape=(count, *leaf.shape))
         batch = gradient_of_argument(run, number)
@@ -151,7 +151,7 @@ def example_drafts(run: Run, order: ExecutionOrder, gradients: ExampleGradients,
         yield draft_of(record_of(naming.EXAMPLE_GRAD, leaf.name, stacked, origin), origin, source)
 
 
-def combination(run: Run, gradients: ExampleGradients, count: int, machine: Mapping[str, Json]) -> Examples:
+def combination(run: Run, gradients: ExampleGradients, count: int, machine: Mapping[str, Json]) -> Examples | None:
     """How the gradients of the examples combine to those of the batch.
 
     Args:
@@ -159,8 +159,13 @@ def combination(run: Run, gradients: ExampleGradients, count: int, machine: Mapp
         gradients: Those of each example.
         count: Number of examples.
         machine: What the run depended on: with which precision matrices were multiplied.
+
+    Returns:
+        How; None where the loss depends on no parameter that is shown.
     """
     batch = {n: np.asarray(run.observed.gradients[n]) for n in gradients if n in run.reached.arguments}
+    if not batch:
+        return None
     sums = {number: _sum(gradients[number]) for number in batch}
     sizes = {number: length(each) for number, each in batch.items()}
     apart = {
@@ -182,8 +187,8 @@ def combination(run: Run, gradients: ExampleGradients, count: int, machine: Mapp
     )
 
 
-def _is_wanted(run: Run, leaf: Leaf) -> bool:
-    return leaf.family == naming.PARAM and run.wanted.wants(naming.EXAMPLE_GRAD, leaf.name)
+def _is_shown(leaf: Leaf, wanted: Wanted) -> bool:
+    return leaf.family == naming.PARAM and wanted.wants(naming.EXAMPLE_GRAD, leaf.name)
 
 
 def _sum(gradients: np.ndarray) -> np.ndarray:

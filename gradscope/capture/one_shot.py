@@ -124,14 +124,14 @@ def dump_model(
 
 def _add_examples(
     writer: RecordSink, session: Session, program: ExampleProgram, request: DumpRequest, timings: Timings
-) -> Examples:
+) -> Examples | None:
     """Write the gradients of each example; how they combine, which the user is told where it is not as expected."""
     gradients = program.run()
     with timings.phase("write"):
         for record in session.example_records(gradients, program.count):
             writer.add(record)
     combined = combination(session.run, gradients, program.count, machine_provenance())
-    if combined.coupled:
+    if combined is not None and combined.coupled:
         request.tell(combined.sentence)
     return combined
 

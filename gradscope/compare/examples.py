@@ -35,11 +35,15 @@ from typing import Final
 
 import numpy as np
 
-from gradscope.arrays.blocks import BLOCK_ELEMENTS, Array
+from gradscope.arrays.blocks import Array
 from gradscope.arrays.widening import real_values
 from gradscope.compare.sides import Side
 from gradscope.compare.wording import counted, percent, times
 from gradscope.dump.record import Json
+
+#: Elements of a parameter that are looked at together, and of several examples together at a time.
+_COLUMNS: Final = 1 << 16
+_ELEMENTS: Final = 1 << 19
 
 #: Standard errors above which a bias is more than chance.
 _SURE: Final = 3.0
@@ -146,8 +150,8 @@ def example_error(ref: Side, cand: Side) -> ExampleError:
     shape = ref.entry.shape
     total, width = ExampleError(count=shape[0]), math.prod(shape[1:])
     with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, width, BLOCK_ELEMENTS):
-            total += _of_columns(ref, cand, width, range(start, min(start + BLOCK_ELEMENTS, width)))
+        for start in range(0, width, _COLUMNS):
+            total += _of_columns(ref, cand, width, range(start, min(start + _COLUMNS, width)))
     return total
 
 
@@ -161,8 +165,10 @@ class _Columns:
 
     @classmethod
     def of(cls, rows: Array) -> _Columns:
+        """Of some examples' rows, which do not outlive it."""
         mean = rows.mean(axis=0)
-        return cls(count=len(rows), mean=mean, squares=np.square(rows - mean).sum(axis=0))
+        np.subtract(rows, mean, out=rows)
+        return cls(count=len(rows), mean=mean, squares=np.einsum("ij,ij->j", rows, rows))
 
     def __add__(self, other: _Columns) -> _Columns:
         count, apart = self.count + other.count, other.mean - self.mean
@@ -178,9 +184,9 @@ class _Columns:
 
 
 def _of_columns(ref: Side, cand: Side, width: int, columns: range) -> ExampleError:
-    """The error in some elements of a parameter, as many as a cache has room for in one example."""
+    """The error in some elements of a parameter."""
     count = ref.entry.shape[0]
-    parts = (_of_examples(ref, cand, part, len(columns)) for part in _stretches(count, width, columns))
+    parts = (_of_rows(ref, cand, rows, len(columns)) for rows in _rows(count, width, columns))
     batch, error = reduce(lambda one, other: (one[0] + other[0], one[1] + other[1]), parts)
     finite = batch.finite & error.finite
     return ExampleError(
@@ -191,21 +197,25 @@ def _of_columns(ref: Side, cand: Side, width: int, columns: range) -> ExampleErr
     )
 
 
-def _of_examples(ref: Side, cand: Side, part: range, elements: int) -> tuple[_Columns, _Columns]:
-    """The reference's gradients and the errors in some elements of some examples."""
-    one, other = (_rows(side.stretch(part.start, part.stop), len(part) // elements) for side in (ref, cand))
-    return _Columns.of(one), _Columns.of(other - one)
-
-
-def _stretches(count: int, width: int, columns: range) -> Iterator[range]:
-    """Where those elements lie, example by example; several examples together where they lie side by side."""
-    together = max(1, BLOCK_ELEMENTS // width) if len(columns) == width else 1
+def _rows(count: int, width: int, columns: range) -> Iterator[list[range]]:
+    """Where those elements of several examples at a time lie: in one stretch where that is all they have."""
+    together = max(1, _ELEMENTS // len(columns))
     for first in range(0, count, together):
-        last = min(first + together, count) - 1
-        yield range(first * width + columns.start, last * width + columns.stop)
+        stop = min(first + together, count)
+        rows = [range(row * width + columns.start, row * width + columns.stop) for row in range(first, stop)]
+        yield [range(rows[0].start, rows[-1].stop)] if len(columns) == width else rows
 
 
-def _rows(elements: Array, count: int) -> Array:
-    """Elements of so many examples as rows of float64, two numbers for a complex one."""
+def _of_rows(ref: Side, cand: Side, rows: list[range], elements: int) -> tuple[_Columns, _Columns]:
+    """The reference's gradients and the errors in some elements of some examples."""
+    count = sum(map(len, rows)) // elements
+    one, other = (np.concatenate([_numbers(side, row) for row in rows]).reshape(count, -1) for side in (ref, cand))
+    error = _Columns.of(np.subtract(other, one, out=other))
+    return _Columns.of(one), error
+
+
+def _numbers(side: Side, stretch: range) -> Array:
+    """A stretch in float64, two numbers for a complex one."""
+    elements = side.stretch(stretch.start, stretch.stop)
     components = elements.view(f"f{elements.dtype.itemsize // 2}") if elements.dtype.kind == "c" else elements
-    return real_values(components).astype(np.float64).reshape(count, -1)
+    return real_values(components).astype(np.float64, copy=False)

@@ -25,7 +25,7 @@ def percent(share: float) -> str:
     number = 100 * share
     if number >= 10:
         return f"{number:.0f} %"
-    return f"{number:.2g} %" if number >= 0.01 else f"{brief(number)} %"
+    return f"{number:.2g} %" if number >= 0.001 else f"{brief(number)} %"
 
 
 def times(factor: float) -> str:

@@ -207,7 +207,7 @@ class Manifest:
         tier: `full` when every statistic of numbers.md was computed, `core` when only a compiled step's.
         provenance: Versions, device, precision, seed, hashes: whatever may explain a difference between two dumps.
         self_check: `max_rel_l2`, `bit_equal`, `total` and more of a self-check; None when none ran.
-        examples: How the gradients of the examples combine; None without such gradients.
+        examples: How the gradients of the examples combine; None where there are none.
         timings: Seconds by phase.
         origins: Where NaNs and infinities arose, if any did and it was found out.
         note: One line about the file as a whole ("not written by gradscope", the error that cut it short); "" for none.

@@ -175,6 +175,12 @@ def test_they_may_be_all_there_is_and_be_statistics_only(whole: gs.Dump) -> None
     assert combined(only).coupled is False
 
 
+def test_where_none_is_wanted_nothing_is_said_of_them() -> None:
+    dump = captured(mean_loss, families=["activation"])
+    assert manifest_of(dump).examples is None
+    assert {line.reason for line in dump.ledger.missing if line.family == "example_grad"} == {"filtered"}
+
+
 def test_wrt_names_the_parameter() -> None:
     writer = MemoryWriter()
     wanted = Wanted(per_example=True, wrt=Selection.parse(["param/w"]))
@@ -203,6 +209,9 @@ def test_an_example_that_is_not_finite_alone_is_no_trouble_of_the_run() -> None:
     dump = captured(loss)
     assert not np.isfinite(dump["example_grad/w"]).any()
     assert manifest_of(dump).origins == ()
+    found = [finding for finding in dump.findings() if finding.rule == "nonfinite"]
+    assert {finding.name for finding in found} == {"w", "half"}
+    assert not any("origin" in finding.why for finding in found)
     assert (combined(dump).coupled, combined(dump).rel_l2) == (True, np.inf)
 
 

@@ -66,10 +66,13 @@ def narrowed(tensors: Mapping[str, Array], dtype: Any) -> dict[str, Array]:
     return {key: each.astype(dtype) for key, each in tensors.items()}
 
 
-@pytest.mark.parametrize("block", [1, 4, 7, 1 << 17])
+@pytest.mark.parametrize(("columns", "elements"), [(1, 1), (4, 9), (7, 1), (1 << 16, 45), (1 << 16, 1 << 19)])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, ml_dtypes.bfloat16, np.complex64])
-def test_the_metrics_are_their_definitions(monkeypatch: pytest.MonkeyPatch, dtype: Any, block: int) -> None:
-    monkeypatch.setattr(examples, "BLOCK_ELEMENTS", block)
+def test_the_metrics_are_their_definitions(
+    monkeypatch: pytest.MonkeyPatch, dtype: Any, columns: int, elements: int
+) -> None:
+    monkeypatch.setattr(examples, "_COLUMNS", columns)
+    monkeypatch.setattr(examples, "_ELEMENTS", elements)
     ref, cand = narrowed(GRADIENTS, dtype), narrowed(moved(noise=0.1, shift=0.03), dtype)
     comparison = found(cand, ref)
     for name in ("kernel", "bias"):
@@ -81,7 +84,8 @@ def test_the_metrics_are_their_definitions(monkeypatch: pytest.MonkeyPatch, dtyp
 
 
 def test_a_file_is_read_in_the_same_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examples, "BLOCK_ELEMENTS", 4)
+    monkeypatch.setattr(examples, "_COLUMNS", 4)
+    monkeypatch.setattr(examples, "_ELEMENTS", 50)
     paths = [
         write(tmp_path / f"{name}.npz", [record("w", each["example_grad/kernel"], family="example_grad")])
         for name, each in (("ref", GRADIENTS), ("cand", moved(noise=0.1)))
