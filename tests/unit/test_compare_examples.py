@@ -120,6 +120,31 @@ def test_a_bias_below_the_noise_of_an_example_is_found_in_many() -> None:
     assert comparison.examples.systematic
 
 
+@pytest.mark.parametrize("heavy", [False, True])
+@pytest.mark.parametrize("size", [1, 100])
+def test_chance_is_seldom_taken_for_bias_and_bias_for_chance(size: int, heavy: bool) -> None:
+    random = np.random.default_rng(0)
+    scale = np.exp(random.standard_normal((200, 12, 1))) if heavy else 1.0
+    chance = random.standard_normal((200, 12, size)) * scale
+    gradients = {f"example_grad/{run}": each for run, each in enumerate(random.standard_normal(chance.shape))}
+
+    def biased(shift: float) -> int:
+        moved = {key: each + chance[run] + shift for run, (key, each) in enumerate(gradients.items())}
+        errors = [row.examples for row in found(moved, gradients).rows]
+        return sum(error is not None and error.systematic for error in errors)
+
+    assert biased(0.0) <= 2
+    assert biased(10.0) >= 150
+
+
+def test_two_examples_do_not_tell_bias_from_chance() -> None:
+    error = found({"example_grad/w": np.eye(2) + 1}, {"example_grad/w": np.eye(2)}).examples
+    assert error is not None
+    assert error.standard_errors is None
+    assert error.sentence.endswith("% bias, which 2 examples do not tell from chance.")
+    assert "standard_errors" not in error.to_json()
+
+
 def test_error_is_the_root_of_its_parts() -> None:
     error = found(moved(noise=0.1, shift=0.2)).examples
     assert error is not None
@@ -157,6 +182,14 @@ def test_an_element_counts_where_it_is_finite_in_every_example_of_both() -> None
     finite = np.isfinite(ref).all(axis=0) & np.isfinite(cand).all(axis=0)
     comparison = found({"example_grad/kernel": cand}, {"example_grad/kernel": ref})
     assert measured(comparison) == pytest.approx(metrics_of(ref[:, finite], cand[:, finite]), rel=1e-12)
+
+
+def test_an_element_whose_square_is_beyond_float64_does_not_count() -> None:
+    ref, cand = (side["example_grad/kernel"].copy() for side in (GRADIENTS, moved(noise=0.1)))
+    ref[3, 0, 0], cand[5, 1, 1], cand[:, 2, 2] = 1e200, -1e300, 1e200
+    small = np.abs(ref).max(axis=0) + np.abs(cand).max(axis=0) < 1e9
+    comparison = found({"example_grad/kernel": cand}, {"example_grad/kernel": ref})
+    assert measured(comparison) == pytest.approx(metrics_of(ref[:, small], cand[:, small]), rel=1e-12)
 
 
 def test_other_gradients_and_statistics_alone_have_no_such_metrics() -> None:
@@ -208,15 +241,16 @@ def test_a_rule_of_a_map_is_about_the_parameter() -> None:
 
 
 def test_the_verdict_says_whether_it_is_noise_or_bias() -> None:
-    noisy = ExampleError(count=8, batch_variance=1e4, random_variance=0.64, mean_square=0.081)
-    assert noisy.sentence == (
-        "Per example the error is 0.8 % of the batch's own spread: 0.8 % random, 0.032 % bias, "
-        "which is no more than chance in 8 examples."
+    noisy = ExampleError(
+        count=3, batch_variance=1e4, random_variance=0.64, products=(0.64, 0, 0, 0, 0.64, 0.1, 0, 0.1, 0.64)
     )
-    biased = replace(noisy, mean_square=64.0)
+    assert noisy.sentence == (
+        "Per example the error is 0.81 % of the batch's own spread: 0.8 % random, 0.15 % bias, "
+        "which 3 examples do not tell from chance."
+    )
+    biased = replace(noisy, products=(64.5, 64, 64, 64, 64.5, 63.9, 64, 63.9, 64.5))
     assert biased.sentence == (
-        "Per example the error is 8 % of the batch's own spread: 0.8 % random, 8 % systematic bias "
-        "(28x its standard error)."
+        "Per example the error is 8 % of the batch's own spread: 0.8 % random, 8 % systematic bias."
     )
     flat = replace(noisy, batch_variance=0.0)
     assert flat.sentence == "Per example there is an error, and the batch has no spread of its own to hold it against."
