@@ -20,7 +20,8 @@ from gradscope.compare.counterparts import counterparts, leftovers, require_matc
 from gradscope.compare.diagnoses import diagnosis, names_by_hash
 from gradscope.compare.divergence import first_divergence
 from gradscope.compare.evidence import Evidence, evidence_of
-from gradscope.compare.examples import ExampleError, example_error
+from gradscope.compare.examplemeasuring import example_error
+from gradscope.compare.examples import ExampleError
 from gradscope.compare.extent import extent_differences
 from gradscope.compare.growth import Error, growths
 from gradscope.compare.judging import judge, one_sided

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from gradscope.arrays.dtypes import is_key
 from gradscope.compare.blockpairs import unequal_pairs
-from gradscope.compare.examples import ExampleError, example_error
+from gradscope.compare.examplemeasuring import example_error
+from gradscope.compare.examples import ExampleError
 from gradscope.compare.measuring import measure
 from gradscope.compare.metrics import Metrics
 from gradscope.compare.precision import comparable

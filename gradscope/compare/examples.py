@@ -22,37 +22,26 @@ jackknife errs on the safe side: at the limit here, it took chance for bias in l
 of six examples or more (errors of one element to hundreds, normal and heavy-tailed), with three in less than four.
 
 Sharp edges: a single example has neither spread nor parts, and two cannot tell bias from chance. An element of the
-parameter takes part where it is finite in every example on both sides. Squares beyond float64 do not count.
+parameter takes part where it is finite in every example on both sides, and its squares are in float64.
 
 References:
-    T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for computing the sample variance", The American Statistician
-    37 (1983) 242-247: how blocks of examples are merged.
     J. N. Arvesen, "Jackknifing U-statistics", The Annals of Mathematical Statistics 40 (1969) 2076-2100.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final
 
 import numpy as np
 
-from gradscope.arrays.blocks import Array
-from gradscope.arrays.widening import real_values
-from gradscope.compare.precision import kind_of
-from gradscope.compare.sides import Side
 from gradscope.compare.wording import percent
 from gradscope.dump.record import Json
 
-#: Elements of a parameter that are looked at together, and of several examples together at a time.
-_COLUMNS: Final = 1 << 16
-_ELEMENTS: Final = 1 << 19
-
-#: Groups of examples, the first example in the first group, the second in the second, and around again.
-_GROUPS: Final = 16
+#: At most so many groups of examples: the first example in the first group, the second in the second, and around again.
+GROUPS: Final = 16
 
 #: Standard errors above which a bias is more than chance.
 _SURE: Final = 2.5
@@ -102,7 +91,7 @@ class ExampleError:
     @property
     def standard_errors(self) -> float | None:
         """How many times the estimate of the squared bias is its standard error; None of too few examples to tell."""
-        groups = min(self.count, _GROUPS)
+        groups = min(self.count, GROUPS)
         if groups < 3:
             return None
         if not self.products:
@@ -158,95 +147,3 @@ class ExampleError:
         if self.batch_variance:
             return math.sqrt(variance / self.batch_variance)
         return math.inf if variance else 0.0
-
-
-def example_error(ref: Side, cand: Side) -> ExampleError:
-    """The error of the gradients of several examples with respect to one parameter.
-
-    Args:
-        ref: The reference's gradients `[examples, ...]`, of two examples at least.
-        cand: The candidate's, of the same shape.
-
-    Returns:
-        The error.
-
-    Raises:
-        DumpError: One of the dumps is damaged.
-    """
-    shape = ref.entry.shape
-    total, width = ExampleError(count=shape[0]), math.prod(shape[1:])
-    with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, width, _COLUMNS):
-            total += _of_columns(ref, cand, width, range(start, min(start + _COLUMNS, width)))
-    return total
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Columns:
-    """Of each element of a parameter its mean over some examples, and the sum of the squares of what is left."""
-
-    count: int
-    mean: Array
-    squares: Array
-
-    @classmethod
-    def nothing(cls, elements: int) -> _Columns:
-        """Of so many elements before there is an example."""
-        return cls(count=0, mean=np.zeros(elements), squares=np.zeros(elements))
-
-    @classmethod
-    def of(cls, rows: Array) -> _Columns:
-        """Of some examples' rows, which do not outlive it."""
-        mean = rows.mean(axis=0)
-        np.subtract(rows, mean, out=rows)
-        return cls(count=len(rows), mean=mean, squares=np.einsum("ij,ij->j", rows, rows))
-
-    def __add__(self, other: _Columns) -> _Columns:
-        count, apart = self.count + other.count, other.mean - self.mean
-        return _Columns(
-            count=count,
-            mean=self.mean + apart * (other.count / count),
-            squares=self.squares + other.squares + np.square(apart) * (self.count * other.count / count),
-        )
-
-    @property
-    def finite(self) -> Array:
-        return np.isfinite(self.mean) & np.isfinite(self.squares)
-
-
-def _of_columns(ref: Side, cand: Side, width: int, columns: range) -> ExampleError:
-    """The error in some elements of a parameter."""
-    count, numbers = ref.entry.shape[0], len(columns) * (2 if kind_of(ref.entry.dtype) == "complex" else 1)
-    batch, error, sums = _Columns.nothing(numbers), _Columns.nothing(numbers), np.zeros((min(count, _GROUPS), numbers))
-    for rows in _rows(count, width, columns):
-        one, other = (
-            np.concatenate([_numbers(side, row) for row in rows]).reshape(-1, numbers) for side in (ref, cand)
-        )
-        np.subtract(other, one, out=other)
-        for example, row in enumerate(other, error.count):
-            sums[example % len(sums)] += row
-        batch, error = batch + _Columns.of(one), error + _Columns.of(other)
-    finite = batch.finite & error.finite & np.isfinite(np.square(sums).sum(axis=0))
-    known = sums[:, finite]
-    return ExampleError(
-        count=count,
-        batch_variance=float(batch.squares[finite].sum()) / (count - 1),
-        random_variance=float(error.squares[finite].sum()) / (count - 1),
-        products=tuple(np.matmul(known, known.T).ravel().tolist()),
-    )
-
-
-def _rows(count: int, width: int, columns: range) -> Iterator[list[range]]:
-    """Where those elements of several examples at a time lie: in one stretch where that is all they have."""
-    together = max(1, _ELEMENTS // len(columns))
-    for first in range(0, count, together):
-        stop = min(first + together, count)
-        rows = [range(row * width + columns.start, row * width + columns.stop) for row in range(first, stop)]
-        yield [range(rows[0].start, rows[-1].stop)] if len(columns) == width else rows
-
-
-def _numbers(side: Side, stretch: range) -> Array:
-    """A stretch in float64, two numbers for a complex one."""
-    elements = side.stretch(stretch.start, stretch.stop)
-    components = elements.view(f"f{elements.dtype.itemsize // 2}") if elements.dtype.kind == "c" else elements
-    return real_values(components).astype(np.float64, copy=False)

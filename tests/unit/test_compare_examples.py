@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradscope.compare import CompareOptions, Comparison, Rule, compare, examples
+from gradscope.compare import CompareOptions, Comparison, Rule, compare, examplemeasuring
 from gradscope.compare.examples import ExampleError
 from gradscope.compare.mapping import MapRule
 from gradscope.compare.recipes import Transpose
@@ -71,8 +71,8 @@ def narrowed(tensors: Mapping[str, Array], dtype: Any) -> dict[str, Array]:
 def test_the_metrics_are_their_definitions(
     monkeypatch: pytest.MonkeyPatch, dtype: Any, columns: int, elements: int
 ) -> None:
-    monkeypatch.setattr(examples, "_COLUMNS", columns)
-    monkeypatch.setattr(examples, "_ELEMENTS", elements)
+    monkeypatch.setattr(examplemeasuring, "_COLUMNS", columns)
+    monkeypatch.setattr(examplemeasuring, "_ELEMENTS", elements)
     ref, cand = narrowed(GRADIENTS, dtype), narrowed(moved(noise=0.1, shift=0.03), dtype)
     comparison = found(cand, ref)
     for name in ("kernel", "bias"):
@@ -84,8 +84,8 @@ def test_the_metrics_are_their_definitions(
 
 
 def test_a_file_is_read_in_the_same_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examples, "_COLUMNS", 4)
-    monkeypatch.setattr(examples, "_ELEMENTS", 50)
+    monkeypatch.setattr(examplemeasuring, "_COLUMNS", 4)
+    monkeypatch.setattr(examplemeasuring, "_ELEMENTS", 50)
     paths = [
         write(tmp_path / f"{name}.npz", [record("w", each["example_grad/kernel"], family="example_grad")])
         for name, each in (("ref", GRADIENTS), ("cand", moved(noise=0.1)))
