@@ -41,6 +41,7 @@ def capture(
     depth: int | None = None,
     ops: bool | Literal["outputs", "inputs"] = False,
     terms: bool = False,
+    per_example: bool = False,
     stop_gradient: Sequence[str] = (),
     feed: Mapping[str, Any] | None = None,
     fetch: str | Sequence[str] | None = None,
@@ -60,6 +61,8 @@ def capture(
         ops: Every operation beside every layer; with "inputs" also the gradient with respect to each of its inputs, as
             that operation alone sees it.
         terms: For every value that is used several times, what flows back from each use; they sum to its gradient.
+        per_example: Also the gradients of the loss of each example alone, a batch of one: `example_grad`. The leaves of
+            the batch that have a leading axis then have one of the same size, which is the example.
         stop_gradient: Names of values that count as constant.
         feed: Values in the place of computed ones, by name; under `gradient/NAME`, of the gradient that arrives there.
         fetch: Names of the only values asked for; what they do not need is not run. All where None.
@@ -68,7 +71,8 @@ def capture(
 
     Raises:
         ModelError: The loss failed, or is not a scalar that can be differentiated.
-        UsageError: A pattern selects nothing, a name is unknown, or a tensor does not fit.
+        UsageError: A pattern selects nothing, a name is unknown, a tensor does not fit, or the batch does not tell its
+            examples.
     """
     name = getattr(loss, "__name__", "loss")
     model = lifted_model(Model(name=name, init=lambda _: variables, batch=lambda _key, _size: batch, loss=loss))
@@ -76,7 +80,11 @@ def capture(
     arguments = Arguments(shapes=jax.eval_shape(lambda: (own, batch)), make=lambda: (own, batch), batch_size=0)
     request = DumpRequest(
         wanted=replace(
-            _wanted(select, exclude, families, depth), operations=bool(ops), operands=ops == "inputs", terms=terms
+            _wanted(select, exclude, families, depth),
+            operations=bool(ops),
+            operands=ops == "inputs",
+            terms=terms,
+            per_example=per_example,
         ),
         reading=TensorReading(keep=not stats_only),
         inquiry=Inquiry(stops=_several(stop_gradient), feeds=feed or {}, fetches=_several(fetch or ())),
@@ -208,6 +216,7 @@ def _save_dump(writer: Writer, source: DumpSource) -> Manifest:
         tier=manifest.tier,
         provenance=manifest.provenance,
         self_check=manifest.self_check,
+        examples=manifest.examples,
         timings=manifest.timings,
     )
 

@@ -40,6 +40,11 @@ def blocks(array: Array, elements: int = BLOCK_ELEMENTS) -> Iterator[Array]:
         yield from _blocks_of_slabs(array, elements)
 
 
+def stretch_of(array: Array, start: int, stop: int) -> Array:
+    """The elements of `array` from `start` to before `stop` in C order, in one dimension; no copy of any other."""
+    return array.reshape(-1)[start:stop] if array.flags.c_contiguous else array.flat[start:stop]
+
+
 def _blocks_of_slabs(array: Array, elements: int) -> Iterator[Array]:
     step = elements // (array.size // len(array))
     slabs = array if step == 0 else (array[start : start + step] for start in range(0, len(array), step))

@@ -4,7 +4,7 @@ Two ways in. `preparation` makes a model's `arguments` and compiles its observin
 `dump`; what does not fit into memory runs `piecewise`. `observe` is the drop-in for `jax.value_and_grad` in a user's
 own step; what it hands out (`seen`) becomes a run on the host when it is saved. Either way a *run* is cut into *drafts*
 (one tensor each), drafts are *measured* in threads into records, and a *session* streams those while it keeps the
-*ledger* and the *layer tree*.
+*ledger* and the *layer tree*. Where it is asked for, the *plain* loss (`plainloss`) runs for each of the `examples`.
 
 What is asked afterwards runs the loss once more: where a NaN began (`origins`, on a `replay`, and the `traps` it fell
 into), why a gradient is exactly zero (`zeros`, with a `closeup` of what multiplied it and the `cuts` on its way), how

@@ -71,6 +71,7 @@ class Calibrated:
             ledger=manifest.ledger,
             loss=manifest.loss,
             provenance=manifest.provenance,
+            examples=manifest.examples,
             timings=manifest.timings,
         )
 

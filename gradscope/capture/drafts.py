@@ -53,7 +53,7 @@ class Draft:
 
 def drafts(run: Run, order: ExecutionOrder) -> Iterator[Draft]:
     """Every tensor of a run: arguments by first use, values in execution order, gradients with both, then outputs."""
-    origins = _argument_origins(run, order)
+    origins = argument_origins(run, order)
     arguments = [] if run.sites_only else sorted(range(len(origins)), key=lambda at: origins[at].facts.index)
     for number in arguments:
         yield from _argument_drafts(run, number, origins[number])
@@ -68,7 +68,7 @@ def drafts(run: Run, order: ExecutionOrder) -> Iterator[Draft]:
         yield from _leaf_drafts(run, leaf.family, leaf, origin, source)
 
 
-def _argument_origins(run: Run, order: ExecutionOrder) -> list[Origin]:
+def argument_origins(run: Run, order: ExecutionOrder) -> list[Origin]:
     """For each argument, where it is first used: what a parameter is known by."""
     owners = _owners(run.trace.layers)
     origins: list[Origin] = []
@@ -99,7 +99,7 @@ def _argument_drafts(run: Run, number: int, origin: Origin) -> Iterator[Draft]:
     yield from _leaf_drafts(run, leaf.family, leaf, origin, _argument(run, number))
     gradient = naming.gradient_family(leaf.family)
     if gradient is not None:
-        yield from _leaf_drafts(run, gradient, leaf, origin, _gradient(run, number))
+        yield from _leaf_drafts(run, gradient, leaf, origin, gradient_of_argument(run, number))
 
 
 def _argument(run: Run, number: int) -> Source:
@@ -110,7 +110,7 @@ def _argument(run: Run, number: int) -> Source:
     return Observation(value=value)
 
 
-def _gradient(run: Run, number: int) -> Source:
+def gradient_of_argument(run: Run, number: int) -> Source:
     """The gradient with respect to an argument, or why there is none."""
     leaf = run.trace.arguments[number]
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):

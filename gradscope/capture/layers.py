@@ -39,8 +39,8 @@ class LayerTree:
     def note(self, draft: Draft, power: Power | None) -> None:
         """Take in one draft."""
         value = draft.origin.value
-        if draft.family == naming.STATE or isinstance(value, UseKey):
-            return  # what a layer has, as a parameter, and a part of what flows through it: neither is what flows
+        if draft.family in (naming.STATE, naming.EXAMPLE_GRAD) or isinstance(value, UseKey):
+            return  # what a layer has, as a parameter, what flows in other runs, a part of what flows: not what flows
         gradient = naming.is_gradient(draft.family)
         if power is not None:
             self._powers[value, draft.origin.turn, gradient] = power

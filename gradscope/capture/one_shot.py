@@ -11,6 +11,7 @@ from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.capture.arguments import Arguments
 from gradscope.capture.closeup import MOST_BYTES
+from gradscope.capture.examples import ExampleProgram, combination
 from gradscope.capture.measured import TensorReading
 from gradscope.capture.observation import is_whole_here
 from gradscope.capture.origins import find_origins
@@ -20,7 +21,7 @@ from gradscope.capture.provenance import machine_provenance, model_provenance
 from gradscope.capture.selfcheck import self_check
 from gradscope.capture.session import Session
 from gradscope.capture.timings import Timings
-from gradscope.dump.manifest import Cause, Manifest, Origin
+from gradscope.dump.manifest import Cause, Examples, Manifest, Origin
 from gradscope.dump.provenance import command_line, content_hash
 from gradscope.dump.record import Json
 from gradscope.dump.sink import RecordSink
@@ -45,7 +46,7 @@ class DumpRequest:
         self_check: Whether to run the plain program too.
         facts: Provenance that only the caller knows, such as the seed.
         bounds: How much a run may take; the loss runs in segments for that where it has to. None for any.
-        tell: Receives a sentence about how much there will be, before anything is run.
+        tell: Receives sentences: how much there will be, before anything is run; that examples are coupled, behind it.
     """
 
     wanted: Wanted = field(default_factory=Wanted)
@@ -85,7 +86,8 @@ def dump_model(
     _require_memory(prepared, request)
     if request.wanted.terms and not prepared.answer.plan.terms:
         request.tell("no value that is shown is used more than once, so that no gradient has terms")
-    size = _tensor_bytes(prepared)
+    examples = ExampleProgram(model, prepared, arguments.batch_size, timings) if request.wanted.per_example else None
+    size = _tensor_bytes(prepared) + (0 if examples is None else examples.size_bytes)
     if prepared.runs > 1:
         request.tell(f"{shown_size(size)} of tensors are captured in {prepared.runs} runs")
     if request.reading.keep:
@@ -106,6 +108,7 @@ def dump_model(
         if request.self_check:
             with timings.phase("self-check"):
                 checked = self_check(model.loss, prepared, session.run)
+        combined = None if examples is None else _add_examples(writer, session, examples, request, timings)
     return writer.commit(
         layers=session.layers(),
         ledger=session.ledger(),
@@ -113,9 +116,24 @@ def dump_model(
         loss=session.loss(),
         provenance=provenance,
         self_check=checked,
+        examples=combined,
         timings=timings.seconds,
         origins=origins,
     )
+
+
+def _add_examples(
+    writer: RecordSink, session: Session, program: ExampleProgram, request: DumpRequest, timings: Timings
+) -> Examples | None:
+    """Write the gradients of each example; how they combine, which the user is told where it is not as expected."""
+    gradients = program.run()
+    with timings.phase("write"):
+        for record in session.example_records(gradients, program.count):
+            writer.add(record)
+    combined = combination(session.run, gradients, program.count, machine_provenance())
+    if combined is not None and combined.coupled:
+        request.tell(combined.sentence)
+    return combined
 
 
 def _causes(model: Model, session: Session, bounds: Bounds | None, timings: Timings) -> tuple[Cause, ...]:

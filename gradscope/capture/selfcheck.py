@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope import naming
+from gradscope.capture.plainloss import PlainLoss
 from gradscope.capture.preparation import Prepared
 from gradscope.capture.run import Run
 from gradscope.dump.record import Json
@@ -45,8 +46,8 @@ def self_check(loss: Callable[[Any, Any], Any], prepared: Prepared, run: Run) ->
     value, reference = plain(prepared.leaves)
     _, moved = plain([nudged(leaf, seed) for seed, leaf in enumerate(prepared.leaves)])
     observed = {number: np.asarray(run.observed.gradients[number]) for number in names}
-    errors = {names[n]: _relative(_difference(observed[n], reference[n]), reference[n]) for n in names}
-    noise = {names[n]: _relative(_difference(moved[n], reference[n]), reference[n]) for n in names}
+    errors = {names[n]: _relative(separation(observed[n], reference[n]), reference[n]) for n in names}
+    noise = {names[n]: _relative(separation(moved[n], reference[n]), reference[n]) for n in names}
     return {
         "total": len(names),
         "bit_equal": sum(observed[n].tobytes() == reference[n].tobytes() for n in names),
@@ -74,14 +75,8 @@ class _PlainProgram:
     """
 
     def __init__(self, loss: Callable[[Any, Any], Any], prepared: Prepared, numbers: list[int]) -> None:
-        tree = jax.tree_util.tree_structure((prepared.variables, prepared.batch))
-
-        def value(chosen: dict[int, Any], leaves: list[Any]) -> Any:
-            out = loss(*jax.tree_util.tree_unflatten(tree, [chosen.get(n, leaf) for n, leaf in enumerate(leaves)]))
-            return out[0] if isinstance(out, tuple) else out
-
         self._numbers = numbers
-        self._program = jax.jit(jax.value_and_grad(value))
+        self._program = jax.jit(jax.value_and_grad(PlainLoss(loss, prepared)))
 
     def __call__(self, leaves: Any) -> tuple[np.ndarray, _Gradients]:
         with user_code("self-check"):
@@ -111,16 +106,16 @@ def rounding(dtype: np.dtype[Any], noise: float) -> float:
     return max(_NOISE_FACTOR * noise, _ALWAYS_ROUNDING * float(jnp.finfo(dtype).eps))
 
 
-def _difference(one: np.ndarray, other: np.ndarray) -> float:
+def separation(one: np.ndarray, other: np.ndarray) -> float:
     """The l2 norm of the difference of the finite elements; infinite where one is finite and the other is not."""
     if not np.array_equal(np.isfinite(one), np.isfinite(other)):
         return float("inf")
     with np.errstate(invalid="ignore"):
-        return _norm(_wide(one) - _wide(other))
+        return length(_wide(one) - _wide(other))
 
 
 def _relative(difference: float, reference: np.ndarray) -> float:
-    norm = _norm(_wide(reference))
+    norm = length(reference)
     return 0.0 if difference == 0.0 else float("inf") if norm == 0.0 else difference / norm
 
 
@@ -128,6 +123,7 @@ def _wide(array: np.ndarray) -> np.ndarray:
     return array.astype(np.complex128 if jnp.issubdtype(array.dtype, jnp.complexfloating) else np.float64)
 
 
-def _norm(wide: np.ndarray) -> float:
+def length(array: np.ndarray) -> float:
     """The l2 norm of the finite elements."""
+    wide = _wide(array)
     return float(np.linalg.norm(np.where(np.isfinite(wide), wide, 0).ravel()))

@@ -10,6 +10,7 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.capture.drafts import Draft, drafts
+from gradscope.capture.examples import ExampleGradients, example_drafts
 from gradscope.capture.layers import LayerTree
 from gradscope.capture.measured import Reading
 from gradscope.capture.order import ExecutionOrder, Iteration
@@ -78,11 +79,17 @@ class Session:
         return self._run
 
     def _records_of(self, run: Run) -> Iterator[Record]:
-        pieces = chain(drafts(run, self._order), term_drafts(run, self._order))
+        return self._measured(chain(drafts(run, self._order), term_drafts(run, self._order)))
+
+    def example_records(self, gradients: ExampleGradients, count: int) -> Iterator[Record]:
+        """The records of the gradients of each of so many examples, behind those of the run."""
+        return self._measured(example_drafts(self._run, self._order, gradients, count))
+
+    def _measured(self, pieces: Iterable[Draft]) -> Iterator[Record]:
         for measured in in_order(self._reading, pieces, workers=WORKERS, ahead=AHEAD, size_of=_size_bytes):
             self._tree.note(measured.draft, measured.power)
             for record in measured.records:
-                self.nonfinite |= naming.is_gradient(record.family) and _nonfinite(record)
+                self.nonfinite |= _flows(record.family) and _nonfinite(record)
                 self._account(measured.draft, record)
                 yield record
 
@@ -113,7 +120,7 @@ class Session:
     def _account(self, draft: Draft, record: Record) -> None:
         value = draft.origin.value
         self._accounted.add((value, draft.family))
-        whole = value if isinstance(value, ValueKey) and naming.is_gradient(record.family) else None
+        whole = value if isinstance(value, ValueKey) and _flows(record.family) else None
         if record.absent is not None:
             of_loss = self._run.plan.is_of_loss
             detail = self._barriers.detail(whole, record.absent) if whole is not None and of_loss else ""
@@ -148,13 +155,19 @@ class Session:
                 reason = why_no_term(term, self._run.wanted)
                 yield LedgerLine(name=term.use.name.template, family=naming.TERM, reason=reason)
         for number, leaf in enumerate(self._run.trace.arguments):
-            for family in (leaf.family, naming.gradient_family(leaf.family)):
+            each = naming.EXAMPLE_GRAD if self._run.wanted.per_example and leaf.family == naming.PARAM else None
+            for family in (leaf.family, naming.gradient_family(leaf.family), each):
                 if family is not None and (ValueKey((), OPERAND, number), family) not in self._accounted:
                     yield LedgerLine(name=leaf.name, family=family, reason="filtered")
 
 
 def _size_bytes(draft: Draft) -> int:
     return 0 if draft.observation is None else draft.observation.size_bytes
+
+
+def _flows(family: str) -> bool:
+    """Whether a family holds what flows back in the run of the whole batch, which is what is looked into further."""
+    return naming.is_gradient(family) and family != naming.EXAMPLE_GRAD
 
 
 def _nonfinite(record: Record) -> bool:

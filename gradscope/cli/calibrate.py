@@ -23,6 +23,7 @@ def calibrate(
     asked: ModelOptions,
     no_cache: options.NoCache = False,
     chosen: SelectionOptions,
+    per_example: options.PerExample = False,
     force: options.Force = False,
     quiet: options.Quiet = False,
     traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
@@ -46,7 +47,10 @@ def calibrate(
     from gradscope.dump.writer import DumpWriter
     from gradscope.instrument.wanted import EVERYTHING, Wanted
 
-    wanted = Wanted(selection=selection, families=EVERYTHING if families is None else families, depth=chosen.depth)
+    wanted = Wanted(
+        selection=selection, families=EVERYTHING if families is None else families, depth=chosen.depth,
+        per_example=per_example,
+    )  # fmt: skip
     with remarks_aside(), Progress(quiet=quiet) as progress:
         model = asked.model(target, request)
         writer = DumpWriter(output, force=force)
@@ -65,4 +69,5 @@ def _summary(output: Path, found: Calibrated) -> list[str]:
     for statistic in dict.fromkeys(name for floors in found.noise.values() for name in floors):
         key, floors = max(found.noise.items(), key=lambda item, name=statistic: item[1].get(name, 0.0))
         lines.append(f"{statistic}  at most {floors.get(statistic, 0.0):.2g}, at {key}")
-    return lines
+    examples = found.dump.manifest.examples
+    return lines if examples is None else [*lines, f"examples  {examples.sentence}"]

@@ -128,9 +128,11 @@ def dump(
     from gradscope.stats import find
 
     # Self-check holds the loss against itself, and in segments every one would have to be asked.
-    questions.require_alone(self_check=run.self_check, max_memory=run.max_memory)
+    questions.require_alone(self_check=run.self_check, max_memory=run.max_memory, per_example=inside.per_example)
     options.require_one_of(self_check=run.self_check, distributed=run.distributed)
     options.require_one_of(max_memory=run.max_memory, distributed=run.distributed)  # no process keeps all of a value
+    options.require_one_of(per_example=inside.per_example, max_memory=run.max_memory)
+    options.require_one_of(per_example=inside.per_example, distributed=run.distributed)
     request, rules = asked.request(target), checked_rules(check) | {SELF_CHECK}
     selection, families = chosen.selection(), chosen.family_set()
     notes = set_up_jax(asked, cache=not run.no_cache, distributed=run.distributed)
@@ -142,6 +144,7 @@ def dump(
     wanted = Wanted(
         selection=selection, families=EVERYTHING if families is None else families, depth=chosen.depth,
         operations=inside.operations, operands=inside.operands, terms=inside.terms,
+        per_example=inside.per_example,
         wrt=Selection.parse(questions.wrt) if questions.wrt else None,
     )  # fmt: skip
     dumped = DumpRequest(

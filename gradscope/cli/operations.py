@@ -1,4 +1,4 @@
-"""`--ops` and `--terms`: how far inside layers, and into sums of gradients, is looked.
+"""`--ops`, `--terms`, `--per-example`: how far inside layers, and into sums of gradients, is looked.
 
 `--ops` may stand alone or before one of its values. Typer knows options with a value and options without, so that a
 command spells out the value that was left out before typer reads it.
@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+
+from gradscope.cli import options
 
 _PANEL = "What is shown"
 
@@ -47,6 +49,8 @@ class OperationOptions:
             rich_help_panel=_PANEL,
         ),
     ] = False
+
+    per_example: options.PerExample = False
 
     @property
     def operations(self) -> bool:

@@ -39,6 +39,14 @@ NoFold: TypeAlias = Annotated[
 Force: TypeAlias = Annotated[
     bool, typer.Option("--force", help="Replace an output that exists.", rich_help_panel=_OUTPUT)
 ]
+PerExample: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--per-example",
+        help="Also the gradients of each example alone, a batch of one; compare then tells random error from bias.",
+        rich_help_panel=_SHOWN,
+    ),
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=_OUTPUT)]
 Quiet: TypeAlias = Annotated[
     bool, typer.Option("--quiet", "-q", help="No progress and no messages.", rich_help_panel=_OUTPUT)

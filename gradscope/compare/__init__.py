@@ -15,6 +15,8 @@ Vocabulary:
   nevertheless: swapped, transposed, permuted, a multiple.
 - A *noise floor* is how far a reference's own tensor moves under changes that make no difference; a calibrated
   reference has one with each computed tensor, and is judged by it.
+- The gradients of each *example* alone tell error that is *random*, another in every example, from *bias*, the same in
+  all; both are shares of the batch's own *spread* (`examples`).
 - A *local* error is what one layer makes of the reference's own inputs and cotangents (`isolation`); for that the
   reference's tensors are *placed* where the candidate has them, a pairing read backwards.
 - A *series* is several comparisons together: of the steps of two runs, or of several candidates with one reference.

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 from gradscope.compare.blame import blame_of
@@ -18,6 +20,8 @@ from gradscope.compare.counterparts import counterparts, leftovers, require_matc
 from gradscope.compare.diagnoses import diagnosis, names_by_hash
 from gradscope.compare.divergence import first_divergence
 from gradscope.compare.evidence import Evidence, evidence_of
+from gradscope.compare.examplemeasuring import example_error
+from gradscope.compare.examples import ExampleError
 from gradscope.compare.extent import extent_differences
 from gradscope.compare.growth import Error, growths
 from gradscope.compare.judging import judge, one_sided
@@ -81,6 +85,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         extent_differences=extent_differences(ref, cand),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         matches=pairing.matched,
+        examples=_examples(ref, rows, options),
     )
 
 
@@ -187,6 +192,17 @@ def _diagnosed(dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, Row]) 
     names = names_by_hash(dumps)
     differing = ((match, rows[match.ref]) for match in matches if rows[match.ref].status == "different")
     return {match.ref: replace(row, likely=diagnosis(dumps, match, row, names)) for match, row in differing}
+
+
+def _examples(ref: DumpSource, rows: Mapping[str, Row], options: CompareOptions) -> ExampleError | None:
+    """The error of the examples' gradients over all parameters; None where there is none."""
+    known = {key: row.examples for key, row in rows.items() if row.examples is not None}
+    errors = [known[key] for key in known if not rows[key].metrics["bit_equal"]]
+    if not errors:
+        return None
+    # Equal ones are settled by their bytes, and have as much a part in the batch's spread as any other.
+    equal = [StoredSide(source=ref, key=ref.resolve(key)) for key in known if rows[key].metrics["bit_equal"]]
+    return reduce(add, [*errors, *_mapper(options)(lambda side: example_error(side, side), equal)])
 
 
 def _layers(dumps: Dumps) -> Sequence[Layer]:

@@ -8,6 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 from gradscope.compare.blame import Blame
 from gradscope.compare.divergence import Divergence, first_divergence
+from gradscope.compare.examples import ExampleError
 from gradscope.compare.pairing import Match
 from gradscope.compare.rows import Row
 from gradscope.compare.sentence import different_sentence, nothing_sentence, same_sentence
@@ -30,6 +31,8 @@ class Comparison:
         rows: One for every name of either dump: the reference's in its order, then what only the candidate has.
         blame: What follows from where the runs part, and who made it.
         matches: How tensors were paired.
+        examples: The error of the gradients of each example, over all parameters; None where there are no such
+            gradients on both sides, or all are equal.
         extent_differences: In what the two captures did not look at the same things, in sentences.
         provenance_differences: `field`, `ref` and `cand` of what the runs did not have in common, culprits first.
     """
@@ -37,6 +40,7 @@ class Comparison:
     rows: tuple[Row, ...]
     blame: Blame = field(default_factory=Blame)
     matches: tuple[Match, ...] = ()
+    examples: ExampleError | None = None
     extent_differences: tuple[str, ...] = ()
     provenance_differences: tuple[Mapping[str, Json], ...] = ()
 
@@ -81,5 +85,6 @@ class Comparison:
             "first_divergence": {direction: row.name for direction, row in names.items() if row is not None},
             "rows": [row.to_json() for row in self.rows],
             "provenance_differences": [dict(difference) for difference in self.provenance_differences],
+            **({} if self.examples is None else {"examples": self.examples.to_json()}),
             **({"extent_differences": list(self.extent_differences)} if self.extent_differences else {}),
         }

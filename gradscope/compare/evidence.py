@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from gradscope.arrays.dtypes import is_key
 from gradscope.compare.blockpairs import unequal_pairs
+from gradscope.compare.examplemeasuring import example_error
+from gradscope.compare.examples import ExampleError
 from gradscope.compare.measuring import measure
 from gradscope.compare.metrics import Metrics
 from gradscope.compare.precision import comparable
@@ -21,6 +23,7 @@ from gradscope.compare.wording import brief, counted
 from gradscope.compare.yardstick import yardstick_of
 from gradscope.dump.manifest import Entry
 from gradscope.dump.record import Json
+from gradscope.naming import example_axes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +35,15 @@ class Evidence:
         needed: The smallest tolerance on `rel_l2` that would pass; inf where none would.
         bit_equal: Whether the bytes are the same; None where that cannot be known.
         why: What is to be said beside the metrics; "" where they speak for themselves.
+        examples: Of gradients of several examples, what the metrics about those are made of; of equal ones, that there
+            is no error.
     """
 
     metrics: Mapping[str, Json] = field(default_factory=dict[str, Json])
     needed: float = math.inf
     bit_equal: bool | None = False
     why: str = ""
+    examples: ExampleError | None = None
 
     def with_metrics(self, **more: float | None) -> Evidence:
         """The same with more metrics, those that are None aside; nothing is added where nothing was compared."""
@@ -88,14 +94,27 @@ def _from_values(ref: Side, cand: Side, closeness: tuple[float, float]) -> Evide
     yardstick = yardstick_of(one.dtype, other.dtype, rtol=rtol, atol=atol)
     pairs = unequal_pairs(ref.chunks, cand.chunks)
     metrics = Metrics(kind=yardstick.kind) if pairs is None else measure(pairs, yardstick)
+    examples = _examples(ref, cand, equal=metrics.bit_equal)
     words = metrics.size // math.prod(one.shape) if is_key(one.dtype) and metrics.size else 0
     conflicts = metrics.nonfinite_mismatch
     return Evidence(
-        metrics=metrics.columns((*one.shape, words) if words else one.shape),
+        metrics={
+            **metrics.columns((*one.shape, words) if words else one.shape),
+            **({} if examples is None else examples.columns()),
+        },
         needed=metrics.needed,
         bit_equal=metrics.bit_equal,
         why=f"{counted(conflicts, 'position')} finite on one side only, or not finite in two ways" if conflicts else "",
+        examples=examples,
     )
+
+
+def _examples(ref: Side, cand: Side, *, equal: bool) -> ExampleError | None:
+    """The error of the gradients of several examples; None for any other tensor, and where there are not several."""
+    entry = ref.entry
+    if not example_axes(entry.family) or entry.shape[:1] < (2,):
+        return None
+    return ExampleError(count=entry.shape[0]) if equal else example_error(ref, cand)
 
 
 def _from_statistics(ref: Entry, cand: Entry) -> Evidence:

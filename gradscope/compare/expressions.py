@@ -26,7 +26,7 @@ from gradscope.dump.record import Json
 #: What an expression may speak of.
 METRICS: Final = (
     *("rel_l2", "1-cos", "norm_ratio", "max_abs", "max_rel", "mismatch", "ulp_max", "ulp_share", "sign_flip"),
-    *("sqnr_db", "nonfinite_mismatch", "bit_equal", "growth", "noise"),
+    *("sqnr_db", "nonfinite_mismatch", "bit_equal", "growth", "noise", "spread", "random", "bias"),
 )
 
 OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = MappingProxyType(

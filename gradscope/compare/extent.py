@@ -8,10 +8,10 @@ from typing import Final
 from gradscope.compare.wording import counted
 from gradscope.dump.manifest import Manifest
 from gradscope.dump.source import DumpSource, has_elements
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, TENSOR, TERM, key_of
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, EXAMPLE_GRAD, PARAM, PARAM_GRAD, TENSOR, TERM, key_of
 
 #: What a capture is asked for; whether there are inputs or state is up to the model.
-_ASKED_FOR: Final = (ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, TERM)
+_ASKED_FOR: Final = (ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, EXAMPLE_GRAD, TERM)
 
 
 def extent_differences(ref: DumpSource, cand: DumpSource) -> tuple[str, ...]:

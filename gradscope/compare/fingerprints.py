@@ -21,7 +21,7 @@ from itertools import product, takewhile
 
 from gradscope.arrays.blocks import blocks
 from gradscope.compare.blockpairs import block_pairs
-from gradscope.compare.layouts import agreeing_layouts
+from gradscope.compare.layouts import agreeing_layouts, arranged, arranged_part
 from gradscope.compare.measuring import measure
 from gradscope.compare.pairing import Dumps, Match, Pairing
 from gradscope.compare.paths import tokens_of
@@ -124,12 +124,12 @@ def _statistics(source: DumpSource) -> Callable[[str], Mapping[str, Json]]:
 def _proof(dumps: Dumps, ref: str, cand: str, tolerance: float) -> Recipe | None:
     """What makes a tensor of the candidate the same as one of the reference; None where nothing does."""
     one, other = dumps.ref.array(ref), dumps.cand.array(cand)
-    agreeing = agreeing_layouts(one, other)
+    ref_entry, cand_entry = dumps.ref.entry(ref), dumps.cand.entry(cand)
+    agreeing = agreeing_layouts(arranged_part(one, ref_entry), arranged_part(other, cand_entry))
     if not agreeing:
         return None
-    recipe = Recipe(keys=(cand,), steps=agreeing[0].steps(other.shape))
-    for step in recipe.steps:
-        (other,) = step.apply([other])
+    recipe = Recipe(keys=(cand,), steps=agreeing[0].steps(arranged(cand_entry)))
+    other = recipe.made_of([other])
     dtypes = (source.entry(key).dtype for source, key in ((dumps.ref, ref), (dumps.cand, cand)))
     metrics = measure(block_pairs(blocks(one), blocks(other)), yardstick_of(*dtypes, rtol=0.0, atol=0.0))
     return recipe if metrics.needed <= tolerance else None
@@ -153,7 +153,7 @@ def _siblings(dumps: Dumps, found: Pairing) -> Iterator[Match]:
 
 
 def _shapes(dumps: Dumps, ref: str, cand: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return dumps.ref.entry(ref).shape, dumps.cand.entry(cand).shape
+    return arranged(dumps.ref.entry(ref)), arranged(dumps.cand.entry(cand))
 
 
 def _scopes(key: str) -> list[str]:

@@ -41,6 +41,7 @@ def judge(match: Match, entry: Entry, evidence: Evidence, tolerance: Tolerance |
         rule="" if tolerance is None or tolerance.rel_l2 is not None else tolerance.spelling,
         needed=evidence.needed,
         why=evidence.why or ("" if passes else _why(evidence, tolerance)),
+        examples=evidence.examples,
     )
 
 

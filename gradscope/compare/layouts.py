@@ -22,6 +22,8 @@ from gradscope.arrays.dtypes import dtype_name, encode
 from gradscope.arrays.widening import real_values
 from gradscope.compare.precision import kind_of
 from gradscope.compare.recipes import Reshape, Step, Transpose
+from gradscope.dump.manifest import Entry
+from gradscope.naming import example_axes
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -54,6 +56,16 @@ class Layout:
         if self.axes != tuple(range(len(self.axes))):
             steps.append(Transpose(self.axes))
         return (*steps, Reshape(self.shape)) if arranged != self.shape else tuple(steps)
+
+
+def arranged(entry: Entry) -> Shape:
+    """The shape of what lies in one layout or another: without the axis of the examples, which comes first in all."""
+    return entry.shape[example_axes(entry.family) :]
+
+
+def arranged_part(array: Array, entry: Entry) -> Array:
+    """What of a tensor lies in one layout or another: of the gradients of several examples the first."""
+    return array[0] if example_axes(entry.family) and array.shape[:1] > (0,) else array
 
 
 @cache

@@ -2,7 +2,8 @@
 
 A recipe takes tensors of the candidate, as a list, through *steps*, and picks one of what comes out. Some steps work on
 each tensor (transpose, reshape), some make many of one (split, unstack), some one of many (concatenate, stack). A
-recipe without a step is the tensor itself.
+recipe without a step is the tensor itself. Steps are those of the parameter: to the gradients of several examples they
+are done example by example.
 
 Sharp edge: what is rearranged is held in memory whole, one tensor per thread; what is not is streamed.
 """
@@ -18,7 +19,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.dump.record import Json
 from gradscope.dump.source import DumpSource
 from gradscope.errors import UsageError
-from gradscope.naming import printable
+from gradscope.naming import example_axes, printable, split_key
 
 
 class Step(Protocol):
@@ -169,6 +170,12 @@ class Recipe:
         Raises:
             UsageError: A step cannot be done; which, and to what, is said.
         """
+        family, _ = split_key(self.keys[0])
+        if self.plain or not example_axes(family) or any(array.shape[:1] < (1,) for array in arrays):
+            return self._made_of(arrays)
+        return np.stack([self._made_of(list(each)) for each in zip(*arrays, strict=False)])
+
+    def _made_of(self, arrays: list[Array]) -> Array:
         for step in self.steps:
             shapes = [array.shape for array in arrays]
             try:

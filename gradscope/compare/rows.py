@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from gradscope.compare.examples import ExampleError
 from gradscope.compare.pairing import MatchedBy
 from gradscope.dump.record import Json
 
@@ -31,6 +32,7 @@ class Row:
         needed: The smallest tolerance that would pass, inf where none would; None without a counterpart.
         why: Why it is not the same, or what it was judged by if not by its elements; "" for nothing to say.
         likely: In what simple way it is what the reference has nevertheless, as a clause about the candidate's tensor.
+        examples: Of gradients of several examples, what their metrics are made of; None for any other tensor.
         counts: Whether it has a say in the verdict: a missing or extra row that was allowed has none.
     """
 
@@ -47,6 +49,7 @@ class Row:
     needed: float | None = None
     why: str = ""
     likely: str = ""
+    examples: ExampleError | None = None
     counts: bool = True
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gradscope.compare.layouts import arranged
 from gradscope.compare.pairing import Dumps, Match, Pairing
 from gradscope.compare.paths import Tokens, common_start, spelt, tokens_of, without_gradient_word
 from gradscope.compare.recipes import Recipe, Stack, Unstack
@@ -75,8 +76,8 @@ def _stacks(dumps: Dumps, ref: _Names, cand: _Names) -> Iterator[Match]:
 
 
 def _is_stack(stacked: DumpSource, key: str, single: DumpSource, row: Sequence[str]) -> bool:
-    shape = stacked.entry(key).shape
-    return shape[:1] == (len(row),) and all(single.entry(each).shape == shape[1:] for each in row)
+    shape = arranged(stacked.entry(key))
+    return shape[:1] == (len(row),) and all(arranged(single.entry(each)) == shape[1:] for each in row)
 
 
 def _by_family(keys: Iterable[str]) -> dict[str, _Names]:

@@ -13,7 +13,7 @@ from gradscope.compare.growth import FLAGGED
 from gradscope.compare.rows import Row
 from gradscope.compare.wording import brief, counted, times
 from gradscope.dump.jsontext import as_float
-from gradscope.naming import INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, printable
+from gradscope.naming import EXAMPLE_GRAD, INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, printable
 
 #: What a tensor of a family without a direction is called; another family is called by its name.
 _NOUNS: Final = {
@@ -21,6 +21,7 @@ _NOUNS: Final = {
     INPUT_GRAD: "input gradient",
     PARAM: "parameter",
     PARAM_GRAD: "parameter gradient",
+    EXAMPLE_GRAD: "per-example gradient",
     STATE: "state tensor",
 }
 
@@ -122,7 +123,7 @@ def _others(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> list[s
     directed = (*FORWARD, *BACKWARD)
     counts = Counter(row.family for row in rows if row.status == "different" and row.family not in directed)
     follows = Counter(row.family for row in rows if row.status == "different" and _follows(row, blame))
-    order = [PARAM, STATE, INPUT, PARAM_GRAD, INPUT_GRAD]
+    order = [PARAM, STATE, INPUT, PARAM_GRAD, INPUT_GRAD, EXAMPLE_GRAD]
     families = [*(each for each in order if each in counts), *(each for each in counts if each not in order)]
     where = "above it " if divergence.backward is not None else ""
     parts: list[str] = []
@@ -139,8 +140,9 @@ def _others(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> list[s
 
 def _follows(row: Row, blame: Blame) -> bool:
     """Whether a gradient that differs is computed from where the runs part."""
-    key = key_of(row.family, row.name)
-    return row.family in (PARAM_GRAD, INPUT_GRAD) and (key in blame.backward or key in blame.forward)
+    family = PARAM_GRAD if row.family == EXAMPLE_GRAD else row.family
+    key = key_of(family, row.name)
+    return family in (PARAM_GRAD, INPUT_GRAD) and (key in blame.backward or key in blame.forward)
 
 
 def _one_sided(rows: Sequence[Row]) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from gradscope.compare.layouts import agreeing_layouts, layouts
+from gradscope.compare.layouts import agreeing_layouts, arranged, arranged_part, layouts
 from gradscope.compare.pairing import Dumps, Match
 from gradscope.compare.paths import end_of
 from gradscope.compare.precision import comparable
@@ -86,7 +86,7 @@ def _may_lie_otherwise(dumps: Dumps, match: Match) -> bool:
         return False
     if one.shape != other.shape:
         return match.matched_by != "name" or _is_of_jax(dumps.ref) is not _is_of_jax(dumps.cand)
-    return match.matched_by == "path" and len(one.shape) > 1 and end_of(one.name) != end_of(other.name)
+    return match.matched_by == "path" and len(arranged(one)) > 1 and end_of(one.name) != end_of(other.name)
 
 
 def _is_of_jax(source: DumpSource) -> bool:
@@ -100,13 +100,14 @@ def _steps_by_values(dumps: Dumps, match: Match) -> tuple[Steps, ...]:
         return ()
     if not (has_elements(dumps.ref, match.ref) and has_elements(dumps.cand, match.cand)):
         return ()
-    cand = dumps.cand.array(match.cand)
-    return tuple(layout.steps(cand.shape) for layout in agreeing_layouts(dumps.ref.array(match.ref), cand))
+    ref = arranged_part(dumps.ref.array(match.ref), dumps.ref.entry(match.ref))
+    cand = arranged_part(dumps.cand.array(match.cand), dumps.cand.entry(match.cand))
+    return tuple(layout.steps(cand.shape) for layout in agreeing_layouts(ref, cand))
 
 
 def _possible(dumps: Dumps, match: Match) -> tuple[Steps, ...]:
     """What the shapes allow."""
-    ref, cand = dumps.ref.entry(match.ref).shape, dumps.cand.entry(match.cand).shape
+    ref, cand = arranged(dumps.ref.entry(match.ref)), arranged(dumps.cand.entry(match.cand))
     return tuple(layout.steps(cand) for layout in layouts(ref, cand))
 
 

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gradscope.arrays.blocks import Array, blocks
+from gradscope.arrays.blocks import Array, blocks, stretch_of
 from gradscope.compare.recipes import Recipe
 from gradscope.dump.manifest import Entry
 from gradscope.dump.source import DumpSource, has_elements
+from gradscope.errors import UsageError
+from gradscope.naming import printable
 
 
 class Side(Protocol):
@@ -27,6 +29,10 @@ class Side(Protocol):
 
     def chunks(self) -> Iterator[Array]:
         """Its elements in C order, in pieces, each valid until the next is drawn."""
+        ...
+
+    def stretch(self, start: int, stop: int) -> Array:
+        """Its elements from `start` to before `stop` in C order; whether they are damaged, `chunks` tells."""
         ...
 
 
@@ -51,6 +57,10 @@ class StoredSide:
         """See `Side`."""
         return self.source.chunks(self.key, reused=True)
 
+    def stretch(self, start: int, stop: int) -> Array:
+        """See `Side`."""
+        return self.source.stretch(self.key, start, stop)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeSide:
@@ -70,6 +80,12 @@ class MadeSide:
     def chunks(self) -> Iterator[Array]:
         """See `Side`."""
         return iter(()) if self.array is None else blocks(self.array)
+
+    def stretch(self, start: int, stop: int) -> Array:
+        """See `Side`."""
+        if self.array is None:
+            raise UsageError(f"there are no elements of {printable(self.entry.name)}")
+        return stretch_of(self.array, start, stop)
 
 
 def counterpart(source: DumpSource, recipe: Recipe) -> Side:

@@ -20,6 +20,14 @@ def counted(count: int, singular: str, plural: str | None = None) -> str:
     return f"{count} {singular if count == 1 else plural or singular + 's'}"
 
 
+def percent(share: float) -> str:
+    """A share of a whole in two digits: `0.05 %`, `12 %`, `130 %`."""
+    number = 100 * share
+    if number >= 10:
+        return f"{number:.0f} %"
+    return f"{number:.2g} %" if number >= 0.001 else f"{brief(number)} %"
+
+
 def times(factor: float) -> str:
     """A factor: `0.81x`, `31x`."""
     return f"{factor:.0f}x" if 10 <= factor < math.inf else f"{brief(factor)}x"

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gradscope.arrays.blocks import Array, blocks
+from gradscope.arrays.blocks import Array, blocks, stretch_of
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.dump.storedtensor import CHUNK_BYTES, StoredTensor
 from gradscope.errors import DumpError, MachineError
@@ -67,6 +67,15 @@ class AssembledTensor:
         for _, band in itertools.groupby(self.parts.items(), lambda part: part[0][0]):
             for slab in self._slabs(dict(band), rows):
                 yield from blocks(slab, max(1, chunk_bytes // itemsize))
+
+    def stretch(self, start: int, stop: int) -> Array:
+        """The elements from `start` to before `stop` in C order; the whole is put together for it.
+
+        Raises:
+            DumpError: As for `array`.
+            MachineError: As for `array`.
+        """
+        return stretch_of(self.array(), start, stop)
 
     def check(self) -> None:
         """Read everything and keep nothing.

@@ -27,6 +27,10 @@ class TensorReader(Protocol):
         """Its elements in C order, in one-dimensional arrays of the logical dtype."""
         ...
 
+    def stretch(self, start: int, stop: int) -> Array:
+        """Its elements from `start` to before `stop` in C order."""
+        ...
+
     def check(self) -> None:
         """Read everything and keep nothing."""
         ...
@@ -91,6 +95,11 @@ class DumpFile:
         """See `DumpSource`."""
         with located(self._place(key)):
             yield from self._tensor(key).chunks(chunk_bytes, reused=reused)
+
+    def stretch(self, key: str, start: int, stop: int) -> Array:
+        """See `DumpSource`."""
+        with located(self._place(key)):
+            return self._tensor(key).stretch(start, stop)
 
     def check(self, key: str) -> None:
         """Read a tensor and keep nothing of it.

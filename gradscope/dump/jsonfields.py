@@ -90,6 +90,10 @@ class Fields:
         """A number, NaN and infinities as their strings included; None where the field is absent."""
         return self._number(name, self.values[name]) if name in self.values else None
 
+    def number(self, name: str) -> float:
+        """A number, NaN and infinities as their strings included, of a field that has no default."""
+        return self._number(name, self.values[name])
+
     def counts(self, name: str) -> tuple[int, ...]:
         """A list of integers that are not negative."""
         value = self.values.get(name, [])

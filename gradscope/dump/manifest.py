@@ -163,6 +163,37 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Examples:
+    """How the gradients of the examples, each alone, combine to those of the batch.
+
+    They do where the loss is a mean or a sum over examples. Where it is not, as behind a normalisation over the batch,
+    the examples are *coupled*, and no combination of what each gives alone is the gradient of all together.
+
+    Attributes:
+        count: Number of examples.
+        combined_by: What of their gradients comes closest to the batch's.
+        rel_l2: How close, over all parameters together; inf where one of the two is not finite.
+        coupled: Whether that is more than rounding.
+    """
+
+    count: int
+    combined_by: Literal["mean", "sum"]
+    rel_l2: float
+    coupled: bool
+
+    @property
+    def sentence(self) -> str:
+        """The same for a human."""
+        error = f"rel_l2 {self.rel_l2:.2g}"
+        if self.coupled:
+            return (
+                f"the examples are coupled in this loss: the {self.combined_by} of the gradients of {self.count} "
+                f"examples, each alone, is not the batch's gradient ({error})"
+            )
+        return f"the {self.combined_by} of the gradients of {self.count} examples is the batch's gradient ({error})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """Everything a dump says about itself.
 
@@ -176,6 +207,7 @@ class Manifest:
         tier: `full` when every statistic of numbers.md was computed, `core` when only a compiled step's.
         provenance: Versions, device, precision, seed, hashes: whatever may explain a difference between two dumps.
         self_check: `max_rel_l2`, `bit_equal`, `total` and more of a self-check; None when none ran.
+        examples: How the gradients of the examples combine; None where there are none.
         timings: Seconds by phase.
         origins: Where NaNs and infinities arose, if any did and it was found out.
         note: One line about the file as a whole ("not written by gradscope", the error that cut it short); "" for none.
@@ -190,6 +222,7 @@ class Manifest:
     tier: Literal["core", "full"] = "full"
     provenance: Mapping[str, Json] = field(default_factory=dict[str, Json])
     self_check: Mapping[str, Json] | None = None
+    examples: Examples | None = None
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     origins: tuple[Origin, ...] = ()
     note: str = ""

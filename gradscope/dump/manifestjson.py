@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from gradscope.dump.jsonfields import Fields
 from gradscope.dump.jsontext import dumps, from_float, loads
-from gradscope.dump.manifest import SCHEMA, Cause, Entry, Layer, Ledger, LedgerLine, Manifest, Origin, Stored
+from gradscope.dump.manifest import (
+    SCHEMA,
+    Cause,
+    Entry,
+    Examples,
+    Layer,
+    Ledger,
+    LedgerLine,
+    Manifest,
+    Origin,
+    Stored,
+)
 from gradscope.dump.record import Json, Reason, SiteFacts
 from gradscope.dump.shards import Shard
 from gradscope.errors import DumpError
@@ -19,6 +30,7 @@ if TYPE_CHECKING:
 
 _REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 _DIRECTIONS: Final[tuple[Literal["forward", "backward"], ...]] = ("forward", "backward")
+_COMBINED_BY: Final[tuple[Literal["mean", "sum"], ...]] = ("mean", "sum")
 _TIERS: Final[tuple[Literal["core", "full"], ...]] = ("core", "full")
 
 
@@ -56,6 +68,7 @@ def manifest_from_json(value: Json) -> Manifest:
         tier=manifest.choice("tier", _TIERS, "full"),
         provenance=manifest.object("provenance"),
         self_check=manifest.object("self_check") if "self_check" in manifest.values else None,
+        examples=_examples(manifest.values["examples"]) if "examples" in manifest.values else None,
         timings=manifest.numbers("timings"),
         origins=manifest.each("origins", _origin),
         note=manifest.text("note"),
@@ -165,6 +178,16 @@ def _layer(value: Json, position: int) -> Layer:
 def _ledger(value: Json) -> Ledger:
     ledger = Fields.of(value, "the ledger", Ledger)
     return Ledger(captured=ledger.count("captured"), missing=ledger.each("missing", _ledger_line))
+
+
+def _examples(value: Json) -> Examples:
+    examples = Fields.of(value, "what is said of the examples", Examples)
+    return Examples(
+        count=examples.count("count"),
+        combined_by=examples.choice("combined_by", _COMBINED_BY, "mean"),
+        rel_l2=examples.number("rel_l2"),
+        coupled=examples.boolean("coupled", default=False),
+    )
 
 
 def _origin(value: Json, position: int) -> Origin:

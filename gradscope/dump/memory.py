@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Unpack
 
-from gradscope.arrays.blocks import Array, blocks
+from gradscope.arrays.blocks import Array, blocks, stretch_of
 from gradscope.dump.manifest import Entry, Manifest
 from gradscope.dump.record import Record
 from gradscope.dump.sink import ManifestFields
@@ -52,6 +52,10 @@ class MemoryDump:
         """See `DumpSource`."""
         array = self.array(key)
         return blocks(array, max(1, chunk_bytes // array.itemsize))
+
+    def stretch(self, key: str, start: int, stop: int) -> Array:
+        """See `DumpSource`."""
+        return stretch_of(self.array(key), start, stop)
 
     def records(self) -> Iterator[Record]:
         """The records it was made of, as a writer takes them."""

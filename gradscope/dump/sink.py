@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Protocol, TypedDict, Unpack
 
-from gradscope.dump.manifest import Cause, Entry, Layer, Ledger, Manifest, Origin
+from gradscope.dump.manifest import Cause, Entry, Examples, Layer, Ledger, Manifest, Origin
 from gradscope.dump.record import Json, Record
 
 
@@ -20,6 +20,7 @@ class ManifestFields(TypedDict, total=False):
     tier: Literal["core", "full"]
     provenance: Mapping[str, Json]
     self_check: Mapping[str, Json] | None
+    examples: Examples | None
     timings: Mapping[str, float]
     origins: tuple[Origin, ...]
     complete: bool

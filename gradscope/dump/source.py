@@ -66,6 +66,21 @@ class DumpSource(Protocol):
         """
         ...
 
+    def stretch(self, key: str, start: int, stop: int) -> Array:
+        """The elements of a tensor from `start` to before `stop` in C order, in one dimension; no CRC is checked.
+
+        Args:
+            key: Which tensor.
+            start: Index of the first element.
+            stop: Index behind the last, at most their number.
+
+        Raises:
+            UsageError: As for `array`.
+            DumpError: The file is damaged.
+            MachineError: As for `array`.
+        """
+        ...
+
 
 def has_elements(source: DumpSource, key: str) -> bool:
     """Whether a dump holds the elements of a key's tensor, and not its statistics only."""

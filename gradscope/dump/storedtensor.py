@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gradscope.arrays.blocks import Array, blocks
+from gradscope.arrays.blocks import Array, blocks, stretch_of
 from gradscope.arrays.dtypes import decode
 from gradscope.dump.streams import ByteStream
 from gradscope.errors import MachineError
@@ -85,6 +85,22 @@ class StoredTensor:
             stream.fill(piece.view(np.uint8).data)
             yield decode(piece, self.logical)
         stream.finish()
+
+    def stretch(self, start: int, stop: int) -> Array:
+        """The elements from `start` to before `stop` in C order, in an array of one dimension; the CRC is not checked.
+
+        Memory is bounded as by `chunks`, to what is asked for.
+
+        Raises:
+            DumpError: The file is damaged.
+            MachineError: There is not enough memory, or the disk fails.
+        """
+        if self.fortran:
+            return stretch_of(self.array(), start, stop)
+        stream, piece = self._open(), self._room(stop - start)
+        stream.skip(start * self.stored.itemsize)
+        stream.fill(piece.view(np.uint8).data)
+        return decode(piece, self.logical)
 
     def check(self) -> None:
         """Read everything and keep nothing.

@@ -23,6 +23,14 @@ class ByteStream(Protocol):
         """
         ...
 
+    def skip(self, size_bytes: int) -> None:
+        """Pass over the next bytes; the CRC cannot be checked then.
+
+        Raises:
+            DumpError: There are not as many, or they are damaged.
+        """
+        ...
+
     def finish(self) -> None:
         """Check what can be checked only at the end: that nothing is left, and the CRC.
 
@@ -60,6 +68,12 @@ class PlainStream:
             if self._expected is not None:
                 self._crc32 = zlib.crc32(piece, self._crc32)
 
+    def skip(self, size_bytes: int) -> None:
+        """See `ByteStream`."""
+        self._offset += size_bytes
+        if self._offset > self._end:
+            raise DumpError("its data ends too early")
+
     def finish(self) -> None:
         """See `ByteStream`."""
         if self._offset != self._end:
@@ -96,6 +110,12 @@ class InflatingStream:
             buffer[: len(piece)] = piece
             buffer = buffer[len(piece) :]
             self._crc32 = zlib.crc32(piece, self._crc32)
+
+    def skip(self, size_bytes: int) -> None:
+        """See `ByteStream`."""
+        room = memoryview(bytearray(min(size_bytes, _STEP_BYTES)))
+        for start in range(0, size_bytes, _STEP_BYTES):
+            self.fill(room[: size_bytes - start])
 
     def finish(self) -> None:
         """See `ByteStream`."""

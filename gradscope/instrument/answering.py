@@ -31,11 +31,16 @@ def answer(trace: Trace, wanted: Wanted, inquiry: Inquiry, observe: Observer = w
     """How to answer an inquiry about a trace that was made with operations.
 
     Raises:
-        UsageError: A name is unknown, a tensor does not fit, a value cannot be differentiated, fed or stopped, or terms
-            are wanted beside what is fetched.
+        UsageError: A name is unknown, a tensor does not fit, a value cannot be differentiated, fed or stopped, terms
+            are wanted beside what is fetched, or gradients of each example, whose question is the loss's own.
     """
     if not inquiry:
         return Answer(trace=trace, plan=make_plan(trace, wanted, observe), wanted=wanted)
+    if wanted.per_example:
+        raise UsageError(
+            "gradients of each example are those of the loss as it is, and something else is asked",
+            hint="leave out what is differentiated, stopped, fed or fetched, or the gradients of each example",
+        )
     if inquiry.fetches and (wanted.terms or wanted.operands):
         raise UsageError(
             "a fetch names all that is shown, and what flows back from single uses has no name to fetch",

@@ -31,9 +31,9 @@ def make_plan(trace: Trace, wanted: Wanted, observe: Observer = whole_tensor) ->
     """
     terms = Terms(trace, wanted)
     if wanted.selection.select:
-        wanted.selection.require_matches(_known_names(trace, terms))
+        wanted.selection.require_matches(_known_names(trace, wanted, terms))
     if wanted.wrt is not None:
-        wanted.wrt.require_matches(_known_names(trace, terms))
+        wanted.wrt.require_matches(_known_names(trace, wanted, terms))
     shown = {site.value for site in trace.sites if any(wants_site(wanted, site, family) for family in _LAYER_FAMILIES)}
     read = {value for layer in trace.layers if not shown.isdisjoint(layer.outputs) for value in layer.inputs}
     observed = shown | read
@@ -58,12 +58,13 @@ def wants_site(wanted: Wanted, site: Site, family: str) -> bool:
     return any(wanted.wants_layer(family, name, turn) for name in site.names for turn in iterations(site.loops))
 
 
-def _known_names(trace: Trace, terms: Terms) -> list[str]:
+def _known_names(trace: Trace, wanted: Wanted, terms: Terms) -> list[str]:
     """Every name and key a pattern may match, names first."""
     layers = [(family, str(name.at(turn))) for s in trace.sites for name in s.names for turn in iterations(s.loops)
               for family in _LAYER_FAMILIES]  # fmt: skip
     leaves = [(leaf.family, leaf.name) for leaf in (*trace.arguments, *trace.auxiliary)]
     gradients = [(gradient, name) for family, name in leaves if (gradient := naming.gradient_family(family))]
     parts = [(naming.TERM, name_of(term, turn)) for term in terms.candidates() for turn in term.of]
-    known = [*layers, *leaves, *gradients, *parts]
+    examples = [(naming.EXAMPLE_GRAD, name) for family, name in leaves if wanted.per_example and family == naming.PARAM]
+    known = [*layers, *leaves, *gradients, *parts, *examples]
     return list(dict.fromkeys([name for _, name in known] + [naming.key_of(*key) for key in known]))

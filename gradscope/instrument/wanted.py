@@ -23,6 +23,7 @@ class Wanted:
         operations: Every operation beside every layer.
         operands: The gradient with respect to each operand of every operation, as a term of the operand's gradient.
         terms: The terms of the gradient of each value that is used several times.
+        per_example: The gradient with respect to each parameter of the loss of each example alone.
         wrt: Which values' gradients; None for all.
         keys: Only these, by key, whatever the rest says; None for no such restriction.
     """
@@ -33,6 +34,7 @@ class Wanted:
     operations: bool = False
     operands: bool = False
     terms: bool = False
+    per_example: bool = False
     wrt: Selection | None = None
     keys: frozenset[str] | None = None
 
@@ -47,7 +49,7 @@ class Wanted:
         if self.keys is not None:
             return key in self.keys
         if self.wrt is not None and naming.is_gradient(family):
-            of_value = naming.key_of(naming.value_family(family) or family, name)
+            of_value = naming.key_of(naming.subject_family(family) or family, name)
             if not self.wrt.wants(name, key, of_value):
                 return False
         return family in self.families and self.selection.wants(name, key)

@@ -2,6 +2,9 @@
 
 A *term* is the part of a value's gradient that comes back from one use of it. It is named after the operation that uses
 the value, and the number of the operand there: `block/add.0`.
+
+The gradient with respect to a parameter is one of a whole batch. `example_grad` holds that of each example *alone*, a
+batch of that one example, under the parameter's name: its leading axis is the example, the others are the parameter's.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ STATE: Final = "state"
 INPUT: Final = "input"
 INPUT_GRAD: Final = "input_grad"
 TERM: Final = "term"
+EXAMPLE_GRAD: Final = "example_grad"
 AUX: Final = "aux"
 UPDATE: Final = "update"
 TENSOR: Final = "tensor"
@@ -29,6 +33,7 @@ FAMILIES: Final = (
     INPUT_GRAD,
     PARAM,
     PARAM_GRAD,
+    EXAMPLE_GRAD,
     TERM,
     STATE,
     AUX,
@@ -38,6 +43,8 @@ FAMILIES: Final = (
 
 _GRADIENTS: Final = {ACTIVATION: ACTIVATION_GRAD, PARAM: PARAM_GRAD, INPUT: INPUT_GRAD}
 _VALUES: Final = {gradient: value for value, gradient in _GRADIENTS.items()}
+#: The same, and of gradients that are not those of the loss of the whole batch.
+_SUBJECTS: Final = {**_VALUES, EXAMPLE_GRAD: PARAM}
 
 
 def key_of(family: str, name: str) -> str:
@@ -66,6 +73,16 @@ def value_family(family: str) -> str | None:
     return _VALUES.get(family)
 
 
+def subject_family(family: str) -> str | None:
+    """The family with respect to which `family` holds gradients, of the batch or of each example; None for no such."""
+    return _SUBJECTS.get(family)
+
+
+def example_axes(family: str) -> int:
+    """How many leading axes of a tensor of `family` are examples, and none of what it is a gradient with respect to."""
+    return int(family == EXAMPLE_GRAD)
+
+
 def is_gradient(family: str) -> bool:
-    """Whether `family` holds gradients of the loss, or terms of such."""
-    return family in _VALUES or family == TERM
+    """Whether `family` holds gradients of the loss, those of each example, or terms of such."""
+    return family in _SUBJECTS or family == TERM

@@ -17,6 +17,7 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.compare import Comparison, Row
+from gradscope.compare.examples import ExampleError
 from gradscope.compare.wording import counted
 from gradscope.dump.jsontext import dumps
 from gradscope.dump.record import Json
@@ -41,6 +42,9 @@ _PICKS: Final = (
     pick("rule", 1, "text"),
     pick("growth", 1),
     pick("noise", 1),
+    pick("spread", 1),
+    pick("random", 2),
+    pick("bias", 1),
     pick("1-cos", 6),
     pick("norm_ratio", 4),
     pick("max_abs", 2),
@@ -76,7 +80,12 @@ class ComparisonReport:
     def document(self, screen: Screen) -> Document:
         """Verdict, provenance, tables, reasons, what would pass; of dumps that share nothing, some of their names."""
         verdict = self.comparison.verdict
-        judged = Remarks(remarks=(Remark(label=verdict, text=self.comparison.sentence, style=VERDICT_STYLES[verdict]),))
+        judged = Remarks(
+            remarks=(
+                Remark(label=verdict, text=self.comparison.sentence, style=VERDICT_STYLES[verdict]),
+                *_examples(self.comparison.examples),
+            )
+        )
         if verdict == "nothing compared" and not self.everything:
             return judged, Remarks(remarks=tuple(_strangers(self.comparison.rows)))
         provenance = tuple(map(_provenance, self.comparison.provenance_differences))
@@ -130,6 +139,12 @@ class ComparisonReport:
             families = ", ".join(f"{count(same[family])} {family}" for family in sorted(same, key=_place))
             yield Remark(label="same", text=f"{families} (--all shows them)")
         yield from _what_would_pass([row for row in self.comparison.rows if row.counts])
+
+
+def _examples(examples: ExampleError | None) -> Iterator[Remark]:
+    """How large the error is in the gradients of each example, and whether it is noise or bias."""
+    if examples is not None:
+        yield Remark(label="examples", text=examples.sentence, style=DOUBTFUL if examples.systematic else GOOD)
 
 
 def _strangers(rows: Sequence[Row]) -> Iterator[Remark]:

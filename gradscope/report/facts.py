@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Final
 
 from gradscope.dump.jsontext import as_float
-from gradscope.dump.manifest import Manifest
+from gradscope.dump.manifest import Examples, Manifest
 from gradscope.dump.record import Json
 from gradscope.report.numbers import count, number
 
@@ -31,6 +32,7 @@ def facts_json(path: str, manifest: Manifest) -> dict[str, Json]:
         "loss": manifest.loss,
         "ledger": dict(manifest.ledger.counts()),
         "self_check": None if manifest.self_check is None else dict(manifest.self_check),
+        "examples": None if manifest.examples is None else _examples(manifest.examples),
         "timings": dict(manifest.timings),
         "provenance": dict(manifest.provenance),
         "complete": manifest.complete,
@@ -45,6 +47,7 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     counts = manifest.ledger.counts()
     yield "tensors", ", ".join(f"{count(n)} {reason}" for reason, n in counts.items()) if any(counts.values()) else ""
     yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
+    yield "examples", "" if manifest.examples is None else manifest.examples.sentence
     yield "seconds", ", ".join(f"{phase} {_seconds(seconds)}" for phase, seconds in manifest.timings.items())
     yield "run", ", ".join(_provenance(manifest.provenance))
     yield "names", _NAMING.get(str(manifest.provenance.get("naming")), "")
@@ -64,6 +67,10 @@ def _self_check(found: Mapping[str, Json]) -> str:
     total, equal = found.get("total"), found.get("bit_equal")
     equality = f"{equal} of {total} parameter gradients are bit for bit those of the plain program"
     return f"{equality}; the largest rel_l2 is {number(as_float(found.get('max_rel_l2', 0.0)))}"
+
+
+def _examples(examples: Examples) -> dict[str, Json]:
+    return {**asdict(examples), "sentence": examples.sentence}
 
 
 def _provenance(provenance: Mapping[str, Json]) -> Iterator[str]:

@@ -59,14 +59,14 @@ _PARAMETERS: Final = (
     *nonfinite(_GRADIENT),
     pick("g/w", 1, group=_GRADIENT),
 )
-_TERMS: Final = (
-    pick("of", 2, "name", group=_GRADIENT),
+_PARTS: Final = (
     pick("l2", 1, group=_GRADIENT),
     pick("rms", 4, group=_GRADIENT),
     pick("amax", 5, group=_GRADIENT),
     pick("zeros", 6, "share", group=_GRADIENT),
     *nonfinite(_GRADIENT),
 )
+_TERMS: Final = (pick("of", 2, "name", group=_GRADIENT), *_PARTS)
 _OTHERS: Final = (
     pick("mean", 3),
     pick("std", 1),
@@ -78,12 +78,15 @@ _OTHERS: Final = (
     pick("amax", 5, group=_GRADIENT),
     *nonfinite(_GRADIENT),
 )
-_PICKS: Final = MappingProxyType({naming.ACTIVATION: _LAYERS, naming.PARAM: _PARAMETERS, naming.TERM: _TERMS})
+_PICKS: Final = MappingProxyType(
+    {naming.ACTIVATION: _LAYERS, naming.PARAM: _PARAMETERS, naming.EXAMPLE_GRAD: _PARTS, naming.TERM: _TERMS}
+)
 _TITLES: Final = MappingProxyType(
     {
         naming.INPUT: "Inputs",
         naming.ACTIVATION: "Layers",
         naming.PARAM: "Parameters",
+        naming.EXAMPLE_GRAD: "Gradients of each example",
         naming.TERM: "Terms of gradients, by use",
         naming.STATE: "State",
         naming.AUX: "Auxiliary outputs",

@@ -28,7 +28,11 @@ def _nonfinite_count(entry: Entry) -> float:
 
 
 def _origin(broken: list[Entry]) -> Entry | None:
-    """The first non-finite value; where all are gradients, the last: the backward pass runs against execution order."""
+    """The first non-finite value; where all are gradients, the last: the backward pass runs against execution order.
+
+    None where the run of the whole batch is finite, and only examples alone are not.
+    """
+    broken = [entry for entry in broken if entry.family != naming.EXAMPLE_GRAD]
     forward = [entry for entry in broken if not naming.is_gradient(entry.family)]
     backward = [entry for entry in broken if entry.family == naming.ACTIVATION_GRAD] or broken
     return next(iter(forward or reversed(backward)), None)

@@ -23,13 +23,13 @@ CHOSEN = "--select --exclude --depth --families"
 #: What every command line documents, by command; `--help` itself aside.
 OPTIONS = {
     "dump": f"{MODEL} {CHOSEN} --output --self-check --no-cache --distributed --of --wrt --cotangent --stop-gradient "
-    "--fetch --feed --ops --terms --stats-only --exact-quantiles --cast --check --strict --sort --no-fold "
-    "--max-memory --force --format --json --quiet --verbose --traceback",
+    "--fetch --feed --ops --terms --per-example --stats-only --exact-quantiles --cast --check --strict --sort "
+    "--no-fold --max-memory --force --format --json --quiet --verbose --traceback",
     "show": f"{CHOSEN} --tensor --diff --ledger --check --sort --no-fold --format --json --traceback",
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
     "--exclude --all --worst-first --isolate --format --json --traceback",
     "isolate": "--output --force --quiet --traceback",
-    "calibrate": f"{MODEL} {CHOSEN} --output --no-cache --force --quiet --traceback",
+    "calibrate": f"{MODEL} {CHOSEN} --per-example --output --no-cache --force --quiet --traceback",
     "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --gradients --sort --format --json "
     "--quiet --verbose --traceback",
     "check": f"{MODEL} --no-cache --format --json --quiet --verbose --traceback",
@@ -77,6 +77,9 @@ def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
         ("dump mlp --dtype int8", "invalid value for '--dtype'"),
         ("show a.npz --format html", "invalid value for '--format'"),
         ("compare a.npz b.npz --tol -1", "invalid value for '--tol'"),
+        ("dump mlp --per-example --of loss", "--per-example and --of contradict each other"),
+        ("dump mlp --per-example --max-memory 1GiB", "--per-example and --max-memory contradict each other"),
+        ("dump mlp --per-example --distributed auto", "--per-example and --distributed contradict each other"),
         ("show a.npz --tensor x --ledger", "--tensor and --ledger contradict each other"),
         ("show a.npz --diff b.npz", "--diff is about one tensor"),
         ("dump mlp --batch-size 3 --data x.npz", "--batch-size and --data contradict each other"),

@@ -40,10 +40,11 @@ def test_what_one_capture_lacks_is_said_of_it(other: MemoryDump, says: tuple[str
     assert extent_differences(other, dump()) == mirrored
 
 
-def test_that_one_capture_has_terms_is_said_of_the_other() -> None:
-    with_terms = dump({**MODEL, "term/second/dot.0": MODEL["activation_grad/first"]})
-    assert extent_differences(dump(), with_terms) == ("the reference holds nothing of term",)
-    assert extent_differences(with_terms, dump()) == ("the candidate holds nothing of term",)
+@pytest.mark.parametrize("family", ["term", "example_grad"])
+def test_that_one_capture_has_what_may_be_asked_for_is_said_of_the_other(family: str) -> None:
+    with_family = dump({**MODEL, f"{family}/second/dot.0": MODEL["activation_grad/first"]})
+    assert extent_differences(dump(), with_family) == (f"the reference holds nothing of {family}",)
+    assert extent_differences(with_family, dump()) == (f"the candidate holds nothing of {family}",)
 
 
 def test_a_file_of_somebody_else_has_no_extent_to_differ_in() -> None:

@@ -93,12 +93,13 @@ def test_the_sentence_counts_what_follows_and_names_who_made_it() -> None:
         row("activation", "dense", agrees=True), row("activation", "head", agrees=True),
         row("activation_grad", "head", agrees=True), row("activation_grad", "block/left", growth=50.0),
         row("activation_grad", "dense"), row("param_grad", "w"), row("param_grad", "l"), row("param_grad", "h"),
-        row("input_grad", "x"),
+        row("input_grad", "x"), row("example_grad", "w"), row("example_grad", "h"),
     )  # fmt: skip
     assert found == (
         "Backward only: forward agrees, backward first differs at `block/left` (rel_l2 2.1e-2, 50x its inputs, made in "
         "`block/add`); 2 parameter gradients above it follow from that; 1 parameter gradient differs beside; "
-        "1 input gradient above it follows from that."
+        "1 input gradient above it follows from that; 1 per-example gradient above it follows from that; "
+        "1 per-example gradient differs beside."
     )
 
 

@@ -43,6 +43,7 @@ def assert_holds(path: Path, arrays: dict[str, Any]) -> None:
             assert dump.entry(key).stats == {}
             chunks = [np.empty(0, found.dtype), *dump.chunks(key, chunk_bytes=8)]
             assert np.array_equal(np.concatenate(chunks), array.reshape(-1))
+            assert np.array_equal(dump.stretch(key, array.size // 2, array.size), array.reshape(-1)[array.size // 2 :])
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

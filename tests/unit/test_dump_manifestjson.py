@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gradscope.dump.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest, Stored
+from gradscope.dump.manifest import Cause, Entry, Examples, Layer, Ledger, LedgerLine, Manifest, Stored
 from gradscope.dump.manifestjson import manifest_from_text, manifest_to_text
 from gradscope.dump.record import SiteFacts
 from gradscope.errors import DumpError
@@ -40,6 +40,7 @@ MANIFEST = Manifest(
     tier="core",
     provenance={"versions": {"jax": "0.10"}, "flags": [1, None, True]},
     self_check={"total": 3},
+    examples=Examples(count=8, combined_by="sum", rel_l2=math.inf, coupled=True),
     timings={"run": 0.5},
     note="cut short",
 )
@@ -104,6 +105,9 @@ def altered(place: str, value: Any) -> bytes:
         ("causes.0.why", 3, "why should be text"),
         ("causes.0.why", ..., "lacks why"),
         ("loss", None, "loss"),
+        ("examples.combined_by", "product", "combined_by should be one of mean, sum"),
+        ("examples.rel_l2", None, "rel_l2"),
+        ("examples.count", ..., "what is said of the examples in the manifest lacks count"),
         ("complete", 1, "complete should be true or false"),
         ("tier", "all", "tier should be one of"),
         ("timings", {"run": []}, "timings"),

@@ -135,8 +135,10 @@ def test_its_elements_come_in_order_and_in_bounded_chunks(folder: Path, key: str
     whole = WHOLES[key][0]
     with open_dump(folder) as dump:
         chunks = list(dump.chunks(key, chunk_bytes))
+        stretch = dump.stretch(key, whole.size // 3, whole.size)
     assert all(chunk.nbytes <= max(chunk_bytes, whole.itemsize) for chunk in chunks)
     assert b"".join(chunk.tobytes() for chunk in chunks) == whole.tobytes()
+    assert stretch.tobytes() == whole.tobytes()[whole.size // 3 * whole.itemsize :]
 
 
 def test_statistics_are_those_of_the_whole(folder: Path) -> None:

@@ -64,6 +64,9 @@ def test_every_dtype_and_layout_comes_back_bit_for_bit(tmp_path: Path, scalar: A
             chunks = list(dump.chunks(f"activation/{layout}", chunk_bytes=10))
             assert b"".join(chunk.tobytes() for chunk in chunks) == array.tobytes()
             assert {chunk.dtype for chunk in chunks} <= {array.dtype}
+            stretch = dump.stretch(f"activation/{layout}", array.size // 3, array.size)
+            assert (stretch.dtype, stretch.ndim) == (array.dtype, 1)
+            assert stretch.tobytes() == array.tobytes()[array.size // 3 * array.itemsize :]
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -100,6 +103,12 @@ def test_chunks_are_flat_and_in_order(source: DumpSource) -> None:
     assert [chunk.tolist() for chunk in chunks] == [[0, 1], [2, 3], [4, 5]]
     assert [chunk.tolist() for chunk in source.chunks("activation/conv", chunk_bytes=1)] == [[n] for n in range(6)]
     assert list(source.chunks("activation/none")) == []
+
+
+def test_a_stretch_is_flat_and_nothing_but_itself(source: DumpSource) -> None:
+    assert source.stretch("activation/conv", 1, 4).tolist() == [1, 2, 3]
+    assert source.stretch("activation/wrapper", 4, 6).tolist() == [4, 5]
+    assert source.stretch("activation/none", 0, 0).shape == (0,)
 
 
 def test_a_chunk_outlives_the_next(tmp_path: Path) -> None:
