@@ -50,8 +50,8 @@ def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timing
         DumpError: One of the dumps is damaged.
     """
     # All of the reference, whatever is selected: what is not held lets errors through.
-    matches = paired(dumps, replace(options, selection=Selection())).matched
-    placing = Placing(dumps, matches)
+    pairing = paired(dumps, replace(options, selection=Selection()))
+    placing = Placing(dumps, pairing.matched, pairing.inverse)
     with timings.phase("trace"):
         given = given_arguments(model, dumps, placing)
         held = held_values(given.trace, dumps.cand, placing)
@@ -59,7 +59,7 @@ def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timing
         run = run_isolated(given.trace, held.held, given.leaves)
     ends = Ends(given.trace, held)
     local = _LocalDump(dumps, given, held, run, ends)
-    rows = local_rows(tuple(local.findings(matches, options)), ends.sources())
+    rows = local_rows(tuple(local.findings(pairing.matched, options)), ends.sources())
     return Isolation(
         rows=tuple(row for row in rows if options.selection.wants(row.name, *row.tensors)),
         left_out=tuple(each for each in (*held.left_out, *local.left_out) if options.selection.wants(each.name)),

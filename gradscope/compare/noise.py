@@ -13,6 +13,7 @@ from typing import Final
 from gradscope.compare.precision import coarser, component_name, kind_of, machine_epsilon
 from gradscope.dump.jsontext import as_float
 from gradscope.dump.manifest import Entry
+from gradscope.dump.record import Json
 
 #: The statistics that hold the noise floor of a tensor, and that of a run in low precision.
 NOISE: Final = "noise"
@@ -43,6 +44,11 @@ def noise_floor(ref: Entry, cand: Entry, *, reduced: bool) -> float | None:
     low = reduced or dtype != component_name(ref.dtype)
     floor = _floor(ref.stats, LOW_PRECISION_NOISE if low else NOISE)
     return None if floor is None else max(floor, _LAST_ROUNDING * machine_epsilon(dtype))
+
+
+def in_floors(rel_l2: Json | None, floor: float | None) -> float | None:
+    """How many noise floors an error is; None where there is no floor, or no error."""
+    return None if floor is None or rel_l2 is None else as_float(rel_l2) / floor
 
 
 def _floor(stats: Mapping[str, object], name: str) -> float | None:
