@@ -139,6 +139,7 @@ def test_a_factor_is_said_to_be_one(plain: gs.Dump) -> None:
     found: Comparison = gs.compare(plain, scaled(-0.125))
     likely = {row.name: row.likely for row in found.rows if row.family == "param_grad"}
     assert likely == {"w": "is -0.125 times the reference's"}
+    assert {row.likely for row in found.rows if row.name == "loss"} == {""}  # any number is a multiple of another
 
 
 def test_another_order_of_a_sum_is_no_difference(plain: gs.Dump) -> None:
