@@ -8,7 +8,8 @@ is its *noise floor*:
 - the examples of the batch in reverse order, for parameter gradients, where that leaves the loss alone.
 
 The largest of these is the statistic `noise`. A run in bfloat16 gives another, `noise@bfloat16`: what low precision
-does to this very model. Parameters, state and inputs are given and not computed; they have no noise.
+does to this very model; so does one in float32, `noise@float32`, where the model computes in float64. Parameters, state
+and inputs are given and not computed; they have no noise.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from gradscope.capture.selfcheck import nudged
 from gradscope.capture.timings import Timings
 from gradscope.compare import compare
 from gradscope.compare.noise import LOW_PRECISION_NOISE, NOISE
+from gradscope.compare.precision import component_name
 from gradscope.dump.jsontext import as_float
 from gradscope.dump.manifest import Manifest
 from gradscope.dump.memory import MemoryDump, MemoryWriter
@@ -93,7 +95,7 @@ class _Rerun:
 
 
 def calibrate(
-    model: Model, arguments: Arguments, low_precision: Arguments, request: DumpRequest, timings: Timings
+    model: Model, arguments: Arguments, lower: Mapping[str, Arguments], request: DumpRequest, timings: Timings
 ) -> Calibrated:
     """Run a model, and again under changes that make no difference.
 
@@ -102,7 +104,7 @@ def calibrate(
     Args:
         model: The model.
         arguments: Its arguments.
-        low_precision: The same in bfloat16.
+        lower: The same by the dtypes in which `compare.noise` knows of a noise floor.
         request: What the dump is to hold.
         timings: Receives the seconds of each phase.
 
@@ -121,7 +123,9 @@ def calibrate(
 
     reference = run(arguments, request.reading)
     noise: dict[str, dict[str, float]] = {}
-    for rerun in _reruns(arguments, low_precision):
+    wide = any(component_name(entry.dtype) == "float64" for entry in reference.manifest.entries)
+    narrower = {dtype: each for dtype, each in lower.items() if wide or dtype != "float32"}
+    for rerun in _reruns(arguments, narrower):
         with rerun.settings():
             moved = run(rerun.arguments, TensorReading())
         for key, distance in _distances(reference, moved, rerun):
@@ -130,12 +134,13 @@ def calibrate(
     return Calibrated(dump=reference, noise=noise)
 
 
-def _reruns(arguments: Arguments, low_precision: Arguments) -> Iterator[_Rerun]:
+def _reruns(arguments: Arguments, lower: Mapping[str, Arguments]) -> Iterator[_Rerun]:
     for seed in range(_NUDGES):
         yield _Rerun(statistic=NOISE, arguments=_changed(arguments, lambda pair, seed=seed: _nudged(pair, seed)))
     yield _Rerun(statistic=NOISE, arguments=arguments, settings=lambda: jax.default_matmul_precision("highest"))
     yield _Rerun(statistic=NOISE, arguments=_changed(arguments, _reversed), reordered=True)
-    yield _Rerun(statistic=LOW_PRECISION_NOISE, arguments=low_precision)
+    for dtype, narrow in lower.items():
+        yield _Rerun(statistic=LOW_PRECISION_NOISE[dtype], arguments=narrow)
 
 
 def _changed(arguments: Arguments, change: Callable[[tuple[Any, Any]], tuple[Any, Any]]) -> Arguments:
