@@ -80,7 +80,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     )
     return Comparison(
         rows=every,
-        blame=blame_of(first_divergence(every), _layers(dumps), ref.resolve),
+        blame=blame_of(first_divergence(every), _layers(dumps), _owners_in_ref(ref, pairing.inverse)),
         extent_differences=extent_differences(ref, cand),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         matches=pairing.matched,
@@ -183,6 +183,12 @@ def _diagnosed(dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, Row]) 
     names = names_by_hash(dumps)
     differing = ((match, rows[match.ref]) for match in matches if rows[match.ref].status == "different")
     return {match.ref: replace(row, likely=diagnosis(dumps, match, row, names)) for match, row in differing}
+
+
+def _owners_in_ref(ref: DumpSource, inverse: Iterable[Match]) -> Callable[[str], str]:
+    """The reference's owner of a row's key; of what the candidate alone hands out, that of the last of its pieces."""
+    known, pieces = frozenset(ref.keys()), {match.ref: match.recipe.keys[-1] for match in inverse}
+    return lambda key: ref.resolve(key if key in known else pieces[key])
 
 
 def _layers(dumps: Dumps) -> Sequence[Layer]:

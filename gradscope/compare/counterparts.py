@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
 
 from gradscope.compare.mapping import MapRule, by_rules
@@ -58,23 +57,9 @@ def _with_turns(dumps: Dumps, found: Pairing) -> Pairing:
     """The pairing with what loops hand out, in either dump."""
     if not found.only_ref and not found.only_cand:
         return found
-    from gradscope.compare.turns import by_turns  # noqa: PLC0415 - as for the passes
+    from gradscope.compare.throughturns import through_turns  # noqa: PLC0415 - as for the passes
 
-    alike = [match for match in found.matched if match.recipe.plain and _same_shape(dumps, match)]
-    there = list(by_turns(dumps.ref, found.only_ref, {dumps.ref.resolve(match.ref): match.cand for match in alike}))
-    back = list(by_turns(dumps.cand, found.only_cand, {dumps.cand.resolve(match.cand): match.ref for match in alike}))
-    seen = {match.ref for match in there}, {match.ref for match in back}
-    return replace(
-        found,
-        matched=(*found.matched, *there),
-        inverse=tuple(back),
-        only_ref=tuple(key for key in found.only_ref if key not in seen[0]),
-        only_cand=tuple(key for key in found.only_cand if key not in seen[1]),
-    )
-
-
-def _same_shape(dumps: Dumps, match: Match) -> bool:
-    return dumps.ref.entry(match.ref).shape == dumps.cand.entry(match.cand).shape
+    return through_turns(dumps, found)
 
 
 def _spellings(match: Match) -> Iterator[str]:

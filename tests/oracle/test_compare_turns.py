@@ -17,6 +17,7 @@ import gradscope as gs
 from gradscope.compare import CompareOptions, Comparison, Row, compare
 from gradscope.compare.mapfile import read_map, write_map
 from gradscope.dump.memory import MemoryDump
+from gradscope.naming import Selection
 from tests.oracle.isolating import isolated
 
 #: What a body makes of a carry and a slice: the carry, and what is stacked.
@@ -81,6 +82,18 @@ def stacked_carry(loop: Loop, w: Array, x: Array) -> Array:
     return x + (every**3).sum(axis=0)
 
 
+def scoped(loop: Loop, w: Array, x: Array) -> Array:
+    """The same under a scope, which hands on what the loop hands out, and unrolled what the last turn made."""
+
+    def body(x: Array, w: Array) -> tuple[Array, Array]:
+        x = dense(x, w)
+        return x, x
+
+    with jax.named_scope("net"):
+        x, every = loop("cell", body, x, w)
+    return x + (every**3).sum(axis=0)
+
+
 def nested(loop: Loop, w: Array, x: Array) -> Array:
     def body(x: Array, w: Array) -> tuple[Array, None]:
         return loop("inner", lambda x, w: (dense(x, w), None), x, jnp.stack([w] * TURNS))[0], None
@@ -88,7 +101,10 @@ def nested(loop: Loop, w: Array, x: Array) -> Array:
     return loop("cell", body, x, w)[0]
 
 
-NETWORKS = {"carry": carry, "carry and stack": carry_and_stack, "stacked carry": stacked_carry, "nested": nested}
+NETWORKS = {
+    "carry": carry, "carry and stack": carry_and_stack, "stacked carry": stacked_carry, "scoped": scoped,
+    "nested": nested,
+}  # fmt: skip
 WAYS = {"forwards": (scanned, unrolled), "backwards": (backwards, unrolled_backwards)}
 
 
@@ -126,7 +142,11 @@ def through_turns(found: Comparison) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("network", "way"), [*((network, "forwards") for network in NETWORKS), ("carry and stack", "backwards")]
+    ("network", "way"),
+    [
+        *((network, "forwards") for network in ("carry", "carry and stack", "stacked carry", "nested")),
+        ("carry and stack", "backwards"),
+    ],
 )
 def test_a_loop_and_its_turns_are_the_same_whichever_is_the_reference(network: str, way: str) -> None:
     loop, turns = (captured(network, each) for each in WAYS[way])
@@ -146,7 +166,7 @@ def test_a_stack_is_compared_with_what_every_turn_made() -> None:
         for family in ("activation", "activation_grad"):
             row = by_key(gs.compare(ref, cand))[f"{family}/cell.1"]
             assert (row.status, row.made_by) == ("same", "stack 0")
-            assert row.counterpart == "cell[0].1, cell[1].1, cell[2].1"
+            assert row.counterpart == "cell[0]/read, cell[1]/read, cell[2]/read"
 
 
 def test_a_part_of_a_gradient_is_not_held_against_the_whole() -> None:
@@ -156,6 +176,16 @@ def test_a_part_of_a_gradient_is_not_held_against_the_whole() -> None:
         assert (row.status, row.counts) == ("missing", False)
         assert row.why.startswith("a part of what arrives at activation_grad/cell[")
     assert found[f"activation_grad/cell[{TURNS - 1}]/act"].status == "same"
+
+
+def test_a_part_is_not_held_against_the_whole_under_the_name_of_a_scope_around_either() -> None:
+    loop, turns = captured("scoped", scanned), captured("scoped", unrolled)
+    for ref, cand in ((loop, turns), (turns, loop)):
+        found = gs.compare(ref, cand)
+        assert found.verdict == "same"
+        rows = by_key(found)
+        assert rows["activation/net.0"].matched_by == ("turns" if ref is loop else "name")
+        assert rows["activation_grad/net.0"].counts is (ref is turns)
 
 
 @pytest.mark.parametrize("network", ["carry", "nested"])
@@ -182,6 +212,9 @@ def test_what_differs_in_a_turn_differs_in_what_the_loop_hands_out_but_began_in_
         assert found.first_divergence.forward is not None
         assert found.first_divergence.forward.name == "cell[0]/act"
         assert by_key(found)["activation/cell"].status == "different"
+        options = CompareOptions(selection=Selection.parse(["activation/cell"]))
+        alone = compare(ref.source, cand.source, options=options)
+        assert "Forward first differs at `cell`" in alone.sentence
 
 
 def test_what_a_loop_does_behind_its_turns_is_missing_where_nobody_does_it() -> None:
@@ -233,7 +266,7 @@ def test_without_tensors_a_hash_proves_a_carry_and_nothing_a_stack(network: str)
     loop, turns = (MemoryDump(captured(network, each).source.manifest, {}) for each in (scanned, unrolled))
     found = compare(loop, turns)
     carried = "cell" if network == "carry" else "cell.0"
-    assert through_turns(found)[f"activation/{carried}"] == f"cell[{TURNS - 1}]"
+    assert through_turns(found)[f"activation/{carried}"] == f"cell[{TURNS - 1}]/act"
     assert found.verdict == ("same" if network == "carry" else "different")
 
 
