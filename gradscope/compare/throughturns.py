@@ -74,13 +74,18 @@ def _without_parts(dumps: Dumps, found: Pairing, alike: _Alike) -> Pairing:
     parts, of_cand = _parts(dumps.ref, in_ref, alike.cand), _parts(dumps.cand, in_cand, alike.ref)
     told = {match.ref: match for match in parts.values()}
     kept: list[Match] = []
+    left = {*found.only_ref}
     for match in found.matched:
-        if match.recipe.plain and match.cand in of_cand:
-            whole = alike.cand[dumps.ref.resolve(match.ref)]
-            kept.append(Match.of(match.ref, whole, "turns"))
-        elif match.ref not in parts:
+        if match.matched_by == "map":  # which is somebody's word
+            kept.append(match)
+        elif match.ref in parts:
+            left.add(match.ref)
+        elif match.recipe.plain and match.cand in of_cand:
+            kept.append(Match.of(match.ref, alike.cand[dumps.ref.resolve(match.ref)], "turns"))
+        else:
             kept.append(told.get(match.ref, match))
-    return replace(found, matched=tuple(kept), only_ref=(*found.only_ref, *parts))
+    ordered = (key for key in dumps.ref.keys() if key in left)  # noqa: SIM118 - no mapping
+    return replace(found, matched=tuple(kept), only_ref=tuple(ordered))
 
 
 def _paired_twice(dumps: Dumps, matches: Iterable[Match]) -> tuple[list[str], list[str]]:
