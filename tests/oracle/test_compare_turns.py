@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -61,37 +61,26 @@ def carry(loop: Loop, w: Array, x: Array) -> Array:
     return loop("cell", lambda x, w: (dense(x, w), None), x, w)[0]
 
 
-def carry_and_stack(loop: Loop, w: Array, x: Array) -> Array:
+def stacked(loop: Loop, w: Array, x: Array, *, read: Callable[[Array], Array] = lambda x: x) -> Array:
+    """Unless it is read first, what a turn makes is used in the next and in the stack: its gradient is a sum of two."""
+
     def body(x: Array, w: Array) -> tuple[Array, Array]:
         x = dense(x, w)
-        with jax.named_scope("read"):
-            return x, jnp.sin(x)
+        return x, read(x)
 
     x, every = loop("cell", body, x, w)
     return x + (every**3).sum(axis=0)
 
 
-def stacked_carry(loop: Loop, w: Array, x: Array) -> Array:
-    """What every turn makes is used in the next turn and in the stack: what arrives there is a sum of two."""
-
-    def body(x: Array, w: Array) -> tuple[Array, Array]:
-        x = dense(x, w)
-        return x, x
-
-    x, every = loop("cell", body, x, w)
-    return x + (every**3).sum(axis=0)
+def sine(x: Array) -> Array:
+    with jax.named_scope("read"):
+        return jnp.sin(x)
 
 
-def scoped(loop: Loop, w: Array, x: Array) -> Array:
-    """The same under a scope, which hands on what the loop hands out, and unrolled what the last turn made."""
-
-    def body(x: Array, w: Array) -> tuple[Array, Array]:
-        x = dense(x, w)
-        return x, x
-
+def scoped(scope: str, body: Body, x: Array, xs: Array, *, loop: Loop) -> tuple[Array, Any]:
+    """A scope around a loop hands on what the loop hands out; unrolled, what the last turn made."""
     with jax.named_scope("net"):
-        x, every = loop("cell", body, x, w)
-    return x + (every**3).sum(axis=0)
+        return loop(scope, body, x, xs)
 
 
 def nested(loop: Loop, w: Array, x: Array) -> Array:
@@ -102,8 +91,8 @@ def nested(loop: Loop, w: Array, x: Array) -> Array:
 
 
 NETWORKS = {
-    "carry": carry, "carry and stack": carry_and_stack, "stacked carry": stacked_carry, "scoped": scoped,
-    "nested": nested,
+    "carry": carry, "carry and stack": partial(stacked, read=sine), "stacked carry": stacked, "nested": nested,
+    "scoped": lambda loop, w, x: stacked(partial(scoped, loop=loop), w, x),
 }  # fmt: skip
 WAYS = {"forwards": (scanned, unrolled), "backwards": (backwards, unrolled_backwards)}
 
