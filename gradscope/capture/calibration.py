@@ -30,7 +30,6 @@ from gradscope.capture.selfcheck import nudged
 from gradscope.capture.timings import Timings
 from gradscope.compare import compare
 from gradscope.compare.noise import LOW_PRECISION_NOISE, NOISE
-from gradscope.compare.precision import component_name
 from gradscope.dump.jsontext import as_float
 from gradscope.dump.manifest import Manifest
 from gradscope.dump.memory import MemoryDump, MemoryWriter
@@ -104,7 +103,7 @@ def calibrate(
     Args:
         model: The model.
         arguments: Its arguments.
-        lower: The same by the dtypes in which `compare.noise` knows of a noise floor.
+        lower: The same in lower precision, by dtypes that `compare.noise` has a noise floor for.
         request: What the dump is to hold.
         timings: Receives the seconds of each phase.
 
@@ -123,9 +122,7 @@ def calibrate(
 
     reference = run(arguments, request.reading)
     noise: dict[str, dict[str, float]] = {}
-    wide = any(component_name(entry.dtype) == "float64" for entry in reference.manifest.entries)
-    narrower = {dtype: each for dtype, each in lower.items() if wide or dtype != "float32"}
-    for rerun in _reruns(arguments, narrower):
+    for rerun in _reruns(arguments, lower):
         with rerun.settings():
             moved = run(rerun.arguments, TensorReading())
         for key, distance in _distances(reference, moved, rerun):

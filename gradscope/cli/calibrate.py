@@ -53,7 +53,8 @@ def calibrate(
         writer = DumpWriter(output, force=force)
         context.obj.on_interrupt(writer.discard)
         arguments = asked.arguments(model)
-        lower = {dtype: asked.arguments(model, dtype=dtype) for dtype in LOW_PRECISION_NOISE}
+        dtypes = [dtype for dtype in LOW_PRECISION_NOISE if asked.x64 or dtype != "float32"]
+        lower = {dtype: asked.arguments(model, dtype=dtype) for dtype in dtypes}
         with writer:
             run = DumpRequest(wanted=wanted, facts=asked.facts(arguments))
             found = calibrated(model, arguments, lower, run, Timings(progress.phase))
