@@ -8,7 +8,8 @@ is its *noise floor*:
 - the examples of the batch in reverse order, for parameter gradients, where that leaves the loss alone.
 
 The largest of these is the statistic `noise`. A run in bfloat16 gives another, `noise@bfloat16`: what low precision
-does to this very model. Parameters, state and inputs are given and not computed; they have no noise.
+does to this very model; so does one in float32, `noise@float32`, where the model computes in float64. Parameters, state
+and inputs are given and not computed; they have no noise.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class _Rerun:
 
 
 def calibrate(
-    model: Model, arguments: Arguments, low_precision: Arguments, request: DumpRequest, timings: Timings
+    model: Model, arguments: Arguments, lower: Mapping[str, Arguments], request: DumpRequest, timings: Timings
 ) -> Calibrated:
     """Run a model, and again under changes that make no difference.
 
@@ -103,7 +104,7 @@ def calibrate(
     Args:
         model: The model.
         arguments: Its arguments.
-        low_precision: The same in bfloat16.
+        lower: The same in lower precision, by dtypes that `compare.noise` has a noise floor for.
         request: What the dump is to hold.
         timings: Receives the seconds of each phase.
 
@@ -122,7 +123,7 @@ def calibrate(
 
     reference = run(arguments, request.reading)
     noise: dict[str, dict[str, float]] = {}
-    for rerun in _reruns(arguments, low_precision):
+    for rerun in _reruns(arguments, lower):
         with rerun.settings():
             moved = run(rerun.arguments, TensorReading())
         for key, distance in _distances(reference, moved, rerun):
@@ -131,12 +132,13 @@ def calibrate(
     return Calibrated(dump=reference, noise=noise)
 
 
-def _reruns(arguments: Arguments, low_precision: Arguments) -> Iterator[_Rerun]:
+def _reruns(arguments: Arguments, lower: Mapping[str, Arguments]) -> Iterator[_Rerun]:
     for seed in range(_NUDGES):
         yield _Rerun(statistic=NOISE, arguments=_changed(arguments, lambda pair, seed=seed: _nudged(pair, seed)))
     yield _Rerun(statistic=NOISE, arguments=arguments, settings=lambda: jax.default_matmul_precision("highest"))
     yield _Rerun(statistic=NOISE, arguments=_changed(arguments, _reversed), reordered=True)
-    yield _Rerun(statistic=LOW_PRECISION_NOISE, arguments=low_precision)
+    for dtype, narrow in lower.items():
+        yield _Rerun(statistic=LOW_PRECISION_NOISE[dtype], arguments=narrow)
 
 
 def _changed(arguments: Arguments, change: Callable[[tuple[Any, Any]], tuple[Any, Any]]) -> Arguments:

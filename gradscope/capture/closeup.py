@@ -19,9 +19,10 @@ from gradscope.instrument.plan import Plan, turns
 from gradscope.instrument.planning import has_gradient
 from gradscope.instrument.program import observing_program
 from gradscope.instrument.taps import whole_tensor
+from gradscope.tracing.constants import Constants
 from gradscope.tracing.descent import Descent, Place, Step
-from gradscope.tracing.frames import OPERAND, Frame, ValueKey, resolve, unchanged_operands
-from gradscope.tracing.jaxcompat import is_literal, sub_jaxprs
+from gradscope.tracing.frames import OPERAND, Frame, ValueKey, resolve
+from gradscope.tracing.jaxcompat import is_literal
 from gradscope.tracing.reversal import Reach, is_inexact
 from gradscope.tracing.sites import Site, site_at
 from gradscope.tracing.tracer import Trace
@@ -52,11 +53,7 @@ class Closeup:
         executed: Mapping[ValueKey, np.ndarray],
     ) -> None:
         self._depths = {frame.key: len(frame.loops) for frame in trace.root.walk()}
-        self._constants = dict(zip(trace.jaxpr.constvars, trace.constants, strict=True))
-        for frame in trace.root.walk():
-            if frame.equation is not None:
-                inside = sub_jaxprs(frame.equation)[frame.key[-1][1]]
-                self._constants |= zip(inside.jaxpr.constvars, inside.constants, strict=True)
+        self._constants = Constants(trace)
         self._arguments = arguments
         self._values = values
         self._cotangents = cotangents
@@ -64,11 +61,9 @@ class Closeup:
 
     def value(self, place: Place, turn: _Turn) -> Any:
         """The value of an atom in one turn of the loops around its frame; None where it was not observed."""
-        if is_literal(place.atom):
-            return place.atom.val
         key = resolve(*place)
         if key is None:
-            return self._constant(place)
+            return self._constants.value(*place)
         if not key.frame and key.equation == OPERAND:
             return self._arguments[key.position]
         return self._at(self._values, key, turn)
@@ -82,14 +77,6 @@ class Closeup:
         """Whether a branch was taken in one turn, as far as anything inside it tells."""
         inside = (key for key in self._executed if key.frame[: len(frame.key)] == frame.key)
         return all(bool(np.any(self._at(self._executed, key, turn))) for key in inside)
-
-    def _constant(self, place: Place) -> Any:
-        """A constant of the trace, received from frames around or its own."""
-        frame, atom = place
-        if atom in self._constants or frame.parent is None or atom not in frame.definitions:
-            return self._constants.get(atom)
-        outer = unchanged_operands(frame)[frame.definitions[atom][1]]
-        return None if outer is None else self.value(Place(frame.parent, outer), ())
 
     def _at(self, observed: Mapping[ValueKey, np.ndarray], key: ValueKey, turn: _Turn) -> np.ndarray | None:
         return observed[key][turn[: self._depths[key.frame]]] if key in observed else None

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from gradscope import naming
+from gradscope.arrays.dtypes import is_key
 from gradscope.capture.holding import HeldValues
 from gradscope.capture.order import ExecutionOrder
 from gradscope.tracing.frames import resolve
 from gradscope.tracing.pieces import Pieces
-from gradscope.tracing.reversal import is_inexact
 from gradscope.tracing.tracer import Trace
 from gradscope.tracing.turns import Moment
 
@@ -62,7 +62,7 @@ class Ends:
         for name, atom in zip(names, self._trace.root.jaxpr.outvars, strict=True):
             value = resolve(self._trace.root, atom)
             moment = None if value is None else Moment(value, ())
-            if moment is not None and moment not in self._held.keys and is_inexact(atom):
+            if moment is not None and moment not in self._held.keys and not is_key(str(atom.aval.dtype)):
                 yield moment, name
 
     def _name(self, end: Moment) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.arrays.blocks import Array
+from gradscope.arrays.dtypes import is_key
 from gradscope.capture.ends import Ends
 from gradscope.capture.given import GivenArguments, given_arguments
 from gradscope.capture.holding import HeldValues, gradient_key, held_values
@@ -50,8 +51,8 @@ def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timing
         DumpError: One of the dumps is damaged.
     """
     # All of the reference, whatever is selected: what is not held lets errors through.
-    matches = paired(dumps, replace(options, selection=Selection())).matched
-    placing = Placing(dumps, matches)
+    pairing = paired(dumps, replace(options, selection=Selection()))
+    placing = Placing(dumps, pairing.matched, pairing.inverse)
     with timings.phase("trace"):
         given = given_arguments(model, dumps, placing)
         held = held_values(given.trace, dumps.cand, placing)
@@ -59,7 +60,7 @@ def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timing
         run = run_isolated(given.trace, held.held, given.leaves)
     ends = Ends(given.trace, held)
     local = _LocalDump(dumps, given, held, run, ends)
-    rows = local_rows(tuple(local.findings(matches, options)), ends.sources())
+    rows = local_rows(tuple(local.findings(pairing.matched, options)), ends.sources())
     return Isolation(
         rows=tuple(row for row in rows if options.selection.wants(row.name, *row.tensors)),
         left_out=tuple(each for each in (*held.left_out, *local.left_out) if options.selection.wants(each.name)),
@@ -131,13 +132,23 @@ class _LocalDump:
         ref, cand, found = self._dumps.ref, self._dumps.cand, dict[str, Match]()
         for match in matches:
             owner, keys = ref.resolve(match.ref), tuple(map(cand.resolve, match.recipe.keys))
-            if owner in found or not all(key in self._tensors for key in keys):
+            if owner in found:
                 continue
-            if ref.entry(owner).absent is None and not has_elements(ref, owner):
-                self.left_out.append(LeftOut(name=owner, why="the reference holds its statistics only"))
-            else:
+            if why := self._why_not(owner, keys):
+                self.left_out.append(LeftOut(name=owner, why=why))
+            elif all(key in self._tensors for key in keys):
                 found[owner] = replace(match, ref=owner, recipe=replace(match.recipe, keys=keys))
         return found
+
+    def _why_not(self, owner: str, keys: Iterable[str]) -> str:
+        """Why a tensor is not judged although both dumps have it; "" where it is, or is another's name or given."""
+        entry = self._dumps.ref.entry(owner)
+        if all(key in self._tensors for key in keys):
+            held = entry.absent is not None or has_elements(self._dumps.ref, owner)
+            return "" if held else "the reference holds its statistics only"
+        if entry.family == naming.TERM:
+            return "it is a part of a gradient, which is judged as a whole"
+        return "it is a random key" if entry.family == naming.AUX and is_key(entry.dtype) else ""
 
     def _dump(self) -> DumpSource:
         entries = tuple(_entry(self._dumps.cand.entry(key), each.array) for key, each in self._tensors.items())

@@ -30,7 +30,7 @@ def calibrate(
 ) -> None:
     """Dump a reference with its noise floor: how far each tensor moves under changes that make no difference.
 
-    'gradscope compare' judges by it. The model runs six times, and two runs are held in memory at a time.
+    'gradscope compare' judges by it. The model runs six times, seven in float64; two runs are held in memory at a time.
     """
     from gradscope.cli.jaxsetup import set_up_jax
     from gradscope.cli.printing import print_line, say
@@ -44,6 +44,7 @@ def calibrate(
     from gradscope.capture.timings import Timings
     from gradscope.cli.progress import Progress
     from gradscope.cli.streams import remarks_aside
+    from gradscope.compare.noise import LOW_PRECISION_NOISE
     from gradscope.dump.writer import DumpWriter
     from gradscope.instrument.wanted import EVERYTHING, Wanted
 
@@ -55,10 +56,12 @@ def calibrate(
         model = asked.model(target, request)
         writer = DumpWriter(output, force=force)
         context.obj.on_interrupt(writer.discard)
-        arguments, low = asked.arguments(model), asked.arguments(model, dtype="bfloat16")
+        arguments = asked.arguments(model)
+        dtypes = [dtype for dtype in LOW_PRECISION_NOISE if asked.x64 or dtype != "float32"]
+        lower = {dtype: asked.arguments(model, dtype=dtype) for dtype in dtypes}
         with writer:
             run = DumpRequest(wanted=wanted, facts=asked.facts(arguments))
-            found = calibrated(model, arguments, low, run, Timings(progress.phase))
+            found = calibrated(model, arguments, lower, run, Timings(progress.phase))
             found.write_to(writer)
     for line in _summary(output, found):
         print_line(line)

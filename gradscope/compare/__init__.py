@@ -6,6 +6,8 @@ Vocabulary:
 - A *pairing* says which tensor is whose *counterpart*, found in passes; a *recipe* says how a counterpart is made of
   tensors that lie otherwise. A *row* is the judgement on one tensor, and there is one for every name of the reference
   and every one that only the candidate has.
+- A loop *hands out* what its turns made. Where the other program writes the turns out one by one, that is compared as
+  what it was made of; such a pair may be *inverse*, of a tensor of the candidate with what makes it in the reference.
 - *Evidence* is what a pair shows (metrics of its elements, or what its statistics prove where the elements are not in
   the dump), a *tolerance* is what it is judged by: an *expression* over metrics, by default a limit on `rel_l2`.
   *Needed* is the smallest limit on `rel_l2` that would have passed.

@@ -16,23 +16,25 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 
 from gradscope.compare.blame import blame_of
 from gradscope.compare.comparison import Comparison
-from gradscope.compare.counterparts import counterparts, leftovers, require_matches
+from gradscope.compare.counterparts import counterparts, require_matches
 from gradscope.compare.diagnoses import diagnosis, names_by_hash
 from gradscope.compare.divergence import first_divergence
 from gradscope.compare.evidence import Evidence, evidence_of
 from gradscope.compare.examplemeasuring import example_error
 from gradscope.compare.examples import ExampleError
+from gradscope.compare.expecting import Expectations
 from gradscope.compare.extent import extent_differences
 from gradscope.compare.growth import Error, growths
+from gradscope.compare.inverse import inverse_rows
 from gradscope.compare.judging import judge, one_sided
-from gradscope.compare.noise import WITHIN, noise_floor
+from gradscope.compare.leftovers import leftovers
+from gradscope.compare.noise import WITHIN, in_floors
 from gradscope.compare.options import CompareOptions
 from gradscope.compare.pairing import Dumps, Match, Pairing
 from gradscope.compare.provenance import provenance_differences
 from gradscope.compare.recipes import Recipe
 from gradscope.compare.rows import Row
 from gradscope.compare.sides import StoredSide, counterpart
-from gradscope.compare.tolerance import default_tolerance, reduced_matmul
 from gradscope.dump.jsontext import as_float
 from gradscope.dump.manifest import Layer
 from gradscope.dump.source import DumpSource
@@ -77,11 +79,12 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     rows |= _diagnosed(dumps, pairing.matched, rows)
     every = (
         *(rows[key] for key in ordered if key in rows),
+        *inverse_rows(dumps, pairing.inverse, options),
         *(one_sided(each, allowed, ref.manifest.ledger) for each in extra),
     )
     return Comparison(
         rows=every,
-        blame=blame_of(first_divergence(every), _layers(dumps), ref.resolve),
+        blame=blame_of(first_divergence(every), _layers(dumps), _owners_in_ref(ref, pairing.inverse)),
         extent_differences=extent_differences(ref, cand),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         matches=pairing.matched,
@@ -139,22 +142,15 @@ class _Pairs:
         return self.dumps.ref.resolve(match.ref), replace(match.recipe, keys=keys)
 
     def default_tolerances(self) -> Iterator[tuple[Match, float]]:
-        sides = self.dumps.ref, self.dumps.cand
-        reduced = any(reduced_matmul(side.manifest.provenance) for side in sides)
+        expected = Expectations(self.dumps)
         for match in self.matches:
-            one, other = (side.entry(key) for side, key in zip(sides, (match.ref, match.cand), strict=True))
-            yield match, default_tolerance(one.family, one.dtype, other.dtype, reduced=reduced)
+            yield match, expected.tolerance(self.dumps.ref.entry(match.ref), self.dumps.cand.entry(match.cand))
 
-    def noise_floor(self, match: Match) -> float | None:
-        ref, cand = self.dumps.ref, self.dumps.cand
-        reduced = reduced_matmul(cand.manifest.provenance) and not reduced_matmul(ref.manifest.provenance)
-        return noise_floor(ref.entry(ref.resolve(match.ref)), cand.entry(cand.resolve(match.cand)), reduced=reduced)
-
-
-def _in_floors(evidence: Evidence, floor: float | None) -> float | None:
-    """How many noise floors an error is; None where there is no floor, or no error."""
-    error = evidence.metrics.get("rel_l2")
-    return None if floor is None or error is None else as_float(error) / floor
+    def noise_floors(self) -> dict[str, float | None]:
+        """By the reference's keys."""
+        expected, ref, cand = Expectations(self.dumps), self.dumps.ref, self.dumps.cand
+        owners = ((match.ref, ref.resolve(match.ref), cand.resolve(match.cand)) for match in self.matches)
+        return {key: expected.noise_floor(ref.entry(one), cand.entry(other)) for key, one, other in owners}
 
 
 def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> Evidence:
@@ -164,12 +160,12 @@ def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> Evidenc
 
 def _matched_rows(pairs: _Pairs, evidence: Mapping[_Owners, Evidence], options: CompareOptions) -> dict[str, Row]:
     defaults = list(pairs.default_tolerances())
-    growth = _growth(pairs, evidence, defaults)
+    growth, floors = _growth(pairs, evidence, defaults), pairs.noise_floors()
     rows: dict[str, Row] = {}
     for match, default in defaults:
-        owners = pairs.owners(match)
-        entry, floor = pairs.dumps.ref.entry(match.ref), pairs.noise_floor(match)
-        found = evidence[owners].with_metrics(growth=growth.get(owners[0]), noise=_in_floors(evidence[owners], floor))
+        owners, floor = pairs.owners(match), floors[match.ref]
+        entry, noise = pairs.dumps.ref.entry(match.ref), in_floors(evidence[owners].metrics.get("rel_l2"), floor)
+        found = evidence[owners].with_metrics(growth=growth.get(owners[0]), noise=noise)
         expected = default if floor is None else floor * WITHIN
         rows[match.ref] = judge(match, entry, found, options.tolerance(entry.name, match.ref, expected))
     return rows
@@ -203,6 +199,12 @@ def _examples(ref: DumpSource, rows: Mapping[str, Row], options: CompareOptions)
     # Equal ones are settled by their bytes, and have as much a part in the batch's spread as any other.
     equal = [StoredSide(source=ref, key=ref.resolve(key)) for key in known if rows[key].metrics["bit_equal"]]
     return reduce(add, [*errors, *_mapper(options)(lambda side: example_error(side, side), equal)])
+
+
+def _owners_in_ref(ref: DumpSource, inverse: Iterable[Match]) -> Callable[[str], str]:
+    """The reference's owner of a row's key; of what the candidate alone hands out, that of the last of its pieces."""
+    known, pieces = frozenset(ref.keys()), {match.ref: match.recipe.keys[-1] for match in inverse}
+    return lambda key: ref.resolve(key if key in known else pieces[key])
 
 
 def _layers(dumps: Dumps) -> Sequence[Layer]:

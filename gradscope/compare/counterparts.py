@@ -1,15 +1,13 @@
-"""Counterparts: the pairing of two dumps as a comparison asks for it, and what nothing is lost without."""
+"""Counterparts: the pairing of two dumps as a comparison asks for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from gradscope.compare.judging import Leftover
 from gradscope.compare.mapping import MapRule, by_rules
 from gradscope.compare.pairing import Dumps, Match, Pairing, Pass, by_name, pair
 from gradscope.compare.settling import Mapper, settled
-from gradscope.dump.source import DumpSource
 from gradscope.naming import Selection, split_key
 
 
@@ -25,9 +23,10 @@ def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, m
     Returns:
         The pairing; layouts settled.
     """
-    whole = pair(dumps, _passes(rules))
+    whole = _with_turns(dumps, pair(dumps, _passes(rules)))
     return Pairing(
         matched=settled(dumps, [each for each in whole.matched if selection.wants(*_spellings(each))], mapper),
+        inverse=tuple(each for each in whole.inverse if selection.wants(*_spellings(each))),
         only_ref=tuple(key for key in whole.only_ref if selection.wants(*_both(key))),
         only_cand=tuple(key for key in whole.only_cand if selection.wants(*_both(key))),
     )
@@ -43,21 +42,6 @@ def require_matches(dumps: Dumps, selection: Selection) -> None:
     selection.require_matches(chain.from_iterable(map(_both, keys)))
 
 
-def leftovers(dumps: Dumps, pairing: Pairing) -> tuple[list[Leftover], list[Leftover]]:
-    """What the reference alone has, and what the candidate alone has."""
-    owned = {dumps.ref.resolve(match.ref) for match in pairing.matched}
-    missing = [
-        Leftover(entry=dumps.ref.entry(key), status="missing", excuse=_excuse(dumps.ref, key, owned, dumps.cand))
-        for key in pairing.only_ref
-    ]
-    owned = {dumps.cand.resolve(key) for match in pairing.matched for key in match.recipe.keys}
-    extra = [
-        Leftover(entry=dumps.cand.entry(key), status="extra", excuse=_excuse(dumps.cand, key, owned, dumps.ref))
-        for key in pairing.only_cand
-    ]
-    return missing, extra
-
-
 def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     yield by_rules(rules)
     yield by_name
@@ -69,15 +53,13 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     yield from (by_path, by_order, by_fingerprint)
 
 
-def _excuse(source: DumpSource, key: str, compared: set[str], other: DumpSource) -> str:
-    """Why nothing is lost without a tensor; "" where something may be."""
-    own = source.resolve(key)
-    if reason := source.entry(own).absent:
-        return f"there is no tensor on either side ({reason})"
-    # A file without layers has one name for a tensor, not one for every layer that hands it on.
-    if own != key and own in compared and not other.manifest.layers:
-        return f"the same tensor as {own}, which is compared"
-    return ""
+def _with_turns(dumps: Dumps, found: Pairing) -> Pairing:
+    """The pairing with what loops hand out, in either dump."""
+    if not found.only_ref and not found.only_cand:
+        return found
+    from gradscope.compare.throughturns import through_turns  # noqa: PLC0415 - as for the passes
+
+    return through_turns(dumps, found)
 
 
 def _spellings(match: Match) -> Iterator[str]:

@@ -50,7 +50,8 @@ def diagnosis(dumps: Dumps, match: Match, row: Row, names_by_hash: Mapping[str, 
         found = _another_tensor(dumps, match, names_by_hash) or _other_order(dumps, match)
         if found:
             return found
-    return _multiple(row)
+    # A single number is a multiple of every other.
+    return _multiple(row) if math.prod(dumps.ref.entry(match.ref).shape) > 1 else ""
 
 
 def names_by_hash(dumps: Dumps) -> dict[str, str]:

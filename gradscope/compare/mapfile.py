@@ -58,7 +58,7 @@ def write_map(path: Path, matches: Iterable[Match]) -> None:
 
     Args:
         path: Where to.
-        matches: The pairs; those of one name and as they lie need no rule.
+        matches: The pairs; those of one name and as they lie need no rule, nor what loops hand out of paired turns.
 
     Raises:
         MachineError: It cannot be written.

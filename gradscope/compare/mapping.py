@@ -54,7 +54,7 @@ def by_rules(rules: Sequence[MapRule]) -> Pass:
 
 
 def written_rules(matches: Iterable[Match]) -> Iterator[dict[str, Json]]:
-    """Pairs as rules of a map file, those of the same name as they are aside.
+    """Pairs as rules of a map file, those of the same name as they are aside, and those that follow from others.
 
     Args:
         matches: The pairs.
@@ -64,7 +64,7 @@ def written_rules(matches: Iterable[Match]) -> Iterator[dict[str, Json]]:
     """
     together: defaultdict[Recipe, dict[int, str]] = defaultdict(dict)
     for match in matches:
-        if match.matched_by != "name" or not match.recipe.plain:
+        if match.matched_by != "turns" and (match.matched_by != "name" or not match.recipe.plain):
             together[Recipe(keys=match.recipe.keys, steps=match.recipe.steps)][match.recipe.part] = match.ref
     for recipe, parts in together.items():
         names: list[Json] = [_literal(parts.get(part, "")) for part in range(max(parts) + 1)]

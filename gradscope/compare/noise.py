@@ -13,10 +13,11 @@ from typing import Final
 from gradscope.compare.precision import coarser, component_name, kind_of, machine_epsilon
 from gradscope.dump.jsontext import as_float
 from gradscope.dump.manifest import Entry
+from gradscope.dump.record import Json
 
-#: The statistics that hold the noise floor of a tensor, and that of a run in low precision.
+#: The statistic that holds the noise floor of a tensor, and those that hold what a run in lower precision makes of it.
 NOISE: Final = "noise"
-LOW_PRECISION_NOISE: Final = "noise@bfloat16"
+LOW_PRECISION_NOISE: Final = {"float32": "noise@float32", "bfloat16": "noise@bfloat16"}
 
 #: Up to how many times the noise floor error is noise: a floor is the largest of a handful of samples.
 WITHIN: Final = 10.0
@@ -40,9 +41,16 @@ def noise_floor(ref: Entry, cand: Entry, *, reduced: bool) -> float | None:
     if kind_of(ref.dtype) not in ("float", "complex") or kind_of(cand.dtype) != kind_of(ref.dtype):
         return None
     dtype = coarser(ref.dtype, cand.dtype)
-    low = reduced or dtype != component_name(ref.dtype)
-    floor = _floor(ref.stats, LOW_PRECISION_NOISE if low else NOISE)
+    statistic = NOISE
+    if reduced or dtype != component_name(ref.dtype):
+        statistic = LOW_PRECISION_NOISE["float32" if dtype == "float32" and not reduced else "bfloat16"]
+    floor = _floor(ref.stats, statistic)
     return None if floor is None else max(floor, _LAST_ROUNDING * machine_epsilon(dtype))
+
+
+def in_floors(rel_l2: Json | None, floor: float | None) -> float | None:
+    """How many noise floors an error is; None where there is no floor, or no error."""
+    return None if floor is None or rel_l2 is None else as_float(rel_l2) / floor
 
 
 def _floor(stats: Mapping[str, object], name: str) -> float | None:

@@ -7,6 +7,7 @@ It goes in *passes*, and each looks only at what the passes before it left over:
     path         the same normal form of the name (`paths`); `[L, ...]` against L tensors numbered 0 to L-1
     order        the same place in execution order among the tensors of one operation and shape
     fingerprint  the same values, in whatever layout: statistics that no layout changes find them, the values prove it
+    turns        what a loop hands out, as what its turns made, where the other program writes them out one by one
 
 Why rules come first although they are the third thing that people try (2026-11): what is asked for outright is not
 overruled by a name.
@@ -22,7 +23,7 @@ from gradscope.compare.recipes import Recipe
 from gradscope.dump.source import DumpSource
 
 #: The pass that found a pair.
-MatchedBy: TypeAlias = Literal["map", "name", "path", "order", "fingerprint"]
+MatchedBy: TypeAlias = Literal["map", "name", "path", "order", "fingerprint", "turns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +53,11 @@ class Pairing:
         matched: The pairs.
         only_ref: Keys without a counterpart in the candidate, in the reference's order.
         only_cand: Keys without a counterpart in the reference, in the candidate's order.
+        inverse: Pairs read the other way: a key of the candidate, and what of the reference its counterpart is made of.
     """
 
     matched: tuple[Match, ...] = ()
+    inverse: tuple[Match, ...] = ()
     only_ref: tuple[str, ...]
     only_cand: tuple[str, ...]
 
@@ -67,7 +70,8 @@ class Pairing:
                 fresh[match.ref] = match
                 for key in match.recipe.keys:
                     used.setdefault(key, set()).add(match.recipe)
-        return Pairing(
+        return replace(
+            self,
             matched=(*self.matched, *fresh.values()),
             only_ref=tuple(key for key in self.only_ref if key not in fresh),
             only_cand=tuple(key for key in self.only_cand if key not in used),

@@ -53,12 +53,12 @@ def spelt(tokens: Tokens) -> str:
     return "".join(chain(tokens[:1], chain.from_iterable(zip(gaps, tokens[1:], strict=True))))
 
 
-def common_start(names: Iterable[Tokens]) -> int:
-    """How many tokens all names begin with, the last token of each aside."""
-    every = [tokens[:-1] for tokens in names]
+def common_start(names: Iterable[Tokens]) -> Tokens:
+    """The tokens that all names begin with; a name of one token, which lies in no scope, aside."""
+    every = [tokens for tokens in names if len(tokens) > 1]
     if len(every) < 2:
-        return 0
-    return sum(1 for _ in takewhile(lambda alike: len(set(alike)) == 1, zip(*every, strict=False)))
+        return ()
+    return tuple(alike[0] for alike in takewhile(lambda alike: len(set(alike)) == 1, zip(*every, strict=False)))
 
 
 def end_of(name: str) -> str:

@@ -16,6 +16,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.compare.pairing import Dumps, Match
 from gradscope.compare.precision import comparable
+from gradscope.compare.recipes import Recipe
 from gradscope.dump.manifest import Entry
 from gradscope.dump.record import Reason
 from gradscope.dump.source import has_elements
@@ -27,10 +28,12 @@ class Placing:
     Args:
         dumps: The dumps.
         matches: Their pairs.
+        inverse: Keys of the candidate, and what of the reference makes them.
     """
 
-    def __init__(self, dumps: Dumps, matches: Iterable[Match]) -> None:
+    def __init__(self, dumps: Dumps, matches: Iterable[Match], inverse: Iterable[Match] = ()) -> None:
         self._dumps = dumps
+        self._made = {dumps.cand.resolve(match.ref): match.recipe for match in inverse}
         self._matches: defaultdict[str, list[Match]] = defaultdict(list)
         for match in matches:
             for key in match.recipe.keys:
@@ -50,7 +53,9 @@ class Placing:
         """
         own = self._dumps.cand.resolve(key)
         entry = self._dumps.cand.entry(own)
-        matches = [match for match in self._matches[own] if self._usable(match, entry)]
+        if own in self._made:
+            return self._of_turns(self._made[own], entry)
+        matches = [match for match in self._matches[own] if self._usable(match.ref, entry)]
         plain = next((match for match in matches if match.recipe.plain), None)
         if plain is not None:
             whole = self._dumps.ref.array(plain.ref)
@@ -67,9 +72,15 @@ class Placing:
         entries = (self._dumps.ref.entry(self._dumps.ref.resolve(match.ref)) for match in matches)
         return next((entry.absent for entry in entries if entry.absent is not None), None)
 
-    def _usable(self, match: Match, entry: Entry) -> bool:
+    def _of_turns(self, recipe: Recipe, entry: Entry) -> Array | None:
+        """What the reference's turns make of a loop's output."""
+        if not all(self._usable(key, entry) for key in recipe.keys):
+            return None
+        return _converted(recipe.array(self._dumps.ref), entry)
+
+    def _usable(self, key: str, entry: Entry) -> bool:
         ref = self._dumps.ref
-        return has_elements(ref, match.ref) and comparable(ref.entry(ref.resolve(match.ref)).dtype, entry.dtype)
+        return has_elements(ref, key) and comparable(ref.entry(ref.resolve(key)).dtype, entry.dtype)
 
     def _scattered(self, own: str, entry: Entry, matches: Sequence[Match]) -> Array | None:
         """A tensor put together of those that were cut or stacked from it."""

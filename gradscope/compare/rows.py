@@ -24,6 +24,7 @@ class Row:
         index: Its execution index; the reference's where there are two.
         matched_by: How its counterpart was found; None where there is none.
         counterpart: What the candidate calls it, by keys where the family is another; "" where it is called the same.
+            Of what only the candidate has, what the reference calls it.
         made_by: What was done to the counterpart before it was compared, in words; "" for nothing.
         metrics: The metrics that apply, by column name.
         tolerance: The tolerance on `rel_l2` it was judged by; None without a counterpart, in a bitwise comparison, and

@@ -20,17 +20,22 @@ _VALUES: Final = (PARAM, STATE, INPUT, ACTIVATION, AUX)
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """The tensors of one family by the tokens of their names, and how those begin where they all begin alike."""
+    """The tensors of one family by the tokens of their names."""
 
     tokens: Mapping[str, Tokens]
 
-    def forms(self, *, shortened: bool = False) -> dict[str, str]:
-        """The key of each normal form that one tensor alone has."""
-        start = common_start(self.tokens.values()) if shortened else 0
+    def scopes(self) -> list[Tokens]:
+        """What may be scopes around everything, the outermost first."""
+        start = common_start(self.tokens.values())
+        return [start[:length] for length in range(1, len(start) + 1)]
+
+    def forms(self, without: Tokens = ()) -> dict[str, str]:
+        """The key of each normal form that one tensor alone has; of what lies in a scope, without that scope."""
         keys: defaultdict[str, list[str]] = defaultdict(list)
         for key, tokens in self.tokens.items():
-            keys[spelt(tokens[start:])].append(key)
-        return {form: found[0] for form, found in keys.items() if len(found) == 1}
+            inside = tokens[: len(without)] == without
+            keys[spelt(tokens[len(without) :] if inside else tokens)].append(key)
+        return {form: found[0] for form, found in keys.items() if form and len(found) == 1}
 
     def numbered(self) -> dict[str, list[list[str]]]:
         """Rows of tensors numbered from 0 up, by the normal form of their names without the number."""
@@ -57,10 +62,18 @@ def by_path(dumps: Dumps, left: Pairing) -> Iterator[Match]:
 
 
 def _of_one_form(ref: _Names, cand: _Names) -> Iterator[Match]:
+    yield from _alike((ref.forms(), cand.forms()))
     # One side may have a scope around everything that the other lacks. Not both: `encoder` is no `decoder`.
-    for shortened in ((False, False), (True, False), (False, True)):
-        one, other = ref.forms(shortened=shortened[0]), cand.forms(shortened=shortened[1])
-        yield from (Match.of(key, other[form], "path") for form, key in one.items() if form in other)
+    unwrapped = [
+        *((ref.forms(scope), cand.forms()) for scope in ref.scopes()),
+        *((ref.forms(), cand.forms(scope)) for scope in cand.scopes()),
+    ]
+    yield from _alike(max(unwrapped, key=lambda forms: len(forms[0].keys() & forms[1].keys()), default=({}, {})))
+
+
+def _alike(forms: tuple[Mapping[str, str], Mapping[str, str]]) -> Iterator[Match]:
+    ref, cand = forms
+    yield from (Match.of(key, cand[form], "path") for form, key in ref.items() if form in cand)
 
 
 def _stacks(dumps: Dumps, ref: _Names, cand: _Names) -> Iterator[Match]:

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.arrays.passes import reduce_array
+from gradscope.instrument.hostcalls import made_on_host
 from gradscope.instrument.taps import whole_tensor
 from gradscope.stats.core import CoreNumbers
-from gradscope.tracing.jaxcompat import made_on_host
 from gradscope.tracing.meshes import varying, varying_axes
 
 #: Numbers first, then two digits for each count.

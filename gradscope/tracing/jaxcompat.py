@@ -12,10 +12,8 @@ Sharp edges, and what we do about them:
 - `jit`'s primitive was called `pjit` before 0.7; `closed_call` became `eval_jaxpr` in 0.11.
 - `scan` told its numbers of constants and carries directly before 0.12, and by a pair of trees since.
 
-- Host callbacks that are handed the buffer itself exist from 0.6.1.
-
-Only `jax.extend` and `jax.experimental` are used, never `jax._src`; all are outside JAX's compatibility promise, which
-is why no other module of gradscope may touch them.
+Only `jax.extend` is used, never `jax._src`; both are outside JAX's compatibility promise, which is why no other module
+of gradscope may touch them.
 """
 
 from __future__ import annotations
@@ -27,16 +25,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import jax
-import numpy as np
 from jax.extend import core as jex_core
 from jax.extend import source_info_util
 
 from gradscope.tracing.libraries import is_file_of, is_library_file
-
-try:
-    from jax.experimental.buffer_callback import buffer_callback
-except ImportError:
-    buffer_callback = None
 
 #: A variable or a literal of a jaxpr.
 Atom: TypeAlias = Any
@@ -243,24 +235,6 @@ class traced_as:  # noqa: N801 - a context manager that reads as a clause
     def __exit__(self, *exception: object) -> None:
         for context in reversed(self._contexts):
             context.__exit__(*exception)
-
-
-def made_on_host(function: Callable[[np.ndarray], np.ndarray], shape: jax.ShapeDtypeStruct, operand: Any) -> Any:
-    """What a function of NumPy arrays makes of an array on the CPU backend, as part of a traced program.
-
-    Args:
-        function: Pure; gets an array that it may read only while it runs.
-        shape: The shape and dtype of what it makes.
-        operand: The array.
-    """
-    if buffer_callback is None:
-        return jax.pure_callback(lambda array: function(np.asarray(array)), shape, operand, vmap_method="sequential")
-
-    # The buffer itself: `pure_callback` first makes a JAX array of it, which takes longer than to reduce it.
-    def fill(_context: Any, made: Any, given: Any) -> None:
-        np.asarray(made)[...] = function(np.asarray(given))
-
-    return buffer_callback(fill, shape, vmap_method="sequential")(operand)
 
 
 def scopes(equation: Equation) -> tuple[Any, ...]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from gradscope.tracing.constants import Constants
 from gradscope.tracing.frames import OPERAND, Frame, ValueKey, resolve
-from gradscope.tracing.jaxcompat import Atom, Equation, is_literal, operation_name
+from gradscope.tracing.jaxcompat import Atom, Equation, operation_name
 from gradscope.tracing.layers import LayerCall
 from gradscope.tracing.tracer import Trace
 from gradscope.tracing.turns import Moment
@@ -23,7 +24,7 @@ class Operation:
         equation: The equation.
         layer: It, as a layer.
         turn: The turn.
-        operands: What it reads: values, and literals as they are.
+        operands: What it reads: values, and constants as they are.
         outputs: What it makes.
     """
 
@@ -59,6 +60,7 @@ class Operations:
 
     def __init__(self, trace: Trace) -> None:
         self.frames = {frame.key: frame for frame in trace.root.walk()}
+        self._constants = Constants(trace)
         self._layers = {(layer.frame.key, layer.equations[0]): layer for layer in trace.layers if layer.operation}
         self._readers: dict[ValueKey, list[ValueKey]] = {}
         for frame in self.frames.values():
@@ -101,5 +103,5 @@ class Operations:
     def _operand(self, frame: Frame, atom: Atom, turn: tuple[int, ...]) -> Moment | Any:
         value = resolve(frame, atom)
         if value is None:
-            return atom.val if is_literal(atom) else None
+            return self._constants.value(frame, atom)
         return Moment(value, turn[: len(self.frames[value.frame].loops)])

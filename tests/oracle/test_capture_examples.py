@@ -256,6 +256,6 @@ def test_a_calibrated_reference_has_a_noise_floor_for_them() -> None:
         shapes=jax.eval_shape(lambda: (variables(), batch())), make=lambda: (variables(), batch()), batch_size=COUNT
     )
     request = DumpRequest(wanted=Wanted(per_example=True, families=frozenset({"example_grad"})))
-    found = calibrate(model_of(sum_loss), arguments, arguments, request, Timings())
+    found = calibrate(model_of(sum_loss), arguments, {"bfloat16": arguments}, request, Timings())
     assert 0 < found.noise["example_grad/w"]["noise"] < 0.05
     assert found.dump.manifest.examples is not None

@@ -243,12 +243,21 @@ def test_a_reference_of_statistics_holds_nothing_to_judge_by() -> None:
 def after_all_layers(params: Any, batch: Any, *, sign: float = 1.0) -> tuple[Array, dict[str, Array]]:
     with jax.named_scope("dense"):
         x = batch["x"] @ params["w"]
-    return sign * jnp.square(x).sum() + x.sum(), {"mean": sign * x.mean()}
+    outputs = {"mean": sign * x.mean(), "signs": jnp.sign(sign * x).astype(jnp.int32), "key": jax.random.key(3)}
+    return sign * jnp.square(x).sum() + x.sum(), outputs
 
 
 def test_what_is_made_after_the_last_layer_has_rows_of_its_own() -> None:
     found = of_losses(after_all_layers, lambda p, b: after_all_layers(p, b, sign=-1.0), VARIABLES, BATCH)
-    assert wrong(found) == ["(loss)", "aux/mean"]
+    assert wrong(found) == ["(loss)", "aux/mean", "aux/signs"]
+    assert [(each.name, each.why) for each in found.left_out] == [("aux/key", "it is a random key")]
+
+
+def test_terms_are_left_to_the_gradients_that_they_are_parts_of() -> None:
+    found = of_losses(after_all_layers, after_all_layers, VARIABLES, BATCH, terms=True)
+    terms = [each for each in found.left_out if each.name.startswith("term/")]
+    assert terms
+    assert {each.why for each in terms} == {"it is a part of a gradient, which is judged as a whole"}
 
 
 def test_a_dump_of_another_model_is_refused() -> None:

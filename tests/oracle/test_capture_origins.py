@@ -160,6 +160,23 @@ def test_what_was_bad_to_begin_with_is_said_to_be() -> None:
     assert origin.why == "has 1 NaN and 0 Inf before anything is computed"
 
 
+def nan_for_some(w: Any, row: Any) -> Any:
+    return jnp.where(row < 0, jnp.nan, row * w["one"]).sum()  # here
+
+
+def nothing_over_zero(w: Any, row: Any) -> Any:
+    return (row * w["one"] * 0 / np.array([1, 2, 0], np.float32)).sum()  # here
+
+
+@pytest.mark.parametrize(
+    ("construct", "constant", "operand"), [(plain, nothing_over_zero, 0.0), (scanned, nan_for_some, np.nan)]
+)
+def test_a_constant_is_an_operand_like_any_other(construct: Any, constant: Any, operand: float) -> None:
+    found = origin_of(construct(constant))
+    assert (found.direction, found.source) == ("forward", line_of(constant))
+    np.testing.assert_equal(found.operands[-1], operand)
+
+
 def test_an_infinity_that_is_meant_is_no_trouble() -> None:
     def loss(w: Any, x: Any) -> Any:
         with jax.named_scope("mask"):

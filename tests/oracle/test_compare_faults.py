@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -116,6 +118,30 @@ def test_another_fusion_is_no_difference(reference: gs.Dump) -> None:
     assert gs.compare(reference, optimised).verdict == "same"
 
 
+def stepped(path: Path, compiled: Callable[[Any], Any]) -> gs.Dump:
+    """What an observed training step saves, compiled in some way or run operation by operation."""
+
+    def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        for name in ("dense1", "dense2"):
+            with jax.named_scope(name):
+                x = jax.nn.softmax(jnp.tanh(x @ params[name]) * 3)
+        return jnp.square(x).mean()
+
+    params = {f"dense{seed}": jax.random.normal(jax.random.key(seed), (32, 32)) / 4 for seed in (1, 2)}
+    _, seen = compiled(gs.value_and_grad(loss, observe="tensors"))(params, params["dense1"] * 2)
+    gs.save(path, seen)
+    return gs.load(path)
+
+
+def test_compiled_with_whatever_flags_a_run_is_the_one_operation_by_operation(tmp_path: Path) -> None:
+    eager = stepped(tmp_path / "eager.npz", lambda step: step)
+    flags = {"xla_cpu_enable_fast_math": True, "xla_backend_optimization_level": 3}
+    jitted = gs.compare(eager, stepped(tmp_path / "jit.npz", jax.jit))
+    flagged = gs.compare(eager, stepped(tmp_path / "flags.npz", partial(jax.jit, compiler_options=flags)))
+    assert (jitted.verdict, flagged.verdict) == ("same", "same")
+    assert not all(row.metrics["bit_equal"] for row in flagged.rows if row.compared)
+
+
 def scaled(factor: float, *, reordered: bool = False) -> gs.Dump:
     """A linear model whose loss is a multiple, or whose sum runs in another order."""
 
@@ -139,6 +165,7 @@ def test_a_factor_is_said_to_be_one(plain: gs.Dump) -> None:
     found: Comparison = gs.compare(plain, scaled(-0.125))
     likely = {row.name: row.likely for row in found.rows if row.family == "param_grad"}
     assert likely == {"w": "is -0.125 times the reference's"}
+    assert {row.likely for row in found.rows if row.name == "loss"} == {""}  # any number is a multiple of another
 
 
 def test_another_order_of_a_sum_is_no_difference(plain: gs.Dump) -> None:

@@ -15,9 +15,6 @@ import pytest
 import gradscope as gs
 from tests.oracle.commands import Dumped, gradscope
 
-#: The loop as a whole is a layer around its turns; unrolled, there is no such layer.
-LOOP = ("--allow-missing", "block")
-
 LAYERS_OF_A_BLOCK = {
     *("norm1", "attn/query", "attn/key", "attn/value", "attn/scores", "attn/softmax", "attn/mix", "attn/out", "attn"),
     *("add1", "norm2", "mlp/up", "mlp/gelu", "mlp/down", "mlp", "add2"),
@@ -40,19 +37,18 @@ def names(report: Any, family: str, status: str) -> set[str]:
 
 @pytest.mark.parametrize("family", ["activation", "activation_grad"])
 def test_every_turn_of_the_scan_is_a_block_of_the_unrolled_model(family: str, scanned: Path, unrolled: Path) -> None:
-    command = gradscope("compare", scanned, unrolled, *LOOP, "--json")
+    command = gradscope("compare", scanned, unrolled, "--json")
     assert command.status == 0, command.output
     outside = {"embed/token", "embed/position", "embed/add", "embed", "norm", "head", "loss"}
     turns = {f"block[{turn}]" for turn in (0, 1)}
     inside = {f"{turn}/{layer}" for turn in turns for layer in LAYERS_OF_A_BLOCK}
-    assert names(command.report, family, "same") == outside | turns | inside
-    assert names(command.report, family, "missing") == {"block"}
-    assert names(command.report, family, "extra") == set()
+    assert names(command.report, family, "same") == outside | turns | inside | {"block"}
+    assert names(command.report, family, "missing") | names(command.report, family, "extra") == set()
 
 
 @pytest.mark.parametrize("family", ["param", "param_grad"])
 def test_parameters_and_their_gradients_agree(family: str, scanned: Path, unrolled: Path) -> None:
-    report = gradscope("compare", unrolled, scanned, *LOOP, "--json").report
+    report = gradscope("compare", unrolled, scanned, "--json").report
     assert report["verdict"] == "same"
     assert len(names(report, family, "same")) == 15
     assert names(report, family, "missing") | names(report, family, "extra") == set()
@@ -69,10 +65,12 @@ def test_every_turns_layers_read_what_those_of_the_unrolled_model_read(scanned: 
     assert read[1]["embed/add"] == ("embed/token", "embed/position")
 
 
-def test_the_loop_as_a_whole_has_to_be_allowed(scanned: Path, unrolled: Path) -> None:
-    command = gradscope("compare", scanned, unrolled, "--json")
-    assert command.status == 1
-    assert {row["name"] for row in command.report["rows"] if row["status"] != "same"} == {"block"}
+def test_the_loop_as_a_whole_is_what_its_last_turn_made(scanned: Path, unrolled: Path) -> None:
+    for pair in ((scanned, unrolled), (unrolled, scanned)):
+        rows = gradscope("compare", *pair, "--select", "activation*/block", "--json").report["rows"]
+        assert [(row["name"], row["matched_by"], row["counterpart"]) for row in rows] == [
+            ("block", "turns", "block[1]/add2")
+        ] * 2
 
 
 @pytest.mark.parametrize(
@@ -88,7 +86,7 @@ def test_a_difference_in_one_turn_is_named_by_that_turn(
     with np.load(unrolled) as members:
         tensors = {name: members[name] for name in members if name.split("/")[0] in {"activation", "activation_grad"}}
     np.savez(tmp_path / "changed.npz", **tensors | {key: tensors[key] * (1 + 1e-8)})
-    turns = ("--select", "re:block.*", "--allow-missing", r"block|block\[.\]|.*/(attn|mlp)")
+    turns = ("--select", "re:block.*", "--allow-missing", r"block\[.\]|.*/(attn|mlp)")
     command = gradscope("compare", scanned, tmp_path / "changed.npz", *turns, "--exclude", "param*", "--json")
     assert command.status == 1, command.messages
     assert command.report["first_divergence"] == divergence

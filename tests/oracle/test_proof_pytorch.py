@@ -119,6 +119,20 @@ def test_the_verdict_is_said_in_a_sentence(ported: Ported) -> None:
     assert command.output.startswith("same")
 
 
+def test_in_pytorchs_own_names_and_layouts_every_layer_agrees_too(ported: Ported) -> None:
+    """OIHW and NCHW, `weight` for kernels and scales: the tool finds out itself."""
+    path = ported.folder / "as_it_is.npz"
+    torch_resnet.captured(torch_resnet.twin(ported.variables), ported.batch, path)
+    command = gradscope("compare", ported.path, path, "--allow-missing", "(state|aux)/.*", "--json")
+    rows = {f"{row['family']}/{row['name']}": row for row in command.report["rows"]}
+    assert command.status == 0, command.output
+    kernel, image = rows["param/stage1_block1/conv1/kernel"], rows["activation/stage1_block1/conv1"]
+    assert (kernel["matched_by"], kernel["made_by"]) == ("path", "transpose [2, 3, 1, 0]")
+    assert image["made_by"] == "transpose [0, 2, 3, 1]"
+    compared = Counter(row["family"] for row in rows.values() if row["status"] == "same")
+    assert (compared["activation"], compared["param_grad"]) == (LAYERS, PARAMETERS)
+
+
 @pytest.mark.parametrize(
     ("change", "forward"),
     [(with_another_epsilon, "stage3_block2/bn2"), (with_two_kernels_swapped, "stage2_block2/conv2")],

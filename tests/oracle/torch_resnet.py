@@ -10,12 +10,14 @@ One difference is meant to be: PyTorch's running variance is the unbiased one, s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gradscope.api.reading import Dump
 from gradscope.frameworks.torch import capture
 
 
@@ -35,15 +37,26 @@ def run(
     Returns:
         What `capture` finds, by the JAX model's keys and in its layout.
     """
-    head = np.array(variables["params"]["head"]["kernel"])
-    model = TorchResNet50(classes=head.shape[1]).to(torch.from_numpy(head).dtype)
-    copy_variables(model, variables)
+    model = twin(variables)
     change(model)
-    image, label = (torch.from_numpy(np.array(batch[name])) for name in ("image", "label"))
-    dump = capture(model, lambda loss: loss, {"image": image.permute(0, 3, 1, 2), "label": label.long()})
+    dump = captured(model, batch)
     return {
         jax_key(model, key): to_jax_layout(key, dump[key]) for key in dump if not key.startswith(("input/", "state/"))
     }
+
+
+def twin(variables: Mapping[str, Any]) -> TorchResNet50:
+    """The twin with the JAX model's variables, in their dtype."""
+    head = np.array(variables["params"]["head"]["kernel"])
+    model = TorchResNet50(classes=head.shape[1]).to(torch.from_numpy(head).dtype)
+    copy_variables(model, variables)
+    return model
+
+
+def captured(model: TorchResNet50, batch: Mapping[str, Any], path: Path | None = None) -> Dump:
+    """What `capture` finds of the twin, in PyTorch's names and layouts."""
+    image, label = (torch.from_numpy(np.array(batch[name])) for name in ("image", "label"))
+    return capture(model, lambda loss: loss, {"image": image.permute(0, 3, 1, 2), "label": label.long()}, path)
 
 
 class TorchResNet50(nn.Module):

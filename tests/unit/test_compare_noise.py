@@ -57,6 +57,16 @@ def test_low_precision_is_held_against_low_precision() -> None:
     assert "noise" not in row(compare(only_rounding, dump(narrow)), "activation/second").metrics
 
 
+def test_single_precision_is_held_against_single_precision_where_the_reference_has_double() -> None:
+    floors = {"noise": 1e-14, "noise@float32": 1e-6, "noise@bfloat16": 1e-2}
+    double, single, narrow = (replace(entry("activation/a", NUMBERS), dtype=dtype, stats=floors)
+                              for dtype in ("float64", "float32", "bfloat16"))  # fmt: skip
+    assert noise_floor(double, double, reduced=False) == 1e-14
+    assert noise_floor(double, single, reduced=False) == 1e-6
+    assert noise_floor(double, single, reduced=True) == noise_floor(double, narrow, reduced=False) == 1e-2
+    assert noise_floor(replace(double, stats={"noise": 1e-14, "noise@bfloat16": 1e-2}), single, reduced=False) is None
+
+
 def test_what_is_asked_for_goes_before_noise() -> None:
     options = CompareOptions(rules=(Rule.parse("first=noise < 2"), Rule.parse("1e-9")))
     found = compare(NOISY, dump({key: off_by(key, 1e-3) for key in MODEL}), options=options)

@@ -93,6 +93,20 @@ def test_a_scope_around_everything_on_one_side_is_a_wrapper() -> None:
         assert {row.matched_by for row in compare(dump(ref), dump(cand)).rows} == {"path"}
 
 
+@pytest.mark.parametrize("wrapper", ["FlaxBert", "Model_0"])
+def test_a_wrapper_has_an_output_of_its_own_and_a_loss_stands_outside_of_it(wrapper: str) -> None:
+    tensors = {"bert/pooler": values(3, 2), "bert/embed": values(4, 2), "classifier": values(5, 2)}
+    wrapped = {f"activation/{wrapper}/{name}": array for name, array in tensors.items()}
+    wrapped |= {f"activation/{wrapper}": values(6), "activation/loss": values(7)}
+    # Other values: what has the same would be found by those.
+    bare = {f"activation/{name}": array + 1 for name, array in tensors.items()}
+    found = rows(compare(dump(wrapped), dump(bare)))
+    assert {name: found[f"activation/{wrapper}/{name}"].counterpart for name in tensors} == {
+        name: name for name in tensors
+    }
+    assert {found[key].status for key in (f"activation/{wrapper}", "activation/loss")} == {"missing"}
+
+
 def test_two_tensors_of_one_normal_form_are_not_guessed_at() -> None:
     ref = dump({"param/a.1": values(3), "param/a_1": values(4)})
     found = compare(ref, dump({"param/a[1]": values(5)}))
