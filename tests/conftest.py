@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -41,8 +42,14 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def forget_programs() -> Iterator[None]:
-    """JAX keeps every program that it has compiled, a megabyte and a half each: eight gigabytes in a whole run."""
+def programs() -> Iterator[None]:
+    """What a module compiles is kept in the run's folder for others, and not in memory.
+
+    JAX keeps every program, a megabyte and a half each: in a whole run, eight gigabytes.
+    """
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update("jax_compilation_cache_dir", str(Path(os.environ[CACHE], "programs")))
+        sys.modules["jax"].config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()

@@ -10,6 +10,8 @@ import pytest
 
 from tests.integration.command import gradscope, in_terminal
 
+pytestmark = pytest.mark.xdist_group(__name__)
+
 MODEL = """
 import jax
 import jax.numpy as jnp

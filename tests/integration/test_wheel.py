@@ -12,6 +12,8 @@ import pytest
 
 from tests.integration.command import GRADSCOPE, TIMEOUT
 
+pytestmark = pytest.mark.xdist_group(__name__)
+
 ROOT = Path(__file__).parents[2]
 
 
