@@ -10,8 +10,6 @@ from gradscope.dump.jsontext import as_float
 from gradscope.dump.reader import open_dump
 from tests.integration.command import gradscope
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 
 @pytest.fixture(scope="module")
 def folder(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -12,8 +12,6 @@ from gradscope.dump.reader import open_dump
 from tests.integration.command import gradscope
 from tests.integration.models import source, write
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 LOSS = """
 def loss(variables, batch):
     return (forward(variables, batch) ** 2).mean()

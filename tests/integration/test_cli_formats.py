@@ -15,8 +15,6 @@ from gradscope.stats import tensor_stats
 from tests.dumps import record, write
 from tests.integration.command import Finished, gradscope, in_shell, in_terminal
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 FORMATS = ("table", "json", "csv", "markdown")
 
 #: Commands that only read, with their statuses.

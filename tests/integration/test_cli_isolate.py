@@ -11,8 +11,6 @@ import pytest
 from tests.integration import models
 from tests.integration.command import gradscope
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 #: The last layer's kernel is applied with a sign, behind a layer that amplifies.
 FAULTY = models.FORWARD.replace('return x @ variables["last"]["w"]', 'return -x @ variables["last"]["w"]')
 

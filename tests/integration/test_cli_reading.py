@@ -13,8 +13,6 @@ import pytest
 from tests.hostile import OURS, Canary, relaid
 from tests.integration.command import gradscope
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 COMMANDS = ("show {}", "verify {}", "compare {} good.npz", "compare good.npz {}", "recover {} -o saved.npz")
 
 #: Files that no command opens, and what is wrong with them.

@@ -11,8 +11,6 @@ from tests.integration import models
 from tests.integration.command import gradscope
 from tests.reproduction import run
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 #: The last layer doubles what it gives, by a function whose rule may be wrong.
 RIGHT = models.FORWARD.replace('return x @ variables["last"]["w"]', 'return 2 * x @ variables["last"]["w"]')
 WRONG = models.FORWARD.replace('return x @ variables["last"]["w"]', 'return doubled(x) @ variables["last"]["w"]')

@@ -10,8 +10,6 @@ import pytest
 
 from tests.integration.command import gradscope, in_terminal
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 MODEL = """
 import jax
 import jax.numpy as jnp

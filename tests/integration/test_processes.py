@@ -18,8 +18,6 @@ from gradscope.stats import TensorStats, tensor_stats
 from tests.integration.command import Finished
 from tests.integration.command import gradscope as gradscope_command
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 COUNT = 2
 
 #: Trains nothing: one step of a scanned model, batch split over all devices, one weight split too.

@@ -12,8 +12,6 @@ import pytest
 
 from tests.integration.command import GRADSCOPE, TIMEOUT
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 ROOT = Path(__file__).parents[2]
 
 

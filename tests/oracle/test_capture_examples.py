@@ -23,8 +23,6 @@ from gradscope.naming import Selection
 from gradscope.tracing.model import Model
 from gradscope.tracing.tracer import Leaf
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 COUNT = 5
 
 

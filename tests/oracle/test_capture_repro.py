@@ -19,8 +19,6 @@ from models.resnet50 import ResNet
 from models.transformer import Transformer
 from tests.reproduction import Ran, run
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 
 def reproduction(loss: Any, variables: Any, batch: Any, layer: str) -> Reproduction:
     dump = gs.capture(loss, variables, batch)

@@ -17,8 +17,6 @@ from gradscope.compare import Comparison
 from tests.oracle import faulty
 from tests.oracle.isolating import isolated, wrong
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:

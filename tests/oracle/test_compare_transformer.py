@@ -19,8 +19,6 @@ from torch import nn  # noqa: E402 - needs PyTorch
 
 from gradscope.frameworks.torch import capture  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH = 2, 8, 2, 11, 5
 MODEL = Transformer(layers=LAYERS, width=WIDTH, heads=HEADS, vocabulary=VOCABULARY, length=LENGTH)
 

@@ -20,8 +20,6 @@ from gradscope.dump.memory import MemoryDump
 from gradscope.naming import Selection
 from tests.oracle.isolating import isolated
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 #: What a body makes of a carry and a slice: the carry, and what is stacked.
 Body = Callable[[Array, Array], tuple[Array, Any]]
 #: Runs a body under a scope.

@@ -21,8 +21,6 @@ from tests.oracle import engine
 from tests.oracle.commands import Dumped, python
 from tests.oracle.zoo import ZOO, Case
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 #: What a command line is told to run a model under a tap that does not keep its promise.
 DISHONEST = """
 import sys

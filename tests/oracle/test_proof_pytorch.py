@@ -22,8 +22,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is absent: the zoo's ResNet
 
 from tests.oracle import torch_resnet  # noqa: E402 - it imports torch
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 #: The stem and its four layers; sixteen blocks of ten; four projections of two; pool, head and loss.
 LAYERS = 5 + 16 * 11 + 4 * 2 + 3
 

@@ -19,8 +19,6 @@ from gradscope import Dump
 from tests.oracle.explicit import named_params, tensors_of
 from tests.oracle.zoo import ZOO, Case
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 #: Largest relative l2 error. ResNets amplify rounding: batch norm over two examples of one pixel divides by what may be
 #: a small difference.
 ROUNDING = 1e-10

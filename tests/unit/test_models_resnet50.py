@@ -13,8 +13,6 @@ import pytest
 from models import resnet50
 from models.resnet50 import ResNet
 
-pytestmark = pytest.mark.xdist_group(__name__)
-
 SMALL = ResNet(depth=18, classes=10, image_size=32)
 SMALL_FORWARD = jax.jit(SMALL.forward, static_argnames="train")
 PUBLISHED_PARAMETERS = {18: 11_689_512, 34: 21_797_672, 50: 25_557_032, 101: 44_549_160, 152: 60_192_808}
