@@ -71,8 +71,8 @@ def capture(
 
     Raises:
         ModelError: The loss failed, or is not a scalar that can be differentiated.
-        UsageError: A pattern selects nothing, a name is unknown, a tensor does not fit, or the batch does not tell its
-            examples.
+        UsageError: A pattern selects nothing, a family is named that nothing asks to be made, a name is unknown, a
+            tensor does not fit, or the batch does not tell its examples.
     """
     name = getattr(loss, "__name__", "loss")
     model = lifted_model(Model(name=name, init=lambda _: variables, batch=lambda _key, _size: batch, loss=loss))
@@ -218,6 +218,9 @@ def _save_dump(writer: Writer, source: DumpSource) -> Manifest:
         self_check=manifest.self_check,
         examples=manifest.examples,
         timings=manifest.timings,
+        origins=manifest.origins,
+        complete=manifest.complete,
+        note=manifest.note,
     )
 
 

@@ -54,7 +54,7 @@ class Extremes:
     @property
     def amax(self) -> float:
         """The largest magnitude."""
-        return max(self.high, -self.low)
+        return max(abs(self.high), abs(self.low))
 
     def __add__(self, other: Extremes) -> Extremes:
         return Extremes(low=min(self.low, other.low), high=max(self.high, other.high))

@@ -161,10 +161,10 @@ def combination(run: Run, gradients: ExampleGradients, count: int, machine: Mapp
         machine: What the run depended on: with which precision matrices were multiplied.
 
     Returns:
-        How; None where the loss depends on no parameter that is shown.
+        How; None where no gradient tells: no parameter that is shown is one the loss depends on, or nothing is finite.
     """
     batch = {n: np.asarray(run.observed.gradients[n]) for n in gradients if n in run.reached.arguments}
-    if not batch:
+    if not any(np.isfinite(gradient).any() for gradient in batch.values()):
         return None
     sums = {number: _sum(gradients[number]) for number in batch}
     sizes = {number: length(each) for number, each in batch.items()}

@@ -172,7 +172,7 @@ class Examples:
     Attributes:
         count: Number of examples.
         combined_by: What of their gradients comes closest to the batch's.
-        rel_l2: How close, over all parameters together; inf where one of the two is not finite.
+        rel_l2: How close, over all parameters together; inf where an element is finite in one of the two alone.
         coupled: Whether that is more than rounding.
     """
 

@@ -27,8 +27,9 @@ def make_plan(trace: Trace, wanted: Wanted, observe: Observer = whole_tensor) ->
         observe: What is kept of each value and cotangent.
 
     Raises:
-        UsageError: A pattern selects nothing; the hint names the nearest names.
+        UsageError: A pattern selects nothing, or a family is named that nothing asks to be made.
     """
+    wanted.require_made()
     terms = Terms(trace, wanted)
     if wanted.selection.select:
         wanted.selection.require_matches(_known_names(trace, wanted, terms))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gradscope import naming
+from gradscope.errors import UsageError
 from gradscope.naming import Selection
 from gradscope.tracing.sites import SiteName
 
@@ -42,6 +43,21 @@ class Wanted:
     def looks_inside_layers(self) -> bool:
         """Whether operations have to be told apart for it."""
         return self.operations or self.operands or self.terms
+
+    def require_made(self) -> None:
+        """Refuse families that are named and only made when they are asked for, which they are not.
+
+        Raises:
+            UsageError: There is one; the hint says what asks for it.
+        """
+        if self.families == EVERYTHING:
+            return
+        for family, made, asking in (
+            (naming.TERM, self.terms or self.operands, "--terms, or --ops=inputs"),
+            (naming.EXAMPLE_GRAD, self.per_example, "--per-example"),
+        ):
+            if family in self.families and not made:
+                raise UsageError(f"the family {family} is only made when it is asked for", hint=f"with {asking}")
 
     def wants(self, family: str, name: str) -> bool:
         """Whether a tensor of this family and name is wanted."""

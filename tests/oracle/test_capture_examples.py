@@ -215,6 +215,21 @@ def test_an_example_that_is_not_finite_alone_is_no_trouble_of_the_run() -> None:
     assert (combined(dump).coupled, combined(dump).rel_l2) == (True, np.inf)
 
 
+def test_where_no_gradient_is_finite_nothing_is_said_of_how_they_combine() -> None:
+    dump = captured(lambda variables, batch: mean_loss(variables, batch)[0] / 0.0)
+    assert not np.isfinite(dump["param_grad/w"]).any()
+    assert manifest_of(dump).examples is None
+
+
+@pytest.mark.parametrize(
+    ("family", "asking"), [("example_grad", "--per-example"), ("term", "--terms"), ("term", "--ops=inputs")]
+)
+def test_a_family_that_nothing_asks_to_be_made_is_refused(family: str, asking: str) -> None:
+    with pytest.raises(UsageError, match=f"the family {family} is only made when it is asked for") as refused:
+        gs.capture(mean_loss, variables(), batch(), families=["param_grad", family])
+    assert asking in refused.value.hint
+
+
 def test_a_loss_that_does_not_take_a_batch_of_one_fails_by_name() -> None:
     def loss(variables: Any, batch: Any) -> Any:
         return (outputs(variables, batch).reshape(COUNT) ** 2).mean()

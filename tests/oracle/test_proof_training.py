@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -247,6 +248,25 @@ def test_statistics_are_saved_with_the_same_layers_names_gains_and_ledger(name: 
         for key in full:
             assert core.stats(key).l2 == pytest.approx(full.stats(key).l2, rel=1e-5), key
             assert (core.stats(key).shape, core.stats(key).dtype) == (full.stats(key).shape, full.stats(key).dtype)
+
+
+def test_a_capture_is_saved_with_everything_it_says(tmp_path: Path) -> None:
+    def loss(variables: Any, batch: Any) -> Any:
+        with jax.named_scope("layer"):
+            return (jnp.log(variables["w"] * batch) + jax.nn.relu(variables["dead"] - 2.0)).mean()
+
+    arguments = {"w": jnp.ones(3), "dead": jnp.ones(3)}, jnp.arange(-1.0, 2.0)
+    captured = gs.capture(loss, *arguments, self_check=True, per_example=True)
+    gs.save(tmp_path / "run.npz", captured)
+    said, saved = captured.manifest, gs.load(tmp_path / "run.npz").manifest
+    assert said.origins
+    assert said.causes
+    assert said.self_check
+    assert {name for name in vars_of(said) if repr(getattr(said, name)) != repr(getattr(saved, name))} == {"entries"}
+
+
+def vars_of(manifest: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(manifest)]
 
 
 def structure(layer: Any) -> tuple[Any, ...]:

@@ -134,6 +134,12 @@ def test_the_hash_is_of_the_elements_in_c_order(dtype: type) -> None:
     assert content_hash(array.T) == content_hash(np.ascontiguousarray(array.T)) != content_hash(array)
 
 
+def test_the_largest_magnitude_of_minus_zeros_has_no_sign() -> None:
+    amax = tensor_stats(np.full(3, -0.0, np.float32)).amax
+    assert amax is not None
+    assert math.copysign(1.0, amax) == 1.0
+
+
 def test_minus_zero_hashes_apart_from_zero() -> None:
     assert content_hash(np.array([-0.0])) != content_hash(np.array([0.0]))
 
