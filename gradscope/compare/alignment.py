@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -130,26 +130,35 @@ class Alignment:
         return (self.residual / self.cand) ** 2 / (1 + cosine)
 
 
-def alignment_of(ref: Array, cand: Array, difference: Array) -> Alignment:
+def alignment_of(ref: Array, cand: Array, difference: Array, square: float) -> Alignment:
     """The alignment of a block.
 
     Args:
         ref: One-dimensional, contiguous, float64, all finite.
         cand: The same; only its norm counts where the difference is given more exactly.
         difference: `cand - ref`.
+        square: Its inner product with itself.
 
     Returns:
         Its alignment.
     """
-    squares, cand_squares = inner(ref, ref), inner(cand, cand)
-    if not _in_range(max(squares, cand_squares)) and (exponent := _exponent(ref, cand)):
+    squares = _Squares(inner(ref, ref), inner(cand, cand), square)
+    if not _in_range(max(squares.ref, squares.cand)) and (exponent := _exponent(ref, cand)):
         return _scaled_alignment(ref, cand, exponent)
-    return _plain_alignment(ref, cand, difference, squares, cand_squares)
+    return _plain_alignment(ref, cand, difference, squares)
 
 
-def _plain_alignment(ref: Array, cand: Array, difference: Array, squares: float, cand_squares: float) -> Alignment:
-    squares, cand_squares = (each if _in_range(each) else 0.0 for each in (squares, cand_squares))
-    square, along = inner(difference, difference), inner(ref, difference) if squares else 0.0
+class _Squares(NamedTuple):
+    """The inner product of each of the vectors with itself."""
+
+    ref: float
+    cand: float
+    difference: float
+
+
+def _plain_alignment(ref: Array, cand: Array, difference: Array, known: _Squares) -> Alignment:
+    squares, cand_squares = (each if _in_range(each) else 0.0 for each in (known.ref, known.cand))
+    square, along = known.difference, inner(ref, difference) if squares else 0.0
     lengths = Alignment(ref=math.sqrt(squares), cand=math.sqrt(cand_squares), difference=math.sqrt(square))
     if along * along <= squares * square / 2:
         residual = square - along * along / squares if squares else square
@@ -164,7 +173,9 @@ def _plain_alignment(ref: Array, cand: Array, difference: Array, squares: float,
 
 def _scaled_alignment(ref: Array, cand: Array, exponent: int) -> Alignment:
     ref, cand = np.ldexp(ref, -exponent), np.ldexp(cand, -exponent)
-    plain = _plain_alignment(ref, cand, cand - ref, inner(ref, ref), inner(cand, cand))
+    difference = cand - ref
+    squares = _Squares(*(inner(each, each) for each in (ref, cand, difference)))
+    plain = _plain_alignment(ref, cand, difference, squares)
     return replace(plain, exponent=exponent)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
+from gradscope.arrays.inner import inner
 from gradscope.arrays.scratch import scratch
 from gradscope.arrays.widening import real_values
 from gradscope.compare.alignment import alignment_of
@@ -43,7 +44,7 @@ def measure(pairs: Iterable[Pair], yardstick: Yardstick) -> Metrics:
     total = Metrics(kind=yardstick.kind)
     with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
         for one, other in pairs:
-            bit_equal = same_bytes(one, other)
+            bit_equal = total.bit_equal and same_bytes(one, other)
             total += replace(_measured_block(one, other, yardstick), bit_equal=bit_equal)
     return total
 
@@ -53,19 +54,22 @@ def _measured_block(ref: Array, cand: Array, yardstick: Yardstick) -> Metrics:
         return _exact_block(ref, cand, yardstick)
     one, other = _widened(ref, Slot.REF), _widened(cand, Slot.CAND)
     difference = np.subtract(other, one, out=scratch(Slot.DIFFERENCE, one.size, np.float64))
-    # Anything that is not finite on either side is not finite in the difference, nor in its sum.
-    if not math.isfinite(difference.sum()):
+    square = inner(difference, difference)
+    # Anything that is not finite on either side is not finite in the difference, nor in its square.
+    if not math.isfinite(square):
         finite = np.isfinite(_elements(one, yardstick)) & np.isfinite(_elements(other, yardstick))
         if not finite.all():
             return _partly_finite_block(ref, cand, finite, yardstick)
-    alignment = alignment_of(one, other, difference)
+    alignment = alignment_of(one, other, difference, square)
     magnitudes = np.abs(_elements(one, yardstick), out=scratch(Slot.MAGNITUDE, ref.size, np.float64))
     distances = np.abs(_elements(difference, yardstick), out=difference[: ref.size])
+    small = np.less(magnitudes, yardstick.small, out=scratch(Slot.SMALL, ref.size, np.bool_))
+    relations = relations_of(magnitudes, distances, small)
     deviation = Deviation(
         count=ref.size,
         peak=peak_of(ref, cand, distances),
-        mismatched=mismatches(magnitudes, distances, yardstick),
-        relations=_relations(one, other, magnitudes, distances, yardstick),
+        mismatched=_mismatches(magnitudes, distances, small, relations, yardstick),
+        relations=_with_flips(relations, one, other, yardstick),
         ulps=_ulps(ref, cand, yardstick),
     )
     return Metrics(kind=yardstick.kind, size=ref.size, alignment=alignment, deviation=deviation)
@@ -99,8 +103,16 @@ def _partly_finite_block(ref: Array, cand: Array, finite: Array, yardstick: Yard
     return replace(rest, size=ref.size, nonfinite_mismatch=conflicts, deviation=replace(rest.deviation, peak=peak))
 
 
-def _relations(ref: Array, cand: Array, magnitudes: Array, distances: Array, yardstick: Yardstick) -> Relations:
-    relations = relations_of(magnitudes, distances, yardstick.small)
+def _mismatches(magnitudes: Array, distances: Array, small: Array, relations: Relations, yardstick: Yardstick) -> int:
+    # Where no relation is above rtol, by more than it is rounded, only an element too small for one can be mismatched.
+    few = 8 * (magnitudes.size - relations.large) <= magnitudes.size
+    if few and relations.max_rel <= yardstick.rtol * (1 - 2.0**-50):
+        at = np.flatnonzero(small)
+        return mismatches(magnitudes[at], distances[at], yardstick)
+    return mismatches(magnitudes, distances, yardstick)
+
+
+def _with_flips(relations: Relations, ref: Array, cand: Array, yardstick: Yardstick) -> Relations:
     # An element that changes sign moves by at least its own magnitude.
     if yardstick.kind == "complex" or relations.max_rel < 1:
         return relations
@@ -128,5 +140,5 @@ def _exact_block(ref: Array, cand: Array, yardstick: Yardstick) -> Metrics:
         peak=peak_of(ref, cand, distances),
         mismatched=mismatches(np.abs(wide), distances, yardstick),
     )
-    alignment = alignment_of(wide, other.astype(np.float64), difference)
+    alignment = alignment_of(wide, other.astype(np.float64), difference, inner(difference, difference))
     return Metrics(kind=yardstick.kind, size=ref.size, alignment=alignment, deviation=deviation)

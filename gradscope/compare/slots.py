@@ -12,5 +12,6 @@ class Slot(Enum):
     CAND = "the candidate's block as float64"
     DIFFERENCE = "candidate minus reference"
     MAGNITUDE = "the magnitudes of the reference"
+    SMALL = "elements of the reference too small for a relation"
     WORK = "a step's own result"
     MASK = "elements of which a step asks a question"

@@ -37,13 +37,12 @@ def ulp_distances(ref: Array, cand: Array) -> Array:
 def _distances_of_patterns(ref: Array, cand: Array) -> Array:
     distances = scratch(Slot.WORK, ref.size, ref.dtype)
     np.bitwise_xor(ref, cand, out=distances)
-    opposite = np.less(distances, 0, out=scratch(Slot.MASK, ref.size, np.bool_))
+    # Few elements in a comparison that matters: only numbers near zero change sign by rounding.
+    opposite = np.flatnonzero(distances < 0) if distances.min() < 0 else None
     np.abs(np.subtract(ref, cand, out=distances), out=distances)
     unsigned = distances.view(f"u{ref.dtype.itemsize}")
-    if opposite.any():
-        # Few elements in a comparison that matters: only numbers near zero change sign by rounding.
-        at = np.flatnonzero(opposite)
-        unsigned[at] = _magnitude_patterns(ref[at]) + _magnitude_patterns(cand[at])
+    if opposite is not None:
+        unsigned[opposite] = _magnitude_patterns(ref[opposite]) + _magnitude_patterns(cand[opposite])
     return unsigned
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Final, Protocol
 
+from gradscope.dump.checksum import checksum
 from gradscope.dump.inputfile import InputFile
 from gradscope.errors import DumpError
 
@@ -66,7 +67,7 @@ class PlainStream:
             self._file.read_into(piece, self._offset)
             self._offset += len(piece)
             if self._expected is not None:
-                self._crc32 = zlib.crc32(piece, self._crc32)
+                self._crc32 = checksum(piece, self._crc32)
 
     def skip(self, size_bytes: int) -> None:
         """See `ByteStream`."""
@@ -109,7 +110,7 @@ class InflatingStream:
                 raise DumpError("its compressed data ends too early")
             buffer[: len(piece)] = piece
             buffer = buffer[len(piece) :]
-            self._crc32 = zlib.crc32(piece, self._crc32)
+            self._crc32 = checksum(piece, self._crc32)
 
     def skip(self, size_bytes: int) -> None:
         """See `ByteStream`."""

@@ -6,7 +6,6 @@ there. So a member cut off by a kill is known by its CRC, and every member befor
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,6 +14,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array, blocks
 from gradscope.arrays.dtypes import encode
+from gradscope.dump.checksum import checksum
 from gradscope.dump.partials import PartialFile
 from gradscope.dump.zipformat import (
     CRC_OFFSET,
@@ -107,7 +107,7 @@ class ZipWriter:
     def _write_payload(self, payload: Payload, offset: int) -> int:
         crc32 = 0
         for chunk in payload.chunks():
-            crc32 = zlib.crc32(chunk, crc32)
+            crc32 = checksum(chunk, crc32)
             self._file.write(chunk, offset)
             offset += len(chunk)
         return crc32
