@@ -1,4 +1,4 @@
-"""ResNet: the published networks, batch norm's two ways, names, and a second implementation that agrees."""
+"""ResNet: the published networks, batch norm's two ways, and names. That it computes what it should, the proofs say."""
 
 from __future__ import annotations
 
@@ -99,21 +99,3 @@ def test_every_operation_lies_in_a_layer_and_parameters_are_nested_by_the_layers
         f"{block.name}/{layer}" for block in SMALL.blocks() for layer in ("relu1", "add", "relu2")
     }
     assert scopes == owners | nameless
-
-
-def test_pytorch_agrees(x64: None) -> None:
-    pytest.importorskip("torch", reason="PyTorch is absent: the second implementation of ResNet-50 was NOT compared")
-    from tests.oracle import torch_resnet
-
-    network = ResNet(depth=50, classes=10, image_size=64)
-    # Not from `init`, whose scales of 1 and biases of 0 would hide a mistake.
-    random = np.random.default_rng(0)
-    shapes = jax.eval_shape(network.init, jax.random.key(0))
-    variables = jax.tree.map(lambda leaf: 0.1 * random.standard_normal(leaf.shape), shapes)
-    batch = jax.jit(network.batch, static_argnums=1)(jax.random.key(1), 2)
-    (loss, _), gradients = jax.jit(jax.value_and_grad(network.loss, has_aux=True))(variables, batch)
-    twin = torch_resnet.run(variables, batch)
-    assert float(loss) == pytest.approx(float(twin["activation/loss"]), rel=1e-12)
-    for path, gradient in jax.tree_util.tree_leaves_with_path(gradients["params"]):
-        expected = twin["param_grad/" + "/".join(part.key for part in path)]
-        assert np.linalg.norm(gradient - expected) <= 1e-10 * np.linalg.norm(expected), path
