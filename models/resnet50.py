@@ -55,6 +55,7 @@ BOTTLENECK_EXPANSION = 4
 NORM_EPSILON = 1e-5  # added to the variance, so that a constant channel is not divided by zero
 NORM_MOMENTUM = 0.9  # how much of the running statistics one step keeps
 HEAD_DEVIATION = 0.01  # small, so that an untrained network finds all classes about equally likely
+DRAWN_AT_A_TIME = 1 << 16  # normal numbers in one turn of the loop that draws them
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,10 @@ class ResNet:
     def batch(self, key: Array, size: int = 2) -> Tree:
         """`size` images of white noise, scaled as normalised photographs are, with labels drawn at random."""
         image_key, label_key = jax.random.split(key)
+        shape = (size, self.image_size, self.image_size, 3)
         return {
-            "image": jax.random.normal(image_key, (size, self.image_size, self.image_size, 3)),
+            # The same numbers as when drawn in that shape, whose generator compiles for twice as long.
+            "image": jax.random.normal(image_key, (math.prod(shape),)).reshape(shape),
             "label": jax.random.randint(label_key, (size,), 0, self.classes, jnp.int32),
         }
 
@@ -289,10 +292,13 @@ def normals(key: Array, shapes: Mapping[Any, tuple[int, ...]]) -> dict[Any, Arra
     """Independent standard normal arrays of these shapes, under the same keys.
 
     One long draw, cut up: every draw of its own would be another copy of the random generator to compile, and fifty of
-    them compile for five times as long as the one draw takes altogether.
+    them compile for five times as long as the one draw takes altogether. It is drawn in a loop, because the compiler
+    would put what it can of the generator into each of the cuts, which takes half as long again.
     """
     ends = list(itertools.accumulate(math.prod(shape) for shape in shapes.values()))
-    pieces = jnp.split(jax.random.normal(key, (ends[-1],)), ends[:-1])
+    keys = jax.random.split(key, math.ceil(ends[-1] / DRAWN_AT_A_TIME))
+    drawn = jax.lax.map(lambda each: jax.random.normal(each, (DRAWN_AT_A_TIME,)), keys).reshape(-1)
+    pieces = jnp.split(drawn[: ends[-1]], ends[:-1])
     return {name: piece.reshape(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)}
 
 
