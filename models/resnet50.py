@@ -49,13 +49,11 @@ Tree = dict[str, Any]
 
 BLOCKS_PER_STAGE = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 STAGE_WIDTHS = (64, 128, 256, 512)
-SHALLOWEST_BOTTLENECK = 50
-BOTTLENECK_EXPANSION = 4
+SHALLOWEST_BOTTLENECK, BOTTLENECK_EXPANSION = 50, 4
 
 NORM_EPSILON = 1e-5  # added to the variance, so that a constant channel is not divided by zero
 NORM_MOMENTUM = 0.9  # how much of the running statistics one step keeps
 HEAD_DEVIATION = 0.01  # small, so that an untrained network finds all classes about equally likely
-DRAWN_AT_A_TIME = 1 << 16  # normal numbers in one turn of the loop that draws them
 
 
 @dataclass(frozen=True)
@@ -140,8 +138,7 @@ class ResNet:
         image_key, label_key = jax.random.split(key)
         shape = (size, self.image_size, self.image_size, 3)
         return {
-            # The same numbers as when drawn in that shape, whose generator compiles for twice as long.
-            "image": jax.random.normal(image_key, (math.prod(shape),)).reshape(shape),
+            "image": jax.random.normal(image_key, (math.prod(shape),)).reshape(shape),  # flat, it compiles faster
             "label": jax.random.randint(label_key, (size,), 0, self.classes, jnp.int32),
         }
 
@@ -279,8 +276,7 @@ def per_channel(vector: Array) -> Array:
 
 def max_pool(x: Array) -> Array:
     """The largest of each 3x3 window, at every second pixel."""
-    padding = ((0, 0), (1, 1), (1, 1), (0, 0))
-    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding)
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0)))
 
 
 def he_scaled(normal: Array) -> Array:
@@ -288,17 +284,15 @@ def he_scaled(normal: Array) -> Array:
     return math.sqrt(2 / math.prod(normal.shape[:-1])) * normal
 
 
-def normals(key: Array, shapes: Mapping[Any, tuple[int, ...]]) -> dict[Any, Array]:
+def normals(key: Array, shapes: Mapping[Any, tuple[int, ...]], turn: int = 1 << 16) -> dict[Any, Array]:
     """Independent standard normal arrays of these shapes, under the same keys.
 
-    One long draw, cut up: every draw of its own would be another copy of the random generator to compile, and fifty of
-    them compile for five times as long as the one draw takes altogether. It is drawn in a loop, because the compiler
-    would put what it can of the generator into each of the cuts, which takes half as long again.
+    One long draw, cut up, since fifty draws would be fifty copies of the random generator to compile; and drawn in a
+    loop, since the compiler would put what it can of the generator into each of the cuts.
     """
     ends = list(itertools.accumulate(math.prod(shape) for shape in shapes.values()))
-    keys = jax.random.split(key, math.ceil(ends[-1] / DRAWN_AT_A_TIME))
-    drawn = jax.lax.map(lambda each: jax.random.normal(each, (DRAWN_AT_A_TIME,)), keys).reshape(-1)
-    pieces = jnp.split(drawn[: ends[-1]], ends[:-1])
+    drawn = lax.map(lambda each: jax.random.normal(each, (turn,)), jax.random.split(key, math.ceil(ends[-1] / turn)))
+    pieces = jnp.split(drawn.reshape(-1)[: ends[-1]], ends[:-1])
     return {name: piece.reshape(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)}
 
 

@@ -29,17 +29,42 @@ holds statistics only, a row can prove a difference but not sameness, and says b
 
 Why 0/0 is 0 but the `norm_ratio` of two zero tensors 1 (2026-11): equal tensors have the same metrics whatever is in
 them, so that they can be settled by their bytes.
+
+Names are imported on first use: whoever wants a tolerance alone need not wait for all the rest.
 """
 
-from gradscope.compare.comparing import compare
-from gradscope.compare.comparison import Comparison, Verdict
-from gradscope.compare.divergence import Divergence
-from gradscope.compare.growth import FLAGGED
-from gradscope.compare.mapping import MapRule
-from gradscope.compare.options import CompareOptions
-from gradscope.compare.pairing import Match, Pairing, pair
-from gradscope.compare.rows import Row, Status
-from gradscope.compare.tolerances import Rule, read_rules
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradscope.compare.comparing import compare
+    from gradscope.compare.comparison import Comparison, Verdict
+    from gradscope.compare.divergence import Divergence
+    from gradscope.compare.growth import FLAGGED
+    from gradscope.compare.mapping import MapRule
+    from gradscope.compare.options import CompareOptions
+    from gradscope.compare.pairing import Match, Pairing, pair
+    from gradscope.compare.rows import Row, Status
+    from gradscope.compare.tolerances import Rule, read_rules
+
+_HOMES = {
+    "FLAGGED": "growth",
+    "CompareOptions": "options",
+    "Comparison": "comparison",
+    "Divergence": "divergence",
+    "MapRule": "mapping",
+    "Match": "pairing",
+    "Pairing": "pairing",
+    "Row": "rows",
+    "Rule": "tolerances",
+    "Status": "rows",
+    "Verdict": "comparison",
+    "compare": "comparing",
+    "pair": "pairing",
+    "read_rules": "tolerances",
+}
 
 __all__ = [
     "FLAGGED",
@@ -57,3 +82,9 @@ __all__ = [
     "pair",
     "read_rules",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
