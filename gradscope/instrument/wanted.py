@@ -53,11 +53,11 @@ class Wanted:
         if self.families == EVERYTHING:
             return
         for family, made, asking in (
-            (naming.TERM, self.terms or self.operands, "--terms, or --ops=inputs"),
-            (naming.EXAMPLE_GRAD, self.per_example, "--per-example"),
+            (naming.TERM, self.terms or self.operands, "--terms or --ops=inputs (capture: terms=True, ops='inputs')"),
+            (naming.EXAMPLE_GRAD, self.per_example, "--per-example (capture: per_example=True)"),
         ):
             if family in self.families and not made:
-                raise UsageError(f"the family {family} is only made when it is asked for", hint=f"with {asking}")
+                raise UsageError(f"the family {family} is only made when it is asked for", hint=f"add {asking}")
 
     def wants(self, family: str, name: str) -> bool:
         """Whether a tensor of this family and name is wanted."""
