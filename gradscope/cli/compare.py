@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradscope.cli import options
+from gradscope.cli.blas import keep_single_threaded
 from gradscope.cli.reportoptions import FormatOptions, NameOptions
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ def compare(
 
     Exit status: 0 the same within tolerance, 1 different, 2 nothing could be compared.
     """
+    if isolate is None:
+        keep_single_threaded()
     from gradscope.cli.printing import print_report
 
     asked = how.options(names.selection())

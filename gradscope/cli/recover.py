@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gradscope.cli import options
+from gradscope.cli.blas import keep_single_threaded
 
 
 def recover(
@@ -17,6 +18,7 @@ def recover(
     traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Save the tensors that a killed run had finished."""
+    keep_single_threaded()
     from gradscope.cli.printing import print_line
     from gradscope.dump.recover import recover as recovered
 

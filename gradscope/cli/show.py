@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from gradscope.cli import options
+from gradscope.cli.blas import keep_single_threaded
 from gradscope.cli.reportoptions import FormatOptions, SelectionOptions
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def show(
     traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Print the tables of a saved dump: layers, parameters, findings. Runs no model and needs no JAX."""
+    keep_single_threaded()
     from gradscope.cli.findings import checked_rules, trips
     from gradscope.cli.printing import print_report
     from gradscope.dump.reader import open_dump

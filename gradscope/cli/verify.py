@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gradscope.cli import options
+from gradscope.cli.blas import keep_single_threaded
 from gradscope.cli.show import Dump
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 def verify(dump: Dump, traceback: options.Traceback = False) -> None:  # noqa: ARG001 - the error boundary reads it
     """Read everything in a dump and check it, every CRC included."""
+    keep_single_threaded()
     from gradscope.cli.printing import print_line
     from gradscope.dump.verify import verify as verified
 
