@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 import zipfile
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,29 @@ def test_remains_of_a_dead_writer_are_swept_by_the_next(tmp_path: Path) -> None:
     write(target, [])
     assert len(litter(tmp_path)) == 2, "the living one's, and what belongs to another target"
     living.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_file_it_replaces_is_let_go_of(dump: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, "?")
+
+    old = dump.stat()
+    if fails:
+        monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(MachineError) if fails else nullcontext(), DumpWriter(dump, force=True) as writer:
+        writer.commit()
+    assert os.path.samestat(dump.stat(), old) is fails
+    for thread in threading.enumerate():
+        if thread.name == "gradscope-closer":
+            thread.join(10)
+    assert not any(is_open_as(old, descriptor) for descriptor in range(1024))
+
+
+def is_open_as(file: os.stat_result, descriptor: int) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(descriptor), file)
+    return False
 
 
 def test_a_partial_taken_for_a_dead_one_before_it_was_locked_is_made_again(
