@@ -10,6 +10,7 @@ Sharp edge: float64's own subnormals, below 2.2e-308, share sixteen bins of equa
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -75,7 +76,7 @@ class MagnitudeHistogram:
         Returns:
             The middle of the bin that holds that element.
         """
-        position = next(position for position, below in enumerate(accumulate(self.counts)) if below >= rank)
+        position = bisect_left(list(accumulate(self.counts)), rank)
         low, high = _edge(self.first + position), _edge(self.first + position + 1)
         return low / 2 + high / 2
 

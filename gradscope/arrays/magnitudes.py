@@ -52,12 +52,15 @@ class MagnitudeCounter:
         self._subnormal = 0
         self._tallies: dict[_Layout, Array] = {}
 
-    def add(self, values: Array, total: float) -> None:
+    def add(self, values: Array, total: float) -> int:
         """Take in a block.
 
         Args:
             values: One-dimensional, contiguous, float32 or float64, not empty, all finite.
             total: The sum of their magnitudes.
+
+        Returns:
+            How many of them are zero: those that no bin has.
         """
         layout = _LAYOUTS[values.dtype]
         ordinals = layout.ordinals(values)
@@ -75,6 +78,7 @@ class MagnitudeCounter:
         tally = np.bincount(numbers, minlength=layout.bins)[: layout.bins]
         known = self._tallies.get(layout)
         self._tallies[layout] = tally if known is None else known + tally
+        return values.size - int(tally.sum())
 
     def result(self) -> Magnitudes:
         """What has been counted so far."""

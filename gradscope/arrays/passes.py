@@ -90,10 +90,9 @@ def _reduce_block(values: Array, counter: MagnitudeCounter | None) -> Reduction:
         broken = Reduction(zeros=0, nonfinite=_nonfinite(values))
         return broken + _reduce_block(values[finite], counter) if finite.any() else broken
     low, high = float(values.min()), float(values.max())
-    if counter is not None:
-        counter.add(values, sum_of_magnitudes(wide, total, low, high))
+    zeros = _zeros(values) if counter is None else counter.add(values, sum_of_magnitudes(wide, total, low, high))
     return Reduction(
-        zeros=_zeros(values),
+        zeros=zeros,
         nonfinite=NonFinite(nan=0, inf=0, neginf=0),
         extremes=Extremes(low=low, high=high),
         moments=moments_of(wide, total, low, high),

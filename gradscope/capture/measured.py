@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from gradscope import naming
+from gradscope.arrays.digest import content_hash
 from gradscope.arrays.dtypes import is_floating, itemsize
 from gradscope.capture.drafts import Draft
 from gradscope.capture.observation import Piece
@@ -23,7 +24,7 @@ from gradscope.tracing.userframes import user_code
 
 
 class Measured(NamedTuple):
-    """A draft with its numbers: the records to write, and the power, None where there is no tensor."""
+    """A draft with its numbers: the records, with tensors as they were computed; the power, None without a tensor."""
 
     draft: Draft
     records: tuple[Record, ...]
@@ -31,10 +32,18 @@ class Measured(NamedTuple):
 
 
 class Reading(Protocol):
-    """How observations become statistics, and what of them is kept."""
+    """How observations become statistics, and what of them is kept: two steps, for two threads.
 
-    def __call__(self, draft: Draft) -> Measured:
-        """The records of a draft."""
+    Measuring is many short calls into NumPy; what it takes to keep a tensor is few long ones. So the one does not make
+    the other wait for the interpreter lock.
+    """
+
+    def measured(self, draft: Draft) -> Measured:
+        """The records of a draft, with statistics of its tensors but for the hash."""
+        ...
+
+    def kept(self, record: Record) -> Record:
+        """A record of those as it is written: with the hash of its tensor, and with what is kept of that."""
         ...
 
 
@@ -52,22 +61,27 @@ class TensorReading:
     exact_quantiles: bool = False
     widen: bool = False
 
-    def __call__(self, draft: Draft) -> Measured:
+    def measured(self, draft: Draft) -> Measured:
         """The records of a draft, with full statistics."""
         if draft.observation is None:
             return Measured(draft, draft.records, None)
         with user_code("reading what was captured"):
             array = draft.observation.whole()
         stats = self.statistics(draft, array)
-        own = tuple(self.kept(replace(record, stats=stats.to_json()), array) for record in draft.records[:1])
+        own = tuple(replace(record, stats=stats.to_json(), array=array) for record in draft.records[:1])
         return Measured(draft, (*own, *draft.records[1:]), power_of(stats))
 
-    def kept(self, record: Record, array: np.ndarray) -> Record:
-        """A record with what is kept of its array."""
-        if not self.keep:
+    def kept(self, record: Record) -> Record:
+        """A record as it is written."""
+        array = record.array
+        if array is None:
             return record
+        stats = {**record.stats, "hash": content_hash(array)}
+        if not self.keep:
+            return replace(record, stats=stats, array=None)
         dtype = self.kept_dtype(record.dtype)
-        return replace(record, array=array if dtype == record.dtype else array.astype(dtype), dtype=dtype)
+        stored = array if dtype == record.dtype else array.astype(dtype)
+        return replace(record, stats=stats, array=stored, dtype=dtype)
 
     def kept_dtype(self, dtype: str) -> str:
         """The dtype in which an array of a dtype is kept."""
@@ -75,11 +89,11 @@ class TensorReading:
         return "float32" if self.keep and self.widen and narrow else dtype
 
     def statistics(self, draft: Draft, array: np.ndarray) -> TensorStats:
-        """The full statistics of an array."""
+        """The full statistics of an array, but for its hash."""
         if draft.family == naming.ACTIVATION and draft.records:
             primitive = draft.records[0].site.primitive
-            return activation_stats(array, primitive=primitive, exact_quantiles=self.exact_quantiles)
-        return tensor_stats(array, exact_quantiles=self.exact_quantiles)
+            return activation_stats(array, primitive=primitive, exact_quantiles=self.exact_quantiles, hashed=False)
+        return tensor_stats(array, exact_quantiles=self.exact_quantiles, hashed=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +108,7 @@ class ShardReading:
 
     reading: TensorReading
 
-    def __call__(self, draft: Draft) -> Measured:
+    def measured(self, draft: Draft) -> Measured:
         """The records of a draft and of its pieces, with full statistics of each."""
         if draft.observation is None:
             return Measured(draft, draft.records, None)
@@ -108,6 +122,10 @@ class ShardReading:
         ]  # fmt: skip
         return Measured(draft, (*outline, *shards), together(map(power_of, stats)))
 
+    def kept(self, record: Record) -> Record:
+        """A record as it is written."""
+        return self.reading.kept(record)
+
     def _outlined(self, record: Record) -> Record:
         return replace(record, dtype=self.reading.kept_dtype(record.dtype))
 
@@ -115,15 +133,16 @@ class ShardReading:
         axes = len(record.shape)  # the data of PRNG keys has one more
         shape = piece.array.shape[:axes]
         shard = Shard(of=record.name, whole=record.shape, start=piece.start[:axes])
-        part = replace(record, name=shard.name(shape), shape=shape, stats=stats.to_json(), shard=shard)
-        return self.reading.kept(part, piece.array)
+        return replace(
+            record, name=shard.name(shape), shape=shape, stats=stats.to_json(), shard=shard, array=piece.array
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreReading:
     """Reads the vectors that a step computed in the place of tensors; no record carries an array."""
 
-    def __call__(self, draft: Draft) -> Measured:
+    def measured(self, draft: Draft) -> Measured:
         """The records of a draft, with core statistics."""
         if draft.observation is None:
             return Measured(draft, draft.records, None)
@@ -135,3 +154,7 @@ class CoreReading:
             stats = stats_from_core(records[0].shape, records[0].dtype, numbers)
             records = (replace(records[0], stats=stats.to_json()), *records[1:])
         return Measured(draft, records, power)
+
+    def kept(self, record: Record) -> Record:
+        """The record: of a tensor nothing is kept."""
+        return record

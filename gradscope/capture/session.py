@@ -28,11 +28,8 @@ from gradscope.tracing.frames import OPERAND, ValueKey
 from gradscope.tracing.sites import Site
 from gradscope.tracing.uses import UseKey
 
-#: Threads that compute statistics: NumPy lets go of the interpreter lock, and the writer needs the other core.
-WORKERS = 2
-#: Tensors on the host at a time, beside what the device holds. With a few more of those that take no time to compute,
-#: the threads and the writer wait less for each other.
-AHEAD = Ahead(items=4, small_items=12, size_bytes=64 << 20)
+#: How far statistics are ahead of the writer: tensors that are on the host at a time, beside what the device holds.
+AHEAD = Ahead(batches=4, batch_items=64, batch_bytes=4 << 20)
 
 
 class Session:
@@ -86,9 +83,9 @@ class Session:
         return self._measured(example_drafts(self._run, self._order, gradients, count))
 
     def _measured(self, pieces: Iterable[Draft]) -> Iterator[Record]:
-        for measured in in_order(self._reading, pieces, workers=WORKERS, ahead=AHEAD, size_of=_size_bytes):
+        for measured in in_order(self._reading.measured, pieces, ahead=AHEAD, size_of=_size_bytes):
             self._tree.note(measured.draft, measured.power)
-            for record in measured.records:
+            for record in map(self._reading.kept, measured.records):
                 self.nonfinite |= _flows(record.family) and _nonfinite(record)
                 self._account(measured.draft, record)
                 yield record

@@ -25,7 +25,7 @@ from gradscope.dump.zipformat import (
 )
 
 #: Bytes per step: what is checksummed is still in cache when it is written.
-CHUNK_BYTES: Final = 1 << 20
+CHUNK_BYTES: Final = 1 << 21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -262,8 +262,8 @@ def tensor_stats(
         array: Any shape and strides; any NumPy or ml_dtypes dtype. One that is not a number has a size and a hash only.
         tier: `full`, or `core` for what a compiled step can carry.
         exact_quantiles: Take quantiles from a sorted copy and not, to 1/32, from the histogram.
-        hashed: Whether the full tier has a hash. It is half of the time; without it, another thread can call
-            `arrays.digest.content_hash`, which leaves the interpreter free, and `dataclasses.replace` puts it in.
+        hashed: Whether the full tier has a hash. It is a third of the time; without it, another thread can call
+            `arrays.digest.content_hash`, which leaves the interpreter free, and put it into the column `hash`.
 
     Returns:
         The statistics.

@@ -1,14 +1,15 @@
-"""Work in threads runs ahead of what is consumed, by so much and no more."""
+"""Work in a thread runs ahead of what is consumed, by so much and no more."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from gradscope.capture.pipeline import Ahead, in_order
 
-AHEAD = Ahead(items=3, small_items=6, size_bytes=100)
+AHEAD = Ahead(batches=3, batch_items=4, batch_bytes=100)
 
 
 def most_under_way(sizes: list[int], ahead: Ahead) -> int:
@@ -22,21 +23,47 @@ def most_under_way(sizes: list[int], ahead: Ahead) -> int:
             most = max(most, under_way)
             yield size
 
-    for _ in in_order(lambda size: size, drawing(), workers=2, ahead=ahead, size_of=lambda size: size):
+    for _ in in_order(lambda size: size, drawing(), ahead=ahead, size_of=lambda size: size):
         under_way -= 1
     return most
 
 
-def test_results_come_in_order() -> None:
-    found = in_order(lambda each: each * each, range(50), workers=2, ahead=AHEAD, size_of=lambda _: 1)
-    assert list(found) == [each * each for each in range(50)]
+@pytest.mark.parametrize("count", [0, 1, 4, 50])
+def test_results_come_in_order(count: int) -> None:
+    found = in_order(lambda each: each * each, range(count), ahead=AHEAD, size_of=lambda _: 1)
+    assert list(found) == [each * each for each in range(count)]
 
 
-@pytest.mark.parametrize(("size", "most"), [(1, 6), (16, 6), (34, 3), (1000, 3)])
+def test_it_works_in_one_other_thread() -> None:
+    threads = set(in_order(lambda _: threading.get_ident(), range(50), ahead=AHEAD, size_of=lambda _: 1))
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize(("size", "most"), [(0, 12), (25, 12), (34, 9), (50, 6), (100, 3), (1000, 3)])
 def test_more_small_items_than_large_ones_are_held(size: int, most: int) -> None:
-    assert most_under_way([size] * 20, AHEAD) == most
+    assert most_under_way([size] * 30, AHEAD) == most
 
 
-def test_a_large_item_among_small_ones_holds_the_others_back_until_it_is_consumed() -> None:
-    assert most_under_way([1000] + [1] * 20, AHEAD) == 6
-    assert most_under_way([1, 1000, 1, 1], AHEAD) == 3
+def test_a_large_item_does_not_wait_for_others() -> None:
+    assert most_under_way([1, 1000, 1000, 1000, 1000], AHEAD) == 4
+
+
+@pytest.mark.parametrize("fails_at", [0, 2, 3, 4, 9])
+def test_what_came_before_a_failure_is_handed_out_first(fails_at: int) -> None:
+    def reciprocal(each: int) -> float:
+        return 1 / (fails_at - each)
+
+    found = in_order(reciprocal, range(10), ahead=AHEAD, size_of=lambda _: 1)
+    assert [next(found) for _ in range(fails_at)] == [1 / (fails_at - each) for each in range(fails_at)]
+    with pytest.raises(ZeroDivisionError):
+        next(found)
+
+
+def test_a_failure_to_draw_is_told_when_it_happens() -> None:
+    def drawing() -> Iterator[int]:
+        yield from range(4)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        list(in_order(lambda each: each, drawing(), ahead=AHEAD, size_of=lambda _: 1))
