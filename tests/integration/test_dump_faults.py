@@ -59,6 +59,12 @@ def test_a_fault_at_any_call_leaves_the_old_dump_or_the_whole_new_one(tmp_path: 
         old = path.read_bytes()
         expected: type[BaseException] = KeyboardInterrupt if code is None else MachineError
         fault = KeyboardInterrupt() if code is None else OSError(code, "?")
+        # What is to be replaced is opened first, only to save time.
+        if code is not None and calls[number - 1 : number + 1] == ["open", "replace"]:
+            with failing(number, fault):
+                write(path, NEW)
+            assert read_all(path).keys() == {"activation/first", "activation/second"}
+            continue
         with failing(number, fault), pytest.raises(expected) as raised:
             write(path, NEW)
         replaced = "replace" in calls[: number - 1]
