@@ -144,9 +144,9 @@ def _causes(model: Model, session: Session, bounds: Bounds | None, timings: Timi
 
 def _require_memory(prepared: Prepared, request: DumpRequest) -> None:
     """Refuse a run that does not fit in the memory allowed."""
-    if request.bounds is not None and prepared.size_bytes > request.bounds.memory:
+    if request.bounds is not None and (needed := prepared.size_bytes()) > request.bounds.memory:
         raise MachineError(
-            f"a run of the model needs {shown_size(prepared.size_bytes)}, above the "
+            f"a run of the model needs {shown_size(needed)}, above the "
             f"{shown_size(request.bounds.memory)} of --max-memory",
             hint="run a smaller batch, or allow more",
         )

@@ -42,7 +42,8 @@ class Prepared:
         start: Runs the compiled program and waits for it; of a run in segments, the forward pass.
         further: Of that, the runs that follow the one it is given.
         runs: The number of all these runs.
-        size_bytes: The memory that they take at a time: arguments, outputs and what is needed on the way.
+        size_bytes: Tells the memory that they take at a time: arguments, outputs and what is needed on the way. XLA
+            takes a while to tell.
         scratch_bytes: The space on disk for what is kept between them.
     """
 
@@ -53,7 +54,7 @@ class Prepared:
     start: Callable[[], Run]
     further: Callable[[Run], Iterator[Run]]
     runs: int
-    size_bytes: int
+    size_bytes: Callable[[], int]
     scratch_bytes: int
 
 
@@ -124,7 +125,7 @@ def prepare(
         start=lambda: program.start(leaves),
         further=lambda first: program.further(leaves, first),
         runs=program.runs,
-        size_bytes=program.size_bytes,
+        size_bytes=lambda: program.size_bytes,
         scratch_bytes=program.scratch_bytes,
     )
 
