@@ -287,11 +287,11 @@ def he_scaled(normal: Array) -> Array:
 def normals(key: Array, shapes: Mapping[Any, tuple[int, ...]], turn: int = 1 << 16) -> dict[Any, Array]:
     """Independent standard normal arrays of these shapes, under the same keys.
 
-    One long draw, cut up, since fifty draws would be fifty copies of the random generator to compile; and drawn in a
-    loop, since the compiler would put what it can of the generator into each of the cuts.
+    One long draw, cut up: fifty draws would be fifty copies of the random generator to compile. In a loop, because the
+    compiler would put what it can of the generator into each of the cuts.
     """
     ends = list(itertools.accumulate(math.prod(shape) for shape in shapes.values()))
-    drawn = lax.map(lambda each: jax.random.normal(each, (turn,)), jax.random.split(key, math.ceil(ends[-1] / turn)))
+    drawn = lax.map(lambda i: jax.random.normal(jax.random.fold_in(key, i), (turn,)), jnp.arange(-(-ends[-1] // turn)))
     pieces = jnp.split(drawn.reshape(-1)[: ends[-1]], ends[:-1])
     return {name: piece.reshape(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)}
 
