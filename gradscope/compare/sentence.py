@@ -25,6 +25,9 @@ _NOUNS: Final = {
     STATE: "state tensor",
 }
 
+#: The gradients that may follow from where two runs part.
+_GRADIENTS: Final = (PARAM_GRAD, INPUT_GRAD, EXAMPLE_GRAD)
+
 #: How many names a sentence has room for.
 _SOME: Final = 3
 
@@ -119,30 +122,31 @@ def _origins(rows: Sequence[Row], divergence: Divergence) -> list[str]:
 
 
 def _others(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> list[str]:
-    """The families that have no direction, culprits before consequences, each with how many of it differ."""
+    """How many differ of the families that have no direction: culprits, then consequences, then what is neither."""
     directed = (*FORWARD, *BACKWARD)
-    counts = Counter(row.family for row in rows if row.status == "different" and row.family not in directed)
-    follows = Counter(row.family for row in rows if row.status == "different" and _follows(row, blame))
-    order = [PARAM, STATE, INPUT, PARAM_GRAD, INPUT_GRAD, EXAMPLE_GRAD]
-    families = [*(each for each in order if each in counts), *(each for each in counts if each not in order)]
+    different = [row for row in rows if row.status == "different" and row.family not in directed]
+    follows = Counter(row.family for row in different if _follows(row, blame))
+    beside = Counter(row.family for row in different) - follows
+    parts = [f"{_together(beside, [each])} {_verb(beside[each])}" for each in (PARAM, STATE, INPUT) if beside[each]]
     where = "above it " if divergence.backward is not None else ""
-    parts: list[str] = []
-    for family in families:
-        noun, following = _NOUNS.get(family, f"{family} tensor"), follows[family]
-        if following:
-            verb = "follows" if following == 1 else "follow"
-            parts.append(f"{counted(following, noun)} {where}{verb} from that")
-        if counts[family] > following:
-            beside = " beside" if following else ""
-            parts.append(f"{counted(counts[family] - following, noun)} {_verb(counts[family] - following)}{beside}")
-    return parts
+    if caused := follows.total():
+        parts.append(f"{_together(follows, _GRADIENTS)} {where}{'follows' if caused == 1 else 'follow'} from that")
+    if own := sum(beside[each] for each in _GRADIENTS):
+        parts.append(f"{_together(beside, _GRADIENTS)} {_verb(own)}{' beside' if caused else ''}")
+    known = {PARAM, STATE, INPUT, *_GRADIENTS}
+    return [*parts, *(f"{_together(beside, [each])} {_verb(beside[each])}" for each in beside if each not in known)]
+
+
+def _together(counts: Counter[str], families: Sequence[str]) -> str:
+    """How many of each family: `2 parameter gradients and 1 input gradient`."""
+    *some, last = (counted(counts[each], _NOUNS.get(each, f"{each} tensor")) for each in families if counts[each])
+    return f"{', '.join(some)} and {last}" if some else last
 
 
 def _follows(row: Row, blame: Blame) -> bool:
     """Whether a gradient that differs is computed from where the runs part."""
-    family = PARAM_GRAD if row.family == EXAMPLE_GRAD else row.family
-    key = key_of(family, row.name)
-    return family in (PARAM_GRAD, INPUT_GRAD) and (key in blame.backward or key in blame.forward)
+    key = key_of(PARAM_GRAD if row.family == EXAMPLE_GRAD else row.family, row.name)
+    return row.family in _GRADIENTS and (key in blame.backward or key in blame.forward)
 
 
 def _one_sided(rows: Sequence[Row]) -> list[str]:

@@ -51,7 +51,8 @@ FAULTS = {
     ),
     "missing bias": Found(forward="up", backward=HEAD, says="x its inputs", alone="up"),
     "wrong custom VJP": Found(
-        backward="up", says="made in `gate`); 6 parameter gradients above it follow from that", alone="gate",
+        backward="up", alone="gate",
+        says="made in `gate`); 6 parameter gradients and 1 input gradient above it follow from that",
     ),
     "stop_gradient": Found(backward="right", says="the candidate has no tensor (disconnected)", alone="stopped"),
     "dropout left on": Found(forward="drop", backward=HEAD, says="x its inputs", alone="drop"),
