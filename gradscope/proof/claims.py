@@ -84,12 +84,14 @@ def outcome(line: Line, beside: Callable[[], Line]) -> Outcome:
 
 
 def _compared(line: Line, found: Estimate) -> Outcome:
+    if not math.isfinite(found.value):
+        return Outcome(status="not checked", error=math.nan, expected=math.inf)
     size = _size(line, found)
     if size == 0:
         return Outcome(status="correct", error=0.0, expected=_ALWAYS)
     error = abs(line.claimed - found.value) / size
     expected = _SAFETY * (found.truncation + found.rounding) / size + _ALWAYS
-    if not math.isfinite(found.value) or (expected > _TOO_COARSE and error <= expected):
+    if expected > _TOO_COARSE and error <= expected:
         return Outcome(status="not checked", error=error, expected=expected)
     return Outcome(status="correct" if error <= expected else "wrong", error=error, expected=expected)
 

@@ -29,6 +29,9 @@ from gradscope.tracing.model import Model
 from gradscope.tracing.tracer import Leaf, Trace, trace_loss
 from gradscope.tracing.userframes import user_code
 
+#: The rows about custom rules, and those about gradients.
+_Rows: TypeAlias = "tuple[tuple[Row, ...], tuple[Row, ...]]"
+
 #: What becomes of a proof.
 Verdict: TypeAlias = Literal["correct", "wrong", "nothing checked"]
 
@@ -68,26 +71,29 @@ class Proof:
     """What became of all claims.
 
     Attributes:
-        differences: A row per claim that was held to finite differences.
+        rules: A row per custom rule, held to finite differences of the function that it belongs to.
+        gradients: A row per gradient, held to finite differences of the loss.
         repetitions: A row per way in which the gradients were computed again.
         notes: Sentences about how that was done.
     """
 
-    differences: tuple[Row, ...]
+    rules: tuple[Row, ...]
+    gradients: tuple[Row, ...]
     repetitions: tuple[Row, ...]
     notes: tuple[str, ...] = ()
 
     @property
     def rows(self) -> tuple[Row, ...]:
         """A row per claim."""
-        return (*self.differences, *self.repetitions)
+        return (*self.rules, *self.gradients, *self.repetitions)
 
     @property
     def verdict(self) -> Verdict:
-        """`wrong` if any claim is; `correct` if finite differences could tell of any, and none is wrong."""
+        """`wrong` if any claim is; `correct` if finite differences could tell of any gradient, and none is wrong."""
         if any(row.status == "wrong" for row in self.rows):
             return "wrong"
-        return "correct" if any(row.status != "not checked" for row in self.differences) else "nothing checked"
+        told = self.gradients or self.rules
+        return "correct" if any(row.status != "not checked" for row in told) else "nothing checked"
 
 
 def prove(model: Model, arguments: Arguments, timings: Timings, *, seed: int = 0) -> Proof:
@@ -104,18 +110,24 @@ def prove(model: Model, arguments: Arguments, timings: Timings, *, seed: int = 0
         MachineError: Memory ran out.
     """
     prepared = prepare(model, arguments, Wanted(), Inquiry(), timings)
-    repetitions = tuple(_repetitions(model, prepared, timings))
-    with timings.phase("differences"):
-        try:
-            differences, notes = tuple(_wide_rows(model, prepared, seed)), ()
-        except ModelError as failure:
-            note = f"the model does not run in float64 ({failure.message}): differences are taken in its own precision"
-            differences, notes = tuple(_difference_rows(model, prepared, seed)), (note,)
-    return Proof(differences=differences, repetitions=repetitions, notes=notes)
-
-
-def _repetitions(model: Model, prepared: Prepared, timings: Timings) -> Iterator[Row]:
     run = prepared.start()
+    repetitions = tuple(_repetitions(model, prepared, run, timings))
+    notes = list(_on_loss(np.asarray(run.observed.loss)))
+    with timings.phase("differences"), np.errstate(all="ignore"):  # what is not finite is not checked
+        try:
+            rules, gradients = _wide_rows(model, prepared, seed)
+        except ModelError as failure:
+            notes.append(f"the model does not run in float64 ({failure.message}): differences are in its own precision")
+            rules, gradients = _difference_rows(model, prepared, seed)
+    return Proof(rules=rules, gradients=gradients, repetitions=repetitions, notes=tuple(notes))
+
+
+def _on_loss(loss: np.ndarray) -> Iterator[str]:
+    if not np.isfinite(loss):
+        yield f"the loss is {float(loss)}, of which no difference tells anything: gradscope dump finds where that began"
+
+
+def _repetitions(model: Model, prepared: Prepared, run: Run, timings: Timings) -> Iterator[Row]:
     with timings.phase("self-check"):
         yield _against_plain(prepared, self_check(model.loss, prepared, run))
     equal = _bits(run) == _bits(prepared.start())
@@ -142,19 +154,18 @@ def _bits(run: Run) -> bytes:
     return b"".join(np.asarray(leaf).tobytes() for leaf in (run.observed.loss, *run.observed.gradients.values()))
 
 
-def _wide_rows(model: Model, prepared: Prepared, seed: int) -> Iterator[Row]:
+def _wide_rows(model: Model, prepared: Prepared, seed: int) -> _Rows:
     with wide_types():
         leaves, tree = jax.tree_util.tree_flatten((prepared.variables, prepared.batch))
         variables, batch = jax.tree_util.tree_unflatten(tree, [widened(leaf) for leaf in leaves])
-        yield from _rows_at(model, prepared.answer.trace, variables, batch, seed)
+        return _rows_at(model, prepared.answer.trace, variables, batch, seed)
 
 
-def _difference_rows(model: Model, prepared: Prepared, seed: int) -> Iterator[Row]:
+def _difference_rows(model: Model, prepared: Prepared, seed: int) -> _Rows:
     return _rows_at(model, prepared.answer.trace, prepared.variables, prepared.batch, seed)
 
 
-def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, seed: int) -> Iterator[Row]:
-    """The rows about rules, then those about leaves."""
+def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, seed: int) -> _Rows:
     leaves, tree = jax.tree_util.tree_flatten((variables, batch))
 
     def value(arguments: Sequence[Any]) -> Any:
@@ -163,13 +174,16 @@ def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, seed: int) 
 
     with user_code(f"loss of {model.name}"):
         here = trace_loss(model.loss, variables, batch)
-        for call, outcome in rule_outcomes(here, leaves, seed):
-            yield _rule_row(call, outcome)
+        rules = tuple(_rule_row(call, outcome) for call, outcome in rule_outcomes(here, leaves, seed))
         numbers = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
         epsilon = coarsest_epsilon(here.root.walk())
         differentiated = Loss(value, stopped_loss(here, leaves), leaves, numbers, epsilon)
-        for group, outcome in leaf_outcomes(differentiated, seed):
-            yield _leaf_row([trace.arguments[number] for number in group], outcome, _sources(trace))
+        sources = _sources(trace)
+        gradients = tuple(
+            _leaf_row([trace.arguments[number] for number in group], outcome, sources)
+            for group, outcome in leaf_outcomes(differentiated, seed)
+        )
+    return rules, gradients
 
 
 def _rule_row(call: Call, outcome: Outcome) -> Row:

@@ -39,6 +39,18 @@ def test_a_wrong_rule_is_named_by_file_and_line_and_exits_1(tmp_path: Path) -> N
     assert any("custom rule of doubled" in text and text.endswith(f"model.py:{line}") for text in lines)
 
 
+def test_gradients_of_a_loss_that_is_nan_are_not_called_correct(tmp_path: Path) -> None:
+    loss = models.LOSS.replace("forward(variables, batch)", "(0 * jnp.log(-jnp.exp(forward(variables, batch))))")
+    models.write(tmp_path, models.source(loss=loss))
+    done = gradscope("check", "model.py", "--json", folder=tmp_path)
+    assert (done.status, done.json["verdict"]) == (2, "nothing checked")
+    told = "the loss is nan, of which no difference tells anything: gradscope dump finds where that began\n"
+    assert done.errors == told
+    grads = [row for row in done.json["rows"] if "_grad/" in row["what"]]
+    assert {row["status"] for row in grads} == {"not checked"}
+    assert not any("error" in row or "expected" in row for row in grads)
+
+
 def test_csv_and_markdown_have_the_same_rows(tmp_path: Path) -> None:
     models.write(tmp_path, models.source())
     table = csv.DictReader(gradscope("check", "model.py", "--format", "csv", folder=tmp_path).output.splitlines())
