@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,7 +41,7 @@ def judge(match: Match, entry: Entry, evidence: Evidence, tolerance: Tolerance |
         tolerance=None if tolerance is None else tolerance.rel_l2,
         rule="" if tolerance is None or tolerance.rel_l2 is not None else tolerance.spelling,
         needed=evidence.needed,
-        why=evidence.why or ("" if passes else _why(evidence, tolerance)),
+        why=_untold(evidence, tolerance) or evidence.why or ("" if passes else _why(evidence, tolerance)),
         examples=evidence.examples,
     )
 
@@ -90,6 +91,12 @@ def _counterpart(match: Match, entry: Entry) -> str:
     if keys == [(entry.family, entry.name)]:
         return ""
     return ", ".join(name if family == entry.family else key_of(family, name) for family, name in keys)
+
+
+def _untold(evidence: Evidence, tolerance: Tolerance | None) -> str:
+    """Why a bitwise comparison cannot tell; "" where it can, or is none."""
+    told = tolerance is not None or evidence.bit_equal is not None or evidence.needed == math.inf
+    return "" if told else "nothing tells whether its bytes are equal: there is neither a tensor nor a hash"
 
 
 def _why(evidence: Evidence, tolerance: Tolerance | None) -> str:

@@ -61,7 +61,10 @@ class Metrics:
 
         Returns:
             Numbers, and for the worst element `max_abs_index` and both values; complex ones as `[real, imaginary]`.
+            Where no position is finite on both sides, and they do not agree, there is nothing that others could tell.
         """
+        if self.nonfinite_mismatch and not self.deviation.count:
+            return {"nonfinite_mismatch": self.nonfinite_mismatch, "bit_equal": self.bit_equal}
         return {
             "rel_l2": self.alignment.rel_l2,
             "1-cos": self.alignment.one_minus_cosine,

@@ -46,18 +46,18 @@ def same_sentence(rows: Sequence[Row]) -> str:
     compared = [row for row in rows if row.compared]
     equal = sum(row.metrics.get("bit_equal") is True for row in compared)
     tensors = counted(len(compared), "tensor")
+    untold = sum("bit_equal" not in row.metrics for row in compared)
+    bits = f"bit-equal {equal}" + (f", and {untold} judged by statistics alone" if untold else "")
     if equal == len(compared):
         return f"Same bit for bit: {tensors}."
     calibrated = [row for row in compared if "noise" in row.metrics]
     if calibrated:
         worst = max(calibrated, key=_noise)
         most = f"at most {times(_noise(worst))} noise at {_quoted(worst.name)}"
-        return f"Same within noise: {tensors}, {most}, bit-equal {equal}."
+        return f"Same within noise: {tensors}, {most}, {bits}."
     worst = max(compared, key=lambda row: row.needed or 0.0)
     needed = worst.needed or 0.0
-    return (
-        f"Same within tolerance: {tensors}, largest rel_l2 {brief(needed)} at {_quoted(worst.name)}, bit-equal {equal}."
-    )
+    return f"Same within tolerance: {tensors}, largest rel_l2 {brief(needed)} at {_quoted(worst.name)}, {bits}."
 
 
 def nothing_sentence(rows: Sequence[Row]) -> str:
@@ -103,8 +103,9 @@ def _in_brackets(row: Row, makers: Sequence[str]) -> str:
     blame = f", {times(growth)} its inputs" if FLAGGED < growth < math.inf else ""
     noise = f", {times(_noise(row))} noise" if "noise" in row.metrics else ""
     made = f", made in {_some(makers)}" if growth > FLAGGED and makers else ""
-    conflict = f"; {row.why}" if row.metrics["nonfinite_mismatch"] else ""
-    return f" (rel_l2 {brief(as_float(row.metrics['rel_l2']))}{blame}{noise}{made}{conflict})"
+    rel_l2 = f"rel_l2 {brief(as_float(row.metrics['rel_l2']))}"
+    apart = f"{row.why}; {rel_l2} elsewhere" if row.metrics["nonfinite_mismatch"] else rel_l2
+    return f" ({apart}{blame}{noise}{made})"
 
 
 def _origins(rows: Sequence[Row], divergence: Divergence) -> list[str]:

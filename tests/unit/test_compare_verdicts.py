@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from gradscope.compare import CompareOptions, Comparison, Row, compare
+from gradscope.compare.tolerances import Rule
 from gradscope.dump.jsontext import dumps, loads
 from gradscope.dump.manifest import Entry, Layer, Ledger, LedgerLine, Manifest
 from gradscope.dump.memory import MemoryDump
@@ -190,10 +191,23 @@ def test_a_nan_on_one_side_is_never_within_tolerance() -> None:
     ref, cand = dump({"activation/a": NUMBERS}), dump({"activation/a": broken})
     found = compare(ref, cand, options=CompareOptions(rel_l2=1e30))
     assert found.sentence == (
-        "Forward first differs at `a` (rel_l2 0; 1 position finite on one side only, or not finite in two ways)."
+        "Forward first differs at `a` "
+        "(1 position finite on one side only, or not finite in two ways; rel_l2 0 elsewhere)."
     )
     assert found.rows[0].needed == math.inf
     assert compare(cand, cand).verdict == "same"
+
+
+def test_where_nothing_is_finite_on_both_sides_no_metric_says_that_they_agree() -> None:
+    broken = np.full_like(NUMBERS, np.nan)
+    ref, cand = dump({"activation/a": NUMBERS}), dump({"activation/a": broken})
+    found = compare(ref, cand)
+    assert found.rows[0].metrics == {"nonfinite_mismatch": NUMBERS.size, "bit_equal": False}
+    assert "rel_l2" not in found.sentence
+    same = compare(cand, dump({"activation/a": -broken}))  # a NaN is one whatever its sign
+    assert (same.verdict, same.rows[0].metrics["rel_l2"]) == ("same", 0.0)
+    lenient = CompareOptions(rules=(Rule.parse("rel_l2 <= 1 and nonfinite_mismatch <= 100"),))
+    assert compare(ref, cand, options=lenient).verdict == "different"
 
 
 def test_shapes_are_never_broadcast() -> None:
@@ -348,9 +362,13 @@ def test_statistics_prove_a_difference(hashed: bool) -> None:
 def test_without_hash_or_tensor_sameness_is_not_proved_but_reported_as_what_it_is() -> None:
     found = compare(stats_only(hashed=False), stats_only(hashed=False))
     assert found.verdict == "same"
+    assert found.sentence.endswith("bit-equal 0, and 7 judged by statistics alone.")
     assert found.rows[0].why.startswith("judged by its statistics")
     bitwise = compare(stats_only(hashed=False), stats_only(hashed=False), options=CompareOptions(bitwise=True))
     assert bitwise.verdict == "different"
+    assert {each.why for each in bitwise.rows} == {
+        "nothing tells whether its bytes are equal: there is neither a tensor nor a hash"
+    }
 
 
 def test_statistics_of_integers_have_no_tolerance() -> None:
