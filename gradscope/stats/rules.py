@@ -43,7 +43,7 @@ def vanishing(evidence: Evidence, thresholds: Thresholds) -> Iterator[Finding]:
     for entry in evidence.gradients:
         mean, name = _mean_magnitude(entry)
         if 0 < mean < thresholds.vanishing:
-            yield finding("vanishing", entry, f"has a {name} of {mean:.3g}, below {thresholds.vanishing:.3g}")
+            yield finding("vanishing", entry, _beyond(f"a {name}", mean, thresholds.vanishing))
 
 
 def _mean_magnitude(entry: Entry) -> tuple[float, str]:
@@ -60,9 +60,15 @@ def exploding(evidence: Evidence, thresholds: Thresholds) -> Iterator[Finding]:
         ratio = ratios.get(entry.name, 0.0) if entry.family == naming.PARAM_GRAD else 0.0
         largest = column(entry, "amax")
         if ratio > thresholds.exploding_ratio:
-            yield finding("exploding", entry, f"has g/w of {ratio:.3g}, above {thresholds.exploding_ratio:.3g}")
+            yield finding("exploding", entry, _beyond("g/w", ratio, thresholds.exploding_ratio))
         elif largest > thresholds.exploding_magnitude:
-            yield finding("exploding", entry, f"has a |g| of {largest:.3g}, above {thresholds.exploding_magnitude:.3g}")
+            yield finding("exploding", entry, _beyond("a |g|", largest, thresholds.exploding_magnitude))
+
+
+def _beyond(what: str, value: float, limit: float) -> str:
+    """A number and its limit, in three digits or in as many as tell them apart."""
+    digits = next((each for each in range(3, 17) if float(f"{value:.{each}g}") != limit), 17)
+    return f"has {what} of {value:.{digits}g}, {'above' if value > limit else 'below'} {limit:.3g}"
 
 
 def dead(evidence: Evidence, thresholds: Thresholds) -> Iterator[Finding]:

@@ -100,6 +100,11 @@ def test_exploding_is_a_gradient_larger_than_its_parameter() -> None:
     assert says == {"w": "has g/w of 5, above 1"}
 
 
+def test_a_number_is_told_apart_from_its_limit() -> None:
+    says = found("exploding", entry("param/w", [1.0]), entry("param_grad/w", [1.0001]))
+    assert says == {"w": "has g/w of 1.0001, above 1"}
+
+
 def test_a_parameter_of_zeros_has_no_ratio_to_its_gradient() -> None:
     entries = (entry("param/bias", [0.0]), entry("param_grad/bias", [1.0]))
     assert gradient_ratios(Manifest(entries=entries)) == {}
