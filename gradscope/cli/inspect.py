@@ -100,7 +100,7 @@ def inspect(
             arguments.require(() if found.fragment is None else found.fragment.inputs)
     rows = [Row(family=fact.family, name=fact.name, values=fact.values) for fact in found.facts]
     if written.is_graph:
-        print_plain(_graph_text(Graph.of_rows(model.name, query(rows)), written, norms))
+        print_plain(_graph_text(Graph.of_rows(model.name, query(rows)), written, norms) + "\n")
         return
     fetch = None if found.fragment is None else found.fragment.to_json()
     report = inspection_report(target, arguments.batch_size, rows, found.totals, fetch=fetch, query=query)

@@ -70,10 +70,13 @@ def _require_free(folder: Path, *, force: bool) -> None:
 
 
 def _summary(folder: Path, found: Reproduction) -> list[str]:
+    from gradscope.compare.wording import counted
+
     expected = (*found.outputs, *found.gradients)
+    ins, outs = counted(len(found.inputs), "input"), counted(len(found.outputs), "output")
     of_dump = sum(each.origin == "dump" for each in expected)
     others = "" if of_dump == len(expected) else ", the others from a run of the layer"
     return [
-        f"{folder / _FILE}.py  {found.name}: {len(found.inputs)} inputs, {len(found.outputs)} outputs",
+        f"{folder / _FILE}.py  {found.name}: {ins}, {outs}",
         f"expected  {of_dump} of {len(expected)} arrays are the dump's{others}",
     ]

@@ -32,8 +32,16 @@ def document_markdown(document: Document) -> str:
     Returns:
         Lines, each with its line feed, and an empty one between blocks.
     """
-    blocks = [_table(each) if isinstance(each, Table) else _remarks(each) for each in document]
-    return "\n".join("".join(f"{line}\n" for line in lines) for lines in blocks if lines)
+    blocks: list[list[str]] = []
+    listed = False
+    for each in document:
+        lines = _table(each) if isinstance(each, Table) else _remarks(each)
+        if not lines:
+            continue
+        # A list goes on behind an empty line, so that what belongs to no heading would belong to the last one.
+        blocks.append(["<!-- -->", "", *lines] if listed and lines[0].startswith("- ") else lines)
+        listed = isinstance(each, Remarks)
+    return "\n".join("".join(f"{line}\n" for line in lines) for lines in blocks)
 
 
 def _table(table: Table) -> list[str]:

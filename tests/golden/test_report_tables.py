@@ -295,6 +295,8 @@ def test_a_comparison_in_markdown() -> None:
 
 - **missing** param/head/bias: not in the candidate
 
+<!-- -->
+
 - **same** 1 input, 1 activation, 1 param (--all shows them)
 - **would pass** --tol 3.1e-2 is the smallest tolerance on rel\\_l2 for all rows
 - **one side only** --allow-missing REGEX lets names pass that one dump lacks, here 1

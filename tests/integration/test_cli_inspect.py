@@ -99,7 +99,9 @@ def test_a_graph_and_the_gradients_of_a_dump_as_its_overlay(tmp_path: Path) -> N
     assert gradscope("dump", "mlp", "--stats-only", "-q", folder=tmp_path).status == 0
     overlay = gradscope(*graph, "--gradients", "mlp.npz", folder=tmp_path).json["mlp"]["results"]
     assert {"param/dense1/kernel", "dense1/add", "relu2/relu"} <= overlay.keys() <= nodes
-    assert gradscope("inspect", "mlp", "--format", "dot", folder=tmp_path).output.startswith("digraph model {")
+    dot = gradscope("inspect", "mlp", "--format", "dot", folder=tmp_path).output
+    assert dot.startswith("digraph model {")
+    assert dot.endswith("}\n")
     refused = gradscope("inspect", "mlp", "--gradients", "mlp.npz", folder=tmp_path)
     assert refused.status == 2
     assert "add --format model-explorer" in refused.errors
