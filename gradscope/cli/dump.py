@@ -40,8 +40,9 @@ class RunOptions:
     distributed: Annotated[
         str | None,
         typer.Option(
-            metavar="auto|HOST:PORT,COUNT,INDEX",
-            help="Run as one of several processes, each started so; the dump is a folder then.",
+            metavar="WHERE",
+            help="Run as one of several processes, each started so: auto, or HOST:PORT,COUNT,INDEX. "
+            "The dump is a folder then.",
             rich_help_panel="Model",
         ),
     ] = None

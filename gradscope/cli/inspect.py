@@ -50,7 +50,9 @@ def inspect(
         InspectionFormat,
         typer.Option(
             "--format",
-            help="How results are written to standard output; dot and model-explorer are graphs of all operations.",
+            metavar="NAME",
+            help=f"How results are written to standard output: {', '.join(InspectionFormat)}; "
+            "the last two are graphs of all operations.",
             rich_help_panel="Output",
         ),
     ] = InspectionFormat.TABLE,

@@ -55,10 +55,17 @@ class Loss(StrEnum):
 class ModelOptions:
     """The options of those names, None where they are not given."""
 
-    seed: Annotated[int, typer.Option(help="Seed of the keys that init and batch receive.", rich_help_panel=_PANEL)] = 0
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Seed of the keys that init and batch receive.", rich_help_panel=_PANEL)
+    ] = 0
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of examples; by default what the model's batch says.", rich_help_panel=_PANEL),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Number of examples; by default what the model's batch says.",
+            rich_help_panel=_PANEL,
+        ),
     ] = None
     data: Annotated[
         str | None,
@@ -70,7 +77,12 @@ class ModelOptions:
     ] = None
     batch_index: Annotated[
         int | None,
-        typer.Option(min=0, help="Which batch of the pipeline, from 0; by default the first.", rich_help_panel=_PANEL),
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Which batch of the pipeline, from 0; by default the first.",
+            rich_help_panel=_PANEL,
+        ),
     ] = None
     checkpoint: Annotated[
         Path | None,
@@ -94,13 +106,18 @@ class ModelOptions:
         typer.Option(
             "--input",
             metavar="SPEC",
-            help="An input of a module, [NAME=]DTYPE[SHAPE][:VALUES], as in ids=int32[8,128]:0..9. Repeatable.",
+            help="An input of a module, as in float32[8,784]; with its name and values, as in ids=int32[8,128]:0..9. "
+            "Repeatable.",
             rich_help_panel=_PANEL,
         ),
     ] = field(default_factory=list[str])
     loss: Annotated[
         Loss | None,
-        typer.Option(help="What is made of a module's outputs; by default mse.", rich_help_panel=_PANEL),
+        typer.Option(
+            metavar="NAME",
+            help=f"What is made of a module's outputs: {', '.join(Loss)}; by default mse.",
+            rich_help_panel=_PANEL,
+        ),
     ] = None
     train: Annotated[
         bool | None,
@@ -112,11 +129,20 @@ class ModelOptions:
     ] = None
     dtype: Annotated[
         FloatType | None,
-        typer.Option(help="Convert floating-point variables and batch to it.", rich_help_panel=_PANEL),
+        typer.Option(
+            metavar="TYPE",
+            help=f"Convert floating-point variables and batch to it: {', '.join(FloatType)}.",
+            rich_help_panel=_PANEL,
+        ),
     ] = None
     x64: Annotated[bool, typer.Option("--x64", help="Compute in float64.", rich_help_panel=_PANEL)] = False
     matmul_precision: Annotated[
-        Precision | None, typer.Option(help="Precision of matrix multiplications.", rich_help_panel=_PANEL)
+        Precision | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Precision of matrix multiplications: {', '.join(Precision)}.",
+            rich_help_panel=_PANEL,
+        ),
     ] = None
 
     def request(self, target: str) -> Request:

@@ -96,7 +96,12 @@ class FormatOptions:
 
     output_format: Annotated[
         Format,
-        typer.Option("--format", help="How results are written to standard output.", rich_help_panel="Output"),
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help=f"How results are written to standard output: {', '.join(Format)}.",
+            rich_help_panel="Output",
+        ),
     ] = Format.TABLE
     json: Json = False
 
