@@ -1,4 +1,4 @@
-"""The way in and out: under guard from the first instruction, before anything slow is imported.
+"""The way in and out: under guard as soon as Python has started, before anything slow is imported.
 
 Importing JAX takes half a second, in which Ctrl-C would become an `ImportError` or be swallowed by a callback. So
 signals are taken first, then streams are made safe to write to, and only then does the program begin.
@@ -10,7 +10,6 @@ import sys
 from functools import partial
 from typing import NoReturn
 
-from gradscope.cli.boundary import guarded
 from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.streams import open_streams
 
@@ -19,6 +18,8 @@ def main() -> NoReturn:
     """Run the command line and exit."""
     open_streams()
     with Interrupts() as interrupts:
+        from gradscope.cli.boundary import guarded
+
         sys.exit(guarded(partial(_run, interrupts), sys.argv[1:]))
 
 

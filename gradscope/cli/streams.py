@@ -6,9 +6,8 @@ import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stdout
-from io import TextIOWrapper
-from pathlib import Path
-from typing import Final
+from io import BufferedWriter, RawIOBase, TextIOWrapper
+from typing import Final, TextIO
 
 _STDOUT: Final = 1
 _STDERR: Final = 2
@@ -20,11 +19,23 @@ def open_streams() -> None:
     """Open what was closed before the process began, and have what a stream cannot encode written as an escape."""
     for name, mode in _MODES.items():  # by descriptor: what is opened gets the lowest number that is free, its own
         if getattr(sys, name) is None:
+            from pathlib import Path  # not above: no guard against interrupts stands yet, and it takes 15 ms
+
             # Otherwise the next file opened would get it, a dump, and what a library prints would go into that.
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - open to the end
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = map(_safe, (sys.stdout, sys.stderr))
+
+
+def _safe(stream: TextIO) -> TextIO:
+    if not isinstance(stream, TextIOWrapper):
+        return stream
+    if isinstance(stream.buffer, RawIOBase):
+        # Under PYTHONUNBUFFERED. What an operating system does not take at once, of a full disk or an interrupted pipe,
+        # would be lost without a word.
+        buffer = BufferedWriter(stream.buffer)
+        stream = TextIOWrapper(buffer, encoding=stream.encoding, write_through=True)
+    stream.reconfigure(errors="backslashreplace")
+    return stream
 
 
 @contextmanager

@@ -177,6 +177,17 @@ def test_a_full_disk_under_the_output_is_told_in_a_line(dumps: Path, command: st
     assert len(done.lines) <= 2
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_is_cut_short_is_told(dumps: Path, unbuffered: str) -> None:
+    """A disk that takes a part of what is written at once: without a buffer, Python does not write the rest."""
+    line = f"PYTHONUNBUFFERED={unbuffered} $gradscope show a.npz --json"
+    whole = len(in_shell(line, dumps).output)
+    assert whole > 2048
+    done = in_shell(f"ulimit -f 1; {line} > cut.txt", dumps)
+    assert (done.status, done.lines[0]) == (5, "gradscope: error: cannot write to standard output: File too large")
+    assert (dumps / "cut.txt").stat().st_size < whole
+
+
 def test_closed_streams_change_no_status(dumps: Path) -> None:
     for closing in (">&-", "2>&-", "<&- >&- 2>&-"):
         assert in_shell(f"$gradscope compare a.npz b.npz {closing}", dumps).status == 1
