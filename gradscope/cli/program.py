@@ -8,7 +8,7 @@ declaring the options of all nine takes a twentieth of a second.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Annotated, Final, cast
 
@@ -57,8 +57,16 @@ def _program(commands: Iterable[str]) -> typer.Typer:
     app.callback()(_options)
     for name in commands:
         command = getattr(import_module(f"gradscope.cli.{name}"), name)
-        app.command(cls=_class_of(name))(with_groups(command))
+        app.command(cls=_class_of(name))(_judging_no_files(with_groups(command)))
     return app
+
+
+def _judging_no_files(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose paths typer does not look up: who opens a file says that it cannot be read, with our status."""
+    for annotation in command.__annotations__.values():
+        for parameter in getattr(annotation, "__metadata__", ()):
+            parameter.readable = False
+    return command
 
 
 def _class_of(command: str) -> type[TyperCommand] | None:

@@ -23,13 +23,17 @@ def checked_target(path: Path, *, force: bool) -> Path:
 
     Raises:
         UsageError: The path exists (without `force`), is not a regular file, or has no parent folder.
-        MachineError: The folder is not writable.
+        MachineError: The folder is not writable, or may not be entered.
     """
     shown = printable(str(path))
     try:
         target = Path(os.path.realpath(path))
-        mode = _mode(target)
+        mode = _mode(path)  # not of `target`: what /dev/stdout stands for may be a pipe without a path
         parent = _mode(target.parent)
+    except PermissionError as error:
+        raise MachineError(
+            f"cannot write to {shown}: {error.strerror}", hint="choose a folder you may enter"
+        ) from error
     except OSError as error:
         raise UsageError(f"cannot write to {shown}: {error.strerror}") from error
     except ValueError as error:  # a NUL character

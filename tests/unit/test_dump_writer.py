@@ -192,6 +192,26 @@ def test_a_read_only_folder_is_refused_before_any_work(tmp_path: Path, monkeypat
         DumpWriter(tmp_path / "dump.npz")
 
 
+def test_a_folder_that_may_not_be_entered_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbid(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", forbid)
+        with pytest.raises(MachineError, match=r"dump\.npz: Permission denied"):
+            DumpWriter(tmp_path / "dump.npz")
+
+
+def test_a_pipe_without_a_path_is_refused() -> None:
+    reader, writer = os.pipe()
+    try:
+        with pytest.raises(UsageError, match="it is a FIFO"):
+            DumpWriter(f"/dev/fd/{writer}", force=True)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
 def test_a_disk_that_is_too_small_is_refused_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(targets.shutil, "disk_usage", lambda path: usage)
