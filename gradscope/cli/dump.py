@@ -15,6 +15,7 @@ from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.modeloptions import ModelOptions
 from gradscope.cli.operations import OperationOptions
 from gradscope.cli.reportoptions import FormatOptions, SelectionOptions
+from gradscope.errors import UsageError
 from gradscope.naming.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -157,7 +158,11 @@ def dump(
     findings = find(manifest)
     if not speaks_for_all():
         raise typer.Exit(1 if trips(findings, rules) else 0)
-    report = dump_report("dump", str(path), manifest, findings, query=Query(sort=sort), fold=not no_fold)
+    try:
+        report = dump_report("dump", str(path), manifest, findings, query=Query(sort=sort), fold=not no_fold)
+    except UsageError as error:  # what columns there are is known only now
+        error.hint = f"{error.hint} The dump is in {path}: gradscope show sorts it, too."
+        raise
     run.say(*fragment_sentences(manifest.provenance))
     print_report(report, written.chosen)
     unseen = manifest.ledger.unseen() if strict else ()

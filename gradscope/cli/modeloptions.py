@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _PANEL = "Model"
 
+#: JAX takes seeds from minus this to less than this.
+_SEEDS = 1 << 63
+
 
 class Precision(StrEnum):
     """Matrix multiplication precisions that JAX knows on every backend."""
@@ -156,6 +159,7 @@ class ModelOptions:
                 nothing alone.
             DumpError: The data file cannot be read.
         """
+        from gradscope.errors import UsageError
         from gradscope.frameworks.inputspec import parse_input
         from gradscope.frameworks.request import Request
         from gradscope.tracing.datashapes import data_shapes
@@ -165,6 +169,8 @@ class ModelOptions:
         _require_together(self.batch_index, self.data, "--batch-index", "--data")
         _require_together(self.map_keys, self.checkpoint, "--map-keys", "--checkpoint")
         parse_target(target)
+        if not -_SEEDS <= self.seed < _SEEDS:
+            raise UsageError(f"--seed {self.seed} does not fit into 64 bits")
         return Request(
             inputs=tuple(map(parse_input, self.inputs)),
             loss=None if self.loss is None else self.loss.value,

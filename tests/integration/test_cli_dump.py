@@ -115,6 +115,12 @@ def test_a_disk_that_fills_on_the_way_leaves_the_old_dump_and_no_litter(folder: 
 # What it holds
 
 
+@pytest.mark.parametrize("seed", [1 << 63, -(1 << 63) - 1])
+def test_a_seed_that_jax_cannot_take_is_refused(folder: Path, seed: int) -> None:
+    refused(dump(folder, "--seed", seed), 2, f"--seed {seed} does not fit into 64 bits")
+    assert names(folder) == ["model.py"]
+
+
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(folder: Path) -> None:
     for name, options in {"a": [], "b": ["--no-cache"], "c": ["--seed", "3"]}.items():
         dumped(folder, "-o", f"{name}.npz", *options)
@@ -163,6 +169,10 @@ def test_rows_are_sorted_by_a_column_within_their_tables(folder: Path) -> None:
     assert sizes == sorted(sizes, reverse=True)
     done = gradscope("show", "model.npz", "--sort", "nonsense", folder=folder)
     refused(done, 2, "no column 'nonsense' to sort by")
+    done = dump(folder, "--sort", "nonsense", "-o", "kept.npz")
+    refused(done, 2, "no column 'nonsense' to sort by")
+    assert done.lines[1].endswith("The dump is in kept.npz: gradscope show sorts it, too.")
+    assert gradscope("verify", "kept.npz", folder=folder).status == 0
 
 
 def test_narrow_types_are_computed_in_and_stored_as_asked(folder: Path) -> None:
