@@ -32,8 +32,7 @@ def _safe(stream: TextIO) -> TextIO:
     if isinstance(stream.buffer, RawIOBase):
         # Under PYTHONUNBUFFERED. What an operating system does not take at once, of a full disk or an interrupted pipe,
         # would be lost without a word.
-        buffer = BufferedWriter(stream.buffer)
-        stream = TextIOWrapper(buffer, encoding=stream.encoding, write_through=True)
+        stream = TextIOWrapper(BufferedWriter(stream.buffer), encoding=stream.encoding, line_buffering=True)
     stream.reconfigure(errors="backslashreplace")
     return stream
 

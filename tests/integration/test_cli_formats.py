@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -186,6 +187,12 @@ def test_output_that_is_cut_short_is_told(dumps: Path, unbuffered: str) -> None:
     done = in_shell(f"ulimit -f 1; {line} > cut.txt", dumps)
     assert (done.status, done.lines[0]) == (5, "gradscope: error: cannot write to standard output: File too large")
     assert (dumps / "cut.txt").stat().st_size < whole
+
+
+def test_a_line_of_remarks_is_told_at_once_without_a_buffer(tmp_path: Path) -> None:
+    """Also where the process then ends without a last word, as an interrupted one does."""
+    code = "import os, sys; from gradscope.cli.streams import *; open_streams(); print(1, file=sys.stderr); os._exit(0)"
+    assert in_shell(f"{sys.executable} -P -u -c '{code}'", tmp_path).errors == "1\n"
 
 
 def test_closed_streams_change_no_status(dumps: Path) -> None:
