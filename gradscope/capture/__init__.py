@@ -3,7 +3,7 @@
 Two ways in. `preparation` makes a model's `arguments` and compiles its observing program side by side, for the one-shot
 `dump`; what does not fit into memory runs `piecewise`. `observe` is the drop-in for `jax.value_and_grad` in a user's
 own step; what it hands out (`seen`) becomes a run on the host when it is saved. Either way a *run* is cut into *drafts*
-(one tensor each), drafts are *measured* in threads into records, and a *session* streams those while it keeps the
+(one tensor each), drafts are *measured* in a thread into records, and a *session* streams those while it keeps the
 *ledger* and the *layer tree*. Where it is asked for, the *plain* loss (`plainloss`) runs for each of the `examples`.
 
 What is asked afterwards runs the loss once more: where a NaN began (`origins`, on a `replay`, and the `traps` it fell

@@ -161,7 +161,7 @@ def dump(
     try:
         report = dump_report("dump", str(path), manifest, findings, query=Query(sort=sort), fold=not no_fold)
     except UsageError as error:  # what columns there are is known only now
-        error.hint = f"{error.hint} The dump is in {path}: gradscope show sorts it, too."
+        error.hint = f"the dump is in {path}, and gradscope show sorts it, too; {error.hint}"
         raise
     run.say(*fragment_sentences(manifest.provenance))
     print_report(report, written.chosen)

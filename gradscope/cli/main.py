@@ -1,7 +1,8 @@
 """The way in and out: under guard as soon as Python has started, before anything slow is imported.
 
 Importing JAX takes half a second, in which Ctrl-C would become an `ImportError` or be swallowed by a callback. So
-signals are taken first, then streams are made safe to write to, and only then does the program begin.
+signals are taken before anything else but opening the standard streams: what takes them would otherwise get the number
+of one that is closed. Only then does the program begin.
 """
 
 from __future__ import annotations
