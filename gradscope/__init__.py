@@ -9,16 +9,11 @@
     gs.compare(gs.load("a.npz"), gs.load("b.npz")).sentence
 
 Names are imported on first use: reading and comparing dumps never imports JAX.
-
-Two names, `capture` and `compare`, are functions here and rooms of the package as well. `gradscope.compare` is the
-function, whatever has been imported; `from gradscope.compare import ...` imports from the room.
 """
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,14 +44,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class _Package(ModuleType):
-    """This module. Python sets each room on it when the room is imported, which must not hide a function's name."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in _HOMES:
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -11,10 +11,10 @@ import ml_dtypes
 import numpy as np
 
 from gradscope.arrays.dtypes import dtype_name
-from gradscope.dump.manifest import Entry, Manifest
-from gradscope.dump.memory import MemoryDump
+from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.reader import open_dump
 from gradscope.dump.record import Record, SiteFacts
+from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.dump.writer import DumpWriter
 from gradscope.naming import split_key
 

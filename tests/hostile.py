@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from gradscope.dump.partials import PartialFile
-from gradscope.dump.zipwriter import Payload, ZipWriter
+from gradscope.dump.storage.partial_file import PartialFile
+from gradscope.dump.zip.zip_writer import Payload, ZipWriter
 from tests.dumps import npy, some_of_everything, write
 
 GOOD = npy(np.arange(4.0))

@@ -10,24 +10,24 @@ from typing import Any, Literal
 import jax
 
 from gradscope.api.reading import Dump
-from gradscope.capture.arguments import Arguments
-from gradscope.capture.gradients import Question, gradients_of
-from gradscope.capture.measured import TensorReading
-from gradscope.capture.observe import Keep, Signature, observing_value_and_grad
-from gradscope.capture.one_shot import DumpRequest, dump_model
-from gradscope.capture.processes import Writer, dump_writer, reading_for
-from gradscope.capture.provenance import machine_provenance
-from gradscope.capture.seen import Seen
-from gradscope.capture.timings import Timings
-from gradscope.dump.manifest import Manifest
-from gradscope.dump.memory import MemoryDump, MemoryWriter
-from gradscope.dump.source import DumpSource
+from gradscope.capturing.dump_model import DumpRequest, dump_model
+from gradscope.capturing.execution.arguments import Arguments
+from gradscope.capturing.gradients import Question, gradients_of
+from gradscope.capturing.records.distributed import Writer, dump_writer, reading_for
+from gradscope.capturing.records.measure import TensorReading
+from gradscope.capturing.run_environment import machine_provenance
+from gradscope.capturing.seen import Seen
+from gradscope.capturing.timings import Timings
+from gradscope.capturing.value_and_grad import Keep, Signature, observing_value_and_grad
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.sources.memory_dump import MemoryDump, MemoryWriter
 from gradscope.errors import UsageError
-from gradscope.instrument.inquiry import Inquiry
-from gradscope.instrument.wanted import EVERYTHING, Wanted
+from gradscope.instrument.query.capture_spec import EVERYTHING, Wanted
+from gradscope.instrument.query.trace_query import Inquiry
 from gradscope.naming import Selection
-from gradscope.tracing.model import Model
-from gradscope.tracing.modules import lifted_model
+from gradscope.tracing.loading.model import Model
+from gradscope.tracing.loading.module_models import lifted_model
 
 
 def capture(

@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import Self
 
 from gradscope.arrays.blocks import Array
-from gradscope.compare import CompareOptions, Comparison, Rule
-from gradscope.compare import compare as compare_sources
-from gradscope.compare.mapfile import read_map
-from gradscope.dump.manifest import Layer, Ledger, Manifest
+from gradscope.comparison import CompareOptions, Comparison, Rule
+from gradscope.comparison import compare as compare_sources
+from gradscope.comparison.pairing.map_file import read_map
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.manifest import Layer, Ledger, Manifest
 from gradscope.dump.reader import open_dump
-from gradscope.dump.source import DumpSource
 from gradscope.naming import Selection
 from gradscope.report import Query, Screen, dump_report, to_text
 from gradscope.stats import Finding, TensorStats, Thresholds, find
@@ -141,8 +141,8 @@ def compare(
         select: Patterns of names that take part; all where empty.
         exclude: Patterns of names that do not.
         allow_missing: Regular expressions of names that may be on one side only.
-        map_file: Rules that say what the candidate's tensors are in the reference, as `gradscope.compare.mapfile` has
-            them; None to go by names, order and values alone.
+        map_file: Rules that say what the candidate's tensors are in the reference, in the language of
+            `gradscope.comparison.pairing.map_file`; None to go by names, order and values alone.
 
     Raises:
         UsageError: A pattern selects nothing or is not one, or a tolerance is negative or not one.

@@ -9,6 +9,8 @@ Accuracy: relative errors stay below 1e-9 for any finite input (tested against e
 References:
     T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for computing the sample variance", The American Statistician
     37 (1983) 242-247.
+
+Inner products that stay on the calling thread.
 """
 
 from __future__ import annotations
@@ -20,8 +22,20 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.arrays.inner import inner
 from gradscope.arrays.scratch import Slot, scratch
+
+#: OpenBLAS splits a dot product of more than 10,000 elements among threads, which quarrel with the threads that work on
+#: other tensors; rows of this size stay where they are.
+_ROW_ELEMENTS: Final = 8192
+
+
+def inner(first: Array, second: Array) -> float:
+    """The inner product of two one-dimensional arrays of one size and dtype, by rows, the rows summed in float64."""
+    rows = first.size // _ROW_ELEMENTS
+    whole = rows * _ROW_ELEMENTS
+    by_row = np.matmul(first[:whole].reshape(rows, 1, _ROW_ELEMENTS), second[:whole].reshape(rows, _ROW_ELEMENTS, 1))
+    return float(by_row.sum(dtype=np.float64) + np.dot(first[whole:], second[whole:]))
+
 
 #: Squares of magnitudes in this range, and sums of 2^60 of them, neither overflow nor lose digits in float64.
 _SQUARABLE: Final = (2.0**-450, 2.0**450)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NoReturn
 
 from gradscope.cli.interrupts import Interrupts
-from gradscope.cli.streams import open_streams
+from gradscope.cli.standard_streams import open_streams
 
 
 def main() -> NoReturn:

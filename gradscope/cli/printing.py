@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from gradscope.cli.reportoptions import Format
+from gradscope.cli.options.report_options import Format
 
 if TYPE_CHECKING:
     from rich.text import Text

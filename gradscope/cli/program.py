@@ -15,8 +15,8 @@ from typing import Annotated, Final, cast
 import typer
 from typer.core import TyperCommand
 
-from gradscope.cli.grouping import with_groups
 from gradscope.cli.interrupts import Interrupts
+from gradscope.cli.options.grouping import with_groups
 from gradscope.errors import UsageError
 
 #: The commands, in the order of `--help`. Each is the function in the module of its name.
@@ -56,7 +56,7 @@ def _program(commands: Iterable[str]) -> typer.Typer:
     )
     app.callback()(_options)
     for name in commands:
-        command = getattr(import_module(f"gradscope.cli.{name}"), name)
+        command = getattr(import_module(f"gradscope.cli.commands.{name}"), name)
         app.command(cls=_class_of(name))(_judging_no_files(with_groups(command)))
     return app
 
@@ -73,7 +73,7 @@ def _class_of(command: str) -> type[TyperCommand] | None:
     """What a command's arguments are parsed by; None for what any command's are."""
     if command != "dump":
         return None
-    from gradscope.cli.operations import SpelledOut
+    from gradscope.cli.options.observation_options import SpelledOut
 
     return SpelledOut
 

@@ -3,29 +3,32 @@ file, or a folder of those.
 
 Dumps come from strangers. Nothing in one is executed, no name in one leads out of it, nothing is allocated by its word
 alone; what is not whole and consistent is refused with one line that says what is wrong where.
+
+Folders of dumps: the steps of a run, each a file of its own.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from gradscope.dump.archive import read_archive
-from gradscope.dump.dumpfile import Contents, DumpFile
-from gradscope.dump.faults import located
-from gradscope.dump.foreign import ForeignTensor, foreign_contents
-from gradscope.dump.foreignarrays import archive_note, archive_tensors, array_sequence, array_tensor
-from gradscope.dump.inputfile import InputFile
-from gradscope.dump.manifest import MEMBER
-from gradscope.dump.npyheader import MAGIC as NPY_MAGIC
-from gradscope.dump.processfiles import is_process_folder, process_contents
-from gradscope.dump.safetensors import safetensors_tensors
-from gradscope.dump.zipdirectory import Directory, read_directory
-from gradscope.dump.zipformat import LOCAL_SIGNATURE
+from gradscope.dump.distributed.process_reader import is_process_folder, process_contents
+from gradscope.dump.manifest.manifest import MEMBER
+from gradscope.dump.sources.archive import read_archive
+from gradscope.dump.sources.dump_file import Contents, DumpFile
+from gradscope.dump.sources.foreign import ForeignTensor, foreign_contents
+from gradscope.dump.sources.numpy_files import archive_note, archive_tensors, array_sequence, array_tensor
+from gradscope.dump.sources.safetensors import safetensors_tensors
+from gradscope.dump.storage.input_file import InputFile
+from gradscope.dump.storage.npy_header import MAGIC as NPY_MAGIC
+from gradscope.dump.storage.storage_errors import located
+from gradscope.dump.zip.directory import Directory, read_directory
+from gradscope.dump.zip.structures import LOCAL_SIGNATURE
 from gradscope.errors import DumpError
 
 _PICKLE_STARTS: Final = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
@@ -134,3 +137,39 @@ def _impression(start: bytes) -> str:
     if not start:
         return "empty"
     return "a pickle, which is never read: it could run any code" if start.startswith(_PICKLE_STARTS) else "not a dump"
+
+
+def dumps_in(folder: Path) -> dict[str, Path]:
+    """The dumps that lie directly in a folder, by name without suffix, in the order of the numbers in their names.
+
+    A dump of several processes is a folder, and one dump.
+
+    Args:
+        folder: Any path.
+
+    Returns:
+        The dumps; none where it is no folder, a dump itself, or one of files that gradscope did not write.
+
+    Raises:
+        DumpError: A file that begins like a dump is damaged.
+        MachineError: A file cannot be read.
+    """
+    if not folder.is_dir() or is_process_folder(folder):
+        return {}
+    found = [path for path in folder.iterdir() if _is_dump(path)]
+    return {path.stem: path for path in sorted(found, key=_by_numbers)}
+
+
+def _is_dump(path: Path) -> bool:
+    if path.is_dir():
+        return is_process_folder(path)
+    if path.suffix != ".npz" or not path.is_file():
+        return False
+    with InputFile(path) as file:
+        start = file.read(0, min(file.size_bytes, len(LOCAL_SIGNATURE)))
+        return start == LOCAL_SIGNATURE and MEMBER in read_directory(file).members
+
+
+def _by_numbers(path: Path) -> list[tuple[int, str]]:
+    """`step_9` before `step_10`."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", path.stem)]

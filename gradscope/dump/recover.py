@@ -13,19 +13,19 @@ from functools import partial
 from pathlib import Path
 
 from gradscope.arrays.dtypes import is_key
-from gradscope.dump.faults import located
-from gradscope.dump.inputfile import InputFile
-from gradscope.dump.manifest import MEMBER
-from gradscope.dump.memberfacts import logical_dtype, stored_as
-from gradscope.dump.membernames import key_of_member, member_name
-from gradscope.dump.npyheader import PREFIX_LIMIT, parse_npy_header
-from gradscope.dump.partials import lock
+from gradscope.dump.manifest.manifest import MEMBER
 from gradscope.dump.record import Record, SiteFacts
-from gradscope.dump.storedtensor import StoredTensor
-from gradscope.dump.streams import PlainStream
+from gradscope.dump.storage.input_file import InputFile
+from gradscope.dump.storage.member_facts import logical_dtype, stored_as
+from gradscope.dump.storage.npy_header import PREFIX_LIMIT, parse_npy_header
+from gradscope.dump.storage.partial_file import lock
+from gradscope.dump.storage.storage_errors import located
+from gradscope.dump.storage.stored_tensor import StoredTensor
+from gradscope.dump.storage.streams import PlainStream
 from gradscope.dump.writer import DumpWriter
-from gradscope.dump.zipformat import STORED
-from gradscope.dump.zipmembers import LocalHeader, read_local_header
+from gradscope.dump.zip.member_names import key_of_member, member_name
+from gradscope.dump.zip.members import LocalHeader, read_local_header
+from gradscope.dump.zip.structures import STORED
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming import key_of, split_key
 

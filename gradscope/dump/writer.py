@@ -19,16 +19,16 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import as_numpy_dtype, dtype_name, is_key, stored_dtype
-from gradscope.dump.manifest import MEMBER, Entry, Manifest, Stored
-from gradscope.dump.manifestjson import manifest_to_text
-from gradscope.dump.memberfacts import member_facts
-from gradscope.dump.membernames import member_name
-from gradscope.dump.npyheader import AXES_LIMIT, npy_header
-from gradscope.dump.partials import PartialFile, sweep
+from gradscope.dump.interfaces import ManifestFields
+from gradscope.dump.manifest.codec import manifest_to_text
+from gradscope.dump.manifest.manifest import MEMBER, Entry, Manifest, Stored
 from gradscope.dump.record import Record
-from gradscope.dump.sink import ManifestFields
-from gradscope.dump.targets import checked_target, incomplete_target, require_space
-from gradscope.dump.zipwriter import Payload, ZipWriter
+from gradscope.dump.storage.member_facts import member_facts
+from gradscope.dump.storage.npy_header import AXES_LIMIT, npy_header
+from gradscope.dump.storage.partial_file import PartialFile, sweep
+from gradscope.dump.storage.target_path import checked_target, incomplete_target, require_space
+from gradscope.dump.zip.member_names import member_name
+from gradscope.dump.zip.zip_writer import Payload, ZipWriter
 from gradscope.errors import UsageError
 from gradscope.naming import key_of, printable, split_key
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Protocol
 
-from gradscope.frameworks.adapter import Adapter, Variables
-from gradscope.frameworks.ownformat import OwnFormat
+from gradscope.frameworks.modules.adapter import Adapter, Variables
+from gradscope.frameworks.modules.own_format import OwnFormat
 
 #: The module of a framework that defines its modules, and ours that adapts them.
 _ADAPTERS: Final = (
     ("flax.linen", "linen"),
     ("flax.nnx", "nnx"),
-    ("equinox", "equinox"),
+    ("equinox", "equinox.equinox_adapter"),
     ("haiku", "haiku"),
-    ("keras", "keras"),
+    ("keras", "keras.keras_adapter"),
     ("transformers.modeling_flax_utils", "transformers"),
 )
 

@@ -17,9 +17,9 @@ import haiku as hk
 import jax
 from jax import Array
 
-from gradscope.frameworks.adapter import PARAMS, RNGS, Variables
-from gradscope.frameworks.calling import CallShape, method_signature
-from gradscope.frameworks.inputspec import InputSpec
+from gradscope.frameworks.modules.adapter import PARAMS, RNGS, Variables
+from gradscope.frameworks.modules.calling import CallShape, method_signature
+from gradscope.frameworks.modules.input_spec import InputSpec
 
 _STATE: Final = "state"
 _KEY: Final = "key"

@@ -11,9 +11,9 @@ import jax
 from flax.core import DenyList
 from jax import Array
 
-from gradscope.frameworks.adapter import RNGS, CalledObject, Variables
-from gradscope.frameworks.calling import CallShape
-from gradscope.frameworks.inputspec import InputSpec
+from gradscope.frameworks.modules.adapter import RNGS, CalledObject, Variables
+from gradscope.frameworks.modules.calling import CallShape
+from gradscope.frameworks.modules.input_spec import InputSpec
 
 #: Keys that a module may ask for by name. Flax takes `params` for any other name.
 _STREAMS: Final = ("params", "dropout")

@@ -19,10 +19,10 @@ from typing import Any, Final
 from flax import nnx
 from jax import Array
 
-from gradscope.frameworks.adapter import PARAMS, RNGS, CalledObject, Variables
-from gradscope.frameworks.calling import CallShape, parameters_to_build
-from gradscope.frameworks.inputspec import InputSpec
-from gradscope.frameworks.modulescopes import module_scope
+from gradscope.frameworks.modules.adapter import PARAMS, RNGS, CalledObject, Variables
+from gradscope.frameworks.modules.calling import CallShape, parameters_to_build
+from gradscope.frameworks.modules.input_spec import InputSpec
+from gradscope.frameworks.modules.module_scopes import module_scope
 
 #: The attribute that carries a module's path. A bridge to Linen takes every attribute for a collection of variables but
 #: those that begin so.

@@ -14,9 +14,9 @@ from typing import Any, Final
 from jax import Array
 from transformers.modeling_flax_utils import FlaxPreTrainedModel
 
-from gradscope.frameworks.adapter import PARAMS, RNGS, CalledObject, Variables
-from gradscope.frameworks.calling import CallShape
-from gradscope.frameworks.inputspec import InputSpec
+from gradscope.frameworks.modules.adapter import PARAMS, RNGS, CalledObject, Variables
+from gradscope.frameworks.modules.calling import CallShape
+from gradscope.frameworks.modules.input_spec import InputSpec
 
 #: What it calls its parameters and the key of its dropout.
 _PARAMS: Final = "params"

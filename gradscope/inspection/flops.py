@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.tracing.jaxcompat import Equation
+from gradscope.tracing.jaxpr.jaxcompat import Equation
 
 #: What only moves, views, converts or makes values.
 MOVEMENT: Final = frozenset(

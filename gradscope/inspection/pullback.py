@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from gradscope.inspection.flops import COLLECTIVES
-from gradscope.inspection.programs import program_flops
-from gradscope.tracing.flow import Marks
-from gradscope.tracing.frames import frame_tree
-from gradscope.tracing.jaxcompat import Atom, Equation, is_literal, trace
-from gradscope.tracing.liveness import mark_needed
-from gradscope.tracing.vjps import pulled_back
+from gradscope.inspection.frame_flops import program_flops
+from gradscope.tracing.dataflow.backward import Marks
+from gradscope.tracing.dataflow.liveness import mark_needed
+from gradscope.tracing.jaxpr.frames import frame_tree
+from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, is_literal, trace
+from gradscope.tracing.jaxpr.vjp import pulled_back
 
 
 class Pullbacks:

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gradscope.instrument.observing_program import Observed, observing_program
 from gradscope.instrument.plan import Plan, Seed
-from gradscope.instrument.planning import has_gradient
-from gradscope.instrument.program import Observed, observing_program
+from gradscope.instrument.query.planning import has_gradient
 from gradscope.instrument.taps import whole_tensor
-from gradscope.tracing.frames import Frame, ValueKey, frame_tree, resolve
-from gradscope.tracing.liveness import mark_live
-from gradscope.tracing.reversal import mark_reach_from
-from gradscope.tracing.sites import Site, site_at
+from gradscope.tracing.dataflow.liveness import mark_live
+from gradscope.tracing.dataflow.reachability import mark_reach_from
+from gradscope.tracing.jaxpr.frames import Frame, ValueKey, frame_tree, resolve
+from gradscope.tracing.layers.sites import Site, site_at
 from gradscope.tracing.tracer import Trace, as_reached
 
 

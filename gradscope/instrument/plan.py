@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.instrument.taps import Observer, whole_tensor
-from gradscope.tracing.frames import FrameKey, Loop, ValueKey
-from gradscope.tracing.meshes import under_leading_axes
-from gradscope.tracing.sites import Site
-from gradscope.tracing.uses import Use, UseKey
+from gradscope.tracing.jaxpr.frames import FrameKey, Loop, ValueKey
+from gradscope.tracing.jaxpr.sharding import under_leading_axes
+from gradscope.tracing.layers.sites import Site
+from gradscope.tracing.layers.uses import Use, UseKey
 
 
 class Seed(NamedTuple):

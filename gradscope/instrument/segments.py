@@ -24,13 +24,13 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from gradscope.instrument.interpreter import Captured, Context, Evaluation, Given
+from gradscope.instrument.observing_program import Reached, sinks_of
 from gradscope.instrument.plan import EMPTY_PLAN, Plan
-from gradscope.instrument.program import Reached, sinks_of
-from gradscope.instrument.rules import RULES
+from gradscope.instrument.rewriting.frame_rules import RULES
+from gradscope.instrument.rewriting.interpreter import Captured, Context, Evaluation, Given
 from gradscope.instrument.taps import watch
-from gradscope.tracing.jaxcompat import Atom, is_literal
-from gradscope.tracing.reversal import Reach
+from gradscope.tracing.dataflow.reachability import Reach
+from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
 from gradscope.tracing.tracer import Trace
 
 #: Where among a segment's cotangents that of the loss as the function's output stands; the others are by position.

@@ -11,23 +11,23 @@ import jax
 import numpy as np
 
 from gradscope import naming
-from gradscope.capture.arguments import Arguments
-from gradscope.capture.preparation import Prepared, prepare
-from gradscope.capture.run import Run
-from gradscope.capture.selfcheck import rounding, self_check
-from gradscope.capture.timings import Timings
+from gradscope.capturing.execution.arguments import Arguments
+from gradscope.capturing.execution.preparation import Prepared, prepare
+from gradscope.capturing.execution.run import Run
+from gradscope.capturing.explain.self_check import rounding, self_check
+from gradscope.capturing.timings import Timings
 from gradscope.dump.record import Json
 from gradscope.errors import ModelError
-from gradscope.instrument.inquiry import Inquiry
-from gradscope.instrument.wanted import Wanted
+from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.trace_query import Inquiry
 from gradscope.proof.claims import Outcome, Status
-from gradscope.proof.leaves import Loss, leaf_outcomes
-from gradscope.proof.precision import coarsest_epsilon, wide_types, widened
-from gradscope.proof.rules import Call, rule_outcomes
+from gradscope.proof.float64 import coarsest_epsilon, wide_types, widened
+from gradscope.proof.leaf_claims import Loss, leaf_outcomes
+from gradscope.proof.rule_claims import Call, rule_outcomes
 from gradscope.proof.stops import stopped_loss
-from gradscope.tracing.model import Model
+from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Leaf, Trace, trace_loss
-from gradscope.tracing.userframes import user_code
+from gradscope.tracing.user_frames import user_code
 
 #: The rows about custom rules, and those about gradients.
 _Rows: TypeAlias = "tuple[tuple[Row, ...], tuple[Row, ...]]"

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gradscope.capture.closeup import is_hidden
+from gradscope.capturing.explain.neighbourhood import is_hidden
+from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.program import observing_program
 from gradscope.instrument.taps import whole_tensor
-from gradscope.tracing.frames import ValueKey, iterations
-from gradscope.tracing.sites import Site, site_at
+from gradscope.tracing.jaxpr.frames import ValueKey, iterations
+from gradscope.tracing.layers.sites import Site, site_at
 from gradscope.tracing.tracer import Trace
 
 

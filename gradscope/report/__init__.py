@@ -26,42 +26,42 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradscope.report.comparison import ComparisonReport
-    from gradscope.report.difference import DifferenceReport
-    from gradscope.report.inspection import InspectionReport, inspection_report
-    from gradscope.report.isolation import IsolationReport
-    from gradscope.report.ledger import LedgerReport
-    from gradscope.report.proof import ProofReport
-    from gradscope.report.query import Query
-    from gradscope.report.render import Report, to_csv, to_json, to_markdown, to_text
-    from gradscope.report.rows import Row, rows_of
-    from gradscope.report.screen import Screen
-    from gradscope.report.series import SeriesReport
-    from gradscope.report.tensor import TensorReport, tensor_report
-    from gradscope.report.whole_dump import DumpReport, dump_report
+    from gradscope.report.render.formats import Report, to_csv, to_json, to_markdown, to_text
+    from gradscope.report.render.screen import Screen
+    from gradscope.report.reports.comparison import ComparisonReport
+    from gradscope.report.reports.difference import DifferenceReport
+    from gradscope.report.reports.inspection import InspectionReport, inspection_report
+    from gradscope.report.reports.isolation import IsolationReport
+    from gradscope.report.reports.ledger import LedgerReport
+    from gradscope.report.reports.proof import ProofReport
+    from gradscope.report.reports.series import SeriesReport
+    from gradscope.report.reports.tensor import TensorReport, tensor_report
+    from gradscope.report.reports.whole_dump import DumpReport, dump_report
+    from gradscope.report.tables.dump_rows import Row, rows_of
+    from gradscope.report.tables.query import Query
 
 _HOMES = {
-    "ComparisonReport": "comparison",
-    "DifferenceReport": "difference",
-    "DumpReport": "whole_dump",
-    "InspectionReport": "inspection",
-    "IsolationReport": "isolation",
-    "LedgerReport": "ledger",
-    "ProofReport": "proof",
-    "Query": "query",
-    "Report": "render",
-    "Row": "rows",
-    "Screen": "screen",
-    "SeriesReport": "series",
-    "TensorReport": "tensor",
-    "dump_report": "whole_dump",
-    "inspection_report": "inspection",
-    "rows_of": "rows",
-    "tensor_report": "tensor",
-    "to_csv": "render",
-    "to_json": "render",
-    "to_markdown": "render",
-    "to_text": "render",
+    "ComparisonReport": "reports.comparison",
+    "DifferenceReport": "reports.difference",
+    "DumpReport": "reports.whole_dump",
+    "InspectionReport": "reports.inspection",
+    "IsolationReport": "reports.isolation",
+    "LedgerReport": "reports.ledger",
+    "ProofReport": "reports.proof",
+    "Query": "tables.query",
+    "Report": "render.formats",
+    "Row": "tables.dump_rows",
+    "Screen": "render.screen",
+    "SeriesReport": "reports.series",
+    "TensorReport": "reports.tensor",
+    "dump_report": "reports.whole_dump",
+    "inspection_report": "reports.inspection",
+    "rows_of": "tables.dump_rows",
+    "tensor_report": "reports.tensor",
+    "to_csv": "render.formats",
+    "to_json": "render.formats",
+    "to_markdown": "render.formats",
+    "to_text": "render.formats",
 }
 
 __all__ = [

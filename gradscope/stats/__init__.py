@@ -11,14 +11,13 @@ the core tier to 4 GB/s and the full tier, without its hash, to 1.4 (float32, on
 """
 
 from gradscope.stats.chunks import stats_of_chunks
-from gradscope.stats.core import CoreNumbers, stats_from_core
-from gradscope.stats.evidence import Finding, Thresholds
-from gradscope.stats.findings import RULES, Rule, find
-from gradscope.stats.layers import LayerGains, layer_gains
-from gradscope.stats.measured import measured
+from gradscope.stats.core_tier import CoreNumbers, stats_from_core
+from gradscope.stats.fill_missing import measured
+from gradscope.stats.findings.find import RULES, Rule, find
+from gradscope.stats.findings.rule_evidence import Finding, Thresholds
+from gradscope.stats.gains import LayerGains, gradient_ratios, layer_gains
 from gradscope.stats.merging import merged_manifest
-from gradscope.stats.params import gradient_ratios
-from gradscope.stats.tensor import TensorStats, Tier, tensor_stats
+from gradscope.stats.tensor_stats import TensorStats, Tier, tensor_stats
 from gradscope.stats.units import activation_stats
 
 __all__ = [

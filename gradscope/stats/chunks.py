@@ -9,8 +9,8 @@ import numpy as np
 
 from gradscope.arrays.digest import Digest
 from gradscope.arrays.dtypes import as_numpy_dtype
-from gradscope.arrays.passes import reduce_array
-from gradscope.stats.tensor import TensorStats, Tier
+from gradscope.arrays.single_pass import reduce_array
+from gradscope.stats.tensor_stats import TensorStats, Tier
 
 
 def stats_of_chunks(

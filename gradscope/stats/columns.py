@@ -9,7 +9,7 @@ from gradscope.arrays.histograms import BINS, MagnitudeHistogram
 from gradscope.arrays.magnitudes import Magnitudes
 from gradscope.arrays.moments import Moments
 from gradscope.arrays.reductions import Extremes, NonFinite, Reduction
-from gradscope.dump.jsontext import as_float
+from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
 from gradscope.errors import DumpError
 

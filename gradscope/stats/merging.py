@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import reduce
 from operator import add
 
-from gradscope.dump.manifest import Entry, Layer, Ledger, Manifest
+from gradscope.dump.manifest.manifest import Entry, Layer, Ledger, Manifest
 from gradscope.dump.record import Json
 from gradscope.errors import DumpError
 from gradscope.naming import key_of
-from gradscope.stats.tensor import TensorStats
+from gradscope.stats.tensor_stats import TensorStats
 
 
 def merged_manifest(outline: Sequence[Entry], parts: Sequence[Manifest]) -> Manifest:

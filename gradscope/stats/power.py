@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gradscope.stats.tensor import TensorStats
+from gradscope.stats.tensor_stats import TensorStats
 
 
 class Power(NamedTuple):

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 
 from gradscope import naming
 from gradscope.errors import ModelError
-from gradscope.tracing import jaxcompat
-from gradscope.tracing.fingerprint import fingerprint
-from gradscope.tracing.frames import Frame, frame_tree
-from gradscope.tracing.layers import LayerCall, find_layers
-from gradscope.tracing.liveness import mark_live
-from gradscope.tracing.origins import ParameterOrigins
-from gradscope.tracing.reversal import Reach, mark_reach
-from gradscope.tracing.sites import Site, find_sites
+from gradscope.tracing.dataflow.liveness import mark_live
+from gradscope.tracing.dataflow.reachability import Reach, mark_reach
+from gradscope.tracing.jaxpr import jaxcompat
+from gradscope.tracing.jaxpr.fingerprint import fingerprint
+from gradscope.tracing.jaxpr.frames import Frame, frame_tree
+from gradscope.tracing.layers.layers import LayerCall, find_layers
+from gradscope.tracing.layers.parameter_views import ParameterOrigins
+from gradscope.tracing.layers.sites import Site, find_sites
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gradscope.dump.jsontext import as_float
+from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.reader import open_dump
 from tests.integration.command import gradscope
 

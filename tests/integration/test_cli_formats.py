@@ -191,7 +191,10 @@ def test_output_that_is_cut_short_is_told(dumps: Path, unbuffered: str) -> None:
 
 def test_a_line_of_remarks_is_told_at_once_without_a_buffer(tmp_path: Path) -> None:
     """Also where the process then ends without a last word, as an interrupted one does."""
-    code = "import os, sys; from gradscope.cli.streams import *; open_streams(); print(1, file=sys.stderr); os._exit(0)"
+    code = (
+        "import os, sys; from gradscope.cli import standard_streams as s; "
+        "s.open_streams(); print(1, file=sys.stderr); os._exit(0)"
+    )
     assert in_shell(f"{sys.executable} -P -u -c '{code}'", tmp_path).errors == "1\n"
 
 

@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope.instrument.observing_program import Observed, Reached, observing_program
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.planning import make_plan
-from gradscope.instrument.program import Observed, Reached, observing_program
+from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.planning import make_plan
 from gradscope.instrument.taps import Observer, whole_tensor
-from gradscope.instrument.wanted import Wanted
-from gradscope.tracing.frames import iterations
+from gradscope.tracing.jaxpr.frames import iterations
 from gradscope.tracing.tracer import Trace, trace_loss
 
 Probe = Callable[[str, Any], Any]

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import gradscope as gs
-from gradscope.capture.isolation import isolate
-from gradscope.capture.timings import Timings
-from gradscope.compare import CompareOptions
-from gradscope.compare.isolation import Isolation
-from gradscope.compare.pairing import Dumps
-from gradscope.tracing.model import Model
+from gradscope.capturing.isolate.isolate import isolate
+from gradscope.capturing.timings import Timings
+from gradscope.comparison import CompareOptions
+from gradscope.comparison.isolation import Isolation
+from gradscope.comparison.pairing.matching import Dumps
+from gradscope.tracing.loading.model import Model
 
 Loss = Callable[[Any, Any], Any]
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 import gradscope as gs
-from gradscope.capture.arguments import Arguments
-from gradscope.capture.calibration import calibrate
-from gradscope.capture.examples import example_count
-from gradscope.capture.one_shot import DumpRequest, dump_model
-from gradscope.capture.timings import Timings
-from gradscope.dump.manifest import Examples, Manifest
-from gradscope.dump.memory import MemoryWriter
+from gradscope.capturing.calibration import calibrate
+from gradscope.capturing.dump_model import DumpRequest, dump_model
+from gradscope.capturing.execution.arguments import Arguments
+from gradscope.capturing.records.example_gradients import example_count
+from gradscope.capturing.timings import Timings
+from gradscope.dump.manifest.manifest import Examples, Manifest
+from gradscope.dump.sources.memory_dump import MemoryWriter
 from gradscope.errors import MachineError, ModelError, UsageError
-from gradscope.instrument.wanted import Wanted
+from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.naming import Selection
-from gradscope.tracing.model import Model
+from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Leaf
 
 COUNT = 5

@@ -11,7 +11,7 @@ import pytest
 from jax import Array
 
 import gradscope as gs
-from gradscope.compare import CompareOptions
+from gradscope.comparison import CompareOptions
 from gradscope.errors import UsageError
 from gradscope.naming import Selection
 from tests.oracle import faulty

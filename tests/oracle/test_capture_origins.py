@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gradscope as gs
-from gradscope.dump.manifest import Origin
+from gradscope.dump.manifest.manifest import Origin
 
 #: Rows of operands; the trap is sprung by some element of the second row alone.
 X = jnp.array([[1.0, 2.0, 3.0], [1.0, 0.0, -2.0]], jnp.float32)

@@ -11,19 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradscope.capture.arguments import Arguments
-from gradscope.capture.one_shot import DumpRequest, dump_model
-from gradscope.capture.piecewise import Piecewise
-from gradscope.capture.preparation import Bounds
-from gradscope.capture.timings import Timings
-from gradscope.dump.memory import MemoryDump, MemoryWriter
+from gradscope.capturing.dump_model import DumpRequest, dump_model
+from gradscope.capturing.execution.arguments import Arguments
+from gradscope.capturing.execution.preparation import Bounds
+from gradscope.capturing.execution.segmented import Piecewise
+from gradscope.capturing.timings import Timings
+from gradscope.dump.sources.memory_dump import MemoryDump, MemoryWriter
 from gradscope.errors import MachineError
-from gradscope.instrument.inquiry import Answer
-from gradscope.instrument.planning import make_plan
+from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.planning import make_plan
+from gradscope.instrument.query.trace_query import Answer
 from gradscope.instrument.segments import Segments
-from gradscope.instrument.wanted import Wanted
 from gradscope.naming.sizes import parse_size, shown_size
-from gradscope.tracing.model import Model
+from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import trace_loss
 from tests.oracle.zoo import ZOO
 

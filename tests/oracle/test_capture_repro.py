@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import gradscope as gs
-from gradscope.capture.repro import Reproduction, reproduce
-from gradscope.capture.reproscript import arrays, script
+from gradscope.capturing.isolate.reproduction import Reproduction, reproduce
+from gradscope.capturing.isolate.reproduction_script import arrays, script
 from gradscope.errors import UsageError
-from gradscope.tracing.model import Model
+from gradscope.tracing.loading.model import Model
 from models.resnet50 import ResNet
 from models.transformer import Transformer
 from tests.reproduction import Ran, run

@@ -12,13 +12,13 @@ import pytest
 from jax import lax
 
 import gradscope as gs
-from gradscope.capture.preparation import Arguments, prepare
-from gradscope.capture.timings import Timings
-from gradscope.capture.zeros import Zero, causes_of
-from gradscope.instrument.inquiry import Inquiry
-from gradscope.instrument.wanted import Wanted
-from gradscope.tracing.frames import OPERAND, ValueKey
-from gradscope.tracing.model import Model
+from gradscope.capturing.execution.preparation import Arguments, prepare
+from gradscope.capturing.explain.zero_gradients import Zero, causes_of
+from gradscope.capturing.timings import Timings
+from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.trace_query import Inquiry
+from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
+from gradscope.tracing.loading.model import Model
 
 ONES = jnp.ones(4)
 ZEROS = jnp.zeros(4)

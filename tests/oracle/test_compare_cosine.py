@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradscope.compare.blockpairs import block_pairs
-from gradscope.compare.measuring import measure
-from gradscope.compare.metrics import Metrics
-from gradscope.compare.yardstick import yardstick_of
+from gradscope.comparison.metrics.block_pairs import block_pairs
+from gradscope.comparison.metrics.measure_pair import measure
+from gradscope.comparison.metrics.metrics import Metrics
+from gradscope.comparison.precision import yardstick_of
 
 Array = np.ndarray[Any, Any]
 

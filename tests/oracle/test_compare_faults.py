@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import gradscope as gs
-from gradscope.compare import Comparison
+from gradscope.comparison import Comparison
 from tests.oracle import faulty
 from tests.oracle.isolating import isolated, wrong
 

@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradscope.compare.blockpairs import block_pairs
-from gradscope.compare.measuring import measure
-from gradscope.compare.yardstick import yardstick_of
+from gradscope.comparison.metrics.block_pairs import block_pairs
+from gradscope.comparison.metrics.measure_pair import measure
+from gradscope.comparison.precision import yardstick_of
 
 RTOL, ATOL = 1e-3, 1e-6
 FLOATS = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]

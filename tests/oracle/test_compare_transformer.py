@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gradscope as gs
-from gradscope.compare import CompareOptions, Comparison, compare
-from gradscope.compare.mapfile import read_map, write_map
+from gradscope.comparison import CompareOptions, Comparison, compare
+from gradscope.comparison.pairing.map_file import read_map, write_map
 from models.transformer import Transformer
 
 torch = pytest.importorskip("torch")

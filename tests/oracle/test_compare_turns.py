@@ -14,9 +14,9 @@ import pytest
 from jax import Array, lax
 
 import gradscope as gs
-from gradscope.compare import CompareOptions, Comparison, Row, compare
-from gradscope.compare.mapfile import read_map, write_map
-from gradscope.dump.memory import MemoryDump
+from gradscope.comparison import CompareOptions, Comparison, Row, compare
+from gradscope.comparison.pairing.map_file import read_map, write_map
+from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.naming import Selection
 from tests.oracle.isolating import isolated
 

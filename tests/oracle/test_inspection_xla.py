@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from gradscope.inspection.inspecting import inspect_loss
+from gradscope.inspection.inspect_loss import inspect_loss
 from models import mlp, resnet50, transformer
 
 #: XLA counts the body of a scan once, so that a scanned model is no oracle. Of a few dozen numbers, rounding and the

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradscope.instrument.program import observing_program
+from gradscope.instrument.observing_program import observing_program
 from tests.oracle.engine import Probe, assert_close, check, check_gradients, layer, observe, unprobed
 
 WEIGHTS = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)

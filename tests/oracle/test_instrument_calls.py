@@ -12,7 +12,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
-from gradscope.instrument.program import observing_program
+from gradscope.instrument.observing_program import observing_program
 from tests.oracle.engine import Probe, assert_close, bits, check, check_gradients, expected, layer, observe, unprobed
 
 WEIGHTS = {"w": jnp.linspace(-1.0, 1.0, 9).reshape(3, 3), "b": jnp.linspace(0.0, 0.5, 3)}

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import gradscope
-from gradscope.instrument.wanted import Wanted
+from gradscope.instrument.query.capture_spec import Wanted
 from tests.oracle import engine
 from tests.oracle.commands import Dumped, python
 from tests.oracle.zoo import ZOO, Case
@@ -24,7 +24,7 @@ from tests.oracle.zoo import ZOO, Case
 #: What a command line is told to run a model under a tap that does not keep its promise.
 DISHONEST = """
 import sys
-import gradscope.instrument.interpreter as interpreter
+import gradscope.instrument.rewriting.interpreter as interpreter
 from gradscope.cli.main import main
 
 honest, factor = interpreter.tap, float(sys.argv.pop(1))

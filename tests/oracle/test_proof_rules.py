@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from gradscope.capture.arguments import Arguments
-from gradscope.capture.timings import Timings
-from gradscope.proof import leaves
+from gradscope.capturing.execution.arguments import Arguments
+from gradscope.capturing.timings import Timings
+from gradscope.proof import leaf_claims as leaves
 from gradscope.proof.proving import Proof, Row, prove
-from gradscope.tracing.model import Model
+from gradscope.tracing.loading.model import Model
 from tests.oracle.zoo import ZOO
 
 W = jnp.linspace(-1.0, 1.5, 12).reshape(3, 4)

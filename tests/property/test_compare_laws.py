@@ -12,17 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gradscope.compare.blockpairs import block_pairs
-from gradscope.compare.execution import by_order
-from gradscope.compare.fingerprints import by_fingerprint
-from gradscope.compare.measuring import measure
-from gradscope.compare.metrics import Metrics
-from gradscope.compare.pairing import Dumps, by_name, pair
-from gradscope.compare.samepath import by_path
-from gradscope.compare.yardstick import yardstick_of
-from gradscope.dump.manifest import Entry, Manifest
-from gradscope.dump.memory import MemoryDump
+from gradscope.comparison.metrics.block_pairs import block_pairs
+from gradscope.comparison.metrics.measure_pair import measure
+from gradscope.comparison.metrics.metrics import Metrics
+from gradscope.comparison.pairing.by_path import by_path
+from gradscope.comparison.pairing.by_values import by_fingerprint
+from gradscope.comparison.pairing.matching import Dumps, by_name, by_order, pair
+from gradscope.comparison.precision import yardstick_of
+from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import SiteFacts
+from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.naming import split_key
 
 Array = np.ndarray[Any, Any]

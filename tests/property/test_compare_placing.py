@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradscope.arrays.blocks import Array
-from gradscope.compare.pairing import Dumps, Match
-from gradscope.compare.placing import Placing
-from gradscope.compare.recipes import Concatenate, Recipe, Reshape, Split, Stack, Step, Transpose, Unstack
+from gradscope.comparison.layout.recipes import Concatenate, Recipe, Reshape, Split, Stack, Step, Transpose, Unstack
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.pairing.reverse import Placing
 from tests.dumps import dump_of
 
 SHAPE = (2, 4, 3)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gradscope.dump.jsontext import dumps, loads
-from gradscope.dump.membernames import key_of_member, member_name
+from gradscope.dump.manifest.json_text import dumps, loads
 from gradscope.dump.reader import open_dump
+from gradscope.dump.zip.member_names import key_of_member, member_name
 from gradscope.errors import UsageError
 from tests.dumps import read_all, record, write
 

@@ -21,13 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradscope import capture
-from gradscope.instrument.interpreter import Context, interpret
+from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import EMPTY_PLAN
-from gradscope.instrument.planning import make_plan
-from gradscope.instrument.program import observing_program
-from gradscope.instrument.rules import RULES
-from gradscope.instrument.wanted import Wanted
-from gradscope.tracing.frames import Frame, iterations
+from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.planning import make_plan
+from gradscope.instrument.rewriting.frame_rules import RULES
+from gradscope.instrument.rewriting.interpreter import Context, interpret
+from gradscope.tracing.jaxpr.frames import Frame, iterations
 from gradscope.tracing.tracer import Trace, trace_loss
 from tests.oracle.engine import Observation, assert_close, bits, check_stepwise, expected, observe
 from tests.oracle.terms import assert_sums

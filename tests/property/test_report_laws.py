@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from gradscope.dump.manifest import Manifest
+from gradscope.dump.manifest.manifest import Manifest
 from gradscope.naming import printable
 from gradscope.report import Screen, to_csv
-from gradscope.report.comparison import rounded_up
-from gradscope.report.numbers import Range, number, number_column, share
-from gradscope.report.outline import outline
+from gradscope.report.render.outline import outline
+from gradscope.report.reports.comparison import rounded_up
+from gradscope.report.tables.numbers import Range, number, number_column, share
 from tests.unit.report_samples import entry, report_of, text_of
 
 # Short of the largest: rounded up to three digits, it is more than a float holds.

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from gradscope.compare import Comparison
-from gradscope.compare import Row as ComparedRow
-from gradscope.dump.manifest import Entry, Layer, Ledger, LedgerLine, Manifest
+from gradscope.comparison import Comparison
+from gradscope.comparison import Row as ComparedRow
+from gradscope.dump.manifest.manifest import Entry, Layer, Ledger, LedgerLine, Manifest
 from gradscope.dump.record import Json, Reason, SiteFacts
 from gradscope.report import DumpReport, Query, Screen, dump_report, to_text
 from gradscope.stats import find, tensor_stats

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gradscope.capture.pipeline import Ahead, in_order
+from gradscope.capturing.records.prefetch import Ahead, in_order
 
 AHEAD = Ahead(batches=3, batch_items=4, batch_bytes=100)
 

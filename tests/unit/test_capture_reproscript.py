@@ -6,8 +6,8 @@ import ast
 
 import numpy as np
 
-from gradscope.capture.repro import Reproduction
-from gradscope.capture.reproscript import script
+from gradscope.capturing.isolate.reproduction import Reproduction
+from gradscope.capturing.isolate.reproduction_script import script
 
 
 def test_no_name_ends_the_docstring_or_escapes_in_it() -> None:

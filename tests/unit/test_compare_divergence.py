@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gradscope.compare import Row, Status
-from gradscope.compare.divergence import first_divergence
+from gradscope.comparison import Row, Status
+from gradscope.comparison.diagnosis.divergence import first_divergence
 
 
 def row(family: str, name: str, index: int, status: Status = "different") -> Row:

@@ -12,14 +12,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradscope.compare import CompareOptions, Comparison, Rule, compare, examplemeasuring
-from gradscope.compare.examples import ExampleError
-from gradscope.compare.mapping import MapRule
-from gradscope.compare.recipes import Transpose
-from gradscope.compare.wording import percent
-from gradscope.dump.memory import MemoryDump
+from gradscope.comparison import CompareOptions, Comparison, Rule, compare
+from gradscope.comparison.layout.recipes import Transpose
+from gradscope.comparison.metrics import example_errors as examplemeasuring
+from gradscope.comparison.metrics.example_spread import ExampleError
+from gradscope.comparison.pairing.by_rules import MapRule
 from gradscope.dump.reader import open_dump
+from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.naming.patterns import Pattern
+from gradscope.naming.wording import percent
 from gradscope.report import ComparisonReport, to_markdown, to_text
 from tests.dumps import dump_of, record, write
 from tests.unit.report_samples import PIPE

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradscope.compare import CompareOptions, Rule, compare, read_rules
-from gradscope.compare.evidence import Evidence
-from gradscope.compare.expressionparser import parse_expression
-from gradscope.compare.tolerances import Tolerance
+from gradscope.comparison import CompareOptions, Rule, compare, read_rules
+from gradscope.comparison.judging.expression_parser import parse_expression
+from gradscope.comparison.judging.tolerance_rules import Tolerance
+from gradscope.comparison.metrics.evidence import Evidence
 from gradscope.errors import DumpError, UsageError
 from tests.unit.test_compare_verdicts import MODEL, NUMBERS, changed, dump, off_by, row
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gradscope.compare import compare
-from gradscope.compare.extent import extent_differences
-from gradscope.dump.manifest import Layer, Ledger, LedgerLine, Manifest
-from gradscope.dump.memory import MemoryDump
+from gradscope.comparison import compare
+from gradscope.comparison.diagnosis.run_differences import extent_differences
+from gradscope.dump.manifest.manifest import Layer, Ledger, LedgerLine, Manifest
+from gradscope.dump.sources.memory_dump import MemoryDump
 from tests.unit.test_compare_verdicts import LAYERS, MODEL, dump, stats_only
 
 OPERATIONS = (

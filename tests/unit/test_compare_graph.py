@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from gradscope.compare import Comparison, Row
-from gradscope.compare.blame import blame_of
-from gradscope.compare.divergence import first_divergence
-from gradscope.compare.graph import consequences, readers_of, sources_of
-from gradscope.dump.manifest import Layer
+from gradscope.comparison import Comparison, Row
+from gradscope.comparison.diagnosis.divergence import blame_of, first_divergence
+from gradscope.comparison.diagnosis.layer_graph import consequences, readers_of, sources_of
+from gradscope.dump.manifest.manifest import Layer
 
 #: x -> dense(w) -> [left(l) | right(r)] -> add -> head(h), the branches in a composite.
 LAYERS = (

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from gradscope.compare.growth import FLAGGED, Error, growths
-from gradscope.dump.manifest import Layer
+from gradscope.comparison.diagnosis.growth import FLAGGED, Error, growths
+from gradscope.dump.manifest.manifest import Layer
 
 TOLERANCE = 1e-4
 CHAIN = (

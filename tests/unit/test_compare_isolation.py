@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from gradscope.compare.isolation import Isolation, LocalFinding, local_rows
-from gradscope.compare.rows import Row
+from gradscope.comparison.isolation import Isolation, LocalFinding, local_rows
+from gradscope.comparison.judging.rows import Row
 
 SOURCES = {"dense": "model.py:1", "left": "model.py:2", "right": None, "sum": "model.py:4"}
 

@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradscope.compare import CompareOptions, Rule, compare
-from gradscope.compare.noise import noise_floor
-from gradscope.dump.manifest import Manifest
-from gradscope.dump.memory import MemoryDump
+from gradscope.comparison import CompareOptions, Rule, compare
+from gradscope.comparison.judging.noise import noise_floor
+from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.sources.memory_dump import MemoryDump
 from tests.unit.test_compare_verdicts import LAYERS, MODEL, NUMBERS, changed, dump, entry, off_by, row
 
 REDUCED = {"matmul_precision": "bfloat16", "backend": "cpu"}

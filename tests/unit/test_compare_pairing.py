@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradscope.compare import CompareOptions, Comparison, Row, compare
-from gradscope.compare.mapfile import read_map, write_map
-from gradscope.compare.paths import spelt, tokens_of
-from gradscope.dump.manifest import Entry, Layer, Manifest
-from gradscope.dump.memory import MemoryDump
+from gradscope.comparison import CompareOptions, Comparison, Row, compare
+from gradscope.comparison.pairing.map_file import read_map, write_map
+from gradscope.comparison.pairing.normal_forms import spelt, tokens_of
+from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
 from gradscope.dump.record import SiteFacts
+from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming import Selection, split_key
-from gradscope.stats.tensor import tensor_stats
+from gradscope.stats.tensor_stats import tensor_stats
 
 Array = np.ndarray[Any, Any]
 JAX = {"versions": {"jax": "0.10.2"}}

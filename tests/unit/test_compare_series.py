@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gradscope.compare import Comparison
-from gradscope.compare.series import Member, Series
+from gradscope.comparison import Comparison
+from gradscope.comparison.result import Member, Series
 from gradscope.report import SeriesReport, to_markdown
 from tests.unit.report_samples import different_runs, same_runs
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gradscope.compare.summaries import Bound, least_rel_l2
-from gradscope.stats.tensor import tensor_stats
+from gradscope.comparison.metrics.bounds import Bound, least_rel_l2
+from gradscope.stats.tensor_stats import tensor_stats
 
 Array = np.ndarray[Any, Any]
 arrays = hnp.arrays(np.float64, 9, elements=st.floats(-1e3, 1e3, width=32))

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gradscope.compare.precision import coarser, comparable, small_magnitude, ulp_allowance
-from gradscope.compare.tolerance import default_tolerance, reduced_matmul
+from gradscope.comparison.precision import (
+    coarser,
+    comparable,
+    default_tolerance,
+    reduced_matmul,
+    small_magnitude,
+    ulp_allowance,
+)
 
 
 @pytest.mark.parametrize(

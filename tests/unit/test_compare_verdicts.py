@@ -12,17 +12,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradscope.compare import CompareOptions, Comparison, Row, compare
-from gradscope.compare.tolerances import Rule
-from gradscope.dump.jsontext import dumps, loads
-from gradscope.dump.manifest import Entry, Layer, Ledger, LedgerLine, Manifest
-from gradscope.dump.memory import MemoryDump
+from gradscope.comparison import CompareOptions, Comparison, Row, compare
+from gradscope.comparison.judging.tolerance_rules import Rule
+from gradscope.dump.manifest.json_text import dumps, loads
+from gradscope.dump.manifest.manifest import Entry, Layer, Ledger, LedgerLine, Manifest
 from gradscope.dump.reader import open_dump
 from gradscope.dump.record import Record, SiteFacts
+from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming import Selection, split_key
-from gradscope.stats.tensor import tensor_stats
+from gradscope.stats.tensor_stats import tensor_stats
 
 Array = np.ndarray[Any, Any]
 Tensors = Mapping[str, Array]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gradscope.dump import checksum as module
+from gradscope.dump.storage import checksum as module
 
 PIECES = [b"", b"a", bytes(range(256)) * 4096, b"\x00" * 100_001]
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from gradscope.dump.jsontext import DEPTH_LIMIT, as_float, dumps, from_float, loads
+from gradscope.dump.manifest.json_text import DEPTH_LIMIT, as_float, dumps, from_float, loads
 from gradscope.errors import DumpError
 
 

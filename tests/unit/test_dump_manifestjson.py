@@ -9,8 +9,17 @@ from typing import Any
 
 import pytest
 
-from gradscope.dump.manifest import Cause, Entry, Examples, Layer, Ledger, LedgerLine, Manifest, Stored
-from gradscope.dump.manifestjson import manifest_from_text, manifest_to_text
+from gradscope.dump.manifest.codec import manifest_from_text, manifest_to_text
+from gradscope.dump.manifest.manifest import (
+    Cause,
+    Entry,
+    Examples,
+    Layer,
+    Ledger,
+    LedgerLine,
+    Manifest,
+    Stored,
+)
 from gradscope.dump.record import SiteFacts
 from gradscope.errors import DumpError
 from tests.work import calls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradscope.dump.membernames import LIMIT_BYTES, key_of_member, member_name
+from gradscope.dump.zip.member_names import LIMIT_BYTES, key_of_member, member_name
 from gradscope.errors import UsageError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradscope.dump.npyheader import HEADER_LIMIT, npy_header, parse_npy_header
+from gradscope.dump.storage.npy_header import HEADER_LIMIT, npy_header, parse_npy_header
 from gradscope.errors import DumpError
 from tests.dumps import npy
 

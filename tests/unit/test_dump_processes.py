@@ -16,11 +16,10 @@ import pytest
 
 import gradscope
 from gradscope.arrays.dtypes import dtype_name
-from gradscope.dump.manifest import Layer
-from gradscope.dump.processwriter import ProcessWriter, Together
+from gradscope.dump.distributed.process_writer import ProcessWriter, Together
+from gradscope.dump.manifest.manifest import Layer
 from gradscope.dump.reader import open_dump
-from gradscope.dump.record import Record, SiteFacts
-from gradscope.dump.shards import ProcessPlace, Shard
+from gradscope.dump.record import ProcessPlace, Record, Shard, SiteFacts
 from gradscope.dump.verify import verify
 from gradscope.errors import DumpError, UsageError
 from gradscope.stats import TensorStats, merged_manifest, tensor_stats
@@ -177,7 +176,7 @@ def test_it_is_verified_shown_and_compared_like_any_other(folder: Path, tmp_path
     single = [replace(each, array=WHOLES[f"{each.family}/{each.name}"][0]) for each in list(outline())[: len(WHOLES)]]
     with gradscope.load(folder) as dump, gradscope.load(write(tmp_path / "one.npz", single)) as one:
         assert "rows" in dump.table()
-        assert gradscope.compare(one, dump, bitwise=True, allow_missing=["again", "unused"])
+        assert gradscope.comparison(one, dump, bitwise=True, allow_missing=["again", "unused"])
 
 
 def test_without_its_index_it_reads_as_incomplete(folder: Path) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from gradscope.arrays.dtypes import dtype_name, storable
-from gradscope.dump.memory import MemoryDump
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.reader import open_dump
-from gradscope.dump.source import DumpSource
+from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.dump.verify import verify
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming import key_of

@@ -17,9 +17,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradscope.dump import targets
-from gradscope.dump.partials import PartialFile
 from gradscope.dump.reader import open_dump
+from gradscope.dump.storage import target_path as targets
+from gradscope.dump.storage.partial_file import PartialFile
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import MachineError, UsageError
 from tests.dumps import litter, read_all, record, some_of_everything, without_array, write
@@ -262,7 +262,7 @@ def is_open_as(file: os.stat_result, descriptor: int) -> bool:
 def test_a_partial_taken_for_a_dead_one_before_it_was_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gradscope.dump import partials
+    from gradscope.dump.storage import partial_file as partials
 
     true_lock, sweeps = partials.lock, iter([True, False])
 

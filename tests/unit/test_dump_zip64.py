@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gradscope.dump.inputfile import InputFile
-from gradscope.dump.partials import PartialFile
-from gradscope.dump.zipdirectory import read_directory
-from gradscope.dump.zipformat import WrittenMember, directory_record, end_records, local_header
-from gradscope.dump.zipmembers import data_offset
-from gradscope.dump.zipwriter import Payload, ZipWriter
+from gradscope.dump.storage.input_file import InputFile
+from gradscope.dump.storage.partial_file import PartialFile
+from gradscope.dump.zip.directory import read_directory
+from gradscope.dump.zip.members import data_offset
+from gradscope.dump.zip.structures import WrittenMember, directory_record, end_records, local_header
+from gradscope.dump.zip.zip_writer import Payload, ZipWriter
 
 LARGE = (1 << 32) + 5
 SMALL = b"behind four gibibytes"

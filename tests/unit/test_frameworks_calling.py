@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import pytest
 
 from gradscope.errors import UsageError
-from gradscope.frameworks.calling import call_shape, method_signature, parameters_to_build
-from gradscope.frameworks.inputspec import parse_input
-from gradscope.frameworks.modulescopes import module_scope
+from gradscope.frameworks.modules.calling import call_shape, method_signature, parameters_to_build
+from gradscope.frameworks.modules.input_spec import parse_input
+from gradscope.frameworks.modules.module_scopes import module_scope
 
 
 def one(x: Any, mask: Any = None, *, train: bool = False) -> Any: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradscope.errors import UsageError
-from gradscope.frameworks.inputspec import InputSpec, Values, examples, parse_input, with_batch_size
+from gradscope.frameworks.modules.input_spec import InputSpec, Values, examples, parse_input, with_batch_size
 
 NORMAL = Values(kind="normal", numbers=(0, 1))
 

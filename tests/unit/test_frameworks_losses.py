@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from gradscope.errors import ModelError, UsageError
-from gradscope.frameworks.drawing import draw_inputs, require_representable
-from gradscope.frameworks.inputspec import InputSpec, parse_input
-from gradscope.frameworks.losses import labels_spec, loss_value
-from gradscope.frameworks.outputs import named_outputs, updated_leaves
-from gradscope.frameworks.request import LossName
+from gradscope.frameworks.modules.drawing import draw_inputs, require_representable
+from gradscope.frameworks.modules.input_spec import InputSpec, parse_input
+from gradscope.frameworks.modules.losses import labels_spec, loss_value
+from gradscope.frameworks.modules.outputs import named_outputs, updated_leaves
+from gradscope.frameworks.modules.request import LossName
 
 ONE = jnp.ones((2, 3))
 

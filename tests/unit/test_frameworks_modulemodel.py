@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from gradscope.errors import UsageError
-from gradscope.frameworks.calling import CallShape
-from gradscope.frameworks.inputspec import InputSpec, parse_input
-from gradscope.frameworks.modulemodel import ModuleModel
-from gradscope.frameworks.request import LossName, Request
+from gradscope.frameworks.modules.calling import CallShape
+from gradscope.frameworks.modules.input_spec import InputSpec, parse_input
+from gradscope.frameworks.modules.module_model import ModuleModel
+from gradscope.frameworks.modules.request import LossName, Request
 
 
 @dataclass(frozen=True, kw_only=True)

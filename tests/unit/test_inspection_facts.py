@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from gradscope.errors import ModelError
-from gradscope.inspection.inspecting import OUTSIDE, Fact, Inspection, inspect_loss
-from gradscope.instrument.inquiry import Inquiry
+from gradscope.inspection.inspect_loss import OUTSIDE, Fact, Inspection, inspect_loss
+from gradscope.instrument.query.trace_query import Inquiry
 
 W = {"a": jnp.ones((6, 4)), "b": jnp.ones((4, 4)), "idle": jnp.ones(3)}
 X = jnp.ones((8, 6))

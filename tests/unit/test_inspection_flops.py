@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from gradscope.inspection.costs import Cost, costs_of
+from gradscope.inspection.layer_costs import Cost, costs_of
 from gradscope.tracing.tracer import trace_loss
 
 X = jnp.ones((4, 6))

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from gradscope.compare import Comparison, Row
+from gradscope.comparison import Comparison, Row
 from gradscope.report import ComparisonReport, to_csv, to_json, to_text
-from gradscope.report.comparison import rounded_up
+from gradscope.report.reports.comparison import rounded_up
 from tests.unit.report_samples import PIPE, compared, different_runs, same_runs
 
 MISSING = Row(name="head/bias", family="param", status="missing", index=9, why="not in the candidate")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gradscope.dump.manifest import Manifest
+from gradscope.dump.manifest.manifest import Manifest
 from gradscope.report import Query
-from gradscope.report.folding import folded
-from gradscope.report.numbers import Range
-from gradscope.report.table import Cell, Column, Line, Table
+from gradscope.report.tables.folding import folded
+from gradscope.report.tables.numbers import Range
+from gradscope.report.tables.table import Cell, Column, Line, Table
 from tests.unit.report_samples import PIPE, entry, scanned_network, text_of
 
 COLUMNS = (

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from gradscope.api.observing import capture
-from gradscope.inspection.inspecting import inspect_loss
-from gradscope.report.graphs import Graph
-from gradscope.report.rows import Row
+from gradscope.inspection.inspect_loss import inspect_loss
+from gradscope.report.render.graphs import Graph
+from gradscope.report.tables.dump_rows import Row
 
 W = {"a": jnp.linspace(-1.0, 1.0, 9).reshape(3, 3), "idle": jnp.ones(2)}
 X = jnp.linspace(0.0, 1.0, 6).reshape(2, 3)

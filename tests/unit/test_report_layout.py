@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from gradscope.dump.manifest import Layer, Manifest
+from gradscope.dump.manifest.manifest import Layer, Manifest
 from gradscope.naming import printable
 from gradscope.report import Screen, to_text
-from gradscope.report.outline import Item, outline
+from gradscope.report.render.outline import Item, outline
 from tests.unit.report_samples import HOSTILE_NAMES, PIPE, TERMINAL, entry, numbers, report_of, small_network, text_of
 from tests.work import calls
 

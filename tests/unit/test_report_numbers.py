@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gradscope.report.numbers import Range, amount, count, number, number_column, share, share_column
+from gradscope.report.tables.numbers import Range, amount, count, number, number_column, share, share_column
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradscope.dump.manifest import Manifest
+from gradscope.dump.manifest.manifest import Manifest
 from gradscope.errors import UsageError
 from gradscope.naming import Selection
 from gradscope.report import Query, rows_of

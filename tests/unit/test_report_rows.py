@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from gradscope.dump.manifest import Layer, Manifest
+from gradscope.dump.manifest.manifest import Layer, Manifest
 from gradscope.errors import DumpError
 from gradscope.naming import printable
 from gradscope.report import Row, rows_of, to_csv, to_json, to_markdown

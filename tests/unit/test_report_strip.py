@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gradscope.compare import Comparison, Row
+from gradscope.comparison import Comparison, Row
 from gradscope.report import Screen
-from gradscope.report.strip import heat_strips
+from gradscope.report.render.heat_strip import heat_strips
 from tests.unit.report_samples import compared
 
 TERMINAL = Screen(width=80)

@@ -9,7 +9,7 @@ import math
 
 import pytest
 
-from gradscope.dump.manifest import Manifest
+from gradscope.dump.manifest.manifest import Manifest
 from gradscope.report import LedgerReport, to_csv, to_json, to_markdown
 from tests.unit.report_samples import HOSTILE_NAMES, entry, numbers, report_of, small_network
 

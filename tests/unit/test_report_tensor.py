@@ -8,10 +8,10 @@ import re
 import numpy as np
 import pytest
 
-from gradscope.dump.manifest import Manifest
+from gradscope.dump.manifest.manifest import Manifest
 from gradscope.errors import UsageError
 from gradscope.report import Screen, TensorReport, tensor_report, to_json, to_text
-from gradscope.report.bars import bars
+from gradscope.report.reports.tensor import bars
 from gradscope.stats import Finding
 from tests.unit.report_samples import PIPE, entry, one_tensor, stats_of
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from gradscope.dump.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest
+from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest
 from gradscope.dump.record import SiteFacts
 from gradscope.stats import RULES, Finding, Thresholds, activation_stats, find, gradient_ratios, tensor_stats
 

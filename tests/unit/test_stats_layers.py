@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gradscope.dump.manifest import Layer
+from gradscope.dump.manifest.manifest import Layer
 from gradscope.stats import LayerGains, layer_gains
 
 

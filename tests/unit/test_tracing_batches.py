@@ -16,7 +16,7 @@ from gradscope import naming
 from gradscope.dump.record import Record, SiteFacts
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import DumpError, ModelError, UsageError
-from gradscope.tracing.batches import DataRequest, FileBatch, batch_from_file
+from gradscope.tracing.loading.batches import DataRequest, FileBatch, batch_from_file
 
 
 def leaf(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:

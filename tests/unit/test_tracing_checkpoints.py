@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from gradscope.errors import DumpError, UsageError
-from gradscope.tracing.checkpoints import Checkpoint, variables_from_file
-from gradscope.tracing.keymap import KeyMap, read_key_map
+from gradscope.tracing.data.checkpoints import Checkpoint, variables_from_file
+from gradscope.tracing.data.key_map import KeyMap, read_key_map
 from tests.dumps import record, write
 
 VARIABLES: dict[str, Any] = {

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from gradscope.tracing.customrules import CustomRule, custom_rule
-from gradscope.tracing.descent import Descent, Place
-from gradscope.tracing.frames import OPERAND
+from gradscope.tracing.dataflow.forward import Descent, Place
+from gradscope.tracing.jaxpr.custom_rules import CustomRule, custom_rule
+from gradscope.tracing.jaxpr.frames import OPERAND
 from gradscope.tracing.tracer import Trace, trace_loss
 
 X = jnp.ones(3)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradscope.tracing.reversal import Reach
+from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.tracer import Trace, trace_loss
 
 X = jnp.linspace(-1.0, 1.0, 3)

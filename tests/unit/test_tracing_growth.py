@@ -8,15 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradscope.instrument.planning import make_plan
-from gradscope.instrument.wanted import Wanted
-from gradscope.tracing.fingerprint import fingerprint
-from gradscope.tracing.frames import frame_tree
-from gradscope.tracing.layers import find_layers
-from gradscope.tracing.liveness import mark_live
-from gradscope.tracing.origins import ParameterOrigins
-from gradscope.tracing.reversal import mark_reach
-from gradscope.tracing.sites import find_sites
+from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.planning import make_plan
+from gradscope.tracing.dataflow.liveness import mark_live
+from gradscope.tracing.dataflow.reachability import mark_reach
+from gradscope.tracing.jaxpr.fingerprint import fingerprint
+from gradscope.tracing.jaxpr.frames import frame_tree
+from gradscope.tracing.layers.layers import find_layers
+from gradscope.tracing.layers.parameter_views import ParameterOrigins
+from gradscope.tracing.layers.sites import find_sites
 from gradscope.tracing.tracer import trace_loss
 from tests.work import calls
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from gradscope.tracing.frames import iterations
+from gradscope.tracing.jaxpr.frames import iterations
 from gradscope.tracing.tracer import Trace, trace_loss
 
 X = jnp.linspace(-1.0, 1.0, 6).reshape(2, 3)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from gradscope.errors import GradscopeError, ModelError, UsageError
-from gradscope.frameworks.inputspec import parse_input
-from gradscope.frameworks.request import Request
-from gradscope.tracing.loader import load_model
-from gradscope.tracing.model import Model
+from gradscope.frameworks.modules.input_spec import parse_input
+from gradscope.frameworks.modules.request import Request
+from gradscope.tracing.loading.loader import load_model
+from gradscope.tracing.loading.model import Model
 
 FUNCTIONS = """
 def init(key): raise AssertionError("init ran")

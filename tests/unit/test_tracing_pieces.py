@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradscope.tracing.frames import OPERAND, ValueKey, iterations
-from gradscope.tracing.pieces import Pieces
+from gradscope.tracing.dataflow.between_known_values import Pieces
+from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, iterations
+from gradscope.tracing.jaxpr.iterations import Moment
 from gradscope.tracing.tracer import Trace, trace_loss
-from gradscope.tracing.turns import Moment
 
 X = jnp.ones((2, 3))
 W = {"w": jnp.ones((4, 3, 3))}

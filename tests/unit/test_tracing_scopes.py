@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradscope.tracing.scopes import ScopePath
+from gradscope.tracing.jaxpr.scopes import ScopePath
 
 
 def test_scopes_are_joined_from_the_outermost_inwards() -> None:

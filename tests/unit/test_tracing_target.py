@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gradscope.errors import UsageError
-from gradscope.tracing.target import Call, Target, parse_target
-from gradscope.tracing.zoo import zoo_file, zoo_names
+from gradscope.tracing.loading.target import Call, Target, parse_target
+from gradscope.tracing.loading.zoo import zoo_file, zoo_names
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import pytest
 
 from gradscope.errors import DumpError, MachineError, ModelError
-from gradscope.tracing import frames as one_of_our_modules
-from gradscope.tracing.userframes import user_code
+from gradscope.tracing.jaxpr import frames as one_of_our_modules
+from gradscope.tracing.user_frames import user_code
 
 MODEL = """
 import jax, jax.numpy as jnp

@@ -16,15 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.api.reading import Dump
-from gradscope.capture.arguments import model_arguments
-from gradscope.capture.one_shot import DumpRequest, dump_model
-from gradscope.capture.timings import Timings
-from gradscope.dump.memory import MemoryWriter
-from gradscope.frameworks.inputspec import parse_input
-from gradscope.frameworks.request import LossName, Request
-from gradscope.instrument.wanted import Wanted
-from gradscope.tracing.loader import load_model
-from gradscope.tracing.modules import lifted_model
+from gradscope.capturing.dump_model import DumpRequest, dump_model
+from gradscope.capturing.execution.arguments import model_arguments
+from gradscope.capturing.timings import Timings
+from gradscope.dump.sources.memory_dump import MemoryWriter
+from gradscope.frameworks.modules.input_spec import parse_input
+from gradscope.frameworks.modules.request import LossName, Request
+from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.tracing.loading.loader import load_model
+from gradscope.tracing.loading.module_models import lifted_model
 
 #: Relative l2 distance within which two float32 programs agree that were compiled apart.
 CLOSE = 2e-5

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradscope.capture.arguments import model_arguments
+from gradscope.capturing.execution.arguments import model_arguments
 from gradscope.errors import DumpError, UsageError
-from gradscope.frameworks.inputspec import parse_input
-from gradscope.frameworks.request import Request
-from gradscope.tracing.checkpoints import CheckpointRequest
-from gradscope.tracing.keymap import KeyMap
-from gradscope.tracing.loader import load_model
+from gradscope.frameworks.modules.input_spec import parse_input
+from gradscope.frameworks.modules.request import Request
+from gradscope.tracing.data.checkpoints import CheckpointRequest
+from gradscope.tracing.data.key_map import KeyMap
+from gradscope.tracing.loading.loader import load_model
 
 #: What Keras does when it saves.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

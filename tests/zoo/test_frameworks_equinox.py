@@ -159,7 +159,7 @@ def lifted_layers_of(net: Any, x: Any) -> dict[str, Any]:
 
 
 def test_naming_changes_no_bit_and_leaves_the_users_tree_alone(folder: Path) -> None:
-    from gradscope.frameworks.equinoxnames import named_tree
+    from gradscope.frameworks.equinox.scoped_modules import named_tree
 
     net = eqx.nn.MLP(4, 3, 5, 2, key=jax.random.key(0))
     before = jax.tree_util.tree_leaves_with_path(net)

@@ -132,7 +132,7 @@ def test_a_framework_that_is_missing_is_answered_with_its_extra(folder: Path, li
 
 def test_a_model_of_plain_functions_imports_no_framework() -> None:
     program = (
-        "import sys; from gradscope.tracing.loader import load_model; load_model('mlp');"
+        "import sys; from gradscope.tracing.loading.loader import load_model; load_model('mlp');"
         "print(sorted({'flax', 'equinox', 'haiku', 'keras', 'transformers'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)

@@ -184,9 +184,9 @@ def test_turns_of_a_scanned_module_are_the_modules_and_have_its_values(folder: P
 
 
 def test_naming_changes_no_bit(folder: Path) -> None:
-    from gradscope.frameworks.inputspec import parse_input
-    from gradscope.frameworks.request import Request
-    from gradscope.tracing.loader import load_model
+    from gradscope.frameworks.modules.input_spec import parse_input
+    from gradscope.frameworks.modules.request import Request
+    from gradscope.tracing.loading.loader import load_model
 
     request = Request(inputs=(parse_input("float32[6,4]"),), loss="cross-entropy")
     model = load_model(f"{held.source(folder, NET)}:net", request)

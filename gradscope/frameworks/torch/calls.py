@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from gradscope import naming
-from gradscope.dump.manifest import Layer
+from gradscope.dump.manifest.manifest import Layer
 from gradscope.dump.record import SiteFacts
-from gradscope.frameworks.torch.arrays import tensors_in
-from gradscope.frameworks.torch.values import Value, Values
+from gradscope.frameworks.torch.conversion import tensors_in
+from gradscope.frameworks.torch.torch_values import Value, Values
 from gradscope.stats.power import together
 
 #: What limits the outputs of an autograd node, by the JAX primitive that does the same; see `stats.units`.

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from gradscope import naming
 from gradscope.api.reading import Dump, load
-from gradscope.dump.manifest import Manifest
-from gradscope.dump.memory import MemoryWriter
+from gradscope.dump.interfaces import RecordSink
+from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import SiteFacts
-from gradscope.dump.sink import RecordSink
+from gradscope.dump.sources.memory_dump import MemoryWriter
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import ModelError
-from gradscope.frameworks.torch.arrays import mapped, tensors_in
 from gradscope.frameworks.torch.calls import Calls
-from gradscope.frameworks.torch.provenance import provenance
-from gradscope.frameworks.torch.values import Value, Values
+from gradscope.frameworks.torch.conversion import mapped, tensors_in
+from gradscope.frameworks.torch.torch_environment import provenance
+from gradscope.frameworks.torch.torch_values import Value, Values
 
 
 def capture(

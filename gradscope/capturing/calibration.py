@@ -1,0 +1,169 @@
+"""Calibration: a run together with its own noise floor, tensor by tensor.
+
+The same model runs again under changes that nobody would call a difference, and how far each tensor moves, as `rel_l2`,
+is its *noise floor*:
+
+- every element of variables and batch changed in its last bit, up or down at random, twice;
+- matrices multiplied with the highest precision that the backend has;
+- the examples of the batch in reverse order, for parameter gradients, where that leaves the loss alone.
+
+The largest of these is the statistic `noise`. A run in bfloat16 gives another, `noise@bfloat16`: what low precision
+does to this very model; so does one in float32, `noise@float32`, where the model computes in float64. Parameters, state
+and inputs are given and not computed; they have no noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope.capturing.dump_model import DumpRequest, dump_model
+from gradscope.capturing.execution.arguments import Arguments
+from gradscope.capturing.explain.self_check import nudged
+from gradscope.capturing.records.measure import TensorReading
+from gradscope.capturing.timings import Timings
+from gradscope.comparison import compare
+from gradscope.comparison.judging.noise import LOW_PRECISION_NOISE, NOISE
+from gradscope.dump.interfaces import RecordSink
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.sources.memory_dump import MemoryDump, MemoryWriter
+from gradscope.naming import ACTIVATION, PARAM_GRAD, is_gradient, key_of
+from gradscope.tracing.loading.model import Model
+
+#: How far the loss may move, relatively, where the order of examples does not matter.
+_SAME_LOSS: Final = 1e-4
+
+#: How many times the last bits are changed.
+_NUDGES: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """A run in memory, and the noise floors of its tensors.
+
+    Attributes:
+        dump: The run.
+        noise: Noise floors by key, then by the name of the statistic.
+    """
+
+    dump: MemoryDump
+    noise: Mapping[str, Mapping[str, float]]
+
+    def write_to(self, sink: RecordSink) -> Manifest:
+        """Make a dump of it, the noise floors among the statistics of its tensors.
+
+        Raises:
+            MachineError: There is no room for it, or the disk fails.
+        """
+        manifest = self.dump.manifest
+        sink.require_space(sum(record.array.nbytes for record in self.dump.records() if record.array is not None))
+        for record in self.dump.records():
+            floors = self.noise.get(key_of(record.family, record.name), {})
+            sink.add(replace(record, stats={**record.stats, **floors}) if record.stats else record)
+        return sink.commit(
+            layers=manifest.layers,
+            ledger=manifest.ledger,
+            loss=manifest.loss,
+            provenance=manifest.provenance,
+            examples=manifest.examples,
+            timings=manifest.timings,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rerun:
+    """One change under which the model runs again.
+
+    Attributes:
+        statistic: Which noise floor it is about.
+        arguments: What the loss is given.
+        settings: JAX's settings while it runs.
+        reordered: Whether the examples come in another order, so that only sums over them compare.
+    """
+
+    statistic: str
+    arguments: Arguments
+    settings: Callable[[], AbstractContextManager[object]] = nullcontext
+    reordered: bool = False
+
+
+def calibrate(
+    model: Model, arguments: Arguments, lower: Mapping[str, Arguments], request: DumpRequest, timings: Timings
+) -> Calibrated:
+    """Run a model, and again under changes that make no difference.
+
+    Two runs are held in memory at a time.
+
+    Args:
+        model: The model.
+        arguments: Its arguments.
+        lower: The same in lower precision, by dtypes that `compare.noise` has a noise floor for.
+        request: What the dump is to hold.
+        timings: Receives the seconds of each phase.
+
+    Returns:
+        The run with its noise floors.
+
+    Raises:
+        ModelError: The user's code failed.
+        MachineError: Memory ran out.
+        UsageError: A pattern selects nothing.
+    """
+
+    def run(changed: Arguments, reading: TensorReading) -> MemoryDump:
+        writer = MemoryWriter()
+        return writer.dump(dump_model(model, changed, replace(request, reading=reading), writer, timings))
+
+    reference = run(arguments, request.reading)
+    noise: dict[str, dict[str, float]] = {}
+    for rerun in _reruns(arguments, lower):
+        with rerun.settings():
+            moved = run(rerun.arguments, TensorReading())
+        for key, distance in _distances(reference, moved, rerun):
+            floors = noise.setdefault(key, {})
+            floors[rerun.statistic] = max(distance, floors.get(rerun.statistic, 0.0))
+    return Calibrated(dump=reference, noise=noise)
+
+
+def _reruns(arguments: Arguments, lower: Mapping[str, Arguments]) -> Iterator[_Rerun]:
+    for seed in range(_NUDGES):
+        yield _Rerun(statistic=NOISE, arguments=_changed(arguments, lambda pair, seed=seed: _nudged(pair, seed)))
+    yield _Rerun(statistic=NOISE, arguments=arguments, settings=lambda: jax.default_matmul_precision("highest"))
+    yield _Rerun(statistic=NOISE, arguments=_changed(arguments, _reversed), reordered=True)
+    for dtype, narrow in lower.items():
+        yield _Rerun(statistic=LOW_PRECISION_NOISE[dtype], arguments=narrow)
+
+
+def _changed(arguments: Arguments, change: Callable[[tuple[Any, Any]], tuple[Any, Any]]) -> Arguments:
+    return replace(arguments, make=lambda: change(arguments.make()))
+
+
+def _nudged(pair: tuple[Any, Any], seed: int) -> tuple[Any, Any]:
+    leaves, tree = jax.tree_util.tree_flatten(pair)
+    # Distinct seeds for every leaf of every run.
+    return jax.tree_util.tree_unflatten(
+        tree, [nudged(jnp.asarray(leaf), seed * len(leaves) + number) for number, leaf in enumerate(leaves)]
+    )
+
+
+def _reversed(pair: tuple[Any, Any]) -> tuple[Any, Any]:
+    variables, batch = pair
+    return variables, jax.tree_util.tree_map(lambda leaf: leaf[::-1] if jnp.ndim(leaf) else leaf, batch)
+
+
+def _distances(reference: MemoryDump, moved: MemoryDump, rerun: _Rerun) -> Iterator[tuple[str, float]]:
+    """How far each computed tensor moved; nothing where the change was no innocent one for this model."""
+    one, other = reference.manifest.loss, moved.manifest.loss
+    if rerun.reordered and (one is None or other is None or not np.isclose(one, other, rtol=_SAME_LOSS)):
+        return
+    for row in compare(reference, moved).rows:
+        computed = row.family == PARAM_GRAD if rerun.reordered else row.family == ACTIVATION or is_gradient(row.family)
+        if computed and row.metrics.get("nonfinite_mismatch") == 0:
+            yield key_of(row.family, row.name), as_float(row.metrics["rel_l2"])

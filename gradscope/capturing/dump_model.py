@@ -1,0 +1,210 @@
+"""One batch of one model into one dump: everything that `gradscope dump` does between its options and its table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from gradscope import naming
+from gradscope.arrays.dtypes import as_numpy_dtype
+from gradscope.capturing.execution.arguments import Arguments
+from gradscope.capturing.execution.observation import is_whole_here
+from gradscope.capturing.execution.preparation import Bounds, Prepared, prepare
+from gradscope.capturing.explain.neighbourhood import MOST_BYTES
+from gradscope.capturing.explain.nonfinite import find_origins
+from gradscope.capturing.explain.self_check import self_check
+from gradscope.capturing.records.distributed import is_shared, reading_for
+from gradscope.capturing.records.example_gradients import ExampleProgram, combination
+from gradscope.capturing.records.measure import TensorReading
+from gradscope.capturing.records.session import Session
+from gradscope.capturing.run_environment import machine_provenance, model_provenance
+from gradscope.capturing.timings import Timings
+from gradscope.dump.interfaces import RecordSink
+from gradscope.dump.manifest.manifest import Cause, Examples, Manifest, Origin
+from gradscope.dump.manifest.provenance import command_line, content_hash
+from gradscope.dump.record import Json
+from gradscope.errors import MachineError, ModelError
+from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.trace_query import Answer, Inquiry
+from gradscope.instrument.taps import whole_tensor
+from gradscope.naming.sizes import shown_size
+from gradscope.tracing.layers.fallback_scopes import has_scopes
+from gradscope.tracing.loading.model import Model
+from gradscope.tracing.user_frames import user_code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpRequest:
+    """What a dump is to hold.
+
+    Attributes:
+        wanted: Which tensors.
+        inquiry: What is asked beyond the loss and its gradients.
+        reading: How they are measured, and whether they are kept.
+        self_check: Whether to run the plain program too.
+        facts: Provenance that only the caller knows, such as the seed.
+        bounds: How much a run may take; the loss runs in segments for that where it has to. None for any.
+        tell: Receives sentences: how much there will be, before anything is run; that examples are coupled, behind it.
+    """
+
+    wanted: Wanted = field(default_factory=Wanted)
+    inquiry: Inquiry = field(default_factory=Inquiry)
+    reading: TensorReading = field(default_factory=TensorReading)
+    self_check: bool = False
+    facts: dict[str, Json] = field(default_factory=dict[str, Json])
+    bounds: Bounds | None = None
+    tell: Callable[[str], None] = lambda _: None
+
+
+def dump_model(
+    model: Model,
+    arguments: Arguments,
+    request: DumpRequest,
+    writer: RecordSink,
+    timings: Timings,
+) -> Manifest:
+    """Run a model's loss on its arguments, forward and backward, and write what was seen.
+
+    Args:
+        model: The model.
+        arguments: Its arguments.
+        request: What the dump is to hold.
+        writer: Takes the records.
+        timings: Receives the seconds of each phase.
+
+    Returns:
+        The manifest of the dump, which is whole by then.
+
+    Raises:
+        ModelError: The user's code failed.
+        MachineError: Memory or disk ran out. What was captured until then is saved beside the asked path.
+        UsageError: A pattern selects nothing.
+    """
+    prepared = prepare(model, arguments, request.wanted, request.inquiry, timings, bounds=request.bounds)
+    _require_memory(prepared, request)
+    if request.wanted.terms and not prepared.answer.plan.terms:
+        request.tell("no value that is shown is used more than once, so that no gradient has terms")
+    examples = ExampleProgram(model, prepared, arguments.batch_size, timings) if request.wanted.per_example else None
+    size = _tensor_bytes(prepared) + (0 if examples is None else examples.size_bytes)
+    if prepared.runs > 1:
+        request.tell(f"{shown_size(size)} of tensors are captured in {prepared.runs} runs")
+    if request.reading.keep:
+        writer.require_space(size + prepared.scratch_bytes)
+    first = prepared.start()
+    session = Session(first, reading_for(writer, request.reading), prepared.further(first))
+    provenance = _provenance(model, prepared, request)
+    with _salvaging(writer, provenance):
+        with timings.phase("write"):
+            for record in session.records():
+                writer.add(record)
+        # Of another question than the loss's own, a search would give the answer to the wrong one; and it needs all
+        # values in one place, so that every process would have to take part in it.
+        searchable = not request.inquiry and not is_shared()
+        origins = _origins(model, prepared, timings) if searchable and session.nonfinite else ()
+        causes = _causes(model, session, request.bounds, timings) if searchable and session.zeros else ()
+        checked = None
+        if request.self_check:
+            with timings.phase("self-check"):
+                checked = self_check(model.loss, prepared, session.run)
+        combined = None if examples is None else _add_examples(writer, session, examples, request, timings)
+    return writer.commit(
+        layers=session.layers(),
+        ledger=session.ledger(),
+        causes=causes,
+        loss=session.loss(),
+        provenance=provenance,
+        self_check=checked,
+        examples=combined,
+        timings=timings.seconds,
+        origins=origins,
+    )
+
+
+def _add_examples(
+    writer: RecordSink, session: Session, program: ExampleProgram, request: DumpRequest, timings: Timings
+) -> Examples | None:
+    """Write the gradients of each example; how they combine, which the user is told where it is not as expected."""
+    gradients = program.run()
+    with timings.phase("write"):
+        for record in session.example_records(gradients, program.count):
+            writer.add(record)
+    combined = combination(session.run, gradients, program.count, machine_provenance())
+    if combined is not None and combined.coupled:
+        request.tell(combined.sentence)
+    return combined
+
+
+def _causes(model: Model, session: Session, bounds: Bounds | None, timings: Timings) -> tuple[Cause, ...]:
+    """Why gradients are exactly zero."""
+    with timings.phase("explain"), user_code(f"explaining gradients of {model.name}"):
+        return session.causes(MOST_BYTES if bounds is None else min(bounds.run_bytes, MOST_BYTES))
+
+
+def _require_memory(prepared: Prepared, request: DumpRequest) -> None:
+    """Refuse a run that does not fit in the memory allowed."""
+    if request.bounds is not None and (needed := prepared.size_bytes()) > request.bounds.memory:
+        raise MachineError(
+            f"a run of the model needs {shown_size(needed)}, above the "
+            f"{shown_size(request.bounds.memory)} of --max-memory",
+            hint="run a smaller batch, or allow more",
+        )
+
+
+def _origins(model: Model, prepared: Prepared, timings: Timings) -> tuple[Origin, ...]:
+    """Where what is not finite began."""
+    with timings.phase("search for the origin"), user_code(f"searching {model.name} for the origin of a NaN"):
+        return find_origins(model.loss, prepared)
+
+
+def _asked(inquiry: Inquiry, answered: Answer) -> dict[str, Json]:
+    """What was asked, by name, and what part of the program that took."""
+    asked = {"of": inquiry.of, "stop_gradient": inquiry.stops, "feed": inquiry.feeds, "fetch": inquiry.fetches}
+    found: dict[str, Json] = {name: list(names) for name, names in asked.items() if names}
+    return found if answered.fragment is None else {**found, "fragment": answered.fragment.to_json()}
+
+
+@contextmanager
+def _salvaging(writer: RecordSink, provenance: dict[str, Json]) -> Generator[None]:
+    """Where a run fails after it has captured something, save that beside the asked path, and say where."""
+    try:
+        yield
+    except (ModelError, MachineError) as failure:
+        try:
+            saved = writer.commit_incomplete(failure.message, provenance=provenance)
+        except MachineError:
+            raise failure from None  # the disk is what failed
+        if saved is not None:
+            failure.hint = f"what was captured until then is in {saved.name}"
+        raise
+
+
+def _tensor_bytes(prepared: Prepared) -> int:
+    """Bytes of the tensors that a run's records will carry; refuses by name what cannot be stored."""
+    plan, arguments = prepared.answer.plan, prepared.answer.trace.arguments
+    leaves = sum(_bytes(leaf.shape, leaf.dtype) * (1 + leaf.differentiated) for leaf in arguments)
+    named = [number for number, site in enumerate(plan.sites) if site.names]
+    cotangents = [number for number in plan.sinks if not plan.is_site(number) or plan.sites[number].names]
+    return leaves + sum(_bytes(plan.observed(each).shape, plan.spot(each).dtype) for each in (*named, *cotangents))
+
+
+def _bytes(shape: tuple[int, ...], dtype: object) -> int:
+    return math.prod(shape) * as_numpy_dtype(str(dtype)).itemsize
+
+
+def _provenance(model: Model, prepared: Prepared, request: DumpRequest) -> dict[str, Json]:
+    inputs = [leaf.family == naming.INPUT for leaf in prepared.answer.trace.arguments]
+    leaves = zip(prepared.leaves, inputs, strict=True)
+    batch = [whole_tensor(value) for value, is_input in leaves if is_input and value is not None]
+    return {
+        "model": model.name,
+        **model_provenance(model.source, model.file_sha256),
+        **request.facts,
+        **({"batch_sha256": content_hash(batch)} if all(map(is_whole_here, batch)) else {}),
+        "trace_fingerprint": prepared.answer.trace.fingerprint,
+        "naming": "scopes" if has_scopes(prepared.answer.trace.root) else "parameters and lines",
+        **machine_provenance(),
+        **_asked(request.inquiry, prepared.answer),
+        "argv": command_line(),
+    }

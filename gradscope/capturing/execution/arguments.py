@@ -1,0 +1,200 @@
+"""The arguments of a loss before they are values: what they will look like, and how to make them.
+
+They come from the model's own `init` and `batch`, or from what the user gives in their place: a checkpoint, a file or a
+pipeline of batches.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+
+from gradscope.errors import DumpError, ModelError, UsageError
+from gradscope.naming import printable
+from gradscope.tracing.data.checkpoints import CheckpointRequest, variables_from_file
+from gradscope.tracing.loading.batches import DataRequest
+from gradscope.tracing.loading.model import Model
+from gradscope.tracing.user_frames import user_code
+
+#: Examples in a batch where neither the user nor the model says how many.
+BATCH_SIZE: Final = 8
+
+#: JAX's ways of saying that a function wants values where it was given shapes.
+_WANTS_VALUES: Final = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """A loss's arguments before they are values: what they will look like, and how to make them.
+
+    Attributes:
+        shapes: The pair (variables, batch) as pytrees of `jax.ShapeDtypeStruct`.
+        make: Makes the pair; slow, and free of side effects, so it may run in a thread.
+        batch_size: Number of examples.
+        notes: Sentences about what was done to a batch from a file.
+        absent: Leaves of the batch that the file lacks, by name; zeros stand in their place.
+    """
+
+    shapes: tuple[Any, Any]
+    make: Callable[[], tuple[Any, Any]]
+    batch_size: int
+    notes: tuple[str, ...] = ()
+    absent: frozenset[str] = frozenset()
+
+    def require(self, names: Collection[str]) -> None:
+        """Refuse to go on without leaves of the batch that are needed.
+
+        Args:
+            names: Those that are needed.
+
+        Raises:
+            DumpError: The file lacks some of them.
+        """
+        lacking = [printable(name) for name in names if name in self.absent]
+        if lacking:
+            raise DumpError(
+                f"the batch lacks {', '.join(lacking)}, which what is asked for needs",
+                hint="add it to the file, or ask for what does not need it",
+            )
+
+
+def model_arguments(
+    model: Model,
+    *,
+    seed: int,
+    batch_size: int | None = None,
+    dtype: str | None = None,
+    data: DataRequest | None = None,
+    checkpoint: CheckpointRequest | None = None,
+) -> Arguments:
+    """The arguments of a model's loss.
+
+    Args:
+        model: The model.
+        seed: Seeds one key, split for `init` and `batch`.
+        batch_size: Number of examples of the model's own batch; None for the model's own default.
+        dtype: Floating-point leaves are converted to it; None leaves them.
+        data: Where the batch is; None for the model's own.
+        checkpoint: Where the variables are; None for those that `init` makes.
+
+    Raises:
+        ModelError: `init` or `batch` failed, or a pipeline.
+        UsageError: There is no such pipeline, or the model's framework has read a checkpoint whose tensors are to be
+            renamed.
+        DumpError: The files do not hold variables and a batch such as the model's own.
+    """
+    init_key, batch_key = jax.random.split(jax.random.key(seed))
+    size = _default_size(model) if batch_size is None else batch_size
+    with user_code(f"init of {model.name}"):
+        maker = _held if model.held else _deferred
+        variables, make_variables = maker(lambda: _converted("init", model.init(init_key), dtype))
+    with user_code(f"batch of {model.name}"):
+        batch, make_batch = _deferred(lambda: _converted("batch", model.batch(batch_key, size), dtype))
+    notes: tuple[str, ...] = ()
+    absent: frozenset[str] = frozenset()
+    if checkpoint is not None and model.restored:
+        _require_no_map(checkpoint)
+    elif checkpoint is not None:
+        saved = variables_from_file(checkpoint.path, variables, checkpoint.key_map, make_variables)
+        notes = saved.notes
+        variables, make_variables = _restored(_converted("checkpoint", saved.variables, dtype), variables)
+    if data is not None:
+        read = data.batch(batch)
+        size, notes, absent = read.size, (*notes, *read.notes), read.absent
+        batch, make_batch = _deferred(lambda: jax.tree_util.tree_map(jnp.asarray, read.batch))
+
+    def make() -> tuple[Any, Any]:
+        with user_code(f"init of {model.name}"):
+            made = make_variables()
+        with user_code(f"batch of {model.name}"):
+            return made, make_batch()
+
+    return Arguments(shapes=(variables, batch), make=make, batch_size=size, notes=notes, absent=absent)
+
+
+def _require_no_map(checkpoint: CheckpointRequest) -> None:
+    """Refuse to rename tensors that a framework has read by their places."""
+    if checkpoint.key_map.substitutions:
+        raise UsageError(
+            f"{printable(str(checkpoint.path))} was read by the model's framework, where no tensor goes by its name",
+            hint="leave --map-keys out",
+        )
+
+
+def _restored(saved: Any, expected: Any) -> tuple[Any, Callable[[], Any]]:
+    """The shapes of saved variables, and a way to have them on the devices where the model's own would lie."""
+
+    def placed(array: Any, leaf: Any) -> Any:
+        return jnp.asarray(array) if leaf.sharding is None else jax.device_put(array, leaf.sharding)
+
+    shapes = jax.tree_util.tree_map(
+        lambda array, leaf: leaf.update(dtype=jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)),
+        saved,
+        expected,
+    )
+    return shapes, lambda: jax.tree_util.tree_map(placed, saved, expected)
+
+
+def _default_size(model: Model) -> int:
+    """The number of examples that a model's `batch` has as its default, or one that suits most."""
+    default = list(inspect.signature(model.batch).parameters.values())[1].default
+    return default if isinstance(default, int) else BATCH_SIZE
+
+
+def _deferred(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
+    """A function's output shapes, and a way to have its values: compiled as a whole where it can be traced."""
+    try:
+        shapes, make = jax.eval_shape(function), jax.jit(function)
+    except _WANTS_VALUES:
+        return _held(function)  # it reads files or branches on values: run it as it is, once
+    if jax.device_count() == 1:
+        return shapes, make
+    # Over which devices the values will be spread is known only once this is compiled.
+    compiled = make.lower().compile()
+    return _placed(shapes, compiled.output_shardings), compiled
+
+
+def _held(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
+    """The shapes of what a function returns, and a way to have it, without compiling: its values exist already."""
+    values = function()
+    shardings = jax.tree_util.tree_map(lambda leaf: getattr(leaf, "sharding", None), values)
+    return _placed(jax.eval_shape(lambda: values), shardings), lambda: values
+
+
+def _placed(shapes: Any, shardings: Any) -> Any:
+    """Shapes that tell over which devices their values are spread, where those are several."""
+    leaves, tree = jax.tree_util.tree_flatten(shapes)
+    placed = [
+        leaf if sharding is None or sharding.num_devices == 1 else leaf.update(sharding=sharding)
+        for leaf, sharding in zip(leaves, tree.flatten_up_to(shardings), strict=True)
+    ]
+    return jax.tree_util.tree_unflatten(tree, placed)
+
+
+def _converted(maker: str, tree: Any, dtype: str | None) -> Any:
+    """What the model's `init` or `batch` made, its floating-point leaves converted."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        _require_array(f"{maker}()" + jax.tree_util.keystr(path), leaf)
+    if dtype is None:
+        return tree
+    wanted = jnp.dtype(dtype)
+    return jax.tree_util.tree_map(lambda leaf: leaf.astype(wanted) if _is_floating(leaf) else leaf, tree)
+
+
+def _require_array(name: str, leaf: Any) -> None:
+    try:
+        jax.typeof(leaf)
+    except TypeError as error:
+        raise ModelError(
+            f"{name} is of type {type(leaf).__name__}, expected an array or a number",
+            hint="return a pytree of arrays; what is no number does not go into a loss",
+        ) from error
+
+
+def _is_floating(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)

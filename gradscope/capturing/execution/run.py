@@ -1,0 +1,78 @@
+"""A run: an observing program's inputs and outputs together, and where each observation lies in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradscope.capturing.execution.order import Iteration
+from gradscope.instrument.observing_program import Observed, Reached
+from gradscope.instrument.plan import Plan
+from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.rewriting.interpreter import Captured
+from gradscope.tracing.jaxpr.frames import iterations
+from gradscope.tracing.tracer import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of an observing program.
+
+    Attributes:
+        trace: The traced loss.
+        plan: What was observed.
+        wanted: What of it is to be shown.
+        arguments: The flat arguments it ran on; None for those that were not kept.
+        observed: What it handed out.
+        reached: What the loss is connected to.
+        sites_only: Whether arguments, their gradients and auxiliary outputs are another run's to show.
+    """
+
+    trace: Trace
+    plan: Plan
+    wanted: Wanted
+    arguments: Sequence[Any]
+    observed: Observed
+    reached: Reached
+    sites_only: bool = False
+
+    def without_tensors(self) -> Run:
+        """What is known of the run when its tensors have been handed out: loss, parameters, gradients of those."""
+        observed = self.observed._replace(captured=Captured.nothing(), cotangents={}, auxiliary=[])
+        return replace(self, observed=observed)
+
+
+class Turn(NamedTuple):
+    """One turn of the loops around a site.
+
+    Attributes:
+        at: Where its observation lies along the leading axes.
+        nominal: The turn with 0 for every `while`, of which only the last turn is observed: the key it is found by.
+        iteration: Which turn it was, those of `while` loops included.
+        executed: Whether it ran: False in a branch that was not taken and in a loop of no turns.
+    """
+
+    at: tuple[int, ...]
+    nominal: Iteration
+    iteration: Iteration
+    executed: bool
+
+
+def turns_of(run: Run, number: int) -> Iterator[Turn]:
+    """The turns of the loops around a site or term of the plan, in order of their indices."""
+    loops = run.plan.spot(number).loops
+    captured = run.observed.captured
+    executed = captured.executed.get(number)
+    counts = captured.turns.get(number)
+    for turn in iterations(loops):
+        at = tuple(index for index, loop in zip(turn, loops, strict=True) if loop.length is not None)
+        ran = executed is None or bool(np.asarray(executed)[at])
+        if counts is None:
+            yield Turn(at, turn, turn, ran)
+            continue
+        counted = iter(np.asarray(counts)[at].tolist())
+        last = tuple(next(counted) - 1 if loop.length is None else t for t, loop in zip(turn, loops, strict=True))
+        yield Turn(at, turn, tuple(max(index, 0) for index in last), ran and min(last) >= 0)

@@ -1,0 +1,223 @@
+"""A run in segments: bounded memory, paid for by computing the forward pass twice.
+
+The first run is the forward pass, which knows the loss; what it keeps lies on disk until it is wanted. Those that
+follow go backwards, and each hands out what was observed in one segment; the last of all hands out the arguments and
+their gradients, which are complete by then.
+
+Why segments and not whole runs that each observe some of the sites (2026-11): a whole run needs memory for all that its
+backward pass keeps, whatever it observes, and there would be as many of them as the tensors fill the memory allowed.
+
+Freed memory, given back to the system between runs that share a bound.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope.capturing.execution.disk_spill import Shelf
+from gradscope.capturing.execution.observation import with_whole_facts
+from gradscope.capturing.execution.run import Run
+from gradscope.capturing.timings import Timings
+from gradscope.instrument.observing_program import Observed, Reached
+from gradscope.instrument.plan import Plan
+from gradscope.instrument.query.trace_query import Answer
+from gradscope.instrument.rewriting.interpreter import Captured
+from gradscope.instrument.segments import Connected, Segment, Segments, bytes_of
+from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
+from gradscope.tracing.user_frames import user_code
+
+
+def give_back() -> None:
+    """Have the C library return what is free: glibc keeps blocks below 32 MiB, of which a run leaves a gigabyte.
+
+    Where the library has no such function it is one that returns memory by itself.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Backward:
+    """The compiled program of one backward run of a segment.
+
+    Attributes:
+        plan: What it observes.
+        stage: The program.
+        connected: What the loss is connected to in it.
+        onward: Whether it hands on cotangents.
+    """
+
+    plan: Plan
+    stage: Any
+    connected: Connected
+    onward: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """The compiled programs of one segment."""
+
+    segment: Segment
+    forward: Any
+    backward: tuple[_Backward, ...]
+
+
+class Piecewise:
+    """The compiled programs of a loss in segments.
+
+    Args:
+        name: What messages call the model.
+        answered: The traced loss and what is observed of it.
+        segments: The same in segments.
+        shapes: The flat arguments' shapes.
+        timings: Receives the seconds of each phase.
+        scratch: On whose disk what is kept between the runs lies; None for where temporary files lie.
+
+    Attributes:
+        runs: How many runs there are.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        answered: Answer,
+        segments: Segments,
+        shapes: Sequence[Any],
+        timings: Timings,
+        *,
+        scratch: Path | None,
+    ) -> None:
+        self._name = name
+        self._answered = answered
+        self._segments = segments
+        self._shapes = shapes
+        self._timings = timings
+        self._scratch = scratch
+        self._flowing: set[Atom] = set()
+        self._pieces: list[_Piece] = []
+        self.runs = sum(1 + len(segment.parts) for segment in segments.all)
+
+    def compile(self) -> None:
+        """Compile all programs."""
+        with self._timings.phase("compile"), user_code(f"compiling {self._name}"):
+            self._pieces = [self._compiled(segment) for segment in reversed(self._segments.all)][::-1]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that all of it takes: arguments, their gradients, and the largest run's own."""
+        arguments = sum(bytes_of(shape) for shape in self._shapes if shape is not None)
+        gradients = sum(bytes_of(leaf) for leaf in self._answered.trace.arguments if leaf.differentiated)
+        stages = [stage for piece in self._pieces for stage in (piece.forward, *(b.stage for b in piece.backward))]
+        return arguments + gradients + max(map(_own_bytes, stages))
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Space on disk for what is kept."""
+        return self._segments.kept_bytes
+
+    def start(self, leaves: Sequence[Any]) -> Run:
+        """The forward pass."""
+        self._kept = Shelf(self._scratch)
+        with self._timings.phase("run"), user_code(f"running {self._name}"):
+            for piece in self._pieces:
+                give_back()
+                reads = [self._kept.get(atom) for atom in piece.segment.reads]
+                written = jax.block_until_ready(piece.forward(leaves, reads))
+                for atom, value in zip(piece.segment.writes, written, strict=True):
+                    self._kept.put(atom, value)
+        outputs = [self._output(atom, leaves) for atom in self._answered.trace.root.jaxpr.outvars]
+        seen = Observed(outputs[0], outputs[1:], Captured.nothing(), {}, {})
+        return self._run(leaves, self._answered.plan.part(()), seen, Reached(), sites_only=True)
+
+    def further(self, leaves: Sequence[Any], first: Run) -> Iterator[Run]:
+        """The runs that follow the first."""
+        with self._kept:
+            yield from self._backwards(leaves, first)
+
+    def _backwards(self, leaves: Sequence[Any], first: Run) -> Iterator[Run]:
+        cotangents: dict[Atom, Any] = {}
+        gradients = {n: None for n, leaf in enumerate(self._answered.trace.arguments) if leaf.differentiated}
+        reached = Reached()
+        for piece in reversed(self._pieces):
+            for backward in piece.backward:
+                seen, returned = self._returned(piece.segment, backward, leaves, cotangents)
+                if backward.onward:
+                    _add(cotangents, {piece.segment.reads[at]: returned.reads[at] for at in backward.connected.reads})
+                    arguments = backward.connected.reached.arguments
+                    _add(gradients, {number: returned.gradients[number] for number in arguments})
+                    reached.arguments.update(arguments)
+                del returned
+                yield self._run(leaves, backward.plan, seen, backward.connected.reached, sites_only=True)
+                del seen
+            for atom in piece.segment.writes:
+                cotangents.pop(atom, None)
+        whole = {n: jnp.zeros_like(leaves[n]) if each is None else each for n, each in gradients.items()}
+        yield self._run(leaves, first.plan, first.observed._replace(gradients=whole), reached, sites_only=False)
+
+    def _compiled(self, segment: Segment) -> _Piece:
+        """The programs of a segment, those of all behind it being compiled: they tell which cotangents it gets."""
+        reads = [_shape(atom) for atom in segment.reads]
+        given = {at: _shape(atom) for at, atom in enumerate(segment.writes) if atom in self._flowing}
+        forward = jax.jit(self._segments.forward(segment)).lower(self._shapes, reads).compile()
+        backward: list[_Backward] = []
+        for at, part in enumerate(segment.parts):
+            program, connected = self._segments.backward(segment, part, onward=at == 0)
+            stage = jax.jit(program).lower(self._shapes, reads, given).compile()
+            backward.append(_Backward(plan=part, stage=stage, connected=connected, onward=at == 0))
+        self._flowing.update(segment.reads[at] for at in backward[0].connected.reads)
+        return _Piece(segment=segment, forward=forward, backward=tuple(backward))
+
+    def _returned(
+        self, segment: Segment, backward: _Backward, leaves: Sequence[Any], cotangents: Mapping[Atom, Any]
+    ) -> tuple[Observed, Any]:
+        give_back()
+        reads = [self._kept.get(atom) for atom in segment.reads]
+        given = {at: cotangents[atom] for at, atom in enumerate(segment.writes) if atom in cotangents}
+        with self._timings.phase("run"), user_code(f"running {self._name}"):
+            returned = jax.block_until_ready(backward.stage(leaves, reads, given))
+        return with_whole_facts(Observed(None, [], returned.captured, returned.arrived, {})), returned
+
+    def _output(self, atom: Atom, leaves: Sequence[Any]) -> Any:
+        if is_literal(atom):
+            return np.asarray(atom.val)
+        jaxpr = self._answered.trace.root.jaxpr
+        own = dict(zip(jaxpr.invars, leaves, strict=True))
+        own |= zip(jaxpr.constvars, self._answered.trace.constants, strict=True)
+        return self._kept.get(atom) if atom in self._kept else own[atom]
+
+    def _run(self, leaves: Sequence[Any], plan: Plan, seen: Observed, reached: Reached, *, sites_only: bool) -> Run:
+        return Run(
+            trace=self._answered.trace,
+            plan=plan,
+            wanted=self._answered.wanted,
+            arguments=leaves,
+            observed=seen,
+            reached=reached,
+            sites_only=sites_only,
+        )
+
+
+def _add(sums: dict[Any, Any], shares: Mapping[Any, Any]) -> None:
+    """Add up what comes from several segments."""
+    for name, share in shares.items():
+        known = sums.get(name)
+        sums[name] = share if known is None else known + share
+
+
+def _shape(atom: Atom) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+
+
+def _own_bytes(stage: Any) -> int:
+    """What a compiled program needs beside its arguments; 0 where the backend does not tell."""
+    found = stage.memory_analysis()
+    return 0 if found is None else found.temp_size_in_bytes + found.output_size_in_bytes

@@ -1,0 +1,165 @@
+"""A close-up: the values around some gradients that are exactly zero, observed operation by operation in a second run.
+
+Only what lies between those gradients and the nearest ones that are not zero is looked at, so that the second run
+observes little however large the model is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import jax
+import numpy as np
+
+from gradscope.arrays.dtypes import as_numpy_dtype
+from gradscope.capturing.execution.run import Run
+from gradscope.instrument.observing_program import observing_program
+from gradscope.instrument.plan import Plan, turns
+from gradscope.instrument.query.planning import has_gradient
+from gradscope.instrument.taps import whole_tensor
+from gradscope.tracing.dataflow.forward import Descent, Place, Step
+from gradscope.tracing.dataflow.reachability import Reach, is_inexact
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve
+from gradscope.tracing.jaxpr.jaxcompat import is_literal
+from gradscope.tracing.layers.sites import Site, site_at
+from gradscope.tracing.lookup.constants import Constants
+from gradscope.tracing.tracer import Trace
+
+#: What is looked at where nobody says how much.
+MOST_BYTES: Final = 1 << 30
+
+_Turn: TypeAlias = tuple[int, ...]
+
+
+class Closeup:
+    """What a second run observed.
+
+    Args:
+        trace: The traced loss.
+        arguments: Its flat arguments.
+        values: Observed values by where they are made, all turns together.
+        cotangents: The gradients with respect to them, likewise.
+        executed: Whether values inside branches were computed at all, likewise.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        arguments: Sequence[Any],
+        values: Mapping[ValueKey, np.ndarray],
+        cotangents: Mapping[ValueKey, np.ndarray],
+        executed: Mapping[ValueKey, np.ndarray],
+    ) -> None:
+        self._depths = {frame.key: len(frame.loops) for frame in trace.root.walk()}
+        self._constants = Constants(trace)
+        self._arguments = arguments
+        self._values = values
+        self._cotangents = cotangents
+        self._executed = executed
+
+    def value(self, place: Place, turn: _Turn) -> Any:
+        """The value of an atom in one turn of the loops around its frame; None where it was not observed."""
+        key = resolve(*place)
+        if key is None:
+            return self._constants.value(*place)
+        if not key.frame and key.equation == OPERAND:
+            return self._arguments[key.position]
+        return self._at(self._values, key, turn)
+
+    def cotangent(self, place: Place, turn: _Turn) -> np.ndarray | None:
+        """The gradient of the loss with respect to a variable in one turn; None where none arrives or is known."""
+        key = resolve(*place)
+        return None if key is None else self._at(self._cotangents, key, turn)
+
+    def was_executed(self, frame: Frame, turn: _Turn) -> bool:
+        """Whether a branch was taken in one turn, as far as anything inside it tells."""
+        inside = (key for key in self._executed if key.frame[: len(frame.key)] == frame.key)
+        return all(bool(np.any(self._at(self._executed, key, turn))) for key in inside)
+
+    def _at(self, observed: Mapping[ValueKey, np.ndarray], key: ValueKey, turn: _Turn) -> np.ndarray | None:
+        return observed[key][turn[: self._depths[key.frame]]] if key in observed else None
+
+
+def close_up(
+    run: Run, starts: Sequence[Place], known: Collection[ValueKey], most_bytes: int = MOST_BYTES
+) -> Closeup | None:
+    """Observe what lies between some values and those whose gradients are known not to be zero.
+
+    Args:
+        run: The first run.
+        starts: The values whose gradients are zero.
+        known: The values whose gradients are not.
+        most_bytes: More than so much is not looked at.
+
+    Returns:
+        The close-up; None where it would take too much memory.
+    """
+    sites = _sites(run.trace, _around(starts, known))
+    gradients = frozenset(number for number, site in enumerate(sites) if has_gradient(site))
+    if sum(_bytes(site) * (1 + (number in gradients)) for number, site in enumerate(sites)) > most_bytes:
+        return None
+    return _observed(run.trace, run.arguments, sites, gradients)
+
+
+def look_at(trace: Trace, arguments: Sequence[Any], places: Iterable[Place]) -> Closeup:
+    """Observe some values, and no gradients.
+
+    Args:
+        trace: A traced loss.
+        arguments: Its flat arguments.
+        places: The values.
+    """
+    return _observed(trace, arguments, _sites(trace, places), frozenset())
+
+
+def _observed(trace: Trace, arguments: Sequence[Any], sites: tuple[Site, ...], gradients: frozenset[int]) -> Closeup:
+    program, _ = observing_program(trace, Plan(sites=sites, gradients=gradients, observe=whole_tensor))
+
+    def seen(arguments: Sequence[Any]) -> tuple[Any, Any, Any]:
+        observed = program(arguments)
+        return observed.captured.values, observed.cotangents, observed.captured.executed
+
+    found = jax.device_get(jax.jit(seen)(list(arguments)))
+    values, cotangents, executed = ({sites[n].value: np.asarray(array) for n, array in each.items()} for each in found)
+    return Closeup(trace, arguments, values, cotangents, executed)
+
+
+def _sites(trace: Trace, places: Iterable[Place]) -> tuple[Site, ...]:
+    keys = dict.fromkeys(resolve(*place) for place in places if not is_hidden(place.frame))
+    return tuple(site_at(trace.root, key) for key in keys if key and (key.frame or key.equation != OPERAND))
+
+
+def _around(starts: Sequence[Place], known: Collection[ValueKey]) -> dict[Place, None]:
+    """The values to observe: all that is made from the starts up to what is known, and what that is computed with."""
+    descent = Descent()
+
+    def goes(step: Step) -> bool:
+        return differentiably(step) and resolve(*step.to) not in known
+
+    region = descent.closure(starts, goes)
+    wanted: dict[Place, None] = dict(region)
+    for place in region:
+        for step in descent.steps(place):
+            wanted[step.to] = None
+            if step.way == "compute":
+                operands = step.frame.jaxpr.eqns[step.number].invars
+                wanted |= {Place(step.frame, atom): None for atom in operands if not is_literal(atom)}
+    return wanted
+
+
+def differentiably(step: Step) -> bool:
+    """Whether a gradient may come back over a step, and be looked at."""
+    reaches = step.to.frame.reach.get(step.to.atom, Reach.NOTHING) == Reach.GRADIENT
+    return step.way != "choose" and reaches and is_inexact(step.to.atom) and not is_hidden(step.to.frame)
+
+
+def is_hidden(frame: Frame) -> bool:
+    """Whether a frame is, or lies in, one whose values have no gradients or are split over devices."""
+    split = frame.kind in ("shard_map", "while", "opaque")
+    return split or (frame.parent is not None and is_hidden(frame.parent))
+
+
+def _bytes(site: Site) -> int:
+    return math.prod((*site.shape, *turns(site.loops))) * as_numpy_dtype(str(site.dtype)).itemsize

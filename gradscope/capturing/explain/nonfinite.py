@@ -1,0 +1,204 @@
+"""Where a NaN or an infinity comes from: the first operation that made one, forward, and the first that sent one back.
+
+Found by running the loss once more, with statistics of every operation's result and gradient in the place of tensors,
+inside `jit`, `scan`, `checkpoint` and branches alike.
+
+Forward, the search goes back from the loss: from a result that is not finite to the operands that are not, until an
+operation has none such. A NaN is followed through NaNs alone, since an infinity may be meant, as in a mask, while what
+makes a NaN of it is not. Backward, where the loss is finite, the gradient that is not finite and closest to the loss
+names the value whose gradient went wrong first; which of its uses did it is settled by running their backward rules
+once more, each alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope import naming
+from gradscope.capturing.execution.order import ExecutionOrder
+from gradscope.capturing.execution.preparation import Prepared
+from gradscope.capturing.explain.known_causes import explain_backward, explain_forward
+from gradscope.capturing.explain.replay import Replay
+from gradscope.dump.manifest.manifest import Origin
+from gradscope.instrument.observing_program import observing_program
+from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.planning import make_plan
+from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS, core_statistics
+from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, resolve
+from gradscope.tracing.jaxpr.iterations import Moment, sources
+from gradscope.tracing.layers.sites import Site
+from gradscope.tracing.lookup.operations import Operations
+from gradscope.tracing.tracer import Trace, trace_loss
+
+
+class _Counts(NamedTuple):
+    """Numbers of elements that are not finite."""
+
+    nan: int
+    inf: int
+
+    @property
+    def any(self) -> bool:
+        return self.nan + self.inf > 0
+
+
+_NONE = _Counts(0, 0)
+
+
+def find_origins(loss: Callable[[Any, Any], Any], prepared: Prepared) -> tuple[Origin, ...]:
+    """The operation in which the trouble of a run began; nothing where all is finite.
+
+    Args:
+        loss: The loss.
+        prepared: Its arguments.
+
+    Returns:
+        One origin: forward where the loss is not finite, backward where only gradients are not.
+    """
+    trace = prepared.answer.trace
+    if not trace.operations:
+        trace = trace_loss(loss, prepared.variables, prepared.batch, operations=True)
+    counted, operations = _Counted(trace, prepared.leaves), Operations(trace)
+    replay = Replay(trace, prepared.leaves)
+    start = resolve(trace.root, trace.root.jaxpr.outvars[0])
+    if start is not None and counted.value(Moment(start, ())).any:
+        found = _forward(trace, counted, operations, replay, Moment(start, ()))
+    else:
+        found = _backward(counted, operations, replay)
+    return () if found is None else (found,)
+
+
+class _Counted:
+    """What a run counted: for every value and gradient, how many elements are not finite.
+
+    Args:
+        trace: The loss, operations included.
+        leaves: Its flat arguments.
+    """
+
+    def __init__(self, trace: Trace, leaves: Any) -> None:
+        plan = make_plan(trace, Wanted(operations=True), core_statistics)
+        program, self.reached = observing_program(trace, plan)
+        self._observed = jax.jit(program)(leaves)
+        self._leaves = leaves
+        self._numbers = {site.value: number for number, site in enumerate(plan.sites)}
+        self._order = ExecutionOrder.of_trace(trace)
+        self.sites: tuple[Site, ...] = plan.sites
+
+    def value(self, moment: Moment) -> _Counts:
+        """Of a value; none where it was not observed."""
+        if _is_argument(moment.value):
+            return _counts_in(self._leaves[moment.value.position])
+        number = self._numbers.get(moment.value)
+        return _NONE if number is None else self._at(self._observed.captured.values[number], number, moment)
+
+    def gradient(self, moment: Moment) -> _Counts:
+        """Of the gradient with respect to a value; none where there is none."""
+        if _is_argument(moment.value):
+            gradient = self._observed.gradients.get(moment.value.position)
+            return _NONE if gradient is None else _counts_in(gradient)
+        number = self._numbers.get(moment.value)
+        if number is None or number not in self.reached.sites:
+            return _NONE
+        return self._at(self._observed.cotangents[number], number, moment)
+
+    def rank(self, moment: Moment) -> int:
+        """When a value is made."""
+        if _is_argument(moment.value):
+            return -1
+        site = self.sites[self._numbers[moment.value]]
+        return self._order.rank(site.loops, site.order, moment.turn)
+
+    def bad_gradients(self) -> Iterator[Moment]:
+        """Every value whose gradient is not finite, arguments included, in every turn."""
+        arguments = (Moment(ValueKey((), OPERAND, number), ()) for number in self._observed.gradients)
+        yield from (moment for moment in arguments if self.gradient(moment).any)
+        for number in sorted(self.reached.sites):
+            bad = self._nonfinite(self._observed.cotangents[number])
+            for at in np.argwhere(bad).tolist():
+                yield Moment(self.sites[number].value, self._with_whiles(number, tuple(at)))
+
+    def _nonfinite(self, vectors: Any) -> np.ndarray:
+        host = np.asarray(vectors)
+        return np.asarray(CORE_NUMBERS["nan"](host) + CORE_NUMBERS["inf"](host))
+
+    def _with_whiles(self, number: int, at: tuple[int, ...]) -> tuple[int, ...]:
+        known = iter(at)
+        return tuple(0 if loop.length is None else next(known) for loop in self.sites[number].loops)
+
+    def _at(self, vectors: Any, number: int, moment: Moment) -> _Counts:
+        loops = self.sites[number].loops
+        at = tuple(turn for turn, loop in zip(moment.turn, loops, strict=True) if loop.length is not None)
+        vector = np.asarray(vectors[at] if at else vectors)
+        return _Counts(int(CORE_NUMBERS["nan"](vector)), int(CORE_NUMBERS["inf"](vector)))
+
+
+def _is_argument(value: ValueKey) -> bool:
+    return not value.frame and value.equation == OPERAND
+
+
+def _counts_in(array: Any) -> _Counts:
+    host = np.asarray(array)
+    if not jnp.issubdtype(host.dtype, jnp.inexact):
+        return _NONE
+    wide = host if host.dtype.kind in "fc" else host.astype(np.float32)
+    return _Counts(int(np.isnan(wide).sum()), int(np.isinf(wide).sum()))
+
+
+def _forward(trace: Trace, counted: _Counted, operations: Operations, replay: Replay, start: Moment) -> Origin | None:
+    """The earliest operation behind the loss whose result is not finite though its operands are."""
+    only_nan = counted.value(start).nan > 0
+
+    def bad(moment: Moment) -> bool:
+        counts = counted.value(moment)
+        return counts.nan > 0 if only_nan else counts.any
+
+    found: dict[Moment, None] = {}
+    seen, waiting = {start}, [start]
+    while waiting:
+        moment = waiting.pop()
+        culprits = [each for each in _behind(operations, moment) if bad(each)]
+        if not culprits:
+            found[moment] = None
+        waiting += [each for each in culprits if each not in seen]
+        seen.update(culprits)
+    first = min(found, key=counted.rank)
+    if _is_argument(first.value):
+        return _bad_argument(trace, counted.value(first), first)
+    operation = operations.maker(first)
+    return explain_forward(operation, replay.forward(operation))
+
+
+def _behind(operations: Operations, moment: Moment) -> list[Moment]:
+    """What a value is made from: elsewhere in loops and branches, or by the equation that makes it."""
+    if _is_argument(moment.value):
+        return []
+    found = sources(operations.frames, moment)
+    return found if found or moment.value.equation == OPERAND else operations.maker(moment).values
+
+
+def _bad_argument(trace: Trace, counts: _Counts, moment: Moment) -> Origin:
+    leaf = trace.arguments[moment.value.position]
+    return Origin(
+        direction="forward",
+        name=naming.key_of(leaf.family, leaf.name),
+        why=f"has {counts.nan:,} NaN and {counts.inf:,} Inf before anything is computed",
+        repair="look at where it comes from: the data, the checkpoint, the step before",
+    )
+
+
+def _backward(counted: _Counted, operations: Operations, replay: Replay) -> Origin | None:
+    """The operation next to the loss that sends back what is not finite though what it receives is."""
+    bad = list(counted.bad_gradients())
+    if not bad:
+        return None
+    for operation in operations.readers(max(bad, key=counted.rank)):
+        failure = replay.backward(operation)
+        if failure is not None:
+            return explain_backward(operation, failure, operations)
+    return None

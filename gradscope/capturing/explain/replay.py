@@ -1,0 +1,154 @@
+"""Replaying one operation of a run: its own operands, its own gradient, and nothing else of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope.instrument.observing_program import observing_program
+from gradscope.instrument.plan import Plan
+from gradscope.instrument.taps import whole_tensor
+from gradscope.tracing.dataflow.reachability import Reach
+from gradscope.tracing.jaxpr.iterations import Moment
+from gradscope.tracing.jaxpr.vjp import pulled_back
+from gradscope.tracing.layers.sites import site_at
+from gradscope.tracing.lookup.operations import Operation
+from gradscope.tracing.tracer import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What is not finite about one operation.
+
+    Attributes:
+        index: Where in the result, or in the operand's gradient, the first such element is.
+        value: That element.
+        operands: The forward operands' elements there; those that have none there are left out.
+        received: Backward, the element there of the gradient that arrived; None where the shapes differ, and forward.
+        dtype: Of the result.
+    """
+
+    index: tuple[int, ...]
+    value: float
+    operands: tuple[float, ...]
+    received: float | None
+    dtype: Any
+
+
+class Replay:
+    """Runs single operations of a traced loss on the values that they had in the run.
+
+    Args:
+        trace: The loss.
+        leaves: Its flat arguments.
+    """
+
+    def __init__(self, trace: Trace, leaves: Sequence[Any]) -> None:
+        self._trace = trace
+        self._leaves = leaves
+
+    def forward(self, operation: Operation) -> Failure | None:
+        """The first element of an operation's results that is not finite; None where all are."""
+        values, _ = self._tensors([*operation.values, *operation.outputs], [])
+        operands = _concrete(operation, values)
+        for output in operation.outputs:
+            index = _first_nonfinite(values[output])
+            if index is not None:
+                return _failure(values[output], index, operands, None, values[output].dtype)
+        return None
+
+    def backward(self, operation: Operation) -> Failure | None:
+        """The first element that is not finite of what an operation sends back.
+
+        None where all it sends back is finite, and where what it receives is not: then the trouble began elsewhere.
+        """
+        values, gradients = self._tensors([*operation.values, *operation.outputs], operation.outputs)
+        operands = _concrete(operation, values)
+        received = [gradients.get(output) for output in operation.outputs]
+        if any(each is not None and _first_nonfinite(each) is not None for each in received):
+            return None
+        arrived = {position: jnp.asarray(each) for position, each in enumerate(received) if each is not None}
+        for gradient in _pulled_back(operation, operands, arrived):
+            index = _first_nonfinite(gradient)
+            if index is not None:
+                return _failure(gradient, index, operands, received[0], values[operation.outputs[0]].dtype)
+        return None
+
+    def _tensors(
+        self, values: Sequence[Moment], gradients: Sequence[Moment]
+    ) -> tuple[dict[Moment, np.ndarray], dict[Moment, np.ndarray]]:
+        """Values, and gradients of the loss with respect to values, where there are such."""
+        keys = list(dict.fromkeys(moment.value for moment in values))
+        sites = tuple(site_at(self._trace.root, key) for key in keys)
+        wanted = {moment.value for moment in gradients}
+        observed = frozenset(
+            number for number, site in enumerate(sites) if site.value in wanted and site.reach is Reach.GRADIENT
+        )
+        program, reached = observing_program(
+            self._trace, Plan(sites=sites, gradients=observed, observe=whole_tensor, outputs=(False,) * self._outputs)
+        )
+        seen = jax.jit(program)(self._leaves)
+        numbers = {key: number for number, key in enumerate(keys)}
+
+        def at(tensors: Any, moment: Moment) -> np.ndarray:
+            loops = sites[numbers[moment.value]].loops
+            place = tuple(turn for turn, loop in zip(moment.turn, loops, strict=True) if loop.length is not None)
+            return np.asarray(tensors[numbers[moment.value]])[place]
+
+        return (
+            {moment: at(seen.captured.values, moment) for moment in values},
+            {moment: at(seen.cotangents, moment) for moment in gradients if numbers[moment.value] in reached.sites},
+        )
+
+    @property
+    def _outputs(self) -> int:
+        return len(self._trace.outputs)
+
+
+def _concrete(operation: Operation, values: dict[Moment, np.ndarray]) -> list[np.ndarray]:
+    return [values[each] if isinstance(each, Moment) else np.asarray(each) for each in operation.operands]
+
+
+def _pulled_back(operation: Operation, operands: Sequence[Any], arrived: Mapping[int, Any]) -> list[np.ndarray]:
+    """What an operation's own backward rule makes of the gradients it receives, for its inexact operands."""
+    inexact = [number for number, operand in enumerate(operands) if jnp.issubdtype(operand.dtype, jnp.inexact)]
+    values = [jnp.asarray(operand) for operand in operands]
+    return [np.asarray(gradient) for gradient in pulled_back(operation.equation, values, inexact, arrived)]
+
+
+def _first_nonfinite(array: np.ndarray) -> tuple[int, ...] | None:
+    """The index of the first NaN, or else of the first infinity."""
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        return None
+    wide = array if array.dtype.kind in "fc" else array.astype(np.float32)
+    for bad in (np.isnan(wide), np.isinf(wide)):
+        if bad.any():
+            return tuple(map(int, np.unravel_index(int(bad.argmax()), bad.shape)))
+    return None
+
+
+def _failure(
+    array: np.ndarray, index: tuple[int, ...], operands: Sequence[np.ndarray], received: np.ndarray | None, dtype: Any
+) -> Failure:
+    beside = [operand for operand in operands if _broadcasts(operand.shape, array.shape)]
+    return Failure(
+        index=index,
+        value=_number(array[index]),
+        operands=tuple(_number(np.broadcast_to(operand, array.shape)[index]) for operand in beside),
+        received=None if received is None or received.shape != array.shape else _number(received[index]),
+        dtype=dtype,
+    )
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether each element of an array has one of an operand beside it, as an elementwise operation reads them."""
+    return not shape or (len(shape) == len(to) and all(one in (1, other) for one, other in zip(shape, to, strict=True)))
+
+
+def _number(element: Any) -> float:
+    return float(abs(element)) if np.iscomplexobj(element) else float(element)

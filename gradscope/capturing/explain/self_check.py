@@ -1,0 +1,129 @@
+"""The self-check: does observing change the gradients?
+
+Operation by operation it cannot: every tap is the identity, forward and backward. Compiled, the observations are extra
+outputs, which change what the compiler fuses and so the order of some roundings. The self-check runs the user's own
+loss under `jax.jit(jax.value_and_grad(...))`, without any tap, and measures the difference.
+
+How much of a difference rounding may make depends on the model: a ResNet-50 at initialisation turns the last bit of its
+arguments into one per cent of a gradient. So that is measured too: the plain program runs once more, every argument
+changed in its last bit. A gradient differs *beyond rounding* when it differs by many times as much as that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope import naming
+from gradscope.capturing.execution.plain_loss import PlainLoss
+from gradscope.capturing.execution.preparation import Prepared
+from gradscope.capturing.execution.run import Run
+from gradscope.dump.record import Json
+from gradscope.tracing.user_frames import user_code
+
+#: How many times the effect of a last-bit change is still rounding.
+_NOISE_FACTOR: Final = 32.0
+#: Units in the last place, of a gradient's norm, that are rounding whatever the model.
+_ALWAYS_ROUNDING: Final = 16.0
+
+_Gradients: TypeAlias = Mapping[int, np.ndarray]
+
+
+def self_check(loss: Callable[[Any, Any], Any], prepared: Prepared, run: Run) -> dict[str, Json]:
+    """Run the untouched loss and compare its parameter gradients with the observed run's.
+
+    Returns:
+        `total` parameters compared, `bit_equal` of them, `max_rel_l2`, `loss_bit_equal`, by parameter `rel_l2` and
+        `noise` (the effect of a last-bit change of the arguments, likewise relative), and `beyond_rounding`: the names
+        of those that differ by more than rounding can explain.
+    """
+    names = {number: leaf.name for number, leaf in enumerate(prepared.answer.trace.arguments) if _compared(leaf)}
+    plain = _PlainProgram(loss, prepared, list(names))
+    value, reference = plain(prepared.leaves)
+    _, moved = plain([nudged(leaf, seed) for seed, leaf in enumerate(prepared.leaves)])
+    observed = {number: np.asarray(run.observed.gradients[number]) for number in names}
+    errors = {names[n]: _relative(separation(observed[n], reference[n]), reference[n]) for n in names}
+    noise = {names[n]: _relative(separation(moved[n], reference[n]), reference[n]) for n in names}
+    return {
+        "total": len(names),
+        "bit_equal": sum(observed[n].tobytes() == reference[n].tobytes() for n in names),
+        "max_rel_l2": max(errors.values(), default=0.0),
+        "loss_bit_equal": value.tobytes() == np.asarray(run.observed.loss).tobytes(),
+        "rel_l2": dict(errors),
+        "noise": dict(noise),
+        "beyond_rounding": [
+            names[n] for n in names if errors[names[n]] > rounding(reference[n].dtype, noise[names[n]])
+        ],
+    }
+
+
+def _compared(leaf: Any) -> bool:
+    return leaf.family == naming.PARAM and leaf.differentiated
+
+
+class _PlainProgram:
+    """The user's loss and its gradients, compiled without any tap.
+
+    Args:
+        loss: The loss.
+        prepared: Its arguments.
+        numbers: The leaves of the arguments that are differentiated.
+    """
+
+    def __init__(self, loss: Callable[[Any, Any], Any], prepared: Prepared, numbers: list[int]) -> None:
+        self._numbers = numbers
+        self._program = jax.jit(jax.value_and_grad(PlainLoss(loss, prepared)))
+
+    def __call__(self, leaves: Any) -> tuple[np.ndarray, _Gradients]:
+        with user_code("self-check"):
+            value, gradients = self._program({n: leaves[n] for n in self._numbers}, list(leaves))
+        return np.asarray(value), {number: np.asarray(gradient) for number, gradient in gradients.items()}
+
+
+def nudged(leaf: Any, seed: int) -> Any:
+    """An argument with every element of inexact dtype changed in its last bit, up or down at random."""
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return leaf
+    host = np.asarray(leaf)
+    up = np.random.default_rng(seed).integers(0, 2, host.shape, bool)
+    eps = float(jnp.finfo(leaf.dtype).eps)
+    return jnp.asarray(
+        np.where(up, host * host.dtype.type(1 + eps), host * host.dtype.type(1 - eps)).astype(host.dtype)
+    )
+
+
+def rounding(dtype: np.dtype[Any], noise: float) -> float:
+    """The largest relative difference that rounding may make.
+
+    Args:
+        dtype: The dtype of the gradient.
+        noise: What a last-bit change of the arguments makes.
+    """
+    return max(_NOISE_FACTOR * noise, _ALWAYS_ROUNDING * float(jnp.finfo(dtype).eps))
+
+
+def separation(one: np.ndarray, other: np.ndarray) -> float:
+    """The l2 norm of the difference of the finite elements; infinite where one is finite and the other is not."""
+    if not np.array_equal(np.isfinite(one), np.isfinite(other)):
+        return float("inf")
+    with np.errstate(invalid="ignore"):
+        return length(_wide(one) - _wide(other))
+
+
+def _relative(difference: float, reference: np.ndarray) -> float:
+    norm = length(reference)
+    return 0.0 if difference == 0.0 else float("inf") if norm == 0.0 else difference / norm
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.complex128 if jnp.issubdtype(array.dtype, jnp.complexfloating) else np.float64)
+
+
+def length(array: np.ndarray) -> float:
+    """The l2 norm of the finite elements."""
+    wide = _wide(array)
+    return float(np.linalg.norm(np.where(np.isfinite(wide), wide, 0).ravel()))

@@ -1,0 +1,162 @@
+"""Cuts: why one equation turns a gradient that is not zero into one that is.
+
+The question is put to the equation itself: its vector-Jacobian product is taken again, of the same gradient made larger
+(does anything come back? then it had underflowed) and of magnitudes instead of values (does anything come back? then
+terms had cancelled). What is left is known by the primitive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope.tracing.dataflow.gradient_barriers import at_place
+from gradscope.tracing.dataflow.reachability import is_inexact
+from gradscope.tracing.jaxpr.frames import Frame
+from gradscope.tracing.jaxpr.jaxcompat import bind
+from gradscope.tracing.jaxpr.vjp import pulled_back
+
+#: Linear in the gradient, with the values of the other operands as factors.
+_PRODUCTS: Final = frozenset({"mul", "div", "dot_general", "conv_general_dilated", "ragged_dot_general"})
+#: Linear in the gradient, and nothing else.
+_SUMS: Final = frozenset(
+    {"add", "add_any", "sub", "neg", "broadcast_in_dim", "reduce_sum", "reshape", "transpose", "squeeze", "concatenate",
+     "cumsum", "expand_dims", "convert_element_type", "copy", "rev"}
+)  # fmt: skip
+#: Takes some elements and leaves others.
+_PICKS: Final = frozenset(
+    {"gather", "slice", "dynamic_slice", "dynamic_update_slice", "scatter", "pad", "sort", "split", "reduce_max",
+     "reduce_min", "concatenate"}
+)  # fmt: skip
+#: Steep everywhere in exact arithmetic.
+_NEVER_FLAT: Final = frozenset(
+    {
+        "exp",
+        "exp2",
+        "expm1",
+        "tanh",
+        "logistic",
+        "erf",
+        "erfc",
+        "log",
+        "log1p",
+        "sqrt",
+        "rsqrt",
+        "atan",
+        "asinh",
+        "cbrt",
+    }
+)
+#: Flat on one side of a threshold, or beyond two.
+_RECTIFIERS: Final = frozenset({"max", "min", "clamp", "custom_jvp_call", "custom_vjp_call"})
+
+
+#: By how much a value is changed to see whether that makes a difference, relative to itself or to 1.
+_NUDGE: Final = 1e-3
+
+#: What remains to be said, by primitive.
+_KINDS: Final = (
+    (_PRODUCTS, "masked: multiplied by exact zeros in {where}"),
+    ({"select_n"}, "masked: where never takes it, {where}"),
+    (_PICKS, "masked: not taken by {where}"),
+    (_NEVER_FLAT, "underflow: the derivative of {where} rounds to zero for every element"),
+)
+_OTHERWISE: Final = "the derivative of {where} is exactly zero for every element"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """One equation's use of one value, with numbers.
+
+    Attributes:
+        frame: The equation's frame.
+        number: The equation.
+        positions: Where among its operands the value stands.
+        operands: Values of all of its operands.
+        cotangents: The gradient with respect to each of its outputs; zeros where none arrives.
+        layer: The layer it belongs to; None where there is none.
+    """
+
+    frame: Frame
+    number: int
+    positions: tuple[int, ...]
+    operands: Sequence[Any]
+    cotangents: Sequence[Any]
+    layer: str | None
+
+    def gradient(self) -> np.ndarray:
+        """What flows back through the equation to the value."""
+        return self._pulled_back(self.operands, self.cotangents)
+
+    def words(self) -> str:
+        """Why nothing flows back, with the place."""
+        equation, where = self.frame.jaxpr.eqns[self.number], at_place(self.frame, self.number)
+        if self._pulled_back(self.operands, [_scaled(each) for each in self.cotangents]).any():
+            largest = max(float(np.abs(_wide(each)).max(initial=0.0)) for each in self.cotangents)
+            dtype = equation.invars[self.positions[0]].aval.dtype.name
+            return f"underflow in {dtype}: a gradient of at most {largest:.3g} comes back from {where} as zero"
+        if self._cancels():
+            return f"cancellation: the gradient's terms sum to exactly zero in {where}"
+        if equation.primitive.name in _RECTIFIERS and self._is_flat():
+            layer = "" if self.layer is None else f" in {self.layer}"
+            return f"dead units: the output of {where}{layer} is constant wherever the loss depends on it"
+        kind = next((words for names, words in _KINDS if equation.primitive.name in names), _OTHERWISE)
+        return kind.format(where=where)
+
+    def _cancels(self) -> bool:
+        """Whether what flows back would not be zero if no two terms of it could cancel."""
+        name = self.frame.jaxpr.eqns[self.number].primitive.name
+        alone = (replace(self, positions=(position,)) for position in self.positions)
+        several = len(self.positions) > 1 and any(each.gradient().any() for each in alone)
+        return several or (name in _PRODUCTS | _SUMS and bool(self._of_magnitudes().any()))
+
+    def _of_magnitudes(self) -> np.ndarray:
+        operands = [jnp.abs(each) if _is_floating(each) else each for each in self.operands]
+        return self._pulled_back(operands, [jnp.abs(each) for each in self.cotangents])
+
+    def _is_flat(self) -> bool:
+        """Whether the outputs that the loss depends on stay as they are when the value changes a little, up or down."""
+        before = self._outputs(self.operands)
+        value = jnp.asarray(self.operands[self.positions[0]])
+        for change in (_NUDGE, -_NUDGE):
+            nudged = value + (change * jnp.maximum(jnp.abs(value), 1)).astype(value.dtype)
+            after = self._outputs(self._with(nudged, self.operands))
+            pairs = zip(before, after, self.cotangents, strict=True)
+            if not any(np.any((one != other) & (np.asarray(arrived) != 0)) for one, other, arrived in pairs):
+                return True
+        return False
+
+    def _with(self, value: Any, operands: Sequence[Any]) -> list[Any]:
+        return [value if n in self.positions else each for n, each in enumerate(operands)]
+
+    def _pulled_back(self, operands: Sequence[Any], cotangents: Sequence[Any]) -> np.ndarray:
+        equation = self.frame.jaxpr.eqns[self.number]
+        inexact = [position for position, variable in enumerate(equation.outvars) if is_inexact(variable)]
+        arrived = dict(zip(inexact, cotangents, strict=True))
+        terms = pulled_back(equation, [jnp.asarray(each) for each in operands], self.positions, arrived)
+        return np.asarray(sum(terms[1:], start=terms[0]))
+
+    def _outputs(self, operands: Sequence[Any]) -> list[Any]:
+        """The equation's outputs of inexact dtype."""
+        equation = self.frame.jaxpr.eqns[self.number]
+        made = bind(equation, [jnp.asarray(each) for each in operands])
+        return [value for value, variable in zip(made, equation.outvars, strict=True) if is_inexact(variable)]
+
+
+def _scaled(cotangent: Any) -> Any:
+    """A gradient times the power of two that brings its largest element near 1: exact, and far from underflow."""
+    largest = float(np.abs(_wide(cotangent)).max(initial=0.0))
+    exponent = 0 if largest == 0 or not np.isfinite(largest) else -int(np.floor(np.log2(largest)))
+    return jnp.asarray(np.ldexp(_wide(cotangent), exponent).astype(np.asarray(cotangent).dtype))
+
+
+def _wide(array: Any) -> np.ndarray:
+    return np.asarray(array).astype(np.float64)
+
+
+def _is_floating(value: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.asarray(value).dtype, jnp.floating))

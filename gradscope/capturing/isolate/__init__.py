@@ -1,0 +1,1 @@
+"""Isolation: single layers run on pinned values, and written as scripts of their own."""

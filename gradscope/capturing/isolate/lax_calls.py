@@ -1,0 +1,183 @@
+"""One equation as a call of `jax.lax`, or of `jax.random`, in Python text.
+
+Most primitives have a function of their name in `jax.lax` that takes their parameters by name; a few are called
+otherwise and stand in a table; the others are bound as primitives, which `jax.lax` has under `NAME_p`.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from gradscope.errors import UsageError
+from gradscope.tracing.jaxpr.jaxcompat import Equation
+
+#: Primitives that `jax.lax` has a function for under another name.
+_RENAMED: Final[Mapping[str, str]] = {
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "not": "bitwise_not",
+    "add_any": "add",
+    "scatter-add": "scatter_add",
+    "scatter-mul": "scatter_mul",
+    "scatter-min": "scatter_min",
+    "scatter-max": "scatter_max",
+}
+
+#: Parameters that say how a primitive was asked for, and not what it computes.
+_NO_MATTER: Final = frozenset({"weak_type", "update_jaxpr", "update_consts", "accuracy"})
+
+#: Equations that hand on what they receive.
+_IDENTITIES: Final = frozenset({"copy", "copy_p", "name", "sharding_constraint", "stop_gradient"})
+
+#: Equations that make room for what is written over.
+_BLANKS: Final = frozenset({"empty", "empty2"})
+
+
+def call(equation: Equation, operands: Sequence[str]) -> str:
+    """An equation without jaxprs inside, as an expression.
+
+    Args:
+        equation: The equation.
+        operands: Its operands as expressions.
+
+    Raises:
+        UsageError: It cannot be written as Python.
+    """
+    name: str = equation.primitive.name
+    if name in _IDENTITIES:
+        return operands[0]
+    if name in _BLANKS:
+        made = equation.outvars[0].aval
+        return f"jnp.zeros({literal(made.shape)}, {literal(np.dtype(made.dtype))})"
+    special = _SPECIAL.get(name)
+    if special is not None:
+        return special(operands, equation.params)
+    params = {key: value for key, value in equation.params.items() if not _is_immaterial(key, value)}
+    own = _RENAMED.get(name, name)
+    keywords = _accepted(getattr(lax, own, None), params)
+    if keywords is not None:
+        return f"lax.{own}({_arguments(operands, keywords)})"
+    primitive = f"{own.replace('-', '_')}_p"
+    if not hasattr(lax, primitive):
+        raise _unwritable(name)
+    bound = {key: None if _is_immaterial(key, value) else value for key, value in equation.params.items()}
+    return f"lax.{primitive}.bind({_arguments(operands, bound)})"
+
+
+def literal(value: Any) -> str:
+    """A parameter's value as an expression.
+
+    Raises:
+        UsageError: It cannot be written as Python.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return f'float("{value}")' if isinstance(value, float) and not np.isfinite(value) else repr(value)
+    if isinstance(value, np.dtype):
+        return f"jnp.{'bool_' if value == np.bool_ else value.name}"
+    if hasattr(lax, type(value).__name__):
+        return _of_lax(value)
+    if isinstance(value, tuple | list):
+        inside = ", ".join(map(literal, value))
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    if hasattr(lax, f"{getattr(value, 'name', '')}_p"):  # a primitive itself
+        return f"lax.{value.name}_p"
+    raise _unwritable(f"a parameter of type {type(value).__name__}")
+
+
+def _of_lax(value: Any) -> str:
+    """A member of one of the enumerations of `jax.lax`, or one of its named tuples."""
+    name = type(value).__name__
+    return (
+        f"lax.{name}.{value.name}" if isinstance(value, enum.Enum) else f"lax.{name}({_arguments((), value._asdict())})"
+    )
+
+
+def scalar(value: Any, dtype: Any) -> str:
+    """A scalar of a dtype as an expression that gives it to the bit."""
+    number = np.asarray(value, dtype).item()
+    known = isinstance(dtype, np.dtype) and dtype.name in ("float32", "float64", "float16", "int32", "int64", "uint32")
+    spelt = repr(number) if np.isfinite(number) else f'"{number}"'
+    if known:
+        return f"np.{dtype.name}({spelt})"
+    return f"jnp.asarray({spelt if np.isfinite(number) else f'float({spelt})'}, {literal(np.dtype(dtype))})"
+
+
+def _is_immaterial(key: str, value: Any) -> bool:
+    """Whether a parameter makes no difference: how something was asked for, or a sharding over no devices."""
+    mesh = getattr(value, "mesh", None)
+    return key in _NO_MATTER or (mesh is not None and not mesh.axis_names)
+
+
+def _accepted(function: Any, params: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The parameters that a function of `jax.lax` has to be called with; None where it knows one of them not."""
+    if function is None:
+        return None
+    known = inspect.signature(function).parameters
+    given = {key: value for key, value in params.items() if value is not None}
+    return given if given.keys() <= known.keys() else None
+
+
+def _arguments(operands: Sequence[str], keywords: Mapping[str, Any]) -> str:
+    return ", ".join((*operands, *(f"{key}={literal(value)}" for key, value in keywords.items())))
+
+
+def _unwritable(what: str) -> UsageError:
+    return UsageError(
+        f"{what} cannot be written as a script of jax.lax",
+        hint="isolate a smaller layer beside it, or dump that layer alone with --fetch and --feed",
+    )
+
+
+def _iota(_operands: Sequence[str], params: Mapping[str, Any]) -> str:
+    dtype, shape, axis = (literal(params[name]) for name in ("dtype", "shape", "dimension"))
+    return f"lax.broadcasted_iota({dtype}, {shape}, {axis})"
+
+
+def _dynamic_slice(operands: Sequence[str], params: Mapping[str, Any]) -> str:
+    array, *start = operands
+    return f"lax.dynamic_slice({array}, ({', '.join(start)},), {literal(params['slice_sizes'])})"
+
+
+def _dynamic_update_slice(operands: Sequence[str], _params: Mapping[str, Any]) -> str:
+    array, update, *start = operands
+    return f"lax.dynamic_update_slice({array}, {update}, ({', '.join(start)},))"
+
+
+def _sort(operands: Sequence[str], params: Mapping[str, Any]) -> str:
+    return f"lax.sort(({', '.join(operands)},), {_arguments((), params)})"
+
+
+def _extremum(function: str) -> Callable[[Sequence[str], Mapping[str, Any]], str]:
+    def written(operands: Sequence[str], params: Mapping[str, Any]) -> str:
+        (axis,) = params["axes"]
+        return f"lax.{function}({operands[0]}, {axis}, {literal(jnp.dtype(params['index_dtype']))})"
+
+    return written
+
+
+_SPECIAL: Final[Mapping[str, Callable[[Sequence[str], Mapping[str, Any]], str]]] = {
+    "iota": _iota,
+    "sort": _sort,
+    "random_bits": lambda keys, params: (
+        f"jax.random.bits({keys[0]}, {literal(params['shape'])}, jnp.uint{params['bit_width']})"
+    ),
+    "random_split": lambda keys, params: f"jax.random.split({keys[0]}, {literal(params['shape'])})",
+    "random_fold_in": lambda operands, _: f"jax.random.fold_in({', '.join(operands)})",
+    "random_unwrap": lambda keys, _: f"jax.random.key_data({keys[0]})",
+    "random_wrap": lambda data, params: f"jax.random.wrap_key_data({data[0]}, impl={params['impl'].name!r})",
+    "concatenate": lambda operands, params: f"lax.concatenate(({', '.join(operands)},), {params['dimension']})",
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "argmax": _extremum("argmax"),
+    "argmin": _extremum("argmin"),
+}

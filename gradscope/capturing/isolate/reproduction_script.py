@@ -1,0 +1,182 @@
+"""The script of a reproduction: plain Python beside an `.npz`, that needs jax and numpy and nothing of gradscope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.arrays.dtypes import dtype_name, encode
+from gradscope.capturing.isolate.reproduction import Expectation, Reproduction
+
+#: How the arrays of the file are called, by what they are.
+_INPUT, _COTANGENT, _FORWARD, _VJP = "input", "cotangent", "forward", "vjp"
+
+_HEAD: Final = '''"""{title}
+
+    python {file}.py        prints the errors; exits 0 where they are within tolerance, 1 where not
+
+Needs jax and numpy. `forward` is the layer as JAX traced it, `vjp` what it sends back to its inputs, custom
+differentiation rules applied. An expected array is the dump's, or from a run of the layer when this was written.
+
+{origins}
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+jax.config.update("jax_enable_x64", {x64})
+
+#: What dtype an array has that the file stores as another.
+DTYPES = {dtypes}
+'''
+
+_MIDDLE: Final = '''
+
+def load(path):
+    """The arrays of a file, in their own dtypes."""
+    with np.load(path) as file:
+        return {name: read(file[name], DTYPES.get(name)) for name in file.files}
+
+
+def read(stored, dtype):
+    if dtype is None:
+        return stored
+    if dtype.startswith("key<"):
+        return jax.random.wrap_key_data(stored, impl=dtype[4:-1])
+    own = jnp.dtype(dtype)
+    return stored.view(own) if stored.dtype.kind == "V" else stored.astype(own)
+
+
+ARRAYS = load(Path(__file__).with_suffix(".npz"))
+'''
+
+_END: Final = '''
+
+INPUTS = {inputs}
+COTANGENTS = {cotangents}
+#: Which array is held to what: its name, where the expected one is from, the tolerance on rel_l2.
+FORWARD = {outputs}
+VJP = {gradients}
+
+
+def rel_l2(expected, found):
+    """l2(found - expected) / l2(expected); infinite where they are not finite in the same places."""
+    one, other = (np.asarray(each).astype(np.complex128).ravel() for each in (expected, found))
+    finite = np.isfinite(one)
+    if one.shape != other.shape or not np.array_equal(finite, np.isfinite(other)):
+        return np.inf
+    error, norm = np.linalg.norm((other - one)[finite]), np.linalg.norm(one[finite])
+    return 0.0 if error == 0 else np.inf if norm == 0 else error / norm
+
+
+def check(direction, expectations, found):
+    """Print the errors of one direction; returns whether all are within tolerance."""
+    right = True
+    for (name, origin, tolerance), array in zip(expectations, found, strict=True):
+        error = rel_l2(ARRAYS[f"{{direction}}/{{name}}"], array)
+        right &= bool(error <= tolerance)
+        verdict = "ok" if error <= tolerance else "WRONG"
+        told = f"rel_l2 {{error:8.2e}}   tolerance {{tolerance:.0e}}   {{verdict:<5}}   expected: {{origin}}"
+        print(f"{{direction:<8}} {{name:<24}} {{told}}")
+    return right
+
+
+def main():
+    inputs = [ARRAYS[f"input/{{name}}"] for name in INPUTS]
+    cotangents = [ARRAYS[f"cotangent/{{name}}"] for name in COTANGENTS]
+    right = check("forward", FORWARD, jax.jit(forward)(*inputs))
+    right &= check("vjp", VJP, jax.jit(vjp)(*inputs, *cotangents))
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+'''
+
+
+def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, dump: str) -> None:
+    """Write the script and its arrays into a folder, which is made where there is none.
+
+    Args:
+        folder: The folder.
+        reproduction: What is reproduced.
+        file: Name of both files without their suffix.
+        dump: What the dump is called.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / f"{file}.npz", allow_pickle=False, **arrays(reproduction))
+    (folder / f"{file}.py").write_text(script(reproduction, file=file, dump=dump), encoding="utf-8")
+
+
+def script(reproduction: Reproduction, *, file: str, dump: str) -> str:
+    """The text of the script.
+
+    Args:
+        reproduction: What is reproduced.
+        file: Name of the script without its suffix; the arrays lie beside it under the same.
+        dump: What the dump is called.
+    """
+    source = f" ({reproduction.source})" if reproduction.source else ""
+    other = {name: _dtype(array) for name, array in _named(reproduction) if _stored(array).dtype != array.dtype}
+    origins = "\n".join(f"    {name:<24} {origin}" for name, origin in reproduction.origins.items())
+    head = _HEAD.format(
+        title=_in_docstring(f"The layer {reproduction.name}{source} alone, with what {dump} has for it."),
+        file=file,
+        origins=_in_docstring(origins) or "    it has no input",
+        x64=bool(jax.config.read("jax_enable_x64")),
+        dtypes=other,
+    )
+    end = _END.format(
+        inputs=list(reproduction.inputs),
+        cotangents=list(reproduction.cotangents),
+        outputs=_expected(reproduction.outputs),
+        gradients=_expected(reproduction.gradients),
+    )
+    return "\n".join((head + _MIDDLE, "", *reproduction.code, end))
+
+
+def arrays(reproduction: Reproduction) -> dict[str, Array]:
+    """The arrays beside the script, by name, as any NumPy stores them."""
+    return {name: _stored(array) for name, array in _named(reproduction)}
+
+
+def _in_docstring(text: str) -> str:
+    """Text that neither ends a docstring nor escapes anything in it."""
+    return text.replace("\\", "\\\\").replace('"', "'")
+
+
+def _stored(array: Any) -> Array:
+    """An array as any NumPy stores it; of random keys, their data."""
+    return np.asarray(jax.random.key_data(array)) if _is_key(array) else encode(array)
+
+
+def _dtype(array: Any) -> str:
+    return f"key<{jax.random.key_impl(array)}>" if _is_key(array) else dtype_name(array.dtype)
+
+
+def _is_key(array: Any) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
+
+
+def _named(reproduction: Reproduction) -> Iterator[tuple[str, Any]]:
+    for kind, found in ((_INPUT, reproduction.inputs), (_COTANGENT, reproduction.cotangents)):
+        yield from ((f"{kind}/{name}", array) for name, array in found.items())
+    yield from reproduction.constants.items()
+    for kind, expected in ((_FORWARD, reproduction.outputs), (_VJP, reproduction.gradients)):
+        yield from ((f"{kind}/{each.name}", each.array) for each in expected)
+
+
+def _expected(expectations: tuple[Expectation, ...]) -> list[tuple[str, str, float]]:
+    origins: Mapping[str, str] = {"dump": "the dump's", "run": "a run of the layer"}
+    return [(each.name, origins[each.origin], each.tolerance) for each in expectations]

@@ -1,0 +1,189 @@
+"""A traced function as Python that calls `jax.lax` and nothing else.
+
+What other equations only run in place (`jit`, `checkpoint`, a function with a custom rule) is written where it runs;
+the bodies of loops and branches are functions inside the function. What nothing depends on is left out. Custom rules
+are not written: what is to be written is a function's values, and its gradient is another function whose trace has the
+rules applied.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gradscope.capturing.isolate.lax_calls import call, scalar
+from gradscope.errors import UsageError
+from gradscope.tracing.jaxpr.jaxcompat import (
+    Atom,
+    Equation,
+    Jaxpr,
+    is_dropped,
+    is_literal,
+    kind_of,
+    opened,
+    scan_arity,
+    source_of,
+    sub_jaxprs,
+)
+
+#: Opaque to an interpreter that must keep rules, and plain to one that only wants values.
+_IN_PLACE: Final = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "checkpoint", "remat2",
+                              "remat"})  # fmt: skip
+
+
+class PythonSource:
+    """Writes traced functions as Python. Names are unique in all that one writer has written.
+
+    Attributes:
+        constants: The constants of what was written, by the names that it uses them by.
+    """
+
+    def __init__(self) -> None:
+        self.constants: dict[str, Any] = {}
+        self._taken = 0
+
+    def function(
+        self, name: str, parameters: Sequence[str], jaxpr: Jaxpr, constants: Sequence[Any], told: str
+    ) -> list[str]:
+        """The lines of one function.
+
+        Args:
+            name: What it is called.
+            parameters: What its parameters are called, in the jaxpr's order.
+            jaxpr: What it computes.
+            constants: Values of the jaxpr's constant variables.
+            told: Its docstring.
+
+        Raises:
+            UsageError: Something in it cannot be written as Python.
+        """
+        known = dict(zip(jaxpr.invars, parameters, strict=True)) | self._constants(jaxpr, constants)
+        body = self._body(jaxpr, known)
+        head = [f"def {name}({', '.join(parameters)}):", f'    """{told}"""']
+        return [*head, *_indented(body)]
+
+    def _constants(self, jaxpr: Jaxpr, values: Sequence[Any]) -> dict[Atom, str]:
+        names: dict[Atom, str] = {}
+        for variable, value in zip(jaxpr.constvars, values, strict=True):
+            names[variable] = f'ARRAYS["constant/{len(self.constants)}"]'
+            self.constants[f"constant/{len(self.constants)}"] = value
+        return names
+
+    def _body(self, jaxpr: Jaxpr, known: dict[Atom, str]) -> list[str]:
+        lines = self._equations(jaxpr, known)
+        return [*lines, f"return {_tuple([_read(atom, known) for atom in jaxpr.outvars])}"]
+
+    def _equations(self, jaxpr: Jaxpr, known: dict[Atom, str]) -> list[str]:
+        """The lines of a jaxpr's equations; `known`, the expressions of its variables, grows by what they make."""
+        lines: list[str] = []
+        place = None
+        for equation in _needed(jaxpr):
+            written = self._equation(equation, known)
+            if written and source_of(equation) not in (None, place):
+                place = source_of(equation)
+                lines.append(f"# {place}")
+            lines += written
+        return lines
+
+    def _equation(self, equation: Equation, known: dict[Atom, str]) -> list[str]:
+        name = equation.primitive.name
+        operands = [_read(atom, known) for atom in equation.invars]
+        if kind_of(equation) in ("call", "remat") or name in _IN_PLACE:
+            return self._in_place(equation, operands, known)
+        before, value = self._value(equation, operands)
+        names = [self._fresh(name) for _ in equation.outvars]
+        known.update((v, each) for v, each in zip(equation.outvars, names, strict=True) if not is_dropped(v))
+        return [*before, f"{_tuple(names) if equation.primitive.multiple_results else names[0]} = {value}"]
+
+    def _in_place(self, equation: Equation, operands: Sequence[str], known: dict[Atom, str]) -> list[str]:
+        """The equations of a function that is only called."""
+        sub = sub_jaxprs(equation)[0]
+        inside = dict(zip(sub.jaxpr.invars, operands, strict=True)) | self._constants(sub.jaxpr, sub.constants)
+        lines = self._equations(sub.jaxpr, inside)
+        known.update(zip(equation.outvars, (_read(atom, inside) for atom in sub.jaxpr.outvars), strict=True))
+        return lines
+
+    def _value(self, equation: Equation, operands: Sequence[str]) -> tuple[list[str], str]:
+        """What an equation makes, as an expression, and the lines that have to stand before it."""
+        kind = kind_of(equation)
+        if kind in (None, "opaque"):
+            return [], call(equation, operands)
+        if kind == "scan":
+            return self._scan(equation, operands)
+        if kind == "while":
+            return self._while(equation, operands)
+        if kind == "cond" and equation.params.get("branches_platforms") is None:
+            return self._cond(equation, operands)
+        raise UsageError(
+            f"{equation.primitive.name} cannot be written as a script of jax.lax",
+            hint="isolate a layer that does not contain it",
+        )
+
+    def _cond(self, equation: Equation, operands: Sequence[str]) -> tuple[list[str], str]:
+        index, *given = operands
+        branches = [self._inner("branch", sub.jaxpr, sub.constants) for sub in sub_jaxprs(equation)]
+        lines = [line for written, _ in branches for line in written]
+        return lines, f"lax.switch({', '.join((index, _tuple([name for _, name in branches]), *given))})"
+
+    def _scan(self, equation: Equation, operands: Sequence[str]) -> tuple[list[str], str]:
+        sub, arity = sub_jaxprs(equation)[0], scan_arity(equation)
+        first, last = arity.constants, arity.constants + arity.carries
+        names = [self._fresh("x") for _ in operands[first:]]
+        known = dict(zip(sub.jaxpr.invars, (*operands[:first], *names), strict=True))
+        known |= self._constants(sub.jaxpr, sub.constants)
+        body = self._equations(sub.jaxpr, known)
+        outputs = [_read(atom, known) for atom in sub.jaxpr.outvars]
+        turn, scanned = self._fresh("turn"), self._fresh("scanned")
+        how = f"length={equation.params['length']}, reverse={equation.params['reverse']}"
+        lines = [
+            f"def {turn}(carries, slices):",
+            f"    {_tuple(names)} = (*carries, *slices)",
+            *_indented(body),
+            f"    return {_tuple(outputs[: arity.carries])}, {_tuple(outputs[arity.carries :])}",
+            f"{scanned} = lax.scan({turn}, {_tuple(operands[first:last])}, {_tuple(operands[last:])}, {how})",
+        ]
+        return lines, f"(*{scanned}[0], *{scanned}[1])"
+
+    def _while(self, equation: Equation, operands: Sequence[str]) -> tuple[list[str], str]:
+        params, state = equation.params, self._fresh("state")
+        first, last = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        tested, test = self._inner("goes_on", *opened(params["cond_jaxpr"]), operands[:first])
+        run, body = self._inner("turn", *opened(params["body_jaxpr"]), operands[first:last])
+        functions = f"lambda {state}: {test}(*{state})[0], lambda {state}: {body}(*{state})"
+        return [*tested, *run], f"lax.while_loop({functions}, {_tuple(operands[last:])})"
+
+    def _inner(
+        self, role: str, jaxpr: Jaxpr, constants: Sequence[Any], given: Sequence[str] = ()
+    ) -> tuple[list[str], str]:
+        """A function inside the function, and its name; its first variables stand for what is given."""
+        name, parameters = self._fresh(role), [self._fresh("x") for _ in jaxpr.invars[len(given) :]]
+        known = dict(zip(jaxpr.invars, (*given, *parameters), strict=True)) | self._constants(jaxpr, constants)
+        return [f"def {name}({', '.join(parameters)}):", *_indented(self._body(jaxpr, known))], name
+
+    def _fresh(self, name: str) -> str:
+        self._taken += 1
+        return f"{re.sub(r'[^a-z0-9_]', '_', name)}_{self._taken}"
+
+
+def _needed(jaxpr: Jaxpr) -> list[Equation]:
+    """The equations that the outputs depend on, in order."""
+    wanted = {atom for atom in jaxpr.outvars if not is_literal(atom)}
+    found: list[Equation] = []
+    for equation in reversed(jaxpr.eqns):
+        if not wanted.isdisjoint(equation.outvars):
+            found.append(equation)
+            wanted.update(atom for atom in equation.invars if not is_literal(atom))
+    return found[::-1]
+
+
+def _read(atom: Atom, known: Mapping[Atom, str]) -> str:
+    return scalar(atom.val, atom.aval.dtype) if is_literal(atom) else known[atom]
+
+
+def _tuple(items: Sequence[str]) -> str:
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}" for line in lines]

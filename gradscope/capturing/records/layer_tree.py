@@ -1,0 +1,105 @@
+"""The layer tree of a run: each layer and turn with what went in and came out, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from gradscope import naming
+from gradscope.capturing.execution.order import ExecutionOrder, Iteration
+from gradscope.capturing.execution.run import Run
+from gradscope.capturing.records.drafts import Draft
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.stats.power import Power, together
+from gradscope.tracing.jaxpr.frames import FrameKey, ValueKey, iterations
+from gradscope.tracing.jaxpr.iterations import Moment, sources
+from gradscope.tracing.layers.layers import LayerCall
+from gradscope.tracing.layers.uses import UseKey
+
+_Subject: TypeAlias = tuple[ValueKey, Iteration]
+
+
+class LayerTree:
+    """Collects what a run's drafts tell about layers.
+
+    Args:
+        run: The run.
+        order: Its execution order.
+    """
+
+    def __init__(self, run: Run, order: ExecutionOrder) -> None:
+        self._run = run
+        self._order = order
+        self._frames = {frame.key: frame for frame in run.trace.root.walk()}
+        self._loops = {site.value: site.loops for site in run.trace.sites}
+        self._powers: dict[tuple[ValueKey, Iteration, bool], Power] = {}
+        self._names: dict[_Subject, str] = {}
+        self._turns: dict[tuple[FrameKey, Iteration], Iteration] = {}
+
+    def note(self, draft: Draft, power: Power | None) -> None:
+        """Take in one draft."""
+        value = draft.origin.value
+        if draft.family in (naming.STATE, naming.EXAMPLE_GRAD) or isinstance(value, UseKey):
+            return  # what a layer has, as a parameter, what flows in other runs, a part of what flows: not what flows
+        gradient = naming.is_gradient(draft.family)
+        if power is not None:
+            self._powers[value, draft.origin.turn, gradient] = power
+        if draft.records and not gradient:
+            self._names[value, draft.origin.turn] = draft.records[0].name
+            self._turns[value.frame, draft.origin.turn] = draft.origin.facts.iteration
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Every wanted layer in execution order, composites before their parts."""
+        shown = (call for call in self._run.trace.layers if self._run.wanted.operations or not call.operation)
+        calls = [(call, turn) for call in shown for turn in iterations(call.frame.loops)]
+        calls.sort(key=lambda at: (self._rank(*at), len(at[0].path.components)))
+        return tuple(self._layer(call, turn) for call, turn in calls if not call.frame.opaque)
+
+    def _rank(self, call: LayerCall, turn: Iteration) -> int:
+        return self._order.rank(call.frame.loops, call.order, turn)
+
+    def _layer(self, call: LayerCall, turn: Iteration) -> Layer:
+        inputs = [self._subject(value, turn) for value in call.inputs]
+        outputs = [self._subject(value, turn) for value in call.outputs]
+        powers = self._powers_of(inputs, outputs)
+        return Layer(
+            path=self._path(call, turn),
+            index=self._rank(call, turn),
+            parent=None if call.parent is None else self._path(call.parent, turn[: len(call.parent.frame.loops)]),
+            source=call.source,
+            primitive=call.primitive,
+            operation=call.operation,
+            params=tuple(call.params),
+            inputs=tuple(self._named(inputs)),
+            outputs=tuple(self._names[subject] for subject in outputs if subject in self._names),
+            rms={name: power.rms for name, power in powers.items()},
+            elements={name: power.elements for name, power in powers.items()},
+        )
+
+    def _named(self, inputs: Sequence[_Subject]) -> Iterator[str]:
+        """The names of some values; of a carry, which has none of its own, what it was in the turn before."""
+        for value, turn in inputs:
+            moment = Moment(value, turn)
+            while moment not in self._names and len(found := sources(self._frames, moment)) == 1:
+                (moment,) = found
+            if moment in self._names:
+                yield self._names[moment]
+
+    def _path(self, call: LayerCall, turn: Iteration) -> str:
+        return str(call.path.at(self._turns.get((call.frame.key, turn), turn)))
+
+    def _subject(self, value: ValueKey, turn: Iteration) -> _Subject:
+        return value, turn[: len(self._loops.get(value, ()))]
+
+    def _powers_of(self, inputs: list[_Subject], outputs: list[_Subject]) -> Mapping[str, Power]:
+        found = {
+            "in": self._together(inputs, gradient=False),
+            "out": self._together(outputs, gradient=False),
+            "grad_in": self._together(inputs, gradient=True),
+            "grad_out": self._together(outputs, gradient=True),
+        }
+        return {name: power for name, power in found.items() if power is not None and power.elements}
+
+    def _together(self, subjects: Iterable[_Subject], *, gradient: bool) -> Power | None:
+        """The power of several tensors; None where none of them is known."""
+        return together(self._powers.get((*subject, gradient)) for subject in subjects)

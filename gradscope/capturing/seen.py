@@ -1,0 +1,203 @@
+"""What an observing step hands its caller: a pytree of observations that knows their names.
+
+Its leaves are device arrays, so it travels through `jit`, `vmap`, `scan` and `shard_map` like any output; its names
+were fixed when the step was traced. On the host it is a run like any other, and can be saved as a dump.
+
+`vmap` gives every observation a leading axis, a scan over steps another: looking up a name gives all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradscope import naming
+from gradscope.capturing.execution.observation import gathered, with_whole_facts
+from gradscope.capturing.execution.run import Run
+from gradscope.capturing.records.measure import CoreReading, Reading
+from gradscope.capturing.records.session import Session
+from gradscope.errors import UsageError
+from gradscope.instrument.observing_program import Observed, Reached
+from gradscope.instrument.plan import Plan
+from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS, core_statistics
+from gradscope.naming.patterns import nearest_hint
+from gradscope.tracing.jaxpr.frames import iterations
+from gradscope.tracing.tracer import Trace
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class CoreStatistics:
+    """Core statistics of one tensor, on the device: 0-d arrays, each computed when it is asked for.
+
+    Attributes:
+        vector: What the step computed, see `instrument.core`.
+    """
+
+    vector: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in CORE_NUMBERS:
+            raise AttributeError(f"core statistics are {', '.join(CORE_NUMBERS)}; there is no {name!r}")
+        return CORE_NUMBERS[name](self.vector)
+
+
+@dataclass(frozen=True, eq=False)
+class Watching:
+    """What a step was made to observe; two are the same when program and wishes are.
+
+    Attributes:
+        trace: The traced function.
+        plan: The sites observed.
+        wanted: What of them is named.
+        reached: What the value is connected to.
+    """
+
+    trace: Trace
+    plan: Plan
+    wanted: Wanted
+    reached: Reached
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Watching) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[object, ...]:
+        return self.trace.fingerprint, self.wanted, self.plan.observe
+
+    @property
+    def statistics(self) -> bool:
+        """Whether statistics were kept, and not tensors."""
+        return self.plan.observe is core_statistics
+
+    @cached_property
+    def places(self) -> Mapping[str, Place]:
+        """Where each key's observation lies."""
+        return {place.key: place for place in (*self._argument_places(), *self._site_places())}
+
+    def _argument_places(self) -> Iterator[Place]:
+        for number, leaf in enumerate(self.trace.arguments):
+            if leaf.family == naming.PARAM and leaf.differentiated:
+                yield from self._if_wanted(naming.PARAM, leaf.name, Place("", "arguments", number, ()))
+                yield from self._if_wanted(naming.PARAM_GRAD, leaf.name, Place("", "gradients", number, ()))
+
+    def _if_wanted(self, family: str, name: str, place: Place) -> Iterator[Place]:
+        if self.wanted.wants(family, name):
+            yield place._replace(key=naming.key_of(family, name))
+
+    def _site_places(self) -> Iterator[Place]:
+        for number, site in enumerate(self.plan.sites):
+            for turn in iterations(site.loops):
+                at = tuple(t for t, loop in zip(turn, site.loops, strict=True) if loop.length is not None)
+                for name in site.names:
+                    for family, holder in ((naming.ACTIVATION, "values"), (naming.ACTIVATION_GRAD, "cotangents")):
+                        shown = self.wanted.wants_layer(family, name, turn)
+                        if shown and (holder == "values" or number in self.plan.gradients):
+                            yield Place(naming.key_of(family, str(name.at(turn))), holder, number, at)
+
+
+class Place(NamedTuple):
+    """Where one key's observation lies: which of `Seen`'s holders, under which number, at which turn."""
+
+    key: str
+    holder: str
+    number: int
+    at: tuple[int, ...]
+
+
+@jax.tree_util.register_pytree_node_class
+class Seen(Mapping[str, Any]):
+    """Observations by key, `activation_grad/encoder/block[3]/mlp`: `CoreStatistics`, or tensors where asked for.
+
+    Args:
+        watching: What was observed.
+        observed: What the step handed out, arguments' observations included.
+        arguments: Observations of the differentiated arguments, by number.
+    """
+
+    def __init__(self, watching: Watching, observed: Observed, arguments: Mapping[int, Any]) -> None:
+        self.watching = watching
+        self.observed = observed
+        self.arguments = arguments
+
+    def __getitem__(self, key: str) -> Any:
+        place = self.watching.places.get(key)
+        if place is None:
+            raise KeyError(f"{key}: {nearest_hint(key, list(self.watching.places))}")
+        holders = {
+            "arguments": self.arguments,
+            "gradients": self.observed.gradients,
+            "values": self.observed.captured.values,
+            "cotangents": self.observed.cotangents,
+        }
+        observation = holders[place.holder][place.number][(*self._all_steps, *place.at)]
+        return CoreStatistics(observation) if self.watching.statistics else observation
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.watching.places)
+
+    def __len__(self) -> int:
+        return len(self.watching.places)
+
+    @property
+    def _all_steps(self) -> tuple[slice, ...]:
+        """The index of the axes that `vmap` and scans over steps have put in front: those that even the loss has."""
+        return (slice(None),) * jnp.ndim(self.observed.loss)
+
+    def session(self, reading: Reading) -> Session:
+        """The session that turns these observations, on the host, into the records of a dump.
+
+        Where several processes share them, all of those have to call this.
+
+        Args:
+            reading: How tensors are read, where it is tensors that were observed.
+
+        Raises:
+            UsageError: They are those of several steps or examples.
+        """
+        if self._all_steps:
+            raise UsageError(
+                f"these are the observations of {jnp.size(self.observed.loss)} steps or examples, and a dump holds one",
+                hint="save one of them: jax.tree.map(lambda leaf: leaf[0], seen)",
+            )
+        trace = replace(self.watching.trace, auxiliary=())
+        observed, kept = self._whole_where_small()
+        arguments = [kept.get(number) for number in range(len(trace.arguments))]
+        wanted = replace(self.watching.wanted, families=self.watching.wanted.families - _NOT_SEEN)
+        run = Run(
+            trace=trace,
+            plan=self.watching.plan,
+            wanted=wanted,
+            arguments=arguments,
+            observed=observed,
+            reached=self.watching.reached,
+        )
+        return Session(run, CoreReading() if self.watching.statistics else reading)
+
+    def _whole_where_small(self) -> tuple[Observed, Mapping[int, Any]]:
+        """The observations, but for tensors whole in every process."""
+        if self.watching.statistics:
+            return gathered((self.observed, self.arguments))
+        return with_whole_facts(self.observed), self.arguments
+
+    def tree_flatten(self) -> tuple[tuple[Any, Any], Watching]:
+        """The observations, and what they are."""
+        return (self.observed, self.arguments), self.watching
+
+    @classmethod
+    def tree_unflatten(cls, watching: Watching, children: tuple[Any, Any]) -> Seen:
+        """The inverse of `tree_flatten`."""
+        return cls(watching, *children)
+
+
+#: Families of arguments that a step does not observe: they are the caller's own.
+_NOT_SEEN: Final = frozenset({naming.INPUT, naming.INPUT_GRAD, naming.STATE, naming.AUX})

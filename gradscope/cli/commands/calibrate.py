@@ -1,0 +1,76 @@
+"""`gradscope calibrate`: a reference dump together with its own noise floor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gradscope.cli.options import shared as options
+from gradscope.cli.options.model_options import ModelOptions
+from gradscope.cli.options.report_options import SelectionOptions
+
+if TYPE_CHECKING:
+    from gradscope.capturing.calibration import Calibrated
+
+
+def calibrate(
+    context: typer.Context,
+    target: options.Target,
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.npz", help="Where to write.")],
+    asked: ModelOptions,
+    no_cache: options.NoCache = False,
+    chosen: SelectionOptions,
+    per_example: options.PerExample = False,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
+) -> None:
+    """Dump a reference with its noise floor: how far each tensor moves under changes that make no difference.
+
+    'gradscope compare' judges by it. The model runs six times, seven in float64; two runs are held in memory at a time.
+    """
+    from gradscope.cli.printing import print_line, say
+    from gradscope.cli.running.jax_setup import set_up_jax
+
+    request, selection, families = asked.request(target), chosen.selection(), chosen.family_set()
+    for note in set_up_jax(asked, cache=not no_cache):
+        if not quiet:
+            say(note)
+    from gradscope.capturing.calibration import calibrate as calibrated
+    from gradscope.capturing.dump_model import DumpRequest
+    from gradscope.capturing.timings import Timings
+    from gradscope.cli.running.progress import Progress
+    from gradscope.cli.standard_streams import remarks_aside
+    from gradscope.comparison.judging.noise import LOW_PRECISION_NOISE
+    from gradscope.dump.writer import DumpWriter
+    from gradscope.instrument.query.capture_spec import EVERYTHING, Wanted
+
+    wanted = Wanted(
+        selection=selection, families=EVERYTHING if families is None else families, depth=chosen.depth,
+        per_example=per_example,
+    )  # fmt: skip
+    with remarks_aside(), Progress(quiet=quiet) as progress:
+        model = asked.model(target, request)
+        writer = DumpWriter(output, force=force)
+        context.obj.on_interrupt(writer.discard)
+        arguments = asked.arguments(model)
+        dtypes = [dtype for dtype in LOW_PRECISION_NOISE if asked.x64 or dtype != "float32"]
+        lower = {dtype: asked.arguments(model, dtype=dtype) for dtype in dtypes}
+        with writer:
+            run = DumpRequest(wanted=wanted, facts=asked.facts(arguments))
+            found = calibrated(model, arguments, lower, run, Timings(progress.phase))
+            found.write_to(writer)
+    for line in _summary(output, found):
+        print_line(line)
+
+
+def _summary(output: Path, found: Calibrated) -> list[str]:
+    lines = [f"{output}  {len(found.noise):,} tensors with their noise floors"]
+    for statistic in dict.fromkeys(name for floors in found.noise.values() for name in floors):
+        key, floors = max(found.noise.items(), key=lambda item, name=statistic: item[1].get(name, 0.0))
+        lines.append(f"{statistic}  at most {floors.get(statistic, 0.0):.2g}, at {key}")
+    examples = found.dump.manifest.examples
+    return lines if examples is None else [*lines, f"examples  {examples.sentence}"]

@@ -1,0 +1,123 @@
+"""`gradscope inspect`: what a model is, without running it."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gradscope.cli.options import shared as options
+from gradscope.cli.options.model_options import ModelOptions
+from gradscope.cli.options.query_options import FragmentOptions
+from gradscope.cli.options.report_options import Format, SelectionOptions
+
+if TYPE_CHECKING:
+    from gradscope.dump.manifest.manifest import Manifest
+    from gradscope.report.render.graphs import Graph
+
+
+class InspectionFormat(StrEnum):
+    """How an inspection is written."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+    DOT = "dot"
+    MODEL_EXPLORER = "model-explorer"
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether it is a graph and no table."""
+        return self in (InspectionFormat.DOT, InspectionFormat.MODEL_EXPLORER)
+
+
+def inspect(
+    target: options.Target,
+    *,
+    asked: ModelOptions,
+    chosen: SelectionOptions,
+    ops: Annotated[
+        bool, typer.Option("--ops", help="Every operation, and not only layers.", rich_help_panel="What is shown")
+    ] = False,
+    questions: FragmentOptions,
+    sort: options.Sort = None,
+    output_format: Annotated[
+        InspectionFormat,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help=f"How results are written to standard output: {', '.join(InspectionFormat)}; "
+            "the last two are graphs of all operations.",
+            rich_help_panel="Output",
+        ),
+    ] = InspectionFormat.TABLE,
+    json: options.Json = False,
+    gradients: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DUMP",
+            help="With --format model-explorer: in place of the graph, the overlay that colours it by this dump's "
+            "gradient norms.",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
+) -> None:
+    """Tell layers, shapes, parameters, FLOPs and bytes of a model from its trace: nothing is compiled or run.
+
+    With --fetch, which part of it a run for those values would need.
+
+    The model file is imported with your rights: only inspect a model whose code you would run.
+    """
+    from gradscope.cli.printing import print_plain, print_report, say
+    from gradscope.cli.running.jax_setup import set_up_jax
+    from gradscope.errors import UsageError
+    from gradscope.report import Row, inspection_report
+    from gradscope.report.render.graphs import Graph
+
+    written = InspectionFormat.JSON if json else output_format
+    if gradients is not None and written is not InspectionFormat.MODEL_EXPLORER:
+        raise UsageError("--gradients are an overlay for Model Explorer", hint="add --format model-explorer")
+    norms = None if gradients is None else _manifest(gradients)
+    request, query = asked.request(target), chosen.query(sort)
+    set_up_jax(asked, cache=False)
+    from gradscope.inspection.inspect_loss import inspect_loss
+    from gradscope.tracing.user_frames import user_code
+
+    with redirect_stdout(sys.stderr):  # what the model prints are remarks
+        model = asked.model(target, request)
+        inquiry = questions.inquiry()
+        arguments = asked.arguments(model, partial=bool(inquiry))
+        for sentence in (*(model.choices if verbose else ()), *(() if quiet else arguments.notes)):
+            say(sentence)
+        with user_code(f"loss of {model.name}"):
+            found = inspect_loss(model.loss, *arguments.shapes, operations=ops or written.is_graph, inquiry=inquiry)
+            arguments.require(() if found.fragment is None else found.fragment.inputs)
+    rows = [Row(family=fact.family, name=fact.name, values=fact.values) for fact in found.facts]
+    if written.is_graph:
+        print_plain(_graph_text(Graph.of_rows(model.name, query(rows)), written, norms) + "\n")
+        return
+    fetch = None if found.fragment is None else found.fragment.to_json()
+    report = inspection_report(target, arguments.batch_size, rows, found.totals, fetch=fetch, query=query)
+    print_report(report, Format(written))
+
+
+def _graph_text(graph: Graph, written: InspectionFormat, norms: Manifest | None) -> str:
+    if norms is not None:
+        return graph.overlay(norms)
+    return graph.dot() if written is InspectionFormat.DOT else graph.model_explorer()
+
+
+def _manifest(dump: Path) -> Manifest:
+    from gradscope.dump.reader import open_dump
+    from gradscope.stats import measured
+
+    with open_dump(dump) as source:
+        return measured(source)

@@ -1,0 +1,82 @@
+"""`gradscope isolate`: one layer as a script of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gradscope.cli.options import shared as options
+
+if TYPE_CHECKING:
+    from gradscope.capturing.isolate.reproduction import Reproduction
+
+#: What the script is called, and the arrays beside it.
+_FILE: Final = "isolated"
+
+
+def isolate(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The layer, as the dump names it: block[3]/attn.")],
+    dump: Annotated[Path, typer.Argument(metavar="DUMP", help="The dump that holds its inputs and cotangents.")],
+    target: options.Target,
+    *,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FOLDER", help="Where to write the script and its arrays."),
+    ] = Path("repro"),
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
+) -> None:
+    """Write one layer as a script of plain jax.lax, with its inputs, cotangents and expected values.
+
+    The script needs jax and numpy alone. It prints the errors of the layer and of its VJP, and exits 0 where it is
+    right. The model file is imported and run with your rights.
+    """
+    from gradscope.cli.printing import print_line
+    from gradscope.cli.running.progress import Progress
+    from gradscope.cli.running.rerun import options_of, rerun_model
+    from gradscope.cli.standard_streams import remarks_aside
+    from gradscope.dump.reader import open_dump
+
+    _require_free(output, force=force)
+    with open_dump(dump) as opened, remarks_aside(), Progress(quiet=quiet) as progress:
+        model = rerun_model(target, options_of(dump, opened.manifest.provenance))
+        from gradscope.capturing.isolate.reproduction import reproduce
+        from gradscope.capturing.isolate.reproduction_script import write_reproduction
+
+        progress.phase("run")
+        found = reproduce(model, name, opened)
+    write_reproduction(output, found, file=_FILE, dump=dump.name)
+    for line in _summary(output, found):
+        print_line(line)
+
+
+def _require_free(folder: Path, *, force: bool) -> None:
+    """Refuse a folder in which there is something already.
+
+    Raises:
+        UsageError: There is, or it is no folder.
+    """
+    from gradscope.errors import UsageError
+
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is no folder", hint="name a folder with --output")
+    files = [folder / f"{_FILE}.{suffix}" for suffix in ("py", "npz")]
+    taken = [file for file in files if file.exists()]
+    if taken and not force:
+        raise UsageError(f"{taken[0]} exists", hint="replace it with --force, or name another folder with --output")
+
+
+def _summary(folder: Path, found: Reproduction) -> list[str]:
+    from gradscope.naming.wording import counted
+
+    expected = (*found.outputs, *found.gradients)
+    ins, outs = counted(len(found.inputs), "input"), counted(len(found.outputs), "output")
+    of_dump = sum(each.origin == "dump" for each in expected)
+    others = "" if of_dump == len(expected) else ", the others from a run of the layer"
+    return [
+        f"{folder / _FILE}.py  {found.name}: {ins}, {outs}",
+        f"expected  {of_dump} of {len(expected)} arrays are the dump's{others}",
+    ]

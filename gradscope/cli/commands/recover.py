@@ -1,0 +1,27 @@
+"""`gradscope recover`: what an interrupted run had finished."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradscope.cli.blas import keep_single_threaded
+from gradscope.cli.options import shared as options
+
+
+def recover(
+    partial: Annotated[Path, typer.Argument(metavar="PARTIAL", help="The .partial file that a killed run left.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.npz", help="Where to save what is whole.")],
+    force: options.Force = False,
+    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
+) -> None:
+    """Save the tensors that a killed run had finished."""
+    keep_single_threaded()
+    from gradscope.cli.printing import print_line
+    from gradscope.dump.recover import recover as recovered
+
+    found = recovered(partial, output, force=force)
+    saved = f"{found.tensors:,} tensors ({found.size_bytes:,} bytes) saved"
+    print_line(f"{output}: {saved}; {found.lost_bytes:,} bytes behind them are no whole tensor")

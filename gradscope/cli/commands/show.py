@@ -1,0 +1,79 @@
+"""`gradscope show`: the tables of a saved dump."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from gradscope.cli.blas import keep_single_threaded
+from gradscope.cli.options import shared as options
+from gradscope.cli.options.report_options import FormatOptions, SelectionOptions
+
+if TYPE_CHECKING:
+    from gradscope.report import Report
+
+Dump: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="DUMP", help="A dump, or any .npz, .npy or .safetensors file.")
+]
+
+
+def show(
+    dump: Dump,
+    *,
+    tensor: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="One tensor in detail, with its histogram: activation/stem/conv, say."),
+    ] = None,
+    diff: Annotated[
+        Path | None,
+        typer.Option(metavar="CAND", help="With --tensor: how that tensor differs in this dump, element by element."),
+    ] = None,
+    ledger: Annotated[bool, typer.Option("--ledger", help="Every site that is not in the dump, and why.")] = False,
+    chosen: SelectionOptions,
+    check: options.Check = None,
+    sort: options.Sort = None,
+    no_fold: options.NoFold = False,
+    written: FormatOptions,
+    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
+) -> None:
+    """Print the tables of a saved dump: layers, parameters, findings. Runs no model and needs no JAX."""
+    keep_single_threaded()
+    from gradscope.cli.options.checked_findings import checked_rules, trips
+    from gradscope.cli.printing import print_report
+    from gradscope.dump.reader import open_dump
+    from gradscope.report import LedgerReport, dump_report, tensor_report
+    from gradscope.stats import find, measured
+
+    options.require_one_of(tensor=tensor, ledger=ledger)
+    if diff is not None:
+        print_report(_difference(dump, diff, tensor), written.chosen)
+        return
+    rules = checked_rules(check)
+    query = chosen.query(sort)
+    with open_dump(dump) as source:
+        manifest = measured(source)
+    findings = find(manifest)
+    if tensor is not None:
+        report = tensor_report(str(dump), manifest, tensor, findings)
+    elif ledger:
+        report = LedgerReport(path=str(dump), manifest=manifest)
+    else:
+        report = dump_report("show", str(dump), manifest, findings, query=query, fold=not no_fold)
+    print_report(report, written.chosen)
+    if trips(findings, rules):
+        raise typer.Exit(1)
+
+
+def _difference(ref: Path, cand: Path, tensor: str | None) -> Report:
+    from gradscope.comparison.tensor_diff import element_difference
+    from gradscope.dump.reader import open_dump
+    from gradscope.errors import UsageError
+    from gradscope.report import DifferenceReport
+
+    if tensor is None:
+        raise UsageError("--diff is about one tensor", hint="name it with --tensor KEY, or use 'gradscope compare'")
+    with open_dump(ref) as reference, open_dump(cand) as candidate:
+        difference = element_difference(reference, candidate, tensor)
+    return DifferenceReport(ref=str(ref), cand=str(cand), difference=difference)

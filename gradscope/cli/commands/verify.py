@@ -1,0 +1,27 @@
+"""`gradscope verify`: is a dump whole?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gradscope.cli.blas import keep_single_threaded
+from gradscope.cli.commands.show import Dump
+from gradscope.cli.options import shared as options
+
+if TYPE_CHECKING:
+    from gradscope.dump.verify import Verification
+
+
+def verify(dump: Dump, traceback: options.Traceback = False) -> None:  # noqa: ARG001 - the error boundary reads it
+    """Read everything in a dump and check it, every CRC included."""
+    keep_single_threaded()
+    from gradscope.cli.printing import print_line
+    from gradscope.dump.verify import verify as verified
+
+    print_line(f"{dump}: {_sentence(verified(dump))}")
+
+
+def _sentence(found: Verification) -> str:
+    facts = [f"whole: {found.tensors:,} tensors ({found.size_bytes:,} bytes) read and checked"]
+    facts += ["the run that wrote it did not finish"] * (not found.complete)
+    return "; ".join([*facts, *filter(None, [found.note])])

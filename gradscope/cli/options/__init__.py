@@ -1,0 +1,1 @@
+"""Options: groups of command-line options that several commands share."""

@@ -1,0 +1,266 @@
+"""Which model runs, on what, and in which precision: the options of every command that runs or traces one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gradscope.cli.options.shared import require_one_of
+
+if TYPE_CHECKING:
+    from gradscope.capturing.execution.arguments import Arguments
+    from gradscope.dump.record import Json
+    from gradscope.frameworks.modules.request import Request
+    from gradscope.tracing.data.checkpoints import CheckpointRequest
+    from gradscope.tracing.loading.batches import DataRequest
+    from gradscope.tracing.loading.model import Model
+
+_PANEL = "Model"
+
+#: JAX takes seeds from minus this to less than this.
+_SEEDS = 1 << 63
+
+
+class Precision(StrEnum):
+    """Matrix multiplication precisions that JAX knows on every backend."""
+
+    DEFAULT = "default"
+    HIGH = "high"
+    HIGHEST = "highest"
+    BFLOAT16 = "bfloat16"
+    TENSORFLOAT32 = "tensorfloat32"
+    FLOAT32 = "float32"
+
+
+class FloatType(StrEnum):
+    """Floating-point types a model can be run in."""
+
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
+class Loss(StrEnum):
+    """What can be made of the outputs of a framework's module."""
+
+    CROSS_ENTROPY = "cross-entropy"
+    MSE = "mse"
+    SUM = "sum"
+    MEAN = "mean"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """The options of those names, None where they are not given."""
+
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Seed of the keys that init and batch receive.", rich_help_panel=_PANEL)
+    ] = 0
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Number of examples; by default what the model's batch says.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|PLACE:NAME",
+            help="A real batch: an .npz, .npy or .safetensors file, or an input pipeline module:NAME or data.py:NAME.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    batch_index: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Which batch of the pipeline, from 0; by default the first.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Saved variables: .npz, .safetensors, .msgpack (Flax), .eqx, .keras, .weights.h5, an Orbax folder, "
+            "a dump.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    map_keys: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Renames the checkpoint's tensors: lines of REGEX -> REPLACEMENT, one after the other.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    inputs: Annotated[
+        list[str],
+        typer.Option(
+            "--input",
+            metavar="SPEC",
+            help="An input of a module, as in float32[8,784]; with its name and values, as in ids=int32[8,128]:0..9. "
+            "Repeatable.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = field(default_factory=list[str])
+    loss: Annotated[
+        Loss | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"What is made of a module's outputs: {', '.join(Loss)}; by default mse.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    train: Annotated[
+        bool | None,
+        typer.Option(
+            "--train/--eval",
+            help="Run as in training, or as in evaluation; by default as in training.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    dtype: Annotated[
+        FloatType | None,
+        typer.Option(
+            metavar="TYPE",
+            help=f"Convert floating-point variables and batch to it: {', '.join(FloatType)}.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    x64: Annotated[bool, typer.Option("--x64", help="Compute in float64.", rich_help_panel=_PANEL)] = False
+    matmul_precision: Annotated[
+        Precision | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Precision of matrix multiplications: {', '.join(Precision)}.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+
+    def request(self, target: str) -> Request:
+        """What the options say about a target's model; told before JAX is imported where it is wrong.
+
+        Args:
+            target: The target.
+
+        Raises:
+            UsageError: The target or an input is not of the right form, or options contradict each other or mean
+                nothing alone.
+            DumpError: The data file cannot be read.
+        """
+        from gradscope.errors import UsageError
+        from gradscope.frameworks.modules.input_spec import parse_input
+        from gradscope.frameworks.modules.request import Request
+        from gradscope.tracing.data.data_shapes import data_shapes
+        from gradscope.tracing.loading.target import parse_target
+
+        require_one_of(batch_size=self.batch_size, data=self.data)
+        _require_together(self.batch_index, self.data, "--batch-index", "--data")
+        _require_together(self.map_keys, self.checkpoint, "--map-keys", "--checkpoint")
+        parse_target(target)
+        if not -_SEEDS <= self.seed < _SEEDS:
+            raise UsageError(f"--seed {self.seed} does not fit into 64 bits")
+        return Request(
+            inputs=tuple(map(parse_input, self.inputs)),
+            loss=None if self.loss is None else self.loss.value,
+            train=self.train,
+            seed=self.seed,
+            batch_size=self.batch_size,
+            data={} if self._data_file is None else data_shapes(self._data_file),
+            checkpoint=self.checkpoint,
+        )
+
+    def model(self, target: str, request: Request) -> Model:
+        """The model that a target names, ready to be run; a pipeline's batch is read first and once, for its shapes.
+
+        Raises:
+            UsageError: There is no such file, module or name, or the model does not take what the request says.
+            ModelError: The file does not import, or what it names is not a model; or the pipeline failed.
+        """
+        from gradscope.tracing.data.data_shapes import array_shapes
+        from gradscope.tracing.loading.batches import pipeline_leaves
+        from gradscope.tracing.loading.loader import load_model
+        from gradscope.tracing.loading.module_models import lifted_model
+
+        if self.data is None or self._data_file is not None:
+            return lifted_model(load_model(target, request))
+        leaves = pipeline_leaves(self.data, self.batch_index, self.seed)
+        model = load_model(target, replace(request, data=array_shapes(leaves)))
+        return replace(lifted_model(model), data=leaves)
+
+    def arguments(self, model: Model, *, dtype: str | None = None, partial: bool = False) -> Arguments:
+        """The arguments of a model's loss.
+
+        Args:
+            model: The model.
+            partial: Whether the data may lack leaves of the batch, because only some values are asked for.
+            dtype: Floating-point leaves are converted to it; None for what `--dtype` says.
+
+        Raises:
+            ModelError: `init` or `batch` failed.
+            UsageError: A line of the key map is no rule.
+            DumpError: The files do not hold variables and a batch such as the model's own.
+        """
+        from gradscope.capturing.execution.arguments import model_arguments
+
+        return model_arguments(
+            model,
+            seed=self.seed,
+            batch_size=self.batch_size,
+            dtype=dtype or (None if self.dtype is None else self.dtype.value),
+            data=self._data_request(model, partial=partial),
+            checkpoint=self._checkpoint_request(),
+        )
+
+    def facts(self, arguments: Arguments) -> dict[str, Json]:
+        """What provenance says of them: files without their folders, and what else is needed to run the model again."""
+        named: dict[str, Json] = {
+            "checkpoint": self.checkpoint and self.checkpoint.name,
+            "data": self.data and Path(self.data).name,
+            "batch_index": self.batch_index,
+            "loss": self.loss and self.loss.value,
+            "train": self.train,
+            "dtype": self.dtype and self.dtype.value,
+        }
+        known = {name: value for name, value in named.items() if value is not None}
+        return {"seed": self.seed, "batch_size": arguments.batch_size, **known}
+
+    @property
+    def _data_file(self) -> Path | None:
+        """The file or folder that `--data` names; None where it names none, but a pipeline."""
+        return None if self.data is None or (":" in self.data and not Path(self.data).exists()) else Path(self.data)
+
+    def _data_request(self, model: Model, *, partial: bool) -> DataRequest | None:
+        from gradscope.tracing.loading.batches import DataRequest
+
+        if self.data is None:
+            return None
+        return DataRequest(place=self.data, index=self.batch_index, leaves=model.data, partial=partial)
+
+    def _checkpoint_request(self) -> CheckpointRequest | None:
+        from gradscope.tracing.data.checkpoints import CheckpointRequest
+        from gradscope.tracing.data.key_map import KeyMap, read_key_map
+
+        if self.checkpoint is None:
+            return None
+        key_map = KeyMap() if self.map_keys is None else read_key_map(self.map_keys)
+        return CheckpointRequest(path=self.checkpoint, key_map=key_map)
+
+
+def _require_together(value: object, needed: object, name: str, needed_name: str) -> None:
+    """Refuse an option that means nothing without another."""
+    from gradscope.errors import UsageError
+
+    if value is not None and needed is None:
+        raise UsageError(f"{name} without {needed_name} means nothing", hint=f"add {needed_name}")

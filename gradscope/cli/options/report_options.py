@@ -1,0 +1,111 @@
+"""What of a run or a dump is shown, and how it is written: the options of the commands that print tables of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gradscope.cli.options.shared import Json, listed
+
+if TYPE_CHECKING:
+    from gradscope.naming import Selection
+    from gradscope.report import Query
+
+_PANEL = "What is shown"
+
+
+class Format(StrEnum):
+    """How results are written."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameOptions:
+    """Which names."""
+
+    select: Annotated[
+        list[str],
+        typer.Option(
+            metavar="PATTERN", help="Only these names: a glob, or re:REGEX. Repeatable.", rich_help_panel=_PANEL
+        ),
+    ] = field(default_factory=list[str])
+    exclude: Annotated[
+        list[str], typer.Option(metavar="PATTERN", help="Not these names. Repeatable.", rich_help_panel=_PANEL)
+    ] = field(default_factory=list[str])
+
+    def selection(self) -> Selection:
+        """The names that are asked for.
+
+        Raises:
+            UsageError: A pattern is not one.
+        """
+        from gradscope.naming import Selection
+
+        return Selection.parse(self.select, self.exclude)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionOptions(NameOptions):
+    """Which layers and which families of their tensors."""
+
+    depth: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only layers of at most so many scopes.", rich_help_panel=_PANEL),
+    ] = None
+    families: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Only these families, separated by commas: activation, activation_grad, param, param_grad, input, "
+            "input_grad, example_grad, term, state, aux.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+
+    def family_set(self) -> frozenset[str] | None:
+        """The families of `--families`; None where all are asked for.
+
+        Raises:
+            UsageError: There is no such family, or none is named.
+        """
+        from gradscope.naming import FAMILIES
+
+        return None if self.families is None else listed(self.families, FAMILIES, "family")
+
+    def query(self, sort: str | None) -> Query:
+        """The same, as a question to a table.
+
+        Raises:
+            UsageError: As the two above.
+        """
+        from gradscope.report import Query
+
+        return Query(selection=self.selection(), families=self.family_set(), depth=self.depth, sort=sort)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatOptions:
+    """How results are written to standard output."""
+
+    output_format: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help=f"How results are written to standard output: {', '.join(Format)}.",
+            rich_help_panel="Output",
+        ),
+    ] = Format.TABLE
+    json: Json = False
+
+    @property
+    def chosen(self) -> Format:
+        """The format asked for, `--json` being short for one of them."""
+        return Format.JSON if self.json else self.output_format

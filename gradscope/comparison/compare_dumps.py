@@ -1,0 +1,209 @@
+"""Comparing: from two dumps to a `Comparison`.
+
+Tensors are paired, each pair of *owners* (the entries behind any aliases) is measured once, several at a time, and then
+every pair of names is judged by the evidence of its owners.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+from typing import Final, Protocol, TypeAlias, TypeVar
+
+from gradscope.comparison.diagnosis.divergence import blame_of, first_divergence
+from gradscope.comparison.diagnosis.growth import Error, growths
+from gradscope.comparison.diagnosis.likely_causes import diagnosis, names_by_hash
+from gradscope.comparison.diagnosis.run_differences import extent_differences, provenance_differences
+from gradscope.comparison.judging.compare_options import CompareOptions
+from gradscope.comparison.judging.inverse_rows import inverse_rows
+from gradscope.comparison.judging.judge import judge, one_sided
+from gradscope.comparison.judging.noise import WITHIN, Expectations, in_floors
+from gradscope.comparison.judging.rows import Row
+from gradscope.comparison.judging.unmatched import leftovers
+from gradscope.comparison.layout.operands import StoredSide, counterpart
+from gradscope.comparison.layout.recipes import Recipe
+from gradscope.comparison.metrics.evidence import Evidence, evidence_of
+from gradscope.comparison.metrics.example_errors import example_error
+from gradscope.comparison.metrics.example_spread import ExampleError
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.passes import counterparts, require_matches
+from gradscope.comparison.result import Comparison
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming.patterns import Pattern
+
+_DEFAULTS: Final = CompareOptions()
+
+#: The key of the reference's owner, and the recipe of its counterpart in the keys of owners.
+_Owners: TypeAlias = tuple[str, Recipe]
+
+_One = TypeVar("_One")
+_Other = TypeVar("_Other")
+
+
+def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEFAULTS) -> Comparison:
+    """Compare two dumps, tensor by tensor.
+
+    Args:
+        ref: The reference.
+        cand: The candidate.
+        options: What is compared, and how strictly.
+
+    Returns:
+        The comparison; true where the dumps are the same within tolerance.
+
+    Raises:
+        UsageError: A pattern selects nothing, an `allow_missing` is not a regular expression, or the steps of a rule
+            cannot be done.
+        DumpError: One of the dumps is damaged.
+    """
+    allowed = [Pattern.parse(f"re:{regex}") for regex in options.allow_missing]
+    dumps = Dumps(ref=ref, cand=cand)
+    require_matches(dumps, options.selection)
+
+    pairing = paired(dumps, options)
+    rows = judged(dumps, pairing.matched, options)
+    missing, extra = leftovers(dumps, pairing)
+    rows |= {
+        key: one_sided(each, allowed, cand.manifest.ledger) for key, each in zip(pairing.only_ref, missing, strict=True)
+    }
+    ordered = ref.keys()
+    rows |= _diagnosed(dumps, pairing.matched, rows)
+    every = (
+        *(rows[key] for key in ordered if key in rows),
+        *inverse_rows(dumps, pairing.inverse, options),
+        *(one_sided(each, allowed, ref.manifest.ledger) for each in extra),
+    )
+    return Comparison(
+        rows=every,
+        blame=blame_of(first_divergence(every), _layers(dumps), _owners_in_ref(ref, pairing.inverse)),
+        extent_differences=extent_differences(ref, cand),
+        provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
+        matches=pairing.matched,
+        examples=_examples(ref, rows, options),
+    )
+
+
+def paired(dumps: Dumps, options: CompareOptions) -> Pairing:
+    """The pairing of two dumps that a comparison asks for.
+
+    Args:
+        dumps: The dumps.
+        options: By what rules they are paired, and which names take part.
+    """
+    return counterparts(dumps, options.map_rules, options.selection, _mapper(options))
+
+
+def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> dict[str, Row]:
+    """The rows of some pairs, by the reference's keys.
+
+    Args:
+        dumps: Where the pairs are from.
+        matches: The pairs.
+        options: How strictly they are judged.
+
+    Raises:
+        DumpError: One of the dumps is damaged.
+    """
+    pairs = _Pairs(dumps=dumps, matches=matches)
+    owners = list(dict.fromkeys(map(pairs.owners, matches)))
+    found = _mapper(options)(lambda each: _evidence(dumps, each, options), owners)
+    return _matched_rows(pairs, dict(zip(owners, found, strict=True)), options)
+
+
+class _Mapper(Protocol):
+    def __call__(self, function: Callable[[_One], _Other], values: Iterable[_One], /) -> list[_Other]: ...
+
+
+def _mapper(options: CompareOptions) -> _Mapper:
+    def mapped(function: Callable[[_One], _Other], values: Iterable[_One]) -> list[_Other]:
+        # NumPy leaves the interpreter free while it computes, so that threads share the tensors among the cores.
+        with ThreadPoolExecutor(max_workers=options.threads) as pool:
+            return list(pool.map(function, values))
+
+    return mapped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pairs:
+    dumps: Dumps
+    matches: Sequence[Match]
+
+    def owners(self, match: Match) -> _Owners:
+        keys = tuple(map(self.dumps.cand.resolve, match.recipe.keys))
+        return self.dumps.ref.resolve(match.ref), replace(match.recipe, keys=keys)
+
+    def default_tolerances(self) -> Iterator[tuple[Match, float]]:
+        expected = Expectations(self.dumps)
+        for match in self.matches:
+            yield match, expected.tolerance(self.dumps.ref.entry(match.ref), self.dumps.cand.entry(match.cand))
+
+    def noise_floors(self) -> dict[str, float | None]:
+        """By the reference's keys."""
+        expected, ref, cand = Expectations(self.dumps), self.dumps.ref, self.dumps.cand
+        owners = ((match.ref, ref.resolve(match.ref), cand.resolve(match.cand)) for match in self.matches)
+        return {key: expected.noise_floor(ref.entry(one), cand.entry(other)) for key, one, other in owners}
+
+
+def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> Evidence:
+    key, recipe = owners
+    return evidence_of(StoredSide(source=dumps.ref, key=key), counterpart(dumps.cand, recipe), options.closeness)
+
+
+def _matched_rows(pairs: _Pairs, evidence: Mapping[_Owners, Evidence], options: CompareOptions) -> dict[str, Row]:
+    defaults = list(pairs.default_tolerances())
+    growth, floors = _growth(pairs, evidence, defaults), pairs.noise_floors()
+    rows: dict[str, Row] = {}
+    for match, default in defaults:
+        owners, floor = pairs.owners(match), floors[match.ref]
+        entry, noise = pairs.dumps.ref.entry(match.ref), in_floors(evidence[owners].metrics.get("rel_l2"), floor)
+        found = evidence[owners].with_metrics(growth=growth.get(owners[0]), noise=noise)
+        expected = default if floor is None else floor * WITHIN
+        rows[match.ref] = judge(match, entry, found, options.tolerance(entry.name, match.ref, expected))
+    return rows
+
+
+def _growth(
+    pairs: _Pairs, evidence: Mapping[_Owners, Evidence], defaults: Sequence[tuple[Match, float]]
+) -> dict[str, float]:
+    errors: dict[str, Error] = {}
+    for match, default in defaults:
+        owners = pairs.owners(match)
+        found = evidence[owners]
+        # What cannot be compared at all is as wrong as can be, and hands that on.
+        if "rel_l2" in found.metrics or math.isinf(found.needed):
+            errors[owners[0]] = Error(rel_l2=as_float(found.metrics.get("rel_l2", math.inf)), tolerance=default)
+    return growths(_layers(pairs.dumps), errors)
+
+
+def _diagnosed(dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, Row]) -> dict[str, Row]:
+    names = names_by_hash(dumps)
+    differing = ((match, rows[match.ref]) for match in matches if rows[match.ref].status == "different")
+    return {match.ref: replace(row, likely=diagnosis(dumps, match, row, names)) for match, row in differing}
+
+
+def _examples(ref: DumpSource, rows: Mapping[str, Row], options: CompareOptions) -> ExampleError | None:
+    """The error of the examples' gradients over all parameters; None where there is none."""
+    known = {key: row.examples for key, row in rows.items() if row.examples is not None}
+    errors = [known[key] for key in known if not rows[key].metrics["bit_equal"]]
+    if not errors:
+        return None
+    # Equal ones are settled by their bytes, and have as much a part in the batch's spread as any other.
+    equal = [StoredSide(source=ref, key=ref.resolve(key)) for key in known if rows[key].metrics["bit_equal"]]
+    return reduce(add, [*errors, *_mapper(options)(lambda side: example_error(side, side), equal)])
+
+
+def _owners_in_ref(ref: DumpSource, inverse: Iterable[Match]) -> Callable[[str], str]:
+    """The reference's owner of a row's key; of what the candidate alone hands out, that of the last of its pieces."""
+    known, pieces = frozenset(ref.keys()), {match.ref: match.recipe.keys[-1] for match in inverse}
+    return lambda key: ref.resolve(key if key in known else pieces[key])
+
+
+def _layers(dumps: Dumps) -> Sequence[Layer]:
+    """The layers of the reference; of the candidate where the reference is not written by gradscope."""
+    return dumps.ref.manifest.layers or dumps.cand.manifest.layers

@@ -1,0 +1,102 @@
+"""Diagnoses: in what simple way a tensor that differs is what the reference has, where it is.
+
+Another tensor's values (two that were swapped), an order of axes, an order along the first axis (the layers of a scan),
+a factor (a mean for a sum, a sign). A diagnosis explains a difference and excuses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.arrays.dtypes import encode
+from gradscope.comparison.judging.rows import Row
+from gradscope.comparison.layout.layouts import agreeing_layouts
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.interfaces import has_elements
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.naming import PARAM, STATE
+
+#: What has values of its own, which may have come from the wrong place; all else is computed.
+_GIVEN: Final = (PARAM, STATE)
+
+#: Bytes up to which a tensor is read once more.
+_READ_AGAIN_BYTES: Final = 64 << 20
+
+#: Two tensors whose `1-cos` is below this are multiples of each other.
+_PARALLEL: Final = 1e-8
+
+#: A factor nearer to one than this is no factor but rounding.
+_LEAST_FACTOR: Final = 1e-3
+
+
+def diagnosis(dumps: Dumps, match: Match, row: Row, names_by_hash: Mapping[str, str]) -> str:
+    """In what simple way a pair that differs belongs together.
+
+    Args:
+        dumps: Where it is from.
+        match: The pair.
+        row: Its row.
+        names_by_hash: What the reference calls the tensor of each hash.
+
+    Returns:
+        A clause about the candidate's tensor; "" where nothing simple is found.
+    """
+    if row.family in _GIVEN and match.recipe.plain:
+        found = _another_tensor(dumps, match, names_by_hash) or _other_order(dumps, match)
+        if found:
+            return found
+    # A single number is a multiple of every other.
+    return _multiple(row) if math.prod(dumps.ref.entry(match.ref).shape) > 1 else ""
+
+
+def names_by_hash(dumps: Dumps) -> dict[str, str]:
+    """What the reference calls each tensor with values of its own, by their hash."""
+    entries = (entry for entry in dumps.ref.manifest.entries if entry.family in _GIVEN and math.prod(entry.shape) > 1)
+    return {digest: entry.name for entry in entries if isinstance(digest := entry.stats.get("hash"), str)}
+
+
+def _another_tensor(dumps: Dumps, match: Match, names: Mapping[str, str]) -> str:
+    digest = dumps.cand.entry(dumps.cand.resolve(match.cand)).stats.get("hash")
+    return f"has the values of {names[digest]}" if isinstance(digest, str) and digest in names else ""
+
+
+def _other_order(dumps: Dumps, match: Match) -> str:
+    entry = dumps.ref.entry(match.ref)
+    if entry.shape != dumps.cand.entry(match.cand).shape or len(entry.shape) < 2:
+        return ""
+    if not (has_elements(dumps.ref, match.ref) and has_elements(dumps.cand, match.cand)):
+        return ""
+    ref = dumps.ref.array(match.ref)
+    if ref.nbytes > _READ_AGAIN_BYTES:
+        return ""
+    cand = dumps.cand.array(match.cand)
+    agreeing = agreeing_layouts(ref, cand)
+    if agreeing and agreeing[0].steps(cand.shape):
+        return f"is transposed: its axes {list(agreeing[0].axes)} are the reference's"
+    order = _order_of_slices(ref, cand)
+    return f"is permuted: its slices are the reference's {order} along the first axis" if order else ""
+
+
+def _order_of_slices(ref: Array, cand: Array) -> list[int]:
+    """Which slice of the reference each slice of the candidate is; nothing where one is none, or all are in place."""
+    places: dict[bytes, int] = {}
+    for place, part in enumerate(ref):
+        places.setdefault(np.ascontiguousarray(encode(part)).tobytes(), place)
+    order = [places.get(np.ascontiguousarray(encode(part)).tobytes(), -1) for part in cand]
+    return order if sorted(order) == list(range(len(order))) != order else []
+
+
+def _multiple(row: Row) -> str:
+    if "1-cos" not in row.metrics or row.metrics.get("nonfinite_mismatch"):
+        return ""
+    apart, factor = as_float(row.metrics["1-cos"]), as_float(row.metrics["norm_ratio"])
+    if apart > 1:
+        apart, factor = 2 - apart, -factor
+    if apart > _PARALLEL or not math.isfinite(factor) or factor == 0 or abs(factor - 1) < _LEAST_FACTOR:
+        return ""
+    return f"is {factor:.4g} times the reference's"

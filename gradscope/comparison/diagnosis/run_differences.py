@@ -1,0 +1,117 @@
+"""Extent: in what two captures did not look at the same things, whatever they found.
+
+Provenance differences: what two runs did not have in common, the usual culprits on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from gradscope.dump.interfaces import DumpSource, has_elements
+from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.record import Json
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, EXAMPLE_GRAD, PARAM, PARAM_GRAD, TENSOR, TERM, key_of
+from gradscope.naming.wording import counted
+
+#: What a capture is asked for; whether there are inputs or state is up to the model.
+_ASKED_FOR: Final = (ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, EXAMPLE_GRAD, TERM)
+
+
+def extent_differences(ref: DumpSource, cand: DumpSource) -> tuple[str, ...]:
+    """What one capture holds and the other does not, in sentences; none where both hold the same kinds of things."""
+    sides = (("reference", ref, cand), ("candidate", cand, ref))
+    return tuple(
+        f"the {name} {text}"
+        for name, source, other in sides
+        for text in (
+            *_operations(source.manifest, other.manifest),
+            *_without_tensors(source, other),
+            *_families(source.manifest, other.manifest),
+            *_left_out(source.manifest, other.manifest),
+            *_incomplete(source.manifest),
+        )
+    )
+
+
+def _operations(own: Manifest, other: Manifest) -> Iterator[str]:
+    if own.layers and other.layers and _holds_operations(own) and not _holds_operations(other):
+        yield "holds every operation, the other layers only"
+
+
+def _holds_operations(manifest: Manifest) -> bool:
+    composites = {layer.parent for layer in manifest.layers}
+    return all(layer.primitive is not None for layer in manifest.layers if layer.path not in composites)
+
+
+def _without_tensors(source: DumpSource, other: DumpSource) -> Iterator[str]:
+    if not _holds_tensors(source) and _holds_tensors(other):
+        yield "holds statistics and no tensors"
+
+
+def _holds_tensors(source: DumpSource) -> bool:
+    entries = source.manifest.entries
+    own = (key_of(entry.family, entry.name) for entry in entries if entry.alias_of is None and entry.absent is None)
+    return any(has_elements(source, key) for key in own)
+
+
+def _families(own: Manifest, other: Manifest) -> Iterator[str]:
+    held, wanted = ({entry.family for entry in manifest.entries} for manifest in (own, other))
+    lacking = [family for family in _ASKED_FOR if family in wanted - held]
+    # A file of somebody else has one family, which may be any of ours.
+    if lacking and TENSOR not in held | wanted:
+        yield f"holds nothing of {', '.join(lacking)}"
+
+
+def _left_out(own: Manifest, other: Manifest) -> Iterator[str]:
+    filtered, elsewhere = (manifest.ledger.counts().get("filtered", 0) for manifest in (own, other))
+    if filtered > elsewhere:
+        yield f"left out {counted(filtered, 'site')} by its selection, the other {elsewhere:,}"
+
+
+def _incomplete(manifest: Manifest) -> Iterator[str]:
+    if not manifest.complete:
+        yield f"is incomplete{f': {manifest.note}' if manifest.note else ''}"
+
+
+#: How fields begin that most often explain a difference, the likeliest first.
+_CULPRITS: Final = (
+    *("versions", "jax", "python", "backend", "device", "matmul_precision", "x64", "dtype"),
+    *("train", "loss", "seed", "batch", "data", "checkpoint", "model", "xla_flags"),
+)
+
+
+def provenance_differences(ref: Mapping[str, Json], cand: Mapping[str, Json]) -> tuple[dict[str, Json], ...]:
+    """The fields in which two runs differ.
+
+    Args:
+        ref: The reference's provenance; a mapping inside it counts by its own fields, `versions.jax`.
+        cand: The candidate's.
+
+    Returns:
+        `field`, `ref` and `cand` of each, where a side that lacks the field has no such key; nothing where a file has
+        no provenance at all.
+    """
+    if not ref or not cand:
+        return ()
+    one, other = dict(_fields(ref)), dict(_fields(cand))
+    differing = (name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+    return tuple(_difference(name, one, other) for name in sorted(differing, key=_suspicion))
+
+
+def _fields(provenance: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
+    for name, value in provenance.items():
+        if isinstance(value, dict):
+            yield from _fields(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _suspicion(name: str) -> tuple[int, str]:
+    ranks = (rank for rank, culprit in enumerate(_CULPRITS) if name.startswith(culprit))
+    return next(ranks, len(_CULPRITS)), name
+
+
+def _difference(name: str, ref: Mapping[str, Json], cand: Mapping[str, Json]) -> dict[str, Json]:
+    sides = {side: found[name] for side, found in (("ref", ref), ("cand", cand)) if found.get(name) is not None}
+    return {"field": name, **sides}

@@ -1,0 +1,177 @@
+"""The verdict as a sentence: whether two runs are the same, where they part in each direction, what else differs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
+from gradscope.comparison.diagnosis.growth import FLAGGED
+from gradscope.comparison.judging.rows import Row
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.naming import EXAMPLE_GRAD, INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, printable
+from gradscope.naming.wording import brief, counted, times
+
+#: What a tensor of a family without a direction is called; another family is called by its name.
+_NOUNS: Final = {
+    INPUT: "input",
+    INPUT_GRAD: "input gradient",
+    PARAM: "parameter",
+    PARAM_GRAD: "parameter gradient",
+    EXAMPLE_GRAD: "per-example gradient",
+    STATE: "state tensor",
+}
+
+#: The gradients that may follow from where two runs part.
+_GRADIENTS: Final = (PARAM_GRAD, INPUT_GRAD, EXAMPLE_GRAD)
+
+#: How many names a sentence has room for.
+_SOME: Final = 3
+
+
+def different_sentence(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> str:
+    """The sentence for two runs that differ."""
+    rest = [*_origins(rows, divergence), *_others(rows, divergence, blame), *_one_sided(rows)]
+    directions = _directions(rows, divergence, blame)
+    if not directions:
+        return _capitalised("; ".join(rest)) + "."
+    return ". ".join(directions) + "".join(f"; {each}" for each in rest) + "."
+
+
+def same_sentence(rows: Sequence[Row]) -> str:
+    """The sentence for two runs that are the same."""
+    compared = [row for row in rows if row.compared]
+    equal = sum(row.metrics.get("bit_equal") is True for row in compared)
+    tensors = counted(len(compared), "tensor")
+    untold = sum("bit_equal" not in row.metrics for row in compared)
+    bits = f"bit-equal {equal}" + (f", and {untold} judged by statistics alone" if untold else "")
+    if equal == len(compared):
+        return f"Same bit for bit: {tensors}."
+    calibrated = [row for row in compared if "noise" in row.metrics]
+    if calibrated:
+        worst = max(calibrated, key=_noise)
+        most = f"at most {times(_noise(worst))} noise at {_quoted(worst.name)}"
+        return f"Same within noise: {tensors}, {most}, {bits}."
+    worst = max(compared, key=lambda row: row.needed or 0.0)
+    needed = worst.needed or 0.0
+    return f"Same within tolerance: {tensors}, largest rel_l2 {brief(needed)} at {_quoted(worst.name)}, {bits}."
+
+
+def nothing_sentence(rows: Sequence[Row]) -> str:
+    """The sentence for two dumps of which nothing was compared."""
+    if any(row.matched_by for row in rows):
+        return "Nothing compared: no name in common has a tensor."
+    missing, extra = (sum(row.status == status for row in rows) for status in ("missing", "extra"))
+    if not missing and not extra:
+        return "Nothing compared: there is no name to compare."
+    return f"Nothing compared: the dumps have no name in common (reference {missing}, candidate {extra})."
+
+
+def _noise(row: Row) -> float:
+    return as_float(row.metrics["noise"])
+
+
+def _directions(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> list[str]:
+    seen = {row.family for row in rows if row.compared}
+    forward = _direction("Forward", divergence.forward, seen.intersection(FORWARD), ())
+    backward = _direction("Backward", divergence.backward, seen.intersection(BACKWARD), blame.makers)
+    if forward and backward and divergence.backward_only:
+        return [f"Backward only: {_uncapitalised(forward)}, {_uncapitalised(backward)}"]
+    if forward and backward and divergence.forward is None and _only_gradients_differ(rows):
+        return ["Backward only: forward agrees, and so do the gradients of activations"]
+    return [each for each in (forward, backward) if each]
+
+
+def _direction(name: str, first: Row | None, seen: set[str], makers: Sequence[str]) -> str:
+    if first is not None:
+        return f"{name} first differs at {_quoted(first.name)}{_in_brackets(first, makers)}"
+    return f"{name} agrees" if seen else ""
+
+
+def _only_gradients_differ(rows: Sequence[Row]) -> bool:
+    families = {row.family for row in rows if row.status == "different"}
+    return bool(families) and all(map(is_gradient, families))
+
+
+def _in_brackets(row: Row, makers: Sequence[str]) -> str:
+    if "rel_l2" not in row.metrics:
+        return f" ({row.why})"
+    growth = as_float(row.metrics.get("growth", 0.0))
+    blame = f", {times(growth)} its inputs" if FLAGGED < growth < math.inf else ""
+    noise = f", {times(_noise(row))} noise" if "noise" in row.metrics else ""
+    made = f", made in {_some(makers)}" if growth > FLAGGED and makers else ""
+    rel_l2 = f"rel_l2 {brief(as_float(row.metrics['rel_l2']))}"
+    apart = f"{row.why}; {rel_l2} elsewhere" if row.metrics["nonfinite_mismatch"] else rel_l2
+    return f" ({apart}{blame}{noise}{made})"
+
+
+def _origins(rows: Sequence[Row], divergence: Divergence) -> list[str]:
+    """Where error was made beside the first places: what differs by far more than anything it is computed from."""
+    first = (divergence.forward, divergence.backward)
+    made = [
+        row.name
+        for row in rows
+        if row.family in (*FORWARD, *BACKWARD)
+        and row.status == "different"
+        and row not in first
+        and as_float(row.metrics.get("growth", 0.0)) > FLAGGED
+    ]
+    return [f"error is made anew at {_some(list(dict.fromkeys(made)))}"] if made else []
+
+
+def _others(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> list[str]:
+    """How many differ of the families that have no direction: culprits, then consequences, then what is neither."""
+    directed = (*FORWARD, *BACKWARD)
+    different = [row for row in rows if row.status == "different" and row.family not in directed]
+    follows = Counter(row.family for row in different if _follows(row, blame))
+    beside = Counter(row.family for row in different) - follows
+    parts = [f"{_together(beside, [each])} {_verb(beside[each])}" for each in (PARAM, STATE, INPUT) if beside[each]]
+    where = "above it " if divergence.backward is not None else ""
+    if caused := follows.total():
+        parts.append(f"{_together(follows, _GRADIENTS)} {where}{'follows' if caused == 1 else 'follow'} from that")
+    if own := sum(beside[each] for each in _GRADIENTS):
+        parts.append(f"{_together(beside, _GRADIENTS)} {_verb(own)}{' beside' if caused else ''}")
+    known = {PARAM, STATE, INPUT, *_GRADIENTS}
+    return [*parts, *(f"{_together(beside, [each])} {_verb(beside[each])}" for each in beside if each not in known)]
+
+
+def _together(counts: Counter[str], families: Sequence[str]) -> str:
+    """How many of each family: `2 parameter gradients and 1 input gradient`."""
+    *some, last = (counted(counts[each], _NOUNS.get(each, f"{each} tensor")) for each in families if counts[each])
+    return f"{', '.join(some)} and {last}" if some else last
+
+
+def _follows(row: Row, blame: Blame) -> bool:
+    """Whether a gradient that differs is computed from where the runs part."""
+    key = key_of(PARAM_GRAD if row.family == EXAMPLE_GRAD else row.family, row.name)
+    return row.family in _GRADIENTS and (key in blame.backward or key in blame.forward)
+
+
+def _one_sided(rows: Sequence[Row]) -> list[str]:
+    counts = Counter(row.status for row in rows if row.counts)
+    sides = (("missing", "reference"), ("extra", "candidate"))
+    return [f"{counted(counts[status], 'name')} only in the {side}" for status, side in sides if counts[status]]
+
+
+def _verb(count: int) -> str:
+    return "differs" if count == 1 else "differ"
+
+
+def _quoted(name: str) -> str:
+    return f"`{printable(name)}`"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - _SOME} more" if len(names) > _SOME else ""
+    return ", ".join(map(_quoted, names[:_SOME])) + more
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _uncapitalised(text: str) -> str:
+    return text[:1].lower() + text[1:]

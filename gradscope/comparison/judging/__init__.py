@@ -1,0 +1,1 @@
+"""Judging: tolerances, noise floors, and one row with a status for each pair."""

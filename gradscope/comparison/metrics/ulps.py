@@ -1,0 +1,60 @@
+"""Units in the last place: how many values of a dtype lie between two of its numbers.
+
+Bit patterns of an IEEE format, read as integers, are in the order of the magnitudes they stand for. So the distance of
+two numbers of one sign is the difference of their patterns, and of two numbers of opposite signs the sum of their
+distances from zero; both zeros are the same place.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.arrays.scratch import scratch
+from gradscope.comparison.metrics.block_pairs import Slot
+
+
+def ulp_distances(ref: Array, cand: Array) -> Array:
+    """The distance of each element of one block from its partner.
+
+    Args:
+        ref: One-dimensional and contiguous, of a real floating-point dtype, all finite.
+        cand: The same size and dtype.
+
+    Returns:
+        Unsigned integers of the same size, valid until the next call in this thread.
+    """
+    if ref.dtype.itemsize == 1:
+        ordinals = _ordinals_of_codes(ref.dtype)
+        places = np.take(ordinals, ref.view(np.uint8)), np.take(ordinals, cand.view(np.uint8))
+        return np.abs(places[0] - places[1]).view(np.uint16)
+    return _distances_of_patterns(ref.view(f"i{ref.dtype.itemsize}"), cand.view(f"i{ref.dtype.itemsize}"))
+
+
+def _distances_of_patterns(ref: Array, cand: Array) -> Array:
+    distances = scratch(Slot.WORK, ref.size, ref.dtype)
+    np.bitwise_xor(ref, cand, out=distances)
+    # Few elements in a comparison that matters: only numbers near zero change sign by rounding.
+    opposite = np.flatnonzero(distances < 0) if distances.min() < 0 else None
+    np.abs(np.subtract(ref, cand, out=distances), out=distances)
+    unsigned = distances.view(f"u{ref.dtype.itemsize}")
+    if opposite is not None:
+        unsigned[opposite] = _magnitude_patterns(ref[opposite]) + _magnitude_patterns(cand[opposite])
+    return unsigned
+
+
+def _magnitude_patterns(patterns: Array) -> Array:
+    return (patterns & np.iinfo(patterns.dtype).max).view(f"u{patterns.dtype.itemsize}")
+
+
+@cache
+def _ordinals_of_codes(dtype: np.dtype[Any]) -> Array:
+    # Types of a byte and less lay out sign and special codes in five different ways; their values have one order.
+    values = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float64)
+    finite = np.isfinite(values)
+    ordinals = np.zeros(256, np.int16)
+    ordinals[finite] = np.unique(values[finite], return_inverse=True)[1]
+    return ordinals

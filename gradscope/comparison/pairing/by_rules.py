@@ -1,0 +1,132 @@
+"""The pass of the rules: counterparts that a map file names, and pairs written down as rules."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, takewhile
+from typing import Final, TypeAlias
+
+from gradscope.comparison.layout.recipes import Recipe, Step
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass
+from gradscope.dump.record import Json
+from gradscope.errors import UsageError
+from gradscope.naming import key_of, split_key
+from gradscope.naming.patterns import Pattern
+
+_BRACES: Final = re.compile(r"\{\{|\}\}|\{(\w+)\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapRule:
+    """One rule of a map file; `mapfile` says what its templates and steps can be.
+
+    Attributes:
+        candidate: Which tensors of the candidate it is about.
+        reference: Templates of what comes out of the steps.
+        counted: Whether there is one template for all that comes out, which counts it.
+        steps: What is done.
+    """
+
+    candidate: Pattern
+    reference: tuple[str, ...]
+    counted: bool = False
+    steps: tuple[Step, ...] = ()
+
+
+#: A rule, the family of what it matched, and what its templates give: what is taken together.
+_Group: TypeAlias = tuple[MapRule, str, tuple[str, ...]]
+
+
+def by_rules(rules: Sequence[MapRule]) -> Pass:
+    """The pass of some rules."""
+
+    def find(dumps: Dumps, left: Pairing) -> Iterator[Match]:  # noqa: ARG001 - names are all that it looks at
+        known = frozenset(left.only_ref)
+        for (rule, family, names), keys in _groups(rules, left.only_cand).items():
+            for part, ref in _targets(rule, family, names, known):
+                recipe = Recipe(keys=tuple(sorted(keys, key=_by_numbers)), steps=rule.steps, part=part)
+                yield Match(ref=ref, recipe=recipe, matched_by="map")
+
+    return find
+
+
+def written_rules(matches: Iterable[Match]) -> Iterator[dict[str, Json]]:
+    """Pairs as rules of a map file, those of the same name as they are aside, and those that follow from others.
+
+    Args:
+        matches: The pairs.
+
+    Yields:
+        `candidate`, `reference` and, where there are some, `steps`; names in full.
+    """
+    together: defaultdict[Recipe, dict[int, str]] = defaultdict(dict)
+    for match in matches:
+        if match.matched_by != "turns" and (match.matched_by != "name" or not match.recipe.plain):
+            together[Recipe(keys=match.recipe.keys, steps=match.recipe.steps)][match.recipe.part] = match.ref
+    for recipe, parts in together.items():
+        names: list[Json] = [_literal(parts.get(part, "")) for part in range(max(parts) + 1)]
+        rule: dict[str, Json] = {
+            "candidate": "|".join(map(re.escape, recipe.keys)),
+            "reference": names[0] if len(names) == 1 else names,
+        }
+        if recipe.steps:
+            rule["steps"] = [step.spelling() for step in recipe.steps]
+        yield rule
+
+
+def _groups(rules: Sequence[MapRule], keys: Iterable[str]) -> dict[_Group, list[str]]:
+    groups: defaultdict[_Group, list[str]] = defaultdict(list)
+    for key in keys:
+        family, name = split_key(key)
+        for rule in rules:
+            if found := rule.candidate.regex.fullmatch(name) or rule.candidate.regex.fullmatch(key):
+                names = tuple(_filled(template, found) for template in rule.reference)
+                groups[rule, family, names].append(key)
+                break
+    return groups
+
+
+def _targets(rule: MapRule, family: str, names: Sequence[str], known: frozenset[str]) -> Iterator[tuple[int, str]]:
+    """The parts that the reference knows, each with its key there."""
+    if rule.counted:
+        numbered = (_key(names[0].replace("{i}", str(part)), family, known) for part in count())
+        yield from enumerate(key for key in takewhile(lambda key: key is not None, numbered) if key is not None)
+        return
+    for part, name in enumerate(names):
+        if (key := _key(name, family, known)) is not None:
+            yield part, key
+
+
+def _key(name: str, family: str, known: frozenset[str]) -> str | None:
+    return next((key for key in (name, key_of(family, name)) if key in known), None)
+
+
+def _filled(template: str, found: re.Match[str]) -> str:
+    """A template with the groups of a match in the place of their names; `{i}` stays."""
+
+    def replaced(brace: re.Match[str]) -> str:
+        name = brace[1]
+        if name is None or name == "i":
+            return brace[0] if name else brace[0][0]
+        try:
+            return found[int(name) if name.isdecimal() else name] or ""
+        except IndexError as error:
+            raise UsageError(
+                f"the template {template!r} has a group {{{name}}} that {found.re.pattern!r} lacks",
+                hint="name a group of the regular expression, or write {{ and }} for braces",
+            ) from error
+
+    return _BRACES.sub(replaced, template)
+
+
+def _literal(name: str) -> str:
+    return name.replace("{", "{{").replace("}", "}}")
+
+
+def _by_numbers(key: str) -> list[tuple[bool, int, str]]:
+    """Keys in the order of their numbers: `h.9` before `h.10`."""
+    parts = re.split(r"(\d+)", key)
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]

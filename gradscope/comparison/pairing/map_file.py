@@ -1,0 +1,152 @@
+r"""Map files: rules that say what a candidate's tensors are in the reference, in TOML.
+
+    [[rule]]
+    candidate = 'h\.(\d+)\.attn\.c_attn\.weight'                  # matches the whole name, or the whole key
+    reference = ['block[{1}]/q/kernel', 'block[{1}]/k/kernel', 'block[{1}]/v/kernel']
+    steps = [{ split = 1, into = 3 }, { reshape = [768, 12, 64] }]
+
+- `reference` is a template, or a list of as many templates as the steps make tensors; `""` in a list leaves one out.
+  `{1}` and `{name}` are groups of the regular expression, `{i}` counts what the steps make, `{{` and `}}` are braces.
+  What a template gives is a key of the reference, or a name in the family of the candidate's tensor.
+- `steps` are done in order: `transpose = AXES`, `reshape = SHAPE`, `split = AXIS` with `into = NUMBER` or
+  `into = SIZES`, `unstack = AXIS`, `concatenate = AXIS`, `stack = AXIS`.
+- Tensors for which the templates of one rule give the same are taken together, in the order of the numbers in their
+  names: `concatenate` and `stack` need that.
+- The first rule that matches a tensor counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from gradscope.comparison.layout.recipes import Concatenate, Reshape, Split, Stack, Step, Transpose, Unstack
+from gradscope.comparison.pairing.by_rules import MapRule, written_rules
+from gradscope.comparison.pairing.matching import Match
+from gradscope.dump.record import Json
+from gradscope.errors import DumpError, MachineError, UsageError
+from gradscope.naming.patterns import Pattern
+
+_LARGEST_FILE_BYTES: Final = 16 << 20
+_KEYS: Final = frozenset({"candidate", "reference", "steps"})
+_HINT: Final = "a rule has candidate = 'REGEX', reference = 'TEMPLATE' and perhaps steps = [{ transpose = [1, 0] }]"
+
+
+def read_map(path: Path) -> tuple[MapRule, ...]:
+    """The rules of a map file.
+
+    Raises:
+        DumpError: The file cannot be read.
+        UsageError: It is not TOML, or a rule in it is none; which, is said.
+    """
+    try:
+        content: dict[str, Any] = tomllib.loads(_text(path))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from error
+    rules = content.pop("rule", [])
+    if content or not isinstance(rules, list):
+        raise UsageError(f"{path} holds something else than [[rule]] tables", hint=_HINT)
+    return tuple(_rule(rule, f"{path}, rule {number}") for number, rule in enumerate(rules, start=1))
+
+
+def write_map(path: Path, matches: Iterable[Match]) -> None:
+    """Write pairs down as the rules of a map file; an existing one is replaced.
+
+    Args:
+        path: Where to.
+        matches: The pairs; those of one name and as they lie need no rule, nor what loops hand out of paired turns.
+
+    Raises:
+        MachineError: It cannot be written.
+    """
+    text = "# Which tensors of the candidate are which of the reference: gradscope compare REF CAND --map FILE\n"
+    for rule in written_rules(matches):
+        text += "\n[[rule]]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in rule.items())
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MachineError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _LARGEST_FILE_BYTES:
+            raise DumpError(f"{path} is too large for a map file")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise DumpError(f"cannot read the map file {path}: {reason}") from error
+
+
+def _rule(rule: object, where: str) -> MapRule:
+    if not isinstance(rule, dict) or not {"candidate", "reference"} <= rule.keys() <= _KEYS:
+        raise UsageError(f"{where} is not a rule", hint=_HINT)
+    reference, steps = rule["reference"], rule.get("steps", [])
+    templates = [reference] if isinstance(reference, str) else reference
+    if not isinstance(rule["candidate"], str) or not _are_strings(templates) or not isinstance(steps, list):
+        raise UsageError(f"{where} has values of the wrong types", hint=_HINT)
+    return MapRule(
+        candidate=Pattern.parse(f"re:{rule['candidate']}"),
+        reference=tuple(templates),
+        counted=isinstance(reference, str) and re.search(r"(?<!\{)\{i\}", reference) is not None,
+        steps=tuple(_step(step, len(templates), where) for step in steps),
+    )
+
+
+def _are_strings(values: object) -> bool:
+    return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)
+
+
+def _step(step: object, outcomes: int, where: str) -> Step:
+    problem = UsageError(
+        f"{where} has a step that is none: {step}",
+        hint="a step is one of transpose, reshape, split, unstack, concatenate and stack",
+    )
+    if not isinstance(step, dict) or not step:
+        raise problem
+    (name, value), *rest = step.items()
+    if name == "split":
+        into = dict(rest).get("into", outcomes)
+        if len(rest) > 1 or (rest and rest[0][0] != "into") or not (_is_integer(value) and _is_parts(into)):
+            raise problem
+        return Split(value, into if isinstance(into, int) else tuple(into))
+    if rest or name not in _STEPS:
+        raise problem
+    expects, make = _STEPS[name]
+    if not expects(value):
+        raise problem
+    return make(value)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_integers(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_integer, value))
+
+
+def _is_parts(value: Any) -> bool:
+    return (_are_integers(value) and min(value, default=0) > 0) or (_is_integer(value) and value > 0)
+
+
+_STEPS: Final[dict[str, tuple[Callable[[object], bool], Callable[[Any], Step]]]] = {
+    "transpose": (_are_integers, lambda axes: Transpose(tuple(axes))),
+    "reshape": (_are_integers, lambda shape: Reshape(tuple(shape))),
+    "unstack": (_is_integer, Unstack),
+    "concatenate": (_is_integer, Concatenate),
+    "stack": (_is_integer, Stack),
+}
+
+
+def _toml(value: Json) -> str:
+    """A value as TOML: strings as JSON writes them, which TOML reads alike."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + " }"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)

@@ -1,0 +1,181 @@
+"""Series: several comparisons together, of the steps of two runs or of several candidates with one reference.
+
+The comparison of two dumps: every row, and what they say together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from gradscope.comparison.diagnosis.divergence import Blame, Divergence, first_divergence
+from gradscope.comparison.diagnosis.sentence import different_sentence, nothing_sentence, same_sentence
+from gradscope.comparison.judging.rows import Row
+from gradscope.comparison.metrics.example_spread import ExampleError
+from gradscope.comparison.pairing.matching import Match
+from gradscope.dump.record import Json
+from gradscope.naming import printable
+from gradscope.naming.wording import counted
+
+Verdict: TypeAlias = Literal["same", "different", "nothing compared"]
+
+#: Version of the JSON that `to_json` gives; its keys are stable within one.
+SCHEMA: Final = 1
+
+#: The status that a command exits with.
+EXIT_CODES: Final[Mapping[Verdict, int]] = {"same": 0, "different": 1, "nothing compared": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What comparing two dumps found; true where they are the same.
+
+    Attributes:
+        rows: One for every name of either dump: the reference's in its order, then what only the candidate has.
+        blame: What follows from where the runs part, and who made it.
+        matches: How tensors were paired.
+        examples: The error of the gradients of each example, over all parameters; None where there are no such
+            gradients on both sides, or all are equal.
+        extent_differences: In what the two captures did not look at the same things, in sentences.
+        provenance_differences: `field`, `ref` and `cand` of what the runs did not have in common, culprits first.
+    """
+
+    rows: tuple[Row, ...]
+    blame: Blame = field(default_factory=Blame)
+    matches: tuple[Match, ...] = ()
+    examples: ExampleError | None = None
+    extent_differences: tuple[str, ...] = ()
+    provenance_differences: tuple[Mapping[str, Json], ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.verdict == "same"
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the dumps are the same; a name on one side only is a difference unless it was allowed."""
+        if not any(row.compared for row in self.rows):
+            return "nothing compared"
+        return "different" if any(row.counts and row.status != "same" for row in self.rows) else "same"
+
+    @property
+    def exit_code(self) -> int:
+        """The status a command exits with: 0 same, 1 different, 2 nothing compared."""
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def first_divergence(self) -> Divergence:
+        """Where the runs part, forward and backward."""
+        return first_divergence(self.rows)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict for a human."""
+        if self.verdict == "nothing compared":
+            return nothing_sentence(self.rows)
+        if self.verdict == "same":
+            return same_sentence(self.rows)
+        return different_sentence(self.rows, self.first_divergence, self.blame)
+
+    def to_json(self) -> dict[str, Json]:
+        """The comparison as cli.md has it; infinities are floats, which `dump.jsontext` spells out."""
+        first = self.first_divergence
+        names = {"forward": first.forward, "backward": first.backward}
+        return {
+            "schema": SCHEMA,
+            "command": "compare",
+            "verdict": self.verdict,
+            "sentence": self.sentence,
+            "first_divergence": {direction: row.name for direction, row in names.items() if row is not None},
+            "rows": [row.to_json() for row in self.rows],
+            "provenance_differences": [dict(difference) for difference in self.provenance_differences],
+            **({} if self.examples is None else {"examples": self.examples.to_json()}),
+            **({"extent_differences": list(self.extent_differences)} if self.extent_differences else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One comparison of a series, and what it is called: a step, or the candidate's file."""
+
+    name: str
+    comparison: Comparison
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Several comparisons; true where all dumps are the same.
+
+    Attributes:
+        members: The comparisons in order.
+        steps: Whether they are the steps of two runs, of which the first that differs tells most.
+        missing: Names of steps that the reference alone has.
+        extra: Names of steps that the candidate alone has.
+    """
+
+    members: tuple[Member, ...]
+    steps: bool = False
+    missing: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.verdict == "same"
+
+    @property
+    def verdict(self) -> Verdict:
+        """The same where all are; different where one is, or a step is on one side only."""
+        verdicts = {member.comparison.verdict for member in self.members}
+        if not verdicts or verdicts == {"nothing compared"}:
+            return "nothing compared"
+        return "same" if verdicts == {"same"} and not self.missing and not self.extra else "different"
+
+    @property
+    def exit_code(self) -> int:
+        """The status a command exits with, as of a comparison."""
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def first_different(self) -> Member | None:
+        """The first of them that is not the same; None where all are."""
+        return next((member for member in self.members if not member.comparison), None)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict for a human."""
+        if not self.members:
+            return "Nothing compared: there is no step of one name on both sides."
+        return f"{self._judgement()}{self._one_sided()}"
+
+    def to_json(self) -> dict[str, Json]:
+        """The series: its verdict, and each comparison as cli.md has it with its `name`."""
+        first = self.first_different
+        named: dict[str, Json] = {
+            "schema": SCHEMA,
+            "command": "compare",
+            "verdict": self.verdict,
+            "sentence": self.sentence,
+            "first_different": None if first is None else first.name,
+            "missing": list(self.missing),
+            "extra": list(self.extra),
+            "comparisons": [{"name": member.name, **member.comparison.to_json()} for member in self.members],
+        }
+        return {key: value for key, value in named.items() if value is not None}
+
+    def _judgement(self) -> str:
+        first, total = self.first_different, counted(len(self.members), "step" if self.steps else "candidate")
+        if first is None:
+            return f"{total} the same." if len(self.members) > 1 else f"{total}, the same."
+        if self.steps:
+            before = self.members.index(first)
+            agreeing = f"{counted(before, 'step')} the same, then " if before else "From the first step on: "
+            return f"{agreeing}`{printable(first.name)}` differs. {first.comparison.sentence}"
+        names = [member.name for member in self.members if not member.comparison]
+        return f"{len(names)} of {total} not the same: {_quoted(names)}. {first.comparison.sentence}"
+
+    def _one_sided(self) -> str:
+        sides = ((self.missing, "reference"), (self.extra, "candidate"))
+        return "".join(f" Only in the {side}: {_quoted(names)}." for names, side in sides if names)
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"`{printable(name)}`" for name in names)

@@ -1,0 +1,1 @@
+"""The manifest: what a dump says about itself, and its JSON."""

@@ -1,0 +1,223 @@
+"""The manifest as JSON text and back: one object per dataclass, field for field; one at its default is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
+
+from gradscope.dump.manifest.json_fields import Fields
+from gradscope.dump.manifest.json_text import dumps, from_float, loads
+from gradscope.dump.manifest.manifest import (
+    SCHEMA,
+    Cause,
+    Entry,
+    Examples,
+    Layer,
+    Ledger,
+    LedgerLine,
+    Manifest,
+    Origin,
+    Stored,
+)
+from gradscope.dump.record import Json, Reason, Shard, SiteFacts
+from gradscope.errors import DumpError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
+_DIRECTIONS: Final[tuple[Literal["forward", "backward"], ...]] = ("forward", "backward")
+_COMBINED_BY: Final[tuple[Literal["mean", "sum"], ...]] = ("mean", "sum")
+_TIERS: Final[tuple[Literal["core", "full"], ...]] = ("core", "full")
+
+
+def manifest_to_text(manifest: Manifest) -> str:
+    """The JSON text of a manifest; equal manifests have equal text."""
+    return dumps(manifest_to_json(manifest))
+
+
+def manifest_to_json(manifest: Manifest) -> dict[str, Json]:
+    """The JSON object of a manifest."""
+    # The version stands first and even at its default: a reader of any version looks for it.
+    return {"schema": manifest.schema, **_object(manifest)}
+
+
+def manifest_from_text(text: bytes) -> Manifest:
+    """The manifest that JSON text stands for.
+
+    Raises:
+        DumpError: The text is not a manifest, or one of a schema that this version does not read.
+    """
+    return manifest_from_json(loads(text))
+
+
+def manifest_from_json(value: Json) -> Manifest:
+    """The manifest that a JSON object stands for. See `manifest_from_text`."""
+    _require_schema(value)
+    manifest = Fields.of(value, "the top level", Manifest)
+    return Manifest(
+        entries=manifest.each("entries", _entry),
+        layers=manifest.each("layers", _layer),
+        ledger=_ledger(manifest.object("ledger")),
+        causes=manifest.each("causes", _cause),
+        loss=manifest.optional_number("loss"),
+        complete=manifest.boolean("complete", default=True),
+        tier=manifest.choice("tier", _TIERS, "full"),
+        provenance=manifest.object("provenance"),
+        self_check=manifest.object("self_check") if "self_check" in manifest.values else None,
+        examples=_examples(manifest.values["examples"]) if "examples" in manifest.values else None,
+        timings=manifest.numbers("timings"),
+        origins=manifest.each("origins", _origin),
+        note=manifest.text("note"),
+    )
+
+
+def _require_schema(value: Json) -> None:
+    schema = value.get("schema") if isinstance(value, dict) else None
+    if type(schema) is not int:
+        raise DumpError("the manifest does not say which schema it follows")
+    if schema != SCHEMA:
+        raise DumpError(
+            f"the dump follows schema {schema}, and this gradscope reads schema {SCHEMA}",
+            hint=f"open it with a gradscope that reads schema {schema}",
+        )
+
+
+def _object(value: DataclassInstance) -> dict[str, Json]:
+    defaults = _defaults(type(value))
+    named = ((name, getattr(value, name), default) for name, default in defaults.items())
+    return {name: _json(each) for name, each, default in named if each != default}
+
+
+def _json(value: Any) -> Json:
+    if isinstance(value, tuple):
+        return [_json(each) for each in cast("tuple[Any, ...]", value)]
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, Json]", value).items()
+        return {name: from_float(each) if type(each) is float else each for name, each in items}
+    if isinstance(value, float):
+        return from_float(value)
+    return _object(value) if hasattr(value, "__dataclass_fields__") else value
+
+
+@cache
+def _defaults(kind: type[DataclassInstance]) -> dict[str, object]:
+    return {field.name: _default(field) for field in fields(kind)}
+
+
+def _default(field: Field[Any]) -> object:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _entry(value: Json, position: int) -> Entry:
+    what = f"entry {position}"
+    entry = Fields.of(value, what, Entry)
+    return Entry(
+        family=entry.text("family"),
+        name=entry.text("name"),
+        shape=entry.counts("shape"),
+        dtype=entry.text("dtype"),
+        stats=entry.object("stats"),
+        site=_site(entry.values["site"], what),
+        stored=_stored(entry.values["stored"], what) if "stored" in entry.values else None,
+        alias_of=entry.optional_text("alias_of"),
+        absent=_reason(entry, "absent"),
+        shard=_shard(entry.values["shard"], what) if "shard" in entry.values else None,
+    )
+
+
+def _site(value: Json, what: str) -> SiteFacts:
+    site = Fields.of(value, f"the site of {what}", SiteFacts)
+    return SiteFacts(
+        index=site.count("index"),
+        source=site.optional_text("source"),
+        primitive=site.optional_text("primitive"),
+        layer=site.optional_text("layer"),
+        iteration=site.counts("iteration"),
+        operation=site.boolean("operation", default=False),
+        of=site.optional_text("of"),
+    )
+
+
+def _stored(value: Json, what: str) -> Stored:
+    stored = Fields.of(value, f"the place of {what}", Stored)
+    return Stored(
+        member=stored.text("member"),
+        dtype=stored.text("dtype"),
+        crc32=stored.count("crc32"),
+        offset=stored.count("offset"),
+        size_bytes=stored.count("size_bytes"),
+    )
+
+
+def _shard(value: Json, what: str) -> Shard:
+    shard = Fields.of(value, f"the shard of {what}", Shard)
+    return Shard(of=shard.text("of"), whole=shard.counts("whole"), start=shard.counts("start"))
+
+
+def _layer(value: Json, position: int) -> Layer:
+    layer = Fields.of(value, f"layer {position}", Layer)
+    return Layer(
+        path=layer.text("path"),
+        index=layer.count("index"),
+        parent=layer.optional_text("parent"),
+        source=layer.optional_text("source"),
+        primitive=layer.optional_text("primitive"),
+        operation=layer.boolean("operation", default=False),
+        params=layer.texts("params"),
+        inputs=layer.texts("inputs"),
+        outputs=layer.texts("outputs"),
+        rms=layer.numbers("rms"),
+        elements=layer.counted("elements"),
+    )
+
+
+def _ledger(value: Json) -> Ledger:
+    ledger = Fields.of(value, "the ledger", Ledger)
+    return Ledger(captured=ledger.count("captured"), missing=ledger.each("missing", _ledger_line))
+
+
+def _examples(value: Json) -> Examples:
+    examples = Fields.of(value, "what is said of the examples", Examples)
+    return Examples(
+        count=examples.count("count"),
+        combined_by=examples.choice("combined_by", _COMBINED_BY, "mean"),
+        rel_l2=examples.number("rel_l2"),
+        coupled=examples.boolean("coupled", default=False),
+    )
+
+
+def _origin(value: Json, position: int) -> Origin:
+    origin = Fields.of(value, f"origin {position}", Origin)
+    return Origin(
+        direction=origin.choice("direction", _DIRECTIONS, "forward"),
+        name=origin.text("name"),
+        why=origin.text("why"),
+        repair=origin.text("repair"),
+        primitive=origin.optional_text("primitive"),
+        source=origin.optional_text("source"),
+        iteration=origin.counts("iteration"),
+        index=origin.counts("index"),
+        operands=origin.floats("operands"),
+    )
+
+
+def _ledger_line(value: Json, position: int) -> LedgerLine:
+    line = Fields.of(value, f"line {position} of the ledger", LedgerLine)
+    return LedgerLine(
+        name=line.text("name"),
+        family=line.text("family"),
+        reason=line.choice("reason", _REASONS, "captured"),
+        detail=line.text("detail"),
+    )
+
+
+def _cause(value: Json, position: int) -> Cause:
+    cause = Fields.of(value, f"cause {position}", Cause)
+    return Cause(family=cause.text("family"), name=cause.text("name"), why=cause.text("why"))
+
+
+def _reason(entry: Fields, name: str) -> Reason | None:
+    return entry.choice(name, _REASONS, "captured") if name in entry.values else None

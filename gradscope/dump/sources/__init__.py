@@ -1,0 +1,1 @@
+"""Sources: everything that can be read as a dump: our files, foreign arrays, memory."""

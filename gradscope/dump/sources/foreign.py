@@ -1,0 +1,76 @@
+"""Files that gradscope did not write, opened as dumps without statistics: names become names of tensors.
+
+A name that is a key of ours, `param/head/kernel`, keeps its family; any other tensor is of the family `tensor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from gradscope.arrays.dtypes import is_key
+from gradscope.dump.manifest.manifest import Entry, Manifest, Stored
+from gradscope.dump.record import SiteFacts
+from gradscope.dump.sources.dump_file import Contents
+from gradscope.dump.storage.stored_tensor import StoredTensor
+from gradscope.errors import DumpError
+from gradscope.naming import key_of, split_key
+
+NOTE: Final = "not written by gradscope"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignTensor:
+    """A tensor in a foreign file.
+
+    Attributes:
+        name: Its name there.
+        crc32: CRC-32 of its member; 0 where the file has none.
+        offset: File offset of its bytes, compressed ones where they are.
+        tensor: How to read it.
+    """
+
+    name: str
+    crc32: int
+    offset: int
+    tensor: StoredTensor
+
+
+def foreign_contents(found: Iterable[ForeignTensor], *, note: str = NOTE) -> Contents:
+    """The tensors of foreign files as the contents of a dump.
+
+    Raises:
+        DumpError: There are none, or two of the same name.
+    """
+    entries: dict[str, Entry] = {}
+    tensors: dict[str, StoredTensor] = {}
+    for position, each in enumerate(found):
+        entry = _entry(each, position)
+        key = key_of(entry.family, entry.name)
+        if key in entries:
+            raise DumpError(f"it holds two tensors called {each.name!r}")
+        entries[key], tensors[key] = entry, each.tensor
+    if not entries:
+        raise DumpError("it holds no tensors")
+    return Contents(manifest=Manifest(entries=tuple(entries.values()), note=note), tensors=tensors)
+
+
+def _entry(found: ForeignTensor, position: int) -> Entry:
+    family, name = split_key(found.name)
+    tensor = found.tensor
+    return Entry(
+        family=family,
+        name=name,
+        shape=tensor.shape[:-1] if is_key(tensor.logical) else tensor.shape,
+        dtype=tensor.logical,
+        stats={},
+        site=SiteFacts(index=position),
+        stored=Stored(
+            member=found.name,
+            dtype=tensor.stored.str,
+            crc32=found.crc32,
+            offset=found.offset,
+            size_bytes=tensor.size_bytes,
+        ),
+    )

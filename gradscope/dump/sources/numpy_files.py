@@ -1,0 +1,90 @@
+"""Foreign `.npz` and `.npy` files, and sequences of the latter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from gradscope.dump.sources.foreign import NOTE, ForeignTensor
+from gradscope.dump.storage.input_file import InputFile
+from gradscope.dump.storage.member_facts import logical_dtype, stored_as
+from gradscope.dump.storage.npy_header import PREFIX_LIMIT, parse_npy_header
+from gradscope.dump.storage.storage_errors import located
+from gradscope.dump.storage.stored_tensor import StoredTensor
+from gradscope.dump.storage.streams import ByteStream, PlainStream
+from gradscope.dump.zip.directory import Directory, Member
+from gradscope.dump.zip.members import data_offset, member_stream
+from gradscope.errors import DumpError
+
+_SUFFIX = ".npy"
+
+
+def archive_note(directory: Directory) -> str:
+    """What is to be said about a foreign `.npz` as a whole."""
+    ignored = directory.trailing_bytes
+    return f"{NOTE}; {ignored} bytes behind its end are ignored" if ignored else NOTE
+
+
+def archive_tensors(file: InputFile, directory: Directory) -> Iterator[ForeignTensor]:
+    """The tensors of a foreign `.npz`.
+
+    Raises:
+        DumpError: A member is damaged, or is not an array of numbers.
+    """
+    for name, member in directory.members.items():
+        with located(name):
+            yield _member_tensor(file, member, directory.limits[name])
+
+
+def array_tensor(file: InputFile, name: str) -> ForeignTensor:
+    """The tensor of a `.npy` file.
+
+    Raises:
+        DumpError: The file is damaged, or does not hold an array of numbers.
+    """
+    stream = partial(PlainStream, file, offset=0, size_bytes=file.size_bytes, crc32=None)
+    tensor = _tensor(stream, file.size_bytes, b"")
+    return ForeignTensor(name=name, crc32=0, offset=tensor.header_bytes, tensor=tensor)
+
+
+def array_sequence(file: InputFile) -> Iterator[ForeignTensor]:
+    """The tensors of a file of `.npy` files one after the other, as Equinox saves leaves; called by their position.
+
+    Raises:
+        DumpError: The file is damaged, or does not hold arrays of numbers.
+    """
+    begin = number = 0
+    while begin < file.size_bytes:
+        with located(f"array {number}"):
+            header = parse_npy_header(file.read(begin, min(PREFIX_LIMIT, file.size_bytes - begin)))
+            size_bytes = header.header_bytes + header.data_bytes
+            if begin + size_bytes > file.size_bytes:
+                raise DumpError(f"its shape {header.shape} and the bytes left in the file do not agree")
+            stream = partial(PlainStream, file, offset=begin, size_bytes=size_bytes, crc32=None)
+            tensor = _tensor(stream, size_bytes, b"")
+        yield ForeignTensor(name=str(number), crc32=0, offset=begin + header.header_bytes, tensor=tensor)
+        begin, number = begin + size_bytes, number + 1
+
+
+def _member_tensor(file: InputFile, member: Member, limit: int) -> ForeignTensor:
+    if not member.name.endswith(_SUFFIX):
+        raise DumpError("it is not an array, and an npz holds nothing else")
+    offset = data_offset(file, member, limit)
+    tensor = _tensor(partial(member_stream, file, member, offset), member.size_bytes, member.facts)
+    return ForeignTensor(name=member.name.removesuffix(_SUFFIX), crc32=member.crc32, offset=offset, tensor=tensor)
+
+
+def _tensor(open_stream: Callable[[], ByteStream], size_bytes: int, facts: bytes) -> StoredTensor:
+    prefix = bytearray(min(PREFIX_LIMIT, size_bytes))
+    open_stream().fill(memoryview(prefix))
+    header = parse_npy_header(bytes(prefix))
+    if header.header_bytes + header.data_bytes != size_bytes:
+        raise DumpError(f"its shape {header.shape} and its {size_bytes} bytes do not agree")
+    return StoredTensor(
+        shape=header.shape,
+        logical=logical_dtype(facts, header.descriptor),
+        stored=stored_as(header.descriptor),
+        fortran=header.fortran,
+        header_bytes=header.header_bytes,
+        open_stream=open_stream,
+    )

@@ -1,0 +1,110 @@
+"""Foreign `.safetensors` files: eight bytes of length, a JSON object of names, and one buffer without holes.
+
+References:
+    https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from gradscope.arrays.dtypes import itemsize, stored_dtype
+from gradscope.dump.manifest.json_text import loads
+from gradscope.dump.record import Json
+from gradscope.dump.sources.foreign import ForeignTensor
+from gradscope.dump.storage.input_file import InputFile
+from gradscope.dump.storage.npy_header import checked_shape
+from gradscope.dump.storage.storage_errors import located
+from gradscope.dump.storage.stored_tensor import StoredTensor
+from gradscope.dump.storage.streams import PlainStream
+from gradscope.errors import DumpError
+
+_LENGTH_BYTES: Final = 8
+_HEADER_LIMIT: Final = 100_000_000
+_METADATA: Final = "__metadata__"
+_DTYPES: Final = {
+    "BOOL": "bool",
+    **{f"{sign}{bits}": f"{kind}{bits}" for sign, kind in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "C64": "complex64",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Described:
+    """A tensor as the header describes it; its bytes from `begin` to `end`, counted from the end of the header."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def safetensors_tensors(file: InputFile) -> Iterator[ForeignTensor]:
+    """The tensors of a `.safetensors` file, in the order of their bytes.
+
+    Raises:
+        DumpError: The file is damaged, or has a dtype that is not known.
+    """
+    header_bytes = int.from_bytes(file.read(0, _LENGTH_BYTES), "little")
+    if header_bytes > _HEADER_LIMIT:
+        raise DumpError(f"its header claims {header_bytes} bytes, more than {_HEADER_LIMIT}")
+    header = loads(file.read(_LENGTH_BYTES, header_bytes))
+    if not isinstance(header, dict):
+        raise DumpError("its header is not an object")
+    position = _LENGTH_BYTES + header_bytes
+    described = [_described(name, facts) for name, facts in header.items() if name != _METADATA]
+    for each in sorted(described, key=_extent):
+        with located(each.name):
+            if position != _LENGTH_BYTES + header_bytes + each.begin:
+                raise DumpError("its bytes do not follow those of the tensor before it")
+            yield _foreign(file, each, position)
+        position += each.end - each.begin
+    if position != file.size_bytes:
+        raise DumpError(f"its tensors end at byte {position}, the file at byte {file.size_bytes}")
+
+
+def _extent(described: _Described) -> tuple[int, int]:
+    return described.begin, described.end
+
+
+def _described(name: str, facts: Json) -> _Described:
+    with located(name):
+        match facts:
+            case {"dtype": str(dtype), "shape": list(sizes), "data_offsets": [int(begin), int(end)]} if len(facts) == 3:
+                return _Described(name=name, dtype=dtype, shape=checked_shape(map(_size, sizes)), begin=begin, end=end)
+            case _:
+                raise DumpError(f"its description {facts!r:.60} is malformed")
+
+
+def _size(value: Json) -> int:
+    if type(value) is not int or value < 0:
+        raise DumpError(f"its shape has a size of {value!r:.40}")
+    return value
+
+
+def _foreign(file: InputFile, described: _Described, offset: int) -> ForeignTensor:
+    if described.dtype not in _DTYPES:
+        raise DumpError(f"its dtype {described.dtype!r:.20} is not one of {', '.join(_DTYPES)}")
+    logical = _DTYPES[described.dtype]
+    size_bytes = math.prod(described.shape) * itemsize(logical)
+    if size_bytes != described.end - described.begin or offset + size_bytes > file.size_bytes:
+        raise DumpError(f"its shape {described.shape} and its {described.end - described.begin} bytes do not agree")
+    tensor = StoredTensor(
+        shape=described.shape,
+        logical=logical,
+        stored=stored_dtype(logical),
+        fortran=False,
+        header_bytes=0,
+        open_stream=partial(PlainStream, file, offset=offset, size_bytes=size_bytes, crc32=None),
+    )
+    return ForeignTensor(name=described.name, crc32=0, offset=offset, tensor=tensor)

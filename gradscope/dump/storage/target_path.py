@@ -1,0 +1,98 @@
+"""Where a dump may be written: what can be known to be wrong with a path is said before any work is done."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from gradscope.dump.storage.storage_errors import machine_error, machine_errors
+from gradscope.errors import MachineError, UsageError
+from gradscope.naming import printable
+
+
+def checked_target(path: Path, *, force: bool) -> Path:
+    """The regular file that a path stands for, existing or to be, symbolic links followed.
+
+    Renaming onto a path replaces whatever is there: for root, a device node too.
+
+    Args:
+        path: As the user gave it.
+        force: Whether a file that exists may be replaced.
+
+    Raises:
+        UsageError: The path exists (without `force`), is not a regular file, or has no parent folder.
+        MachineError: The folder is not writable, or may not be entered.
+    """
+    shown = printable(str(path))
+    try:
+        target = Path(os.path.realpath(path))
+        mode = _mode(path)  # not of `target`: what /dev/stdout stands for may be a pipe without a path
+        parent = _mode(target.parent)
+    except PermissionError as error:
+        raise MachineError(
+            f"cannot write to {shown}: {error.strerror}", hint="choose a folder you may enter"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"cannot write to {shown}: {error.strerror}") from error
+    except ValueError as error:  # a NUL character
+        raise UsageError(f"cannot write to {shown}: {error}") from error
+    if mode is not None and not stat.S_ISREG(mode):
+        raise UsageError(f"cannot write to {shown}: it is {_kind(mode)}, not a regular file")
+    if mode is not None and not force:
+        raise UsageError(f"{shown} exists", hint="give another path, or replace it with --force")
+    if parent is None or not stat.S_ISDIR(parent):
+        raise UsageError(f"cannot write to {shown}: there is no folder {printable(str(target.parent))}")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise MachineError(f"cannot write to {shown}: its folder is read-only", hint="choose a folder you may write to")
+    return target
+
+
+def require_space(target: Path, predicted_bytes: int) -> None:
+    """Refuse a target whose disk has less space than the dump will take.
+
+    Raises:
+        MachineError: It has less.
+    """
+    with machine_errors("look up the free space for", target):
+        free = shutil.disk_usage(target.parent).free
+    if free < predicted_bytes:
+        shown = printable(str(target))
+        raise MachineError(
+            f"{shown} would take {_gigabytes(predicted_bytes)}, and its disk has {_gigabytes(free)} free",
+            hint="free some space, write to another disk, or select fewer layers",
+        )
+
+
+def incomplete_target(target: Path) -> Path:
+    """The path, beside a target, of what a failed run had captured: NAME.incomplete.npz.
+
+    Raises:
+        MachineError: Something other than a regular file is there.
+    """
+    path = target.with_name(target.name.removesuffix(".npz") + ".incomplete.npz")
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise MachineError(f"cannot write to {printable(str(path))}: it is not a regular file")
+    except FileNotFoundError:
+        return path
+    except OSError as error:
+        raise machine_error("write to", path, error) from error
+    return path
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def _gigabytes(size_bytes: int) -> str:
+    return f"{size_bytes:,} bytes ({size_bytes / 2**30:.2f} GiB)"

@@ -1,0 +1,1 @@
+"""Zip: the archive format, read strictly and written in order."""

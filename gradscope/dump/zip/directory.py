@@ -1,0 +1,170 @@
+"""Reading a zip file's directory strictly: what a lenient reader guesses at is refused here.
+
+Lenient readers stop at the first record that makes no sense and keep what they have, which loses members without a
+word; they let two members share their bytes, and let one name stand for two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gradscope.dump.storage.input_file import InputFile
+from gradscope.dump.storage.storage_errors import located
+from gradscope.dump.zip.end_record import find_end
+from gradscope.dump.zip.extra_fields import parse_extra, wide_numbers
+from gradscope.dump.zip.member_names import LIMIT_BYTES
+from gradscope.dump.zip.structures import (
+    DEFLATED,
+    DIRECTORY,
+    DIRECTORY_SIGNATURE,
+    EXTRA_FACTS,
+    LOCAL,
+    STORED,
+    UTF8_FLAG,
+)
+from gradscope.errors import DumpError
+
+#: Most bytes that one deflated byte can stand for.
+_LARGEST_RATIO: Final = 1032
+#: Flags that change nothing here: how hard the deflater tried, "sizes follow the data", "the name is UTF-8".
+_HARMLESS_FLAGS: Final = 0x6 | 0x8 | UTF8_FLAG
+_HOSTILE_NAME: Final = re.compile(r"[\x00\\]|\A/|\A[A-Za-z]:/|(?<![^/])\.\.(?=/|\Z)|\A\Z|/\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One member, as the directory has it.
+
+    Attributes:
+        name: Its name.
+        flags: Its general-purpose flags.
+        method: `STORED` or `DEFLATED`.
+        crc32: CRC-32 of its data.
+        compressed_bytes: Bytes of its data in the file.
+        size_bytes: Bytes of its data.
+        header_offset: File offset of its local header.
+        facts: Content of our extra field; b"" where there is none.
+    """
+
+    name: str
+    flags: int
+    method: int
+    crc32: int
+    compressed_bytes: int
+    size_bytes: int
+    header_offset: int
+    facts: bytes
+
+    @property
+    def smallest_end(self) -> int:
+        """The file offset before which its data cannot end."""
+        return self.header_offset + LOCAL.size + len(self.name) + self.compressed_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directory:
+    """What a zip file holds.
+
+    Attributes:
+        members: Its members by name, in the order of the file.
+        limits: For each, the file offset up to which it may reach: the next one's header, or the directory.
+        trailing_bytes: Bytes behind the end of the zip file.
+    """
+
+    members: dict[str, Member]
+    limits: dict[str, int]
+    trailing_bytes: int
+
+
+def read_directory(file: InputFile) -> Directory:
+    """The directory of a zip file.
+
+    Raises:
+        DumpError: The file is not a zip file, is damaged, or has something in it that is refused.
+    """
+    end = find_end(file)
+    members = sorted(_parse_records(file.read(end.directory_offset, end.directory_bytes), end.members), key=_position)
+    by_name = {member.name: member for member in members}
+    if len(by_name) != len(members):
+        raise DumpError("its zip directory names a member twice")
+    limits = [*(member.header_offset for member in members[1:]), end.directory_offset]
+    for member, limit in zip(members, limits, strict=False):
+        if member.smallest_end > limit:
+            raise DumpError(f"its member {member.name!r} overlaps the next")
+    return Directory(
+        members=by_name, limits=dict(zip(by_name, limits, strict=False)), trailing_bytes=end.trailing_bytes
+    )
+
+
+def _position(member: Member) -> int:
+    return member.header_offset
+
+
+def _parse_records(records: bytes, count: int) -> Iterator[Member]:
+    position = 0
+    for number in range(count):
+        with located(f"record {number} of its zip directory"):
+            member, position = _parse_record(records, position)
+        yield member
+    if position != len(records):
+        raise DumpError("its zip directory is longer than its members")
+
+
+def _parse_record(records: bytes, position: int) -> tuple[Member, int]:
+    """The member whose record starts at a position, and where the next record starts."""
+    start = position + DIRECTORY.size
+    if start > len(records):
+        raise DumpError("it is cut short")
+    signature, _, _, flags, method, _, _, crc32, *sizes, name, extra, comment, disk, _, _, offset = (
+        DIRECTORY.unpack_from(records, position)
+    )
+    end = start + name + extra + comment
+    if signature != DIRECTORY_SIGNATURE or disk != 0 or end > len(records):
+        raise DumpError("it is damaged")
+    fields = parse_extra(records[start + name : start + name + extra])
+    compressed_bytes, size_bytes, header_offset = _numbers(fields, sizes, offset)
+    member = Member(
+        name=_decoded(records[start : start + name]),
+        flags=flags,
+        method=method,
+        crc32=crc32,
+        compressed_bytes=compressed_bytes,
+        size_bytes=size_bytes,
+        header_offset=header_offset,
+        facts=fields.get(EXTRA_FACTS, b""),
+    )
+    _require_readable(member)
+    return member, end
+
+
+def _numbers(fields: dict[int, bytes], sizes: list[int], offset: int) -> tuple[int, int, int]:
+    compressed_bytes, size_bytes = sizes
+    # The zip64 field has the two sizes in the other order.
+    size_bytes, compressed_bytes, offset = wide_numbers(fields, [size_bytes, compressed_bytes, offset])
+    return compressed_bytes, size_bytes, offset
+
+
+def _decoded(name: bytes) -> str:
+    if len(name) > LIMIT_BYTES:
+        raise DumpError(f"its name has {len(name)} bytes, more than {LIMIT_BYTES}")
+    try:
+        decoded = name.decode()
+    except UnicodeDecodeError:
+        raise DumpError(f"its name {name!r:.80} is not UTF-8") from None
+    if _HOSTILE_NAME.search(decoded):
+        raise DumpError(f"its name {decoded!r:.80} is refused: no tensor's, or one that leads out of the file")
+    return decoded
+
+
+def _require_readable(member: Member) -> None:
+    if member.flags & ~_HARMLESS_FLAGS:
+        raise DumpError("it is encrypted, or of a kind that no dump has")
+    if member.method not in (STORED, DEFLATED):
+        raise DumpError(f"it is compressed by method {member.method}; only stored and deflated members are read")
+    if member.method == STORED and member.compressed_bytes != member.size_bytes:
+        raise DumpError("it is stored, with two different sizes")
+    if member.size_bytes > _LARGEST_RATIO * member.compressed_bytes:
+        raise DumpError(f"it claims {member.size_bytes} bytes out of {member.compressed_bytes}: a bomb")

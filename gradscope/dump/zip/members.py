@@ -1,0 +1,87 @@
+"""From a member's record in the directory to its bytes, its own header compared with the record on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gradscope.dump.storage.input_file import InputFile
+from gradscope.dump.storage.streams import ByteStream, InflatingStream, PlainStream
+from gradscope.dump.zip.directory import Member
+from gradscope.dump.zip.extra_fields import parse_extra, wide_numbers
+from gradscope.dump.zip.structures import EXTRA_FACTS, LOCAL, LOCAL_SIGNATURE, STORED
+from gradscope.errors import DumpError
+
+#: Flag of a member whose header was written before its size was known.
+_SIZES_FOLLOW: Final = 0x8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalHeader:
+    """What stands in front of a member's data. See `Member`; `data_offset` is the file offset of the first byte."""
+
+    name: bytes
+    flags: int
+    method: int
+    crc32: int
+    compressed_bytes: int
+    size_bytes: int
+    facts: bytes
+    data_offset: int
+
+
+def read_local_header(file: InputFile, offset: int) -> LocalHeader:
+    """The local header at an offset.
+
+    Raises:
+        DumpError: There is none.
+    """
+    fixed = file.read(offset, LOCAL.size)
+    signature, _, flags, method, _, _, crc32, compressed, size, name_bytes, extra_bytes = LOCAL.unpack(fixed)
+    if signature != LOCAL_SIGNATURE:
+        raise DumpError("it has no header")
+    variable = file.read(offset + LOCAL.size, name_bytes + extra_bytes)
+    fields = parse_extra(variable[name_bytes:])
+    size_bytes, compressed_bytes = wide_numbers(fields, [size, compressed])
+    return LocalHeader(
+        name=variable[:name_bytes],
+        flags=flags,
+        method=method,
+        crc32=crc32,
+        compressed_bytes=compressed_bytes,
+        size_bytes=size_bytes,
+        facts=fields.get(EXTRA_FACTS, b""),
+        data_offset=offset + LOCAL.size + name_bytes + extra_bytes,
+    )
+
+
+def data_offset(file: InputFile, member: Member, limit: int) -> int:
+    """The file offset of a member's first byte.
+
+    Args:
+        file: The zip file.
+        member: The member.
+        limit: The file offset up to which it may reach.
+
+    Raises:
+        DumpError: Its header says something else than the directory, or its data reaches too far.
+    """
+    header = read_local_header(file, member.header_offset)
+    if (header.name, header.flags, header.method) != (member.name.encode(), member.flags, member.method):
+        raise DumpError("its header and the zip directory disagree on its name or kind")
+    found = header.crc32, header.compressed_bytes, header.size_bytes
+    unknown = member.flags & _SIZES_FOLLOW and found == (0, 0, 0)
+    if not unknown and found != (member.crc32, member.compressed_bytes, member.size_bytes):
+        raise DumpError("its header and the zip directory disagree on its size or CRC-32")
+    if header.facts != member.facts:
+        raise DumpError("its header and the zip directory disagree on its dtype")
+    if header.data_offset + member.compressed_bytes > limit:
+        raise DumpError("its data overlaps the next member or the zip directory")
+    return header.data_offset
+
+
+def member_stream(file: InputFile, member: Member, offset: int) -> ByteStream:
+    """A member's bytes, whose first is at an offset of the file."""
+    if member.method == STORED:
+        return PlainStream(file, offset=offset, size_bytes=member.size_bytes, crc32=member.crc32)
+    return InflatingStream(file, offset=offset, compressed_bytes=member.compressed_bytes, crc32=member.crc32)

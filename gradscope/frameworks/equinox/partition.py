@@ -1,0 +1,95 @@
+"""An Equinox module taken apart: its arrays by collection and attribute path, and everything else.
+
+Parameters are the inexact arrays of the tree, other arrays are the collection `buffers`, what an `eqx.nn.State` holds
+is the collection `state`, by the attribute path of the index that it is kept under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import equinox as eqx
+import jax
+
+from gradscope.frameworks.equinox.scoped_modules import named_tree
+from gradscope.frameworks.modules.adapter import PARAMS, Variables
+
+BUFFERS: Final = "buffers"
+STATE: Final = "state"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EquinoxParts:
+    """A module, and its state where it has one, with shapes in place of arrays.
+
+    Attributes:
+        net: The module.
+        state: Its state; None where it came without.
+    """
+
+    net: Any
+    state: Any
+
+    def calling(self, values: Variables, function: Callable[[Any], Any]) -> tuple[Any, Variables]:
+        """What a function of the module returns; a module that is a value updates nothing.
+
+        Args:
+            values: The module's variables by collection.
+            function: Takes the module, or the pair of it and its state; each part of it opens its scope when called.
+        """
+        net = named_tree(_filled(self.net, {**values[PARAMS], **values.get(BUFFERS, {})}))
+        return function(net if self.state is None else (net, self._filled_state(values[STATE]))), {}
+
+    def state_values(self, state: Any) -> dict[str, Any]:
+        """What a state holds, by path."""
+        kept = {path: state.get(index) for path, index in self._indices()}
+        return by_path(kept)
+
+    def _indices(self) -> list[tuple[str, Any]]:
+        leaves = jax.tree_util.tree_leaves_with_path(self.net, is_leaf=_is_index)
+        return [(_path(path), leaf) for path, leaf in leaves if _is_index(leaf)]
+
+    def _filled_state(self, values: Mapping[str, Any]) -> Any:
+        named = {id(shape): path for path, shape in self.state_values(self.state).items()}
+        return jax.tree_util.tree_map(lambda shape: values[named[id(shape)]], self.state)
+
+
+def split(found: Any) -> tuple[EquinoxParts, Variables] | None:
+    """The parts of a module, or of a pair of one and its state, and its variables; None for anything else."""
+    net, state = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if not isinstance(net, eqx.Module) or not isinstance(state, eqx.nn.State | None):
+        return None
+    parts = EquinoxParts(net=_shapes(net), state=None if state is None else _shapes(state))
+    arrays = {path: leaf for path, leaf in by_path(net).items() if eqx.is_array(leaf)}
+    own = {
+        PARAMS: {path: leaf for path, leaf in arrays.items() if eqx.is_inexact_array(leaf)},
+        BUFFERS: {path: leaf for path, leaf in arrays.items() if not eqx.is_inexact_array(leaf)},
+        STATE: {} if state is None else parts.state_values(state),
+    }
+    return parts, {name: collection for name, collection in own.items() if collection or name != BUFFERS}
+
+
+def _shapes(tree: Any) -> Any:
+    """The tree with the shape of each array in its place, an object of its own even where arrays are shared."""
+    return jax.tree_util.tree_map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if eqx.is_array(leaf) else leaf, tree
+    )
+
+
+def _filled(tree: Any, arrays: Mapping[str, Any]) -> Any:
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: arrays.get(_path(path), leaf), tree)
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """A tree's leaves by path, in order."""
+    return {_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _path(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, eqx.nn.StateIndex)

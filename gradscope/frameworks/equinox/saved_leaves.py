@@ -1,0 +1,40 @@
+"""Equinox's `.eqx` files: the leaves of a module one after the other, without names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from gradscope.frameworks.equinox.partition import by_path
+from gradscope.frameworks.modules.own_format import Described
+
+SUFFIX: Final = ".eqx"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EquinoxFormat:
+    """A module, or a pair of one and its state, and a file of its leaves."""
+
+    module: Any
+    checkpoint: Path
+    built: bool = True
+    exact: bool = True
+
+    def layouts(self) -> tuple[Mapping[str, Described], None]:
+        """The leaves that Equinox saves, arrays and numbers that are no static fields; the file has only an order."""
+        expected = {
+            path: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
+            for path, leaf in by_path(self.module).items()
+            if eqx.is_array_like(leaf)
+        }
+        return expected, None
+
+    def restore(self) -> Any:
+        """A module with the file's leaves."""
+        return eqx.tree_deserialise_leaves(self.checkpoint, self.module)

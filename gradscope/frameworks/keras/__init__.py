@@ -1,0 +1,1 @@
+"""Keras models as models."""

@@ -1,0 +1,137 @@
+"""Calling a module: which parameter each input goes to, and which of them say whether the module trains.
+
+Inputs without a name fill the module's parameters in their order, named ones go to theirs. Frameworks have no one way
+to tell a module that it trains, but users have few: whichever of these parameters a module takes is set for them.
+
+    train, training, is_training                       when it trains
+    deterministic, inference, use_running_average      when it does not
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gradscope.errors import UsageError
+from gradscope.frameworks.modules.input_spec import InputSpec
+
+_WHEN_TRAINING: Final = frozenset({"train", "training", "is_training"})
+_WHEN_NOT: Final = frozenset({"deterministic", "inference", "use_running_average"})
+
+_Kind: Final = inspect.Parameter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallShape:
+    """How a module is called.
+
+    Attributes:
+        positional: Names of the inputs passed by position, in order.
+        named: Names of the inputs passed by name; a name with slashes is a leaf of the dictionary passed.
+        flags: What else is passed, by name.
+    """
+
+    positional: tuple[str, ...]
+    named: tuple[str, ...]
+    flags: Mapping[str, bool]
+
+    def arguments(self, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments, of inputs by name."""
+        keyword: dict[str, Any] = dict(self.flags)
+        for name in self.named:
+            _put(keyword, name.split("/"), inputs[name])
+        return tuple(inputs[name] for name in self.positional), keyword
+
+
+def call_shape(
+    module: str,
+    signature: inspect.Signature,
+    specs: Sequence[InputSpec],
+    *,
+    train: bool,
+    supplied: Collection[str] = (),
+) -> tuple[CallShape, dict[str, InputSpec]]:
+    """How a module is called on some inputs, and the inputs by name.
+
+    Args:
+        module: What messages call it.
+        signature: Its parameters, without `self`.
+        specs: The inputs.
+        train: Whether it trains.
+        supplied: Parameters that an adapter fills itself.
+
+    Raises:
+        UsageError: The inputs do not fit the parameters.
+    """
+    unnamed = [spec for spec in specs if spec.name is None]
+    positional = dict(zip(_position_names(signature, len(unnamed), supplied), unnamed, strict=False))
+    named = {spec.name: spec for spec in specs if spec.name is not None}
+    parameters = signature.parameters
+    flags = {name: name in _WHEN_TRAINING for name in parameters if name in _WHEN_TRAINING | _WHEN_NOT}
+    flags = {name: value == train for name, value in flags.items() if name not in {*positional, *named, *supplied}}
+    shape = CallShape(positional=tuple(positional), named=tuple(named), flags=flags)
+    twice = positional.keys() & named.keys()
+    if len(positional) < len(unnamed) or twice or not _binds(signature, shape, {*positional, *named}, supplied):
+        given = ", ".join(map(str, specs)) or "no --input"
+        raise UsageError(
+            f"{module} takes {_told(signature, supplied)}, and was given {given}",
+            hint="describe each input, by position or name: --input float32[8,32,32,3] --input mask=bool[8]",
+        )
+    return shape, {**positional, **named}
+
+
+def without(signature: inspect.Signature, names: Collection[str]) -> inspect.Signature:
+    """A signature without some of its parameters."""
+    kept = [each for name, each in signature.parameters.items() if name not in names]
+    return signature.replace(parameters=kept)
+
+
+def method_signature(function: Any) -> inspect.Signature:
+    """The signature of a method as its caller sees it, without `self`."""
+    signature = inspect.signature(function)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def parameters_to_build(found: Any) -> Collection[str]:
+    """Names of the parameters of a class or function; empty for anything else.
+
+    A class is asked by its `__init__`: the metaclasses of frameworks hide it behind a `__call__(*args, **kwargs)`.
+    """
+    if not isinstance(found, type):
+        return inspect.signature(found).parameters if inspect.isroutine(found) else ()
+    return inspect.signature(found.__init__).parameters
+
+
+def _position_names(signature: inspect.Signature, count: int, supplied: Collection[str]) -> list[str]:
+    """Names of the first parameters that take positional arguments; those of a `*args` are numbers."""
+    names: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind in (_Kind.POSITIONAL_ONLY, _Kind.POSITIONAL_OR_KEYWORD) and parameter.name not in supplied:
+            names.append(parameter.name)
+        elif parameter.kind is _Kind.VAR_POSITIONAL:
+            names += [str(number) for number in range(len(names), count)]
+    return names[:count]
+
+
+def _binds(signature: inspect.Signature, shape: CallShape, names: set[str], supplied: Collection[str]) -> bool:
+    positional, keyword = shape.arguments(dict.fromkeys(names))
+    try:
+        without(signature, supplied).bind(*positional, **keyword)
+    except TypeError:
+        return False
+    return True
+
+
+def _told(signature: inspect.Signature, supplied: Collection[str]) -> str:
+    """A signature without annotations, which may fill a screen."""
+    visible = without(signature, supplied).parameters.values()
+    plain = [each.replace(annotation=_Kind.empty) for each in visible]
+    return str(inspect.Signature(plain))
+
+
+def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    for part in path[:-1]:
+        tree = tree.setdefault(part, {})
+    tree[path[-1]] = value

@@ -1,0 +1,113 @@
+r"""Losses: what makes one number of a module's outputs, where the user has not written one.
+
+- `cross-entropy`: mean over all positions of :math:`-\log \mathrm{softmax}(z)_{y}`, for logits `z` with the classes
+  along the last axis and integer labels `y`, computed in float32 or wider;
+- `mse`: mean over all elements of the squared distance from the labels;
+- `sum`, `mean`: of all elements of all floating-point outputs; they need no labels.
+
+Of several outputs the first two judge the one called `logits`, else the first floating-point one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from gradscope.errors import ModelError
+from gradscope.frameworks.modules.input_spec import InputSpec, Values
+from gradscope.frameworks.modules.outputs import floating_outputs
+from gradscope.frameworks.modules.request import LossName
+
+#: What an output is called that is to be judged before others.
+_LOGITS: Final = "logits"
+
+
+def labels_spec(loss: LossName, outputs: Any) -> InputSpec | None:
+    """What the labels of a loss look like; None for a loss that has none.
+
+    Args:
+        loss: Which loss.
+        outputs: Pytree of the module's outputs or their shapes.
+
+    Raises:
+        ModelError: There is no output for the loss to judge.
+    """
+    if loss in ("sum", "mean"):
+        return None
+    judged = _judged(outputs)
+    if loss == "mse":
+        return InputSpec.of(judged.dtype.name, tuple(judged.shape))
+    classes = judged.shape[-1] if judged.shape else 0
+    if classes < 2:
+        raise ModelError(
+            f"cross-entropy needs an output with classes along its last axis, and it has shape {tuple(judged.shape)}",
+            hint="choose another --loss: mse, sum or mean",
+        )
+    return InputSpec(dtype="int32", shape=tuple(judged.shape[:-1]), values=Values(kind="uniform", numbers=(0, classes)))
+
+
+def loss_value(loss: LossName, outputs: Any, labels: Any) -> Array:
+    """The loss of a module's outputs.
+
+    Args:
+        loss: Which loss.
+        outputs: Pytree of the module's outputs.
+        labels: As `labels_spec` describes them; None for a loss that has none.
+
+    Raises:
+        ModelError: There is no output for the loss to judge.
+    """
+    with jax.named_scope("loss"):
+        return _LOSSES[loss](outputs, labels)
+
+
+def _cross_entropy(outputs: Any, labels: Array) -> Array:
+    logits = _judged(outputs)
+    wide = logits.astype(jnp.float32) if logits.dtype.itemsize < 4 else logits
+    log_likelihoods = jax.nn.log_softmax(wide)
+    return -jnp.take_along_axis(log_likelihoods, labels[..., None], axis=-1).mean()
+
+
+def _mse(outputs: Any, labels: Array) -> Array:
+    return jnp.square(_judged(outputs) - labels).mean()
+
+
+def _sum(outputs: Any, _: None) -> Array:
+    return _total(_floating(outputs))
+
+
+def _mean(outputs: Any, _: None) -> Array:
+    leaves = _floating(outputs)
+    total = _total(leaves)
+    return total / jnp.asarray(sum(leaf.size for leaf in leaves.values()), total.dtype)
+
+
+_LOSSES: Final[Mapping[LossName, Callable[[Any, Any], Array]]] = {
+    "cross-entropy": _cross_entropy,
+    "mse": _mse,
+    "sum": _sum,
+    "mean": _mean,
+}
+
+
+def _total(leaves: Mapping[str, Array]) -> Array:
+    sums = [leaf.sum() for leaf in leaves.values()]
+    widest = jnp.result_type(*sums)
+    return sum((each.astype(widest) for each in sums[1:]), start=sums[0].astype(widest))
+
+
+def _judged(outputs: Any) -> Any:
+    leaves = _floating(outputs)
+    logits = (leaf for path, leaf in leaves.items() if path.rpartition("/")[2] == _LOGITS)
+    return next(logits, next(iter(leaves.values())))
+
+
+def _floating(outputs: Any) -> dict[str, Any]:
+    leaves = floating_outputs(outputs)
+    if not leaves:
+        raise ModelError("the module returns no floating-point array", hint="there is nothing to differentiate")
+    return leaves

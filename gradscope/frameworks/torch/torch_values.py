@@ -1,0 +1,178 @@
+"""The values of one run: which tensors are the same value, and writing each value and its gradient as it appears.
+
+A *value* is what one autograd node hands out. A module that returns what another made returns the same value, whatever
+Python object holds it; an in-place operation makes the object hold another value from then on. A tensor without an
+autograd node has no identity, and counts as a value of its own every time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from gradscope import naming
+from gradscope.arrays.dtypes import is_complex, is_floating
+from gradscope.dump.interfaces import RecordSink
+from gradscope.dump.manifest.manifest import Ledger, LedgerLine
+from gradscope.dump.record import Reason, Record, SiteFacts
+from gradscope.frameworks.torch.conversion import dtype_name, to_numpy
+from gradscope.stats import TensorStats, activation_stats, tensor_stats
+from gradscope.stats.power import Power, power_of
+
+#: The autograd node that made a value, and which of its outputs it is.
+_Identity: TypeAlias = tuple[Any, int]
+
+
+@dataclass(slots=True, kw_only=True)
+class Value:
+    """One value of a run.
+
+    Attributes:
+        family: Its family.
+        names: Its names, the first its own, each with where it is met; empty for a value that is known only because it
+            went into a module.
+        dtype: Its logical dtype's name.
+        shape: Its shape.
+        power: Of the value; None for one that has none.
+        gradient_power: Of its gradient; None where there is none, or none yet.
+        gradient: Whether its gradient has arrived.
+    """
+
+    family: str
+    names: dict[str, SiteFacts]
+    dtype: str
+    shape: tuple[int, ...]
+    power: Power | None = None
+    gradient_power: Power | None = None
+    gradient: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its own name."""
+        return next(iter(self.names))
+
+    def record(self, family: str, name: str, **facts: Any) -> Record:
+        """A record of it, or of its gradient, under one of its names."""
+        known: dict[str, Any] = {"array": None, "stats": {}, "site": self.names[name]}
+        return Record(family=family, name=name, shape=self.shape, dtype=self.dtype, **(known | facts))
+
+
+@dataclass(slots=True, kw_only=True)
+class Values:
+    """Writes values and gradients, and remembers who is who.
+
+    Attributes:
+        sink: Takes the records.
+    """
+
+    sink: RecordSink
+    _known: dict[_Identity, Value] = field(default_factory=dict[_Identity, Value])
+    _met: list[Value] = field(default_factory=list[Value])
+    _captured: int = 0
+    _missing: list[LedgerLine] = field(default_factory=list[LedgerLine])
+
+    def add(self, family: str, name: str, tensor: Tensor, site: SiteFacts) -> Value:
+        """Write a tensor, or another name of a value that has been written; its gradient follows when it arrives."""
+        known = self.known(tensor)
+        if known is not None and known.names and known.family == family:
+            self.add_name(known, name, site)
+            return known
+        value = self._remember(family, tensor) if known is None or known.names else known
+        return self._write(value, name, tensor, site)
+
+    def add_name(self, value: Value, name: str, site: SiteFacts) -> None:
+        """Write another name of a value, and where it is met under that."""
+        value.names[name] = site
+        self._write_alias(value, value.family, name)
+
+    def add_leaf(self, family: str, name: str, tensor: Tensor, site: SiteFacts) -> Value:
+        """Write a tensor that nothing in the run computes: a parameter, a buffer."""
+        return self._write(_described(family, tensor), name, tensor, site)
+
+    def measure(self, tensor: Tensor) -> Value:
+        """The value of a tensor that goes into a module; one without a name is measured and not written."""
+        known = self.known(tensor)
+        if known is not None:
+            return known
+        value = self._remember(naming.ACTIVATION, tensor)
+        value.power = power_of(tensor_stats(to_numpy(tensor), tier="core"))
+        return value
+
+    def known(self, tensor: Tensor) -> Value | None:
+        """The value that a tensor holds, where it has been met."""
+        return None if tensor.grad_fn is None else self._known.get((tensor.grad_fn, tensor.output_nr))
+
+    def write_gradient(self, value: Value, gradient: Tensor) -> None:
+        """Write the gradient with respect to a value, under all names of it."""
+        value.gradient = True
+        array = to_numpy(gradient)
+        stats = tensor_stats(array, tier="full" if value.names else "core")
+        value.gradient_power = power_of(stats)
+        if value.names:
+            family = _gradient_family(value)
+            self._put(value.record(family, value.name, array=array, stats=stats.to_json()))
+            for name in list(value.names)[1:]:
+                self._write_alias(value, family, name)
+
+    def write_absent(self, value: Value, *, frozen: bool = False) -> None:
+        """Write that there is no gradient with respect to a value, and why."""
+        differentiable = is_floating(value.dtype) or is_complex(value.dtype)
+        reason: Reason = "filtered" if frozen else "disconnected" if differentiable else "non-differentiable"
+        family = _gradient_family(value)
+        for name in value.names:
+            self.sink.add(value.record(family, name, absent=reason))
+            self._missing.append(LedgerLine(name=name, family=family, reason=reason))
+
+    def finish(self) -> None:
+        """Account for the gradients that never arrived."""
+        for value in self._met:
+            if value.names and not value.gradient:
+                self.write_absent(value)
+
+    def ledger(self) -> Ledger:
+        """What was captured, and what was not."""
+        return Ledger(captured=self._captured, missing=tuple(self._missing))
+
+    def _remember(self, family: str, tensor: Tensor) -> Value:
+        value = _described(family, tensor)
+        self._met.append(value)
+        if tensor.grad_fn is not None:
+            self._known[tensor.grad_fn, tensor.output_nr] = value
+        if tensor.requires_grad:
+            # A hook stays with the value that the tensor holds now, whatever is done to it in place afterwards.
+            tensor.register_hook(lambda gradient: self.write_gradient(value, gradient))
+        return value
+
+    def _write(self, value: Value, name: str, tensor: Tensor, site: SiteFacts) -> Value:
+        value.names[name] = site
+        array = to_numpy(tensor)
+        stats = _statistics(value.family, array, site.primitive)
+        self._put(value.record(value.family, name, array=array, stats=stats.to_json()))
+        value.power = power_of(stats)
+        return value
+
+    def _put(self, record: Record) -> None:
+        self.sink.add(record)
+        self._captured += 1
+
+    def _write_alias(self, value: Value, family: str, name: str) -> None:
+        self.sink.add(value.record(family, name, alias_of=naming.key_of(family, value.name)))
+
+
+def _described(family: str, tensor: Tensor) -> Value:
+    return Value(family=family, names={}, dtype=dtype_name(tensor), shape=tuple(tensor.shape))
+
+
+def _statistics(family: str, array: np.ndarray[Any, Any], primitive: str | None) -> TensorStats:
+    if family != naming.ACTIVATION:
+        return tensor_stats(array)
+    return activation_stats(array, primitive=primitive, unit_axis=1 if array.ndim in (4, 5) else -1)
+
+
+def _gradient_family(value: Value) -> str:
+    family = naming.gradient_family(value.family)
+    assert family is not None, "only values that can have gradients are asked for theirs"
+    return family

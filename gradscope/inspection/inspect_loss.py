@@ -1,0 +1,262 @@
+"""An inspection: the rows and totals that say what a model is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+
+from gradscope import naming
+from gradscope.arrays.dtypes import as_numpy_dtype
+from gradscope.dump.record import Json
+from gradscope.inspection.layer_costs import Cost, Costs, costs_of
+from gradscope.inspection.operation_links import Links, stands_for_others
+from gradscope.instrument.query.planning import Wanted
+from gradscope.instrument.query.resolve import answer
+from gradscope.instrument.query.trace_query import Answer, Fragment, Inquiry
+from gradscope.tracing.dataflow.backward import Marks
+from gradscope.tracing.dataflow.liveness import mark_needed
+from gradscope.tracing.dataflow.reachability import Reach
+from gradscope.tracing.jaxpr.frames import Frame, Loop
+from gradscope.tracing.jaxpr.jaxcompat import is_literal, trace
+from gradscope.tracing.layers.layers import LayerCall
+from gradscope.tracing.layers.sites import Site
+from gradscope.tracing.tracer import Leaf, Trace, trace_loss
+
+#: The name of the row of what belongs to no layer.
+OUTSIDE: Final = "(outside layers)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """What is known of one layer, parameter or input.
+
+    Attributes:
+        family: `activation` for a layer, else the family of the argument.
+        name: Its name; that of a layer in a loop has `[*]` for the turn.
+        values: Numbers and words by name, without those that do not apply.
+    """
+
+    family: str
+    name: str
+    values: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What a model is.
+
+    Attributes:
+        facts: Inputs, then layers, composites before their parts, then parameters in the order of first use.
+        totals: Numbers about the whole.
+        fragment: The part of it that an inquiry needs; None where none was made.
+    """
+
+    facts: tuple[Fact, ...]
+    totals: Mapping[str, Json]
+    fragment: Fragment | None
+
+
+def inspect_loss(
+    loss: Callable[[Any, Any], Any],
+    variables: Any,
+    batch: Any,
+    *,
+    operations: bool = False,
+    inquiry: Inquiry | None = None,
+) -> Inspection:
+    """Say what a loss is made of, from its trace.
+
+    Args:
+        loss: `loss(variables, batch) -> scalar` or `-> (scalar, aux)`.
+        variables: Pytree of `jax.ShapeDtypeStruct`.
+        batch: Likewise.
+        operations: Whether operations have facts of their own beside layers.
+        inquiry: What would be asked of a run: each layer then tells how many of its operations that needs.
+
+    Raises:
+        ModelError: The loss does not return a real scalar.
+        UsageError: The inquiry cannot be answered.
+    """
+    found = trace_loss(loss, variables, batch, operations=operations or bool(inquiry))
+    answered = answer(found, Wanted(), inquiry) if inquiry else None
+    return _Inspector(found, _residual_bytes(loss, variables, batch, found), answered, operations).inspection()
+
+
+class _Inspector:
+    """One inspection in the making.
+
+    Args:
+        trace: The traced loss.
+        residual_bytes: Bytes that the forward pass keeps for the backward pass; None where there is no backward pass.
+        answered: How an inquiry about it is answered; None where none is made.
+        operations: Whether operations have facts of their own.
+    """
+
+    def __init__(self, trace: Trace, residual_bytes: int | None, answered: Answer | None, operations: bool) -> None:
+        self._trace = trace
+        self._residual_bytes = residual_bytes
+        self._fragment = None if answered is None else answered.fragment
+        shown = (layer for layer in trace.layers if operations or not layer.operation)
+        self._layers = [layer for layer in shown if not layer.frame.opaque]
+        self._sites = {site.value: site for site in trace.sites}
+        self._leaves = {leaf.name: leaf for leaf in trace.arguments if leaf.family == naming.PARAM}
+        self._links = Links(trace) if operations else None
+        self._costs = _with_parts(costs_of(trace), operations=operations)
+        self._needed = {} if answered is None else _with_parts(costs_of(answered.trace), operations=operations)
+        self._whole = sum((cost for owner, cost in self._costs.items() if _is_outermost(owner)), Cost())
+        self._parameters = sum(math.prod(leaf.shape) for leaf in self._leaves.values())
+
+    def inspection(self) -> Inspection:
+        """The inspection."""
+        arguments = [leaf for leaf in self._trace.arguments if leaf.family != naming.PARAM]
+        facts = (
+            *(Fact(family=leaf.family, name=leaf.name, values=_array(leaf)) for leaf in arguments),
+            *(self._layer(layer) for layer in self._layers),
+            *self._outside(),
+            *(self._parameter(self._leaves[name]) for name in self._in_order_of_use()),
+        )
+        return Inspection(facts=facts, totals=self._totals(), fragment=self._fragment)
+
+    def _layer(self, layer: LayerCall) -> Fact:
+        outputs = [self._sites[value] for value in layer.outputs if value in self._sites]
+        turns = _turns(layer.frame.loops)
+        values: dict[str, Json] = (
+            {} if not outputs else {"shape": list(outputs[0].shape), "dtype": str(outputs[0].dtype)}
+        )
+        if turns > 1:
+            values["turns"] = turns
+        values |= self._cost(layer)
+        own = sum(math.prod(self._leaves[name].shape) for name in layer.params)
+        values |= {"parameters": own, "parameter_share": own / self._parameters if self._parameters else 0.0}
+        values["activation_bytes"] = sum(map(_site_bytes, outputs))
+        values |= {} if layer.primitive is None else {"primitive": layer.primitive}
+        if self._links is not None and layer.operation and not stands_for_others(layer):
+            values |= {"inputs": list(self._links.inputs(layer)), "layers": list(self._links.layers(layer))}
+        values |= {} if layer.source is None else {"source": layer.source}
+        return Fact(family=naming.ACTIVATION, name=layer.path.template, values=values)
+
+    def _outside(self) -> Iterator[Fact]:
+        if None in self._costs:
+            yield Fact(family=naming.ACTIVATION, name=OUTSIDE, values=self._cost(None))
+
+    def _cost(self, owner: LayerCall | None) -> dict[str, Json]:
+        cost = self._costs.get(owner, Cost())
+        share = cost.flops / self._whole.flops if self._whole.flops else 0.0
+        values: dict[str, Json] = {"flops": cost.flops, "flops_share": share}
+        if self._residual_bytes is not None:
+            values["backward_flops"] = cost.backward_flops
+        needed = {} if self._fragment is None else {"needed": self._needed.get(owner, Cost()).operations}
+        return {**values, "operations": cost.operations, **needed}
+
+    def _in_order_of_use(self) -> list[str]:
+        used = (name for layer in self._layers for name in layer.params)
+        return list(dict.fromkeys((*used, *self._leaves)))
+
+    def _parameter(self, leaf: Leaf) -> Fact:
+        size = math.prod(leaf.shape)
+        values = _array(leaf) | {"parameters": size, "parameter_share": size / self._parameters if size else 0.0}
+        values["used_by"] = list(self._users(leaf.name))
+        return Fact(family=naming.PARAM, name=leaf.name, values=values)
+
+    def _users(self, name: str) -> tuple[str, ...]:
+        """The layers that use a parameter themselves and not only through a part of theirs."""
+        users = [layer for layer in self._layers if name in layer.params]
+        through = {id(layer.parent) for layer in users}
+        return tuple(layer.path.template for layer in users if id(layer) not in through)
+
+    def _totals(self) -> dict[str, Json]:
+        layers = [layer for layer in self._layers if not layer.operation]
+        handed_on = {value for layer in layers for value in layer.outputs if value in self._sites}
+        unused = self._unused()
+        totals: dict[str, Json] = {
+            "parameters": self._parameters,
+            "parameter_bytes": self._bytes_of(naming.PARAM),
+            "state_bytes": self._bytes_of(naming.STATE),
+            "input_bytes": self._bytes_of(naming.INPUT),
+            "flops": self._whole.flops,
+            "operations": self._whole.operations,
+            "layers": len(layers),
+            "activation_bytes": sum(_site_bytes(self._sites[value]) for value in handed_on),
+            "unused_parameters": list(unused),
+        }
+        if self._residual_bytes is not None:
+            totals |= {"backward_flops": self._whole.backward_flops, "residual_bytes": self._residual_bytes}
+        loops = sum(_is_unbounded(frame) for frame in self._trace.root.walk())
+        return totals | ({"loops_counted_once": loops} if loops else {})
+
+    def _unused(self) -> Iterator[str]:
+        """The parameters that the loss does not depend on at all, not even through integers."""
+        only_loss = [number == 0 for number in range(len(self._trace.root.jaxpr.outvars))]
+        needed = mark_needed(self._trace.root, only_loss, Marks())
+        for leaf, is_needed in zip(self._trace.arguments, needed, strict=True):
+            if leaf.family == naming.PARAM and not is_needed:
+                yield leaf.name
+
+    def _bytes_of(self, family: str) -> int:
+        return sum(_bytes(leaf.shape, leaf.dtype) for leaf in self._trace.arguments if leaf.family == family)
+
+
+def _with_parts(costs: Costs, *, operations: bool) -> dict[LayerCall | None, Cost]:
+    """Each layer's cost with that of the layers inside it; operations have their own only where asked for."""
+    found: dict[LayerCall | None, Cost] = {}
+    for owner, cost in costs.items():
+        at = owner if owner is None or operations or not owner.operation else owner.parent
+        found[at] = found.get(at, Cost()) + cost
+        while at is not None and at.parent is not None:
+            at = at.parent
+            found[at] = found.get(at, Cost()) + cost
+    return found
+
+
+def _is_outermost(owner: LayerCall | None) -> bool:
+    return owner is None or owner.parent is None
+
+
+def _array(leaf: Leaf) -> dict[str, Json]:
+    return {"shape": list(leaf.shape), "dtype": str(leaf.dtype), "bytes": _bytes(leaf.shape, leaf.dtype)}
+
+
+def _site_bytes(site: Site) -> int:
+    """Bytes of a site's values in all turns."""
+    return _bytes(site.shape, site.dtype) * _turns(site.loops)
+
+
+def _turns(loops: Sequence[Loop]) -> int:
+    return math.prod(1 if loop.length is None else loop.length for loop in loops)
+
+
+def _bytes(shape: Sequence[int], dtype: Any) -> int:
+    return math.prod(shape) * as_numpy_dtype(str(dtype)).itemsize
+
+
+def _is_unbounded(frame: Frame) -> bool:
+    return frame.kind == "while"
+
+
+def _residual_bytes(loss: Callable[[Any, Any], Any], variables: Any, batch: Any, found: Trace) -> int | None:
+    """Bytes that the forward pass keeps for the gradient of the parameters, beside the arguments themselves.
+
+    None where reverse mode cannot get from the loss to a parameter.
+    """
+    reach = [found.root.reach.get(variable, Reach.NOTHING) for variable in found.root.jaxpr.invars]
+    numbers = [n for n, leaf in enumerate(found.arguments) if leaf.family == naming.PARAM and leaf.differentiated]
+    if any(reach[number] is Reach.BARRED for number in numbers):
+        return None
+    leaves, tree = jax.tree_util.tree_flatten((variables, batch))
+
+    def kept(given: list[Any]) -> list[Any]:
+        def value(*chosen: Any) -> Any:
+            replaced = dict(zip(numbers, chosen, strict=True))
+            out = loss(*jax.tree_util.tree_unflatten(tree, [replaced.get(n, leaf) for n, leaf in enumerate(given)]))
+            return out[0] if isinstance(out, tuple) else out
+
+        _, pull_back = jax.vjp(value, *(given[number] for number in numbers))
+        return [leaf for leaf in jax.tree_util.tree_leaves(pull_back) if isinstance(leaf, jax.Array)]
+
+    jaxpr, _, _ = trace(kept, leaves)
+    residuals = {atom for atom in jaxpr.outvars if not is_literal(atom)} - set(jaxpr.invars)
+    return sum(_bytes(atom.aval.shape, atom.aval.dtype) for atom in residuals)

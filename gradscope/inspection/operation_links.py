@@ -1,0 +1,58 @@
+"""Links: which operations and arguments the inputs of an operation come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradscope import naming
+from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
+from gradscope.tracing.jaxpr.iterations import Moment, sources
+from gradscope.tracing.layers.layers import LayerCall
+from gradscope.tracing.tracer import Trace
+
+
+class Links:
+    """The graph of a trace that was made with operations.
+
+    Args:
+        trace: The trace.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._frames = {frame.key: frame for frame in trace.root.walk()}
+        self._arguments = [naming.key_of(leaf.family, leaf.name) for leaf in trace.arguments]
+        operations = (layer for layer in trace.layers if layer.operation and not stands_for_others(layer))
+        self._makers = {value: layer.path.template for layer in operations for value in layer.outputs}
+        self._names = {site.value: site.names for site in trace.sites}
+
+    def inputs(self, operation: LayerCall) -> list[str]:
+        """What it reads: names of operations, of loops those inside, and keys of arguments, in order of use."""
+        found = [maker for value in operation.inputs for maker in self._makers_of(value)]
+        params = (naming.key_of(naming.PARAM, name) for name in operation.params)
+        return list(dict.fromkeys((*found, *params)))
+
+    def layers(self, operation: LayerCall) -> list[str]:
+        """The layers whose output it makes."""
+        names = (name for value in operation.outputs for name in self._names.get(value, ()))
+        return list(dict.fromkeys(name.template for name in names if not name.operation))
+
+    def _makers_of(self, value: ValueKey) -> Iterator[str]:
+        pending = [Moment(value, (0,) * len(self._frames[value.frame].loops))]
+        seen: set[ValueKey] = set()
+        while pending:
+            moment = pending.pop()
+            if moment.value in seen:
+                continue
+            seen.add(moment.value)
+            if moment.value in self._makers:
+                yield self._makers[moment.value]
+            elif not moment.value.frame and moment.value.equation == OPERAND:
+                yield self._arguments[moment.value.position]
+            else:
+                pending.extend(sources(self._frames, moment))
+
+
+def stands_for_others(operation: LayerCall) -> bool:
+    """Whether it runs operations that are seen themselves, so that it adds nothing to the graph of those."""
+    frames = operation.frame.children.get(operation.equations[0], ())
+    return any(frame.kind != "while" and not frame.opaque for frame in frames)

@@ -1,0 +1,122 @@
+"""The observing program: a traced loss run forward and backward in one go, with everything planned observed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from gradscope.instrument.plan import Plan
+from gradscope.instrument.rewriting.frame_rules import RULES
+from gradscope.instrument.rewriting.interpreter import Captured, Context, Given, interpret
+from gradscope.instrument.taps import watch
+from gradscope.tracing.jaxpr.sharding import varying, varying_axes
+from gradscope.tracing.tracer import Leaf, Trace
+
+
+class Observed(NamedTuple):
+    """What one run of an observing program hands out; a pytree.
+
+    Attributes:
+        loss: The loss; None where it is not asked for.
+        auxiliary: The loss's other outputs, flat; None for those that are not asked for.
+        captured: Observations of values, by site number.
+        cotangents: Observations of the gradients of the loss with respect to them, by site number; those of terms too.
+        gradients: Gradients with respect to the differentiable arguments, by argument number.
+    """
+
+    loss: Any
+    auxiliary: list[Any]
+    captured: Captured
+    cotangents: dict[int, Any]
+    gradients: dict[int, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """What the loss is differentiably connected to: numbers of sites and terms, and of arguments.
+
+    Known once the program has been traced, whether or not it has run: a gradient that is zero because nothing arrives
+    is another thing than a gradient whose value is zero.
+    """
+
+    sites: set[int] = field(default_factory=set[int])
+    arguments: set[int] = field(default_factory=set[int])
+
+
+class Program(Protocol):
+    """A pure function, to be jitted, vmapped or called as it is."""
+
+    def __call__(
+        self, arguments: Sequence[Any], feeds: Mapping[int, Any] = ..., cotangents: Sequence[Any] = ..., /
+    ) -> Observed:
+        """Run forward and backward.
+
+        Args:
+            arguments: The function's flat arguments; None for those that nothing depends on that is asked for.
+            feeds: A value for each of the plan's fed sites.
+            cotangents: The initial gradient of each of the plan's seeds; ones where empty.
+        """
+        ...
+
+
+def observing_program(trace: Trace, plan: Plan) -> tuple[Program, Reached]:
+    """The program that runs a traced loss on its flat arguments and observes it.
+
+    Returns:
+        The program; and what the loss, or what is differentiated in its place, is connected to, which tracing the
+        program fills in.
+    """
+    differentiated = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
+    reached = Reached()
+
+    def program(
+        arguments: Sequence[Any], feeds: Mapping[int, Any] = MappingProxyType({}), cotangents: Sequence[Any] = (), /
+    ) -> Observed:
+        def forward(chosen: dict[int, Any], sinks: dict[int, Any]) -> Any:
+            watched = {n: watch(value, partial(reached.arguments.add, n)) for n, value in chosen.items()}
+            values = [watched.get(number, value) for number, value in enumerate(known)]
+            given = Given(sinks, feeds, plan.marks(plan.fed), plan.marks(plan.stopped), plan.marks(plan.severed))
+            context = Context(plan=plan, rules=RULES, axes=axes, given=given, reached=reached.sites)
+            (loss, *auxiliary), captured = interpret(context, trace.jaxpr, trace.constants, values)
+            seeds = [captured.seeds[site][turn] for site, turn in plan.seeds] or [loss]
+            return seeds, (loss, auxiliary, captured._replace(seeds={}))
+
+        known = [
+            _zeros(leaf) if value is None else value for leaf, value in zip(trace.arguments, arguments, strict=True)
+        ]
+        axes = varying_axes(known)
+        chosen = {number: known[number] for number in differentiated}
+        seeds, pull_back, (loss, auxiliary, captured) = jax.vjp(forward, chosen, sinks_of(plan, axes), has_aux=True)
+        gradients, arrived = pull_back(list(cotangents) or [jnp.ones_like(seed) for seed in seeds])
+        loss, *auxiliary = (
+            value if wanted else None for value, wanted in zip([loss, *auxiliary], _outputs(trace, plan), strict=True)
+        )
+        return Observed(loss, auxiliary, captured, arrived, gradients)
+
+    return program, reached
+
+
+def _outputs(trace: Trace, plan: Plan) -> Sequence[bool]:
+    return [True] * len(trace.outputs) if plan.outputs is None else plan.outputs
+
+
+def _zeros(leaf: Leaf) -> Any:
+    return jnp.zeros(leaf.shape, leaf.dtype)
+
+
+def sinks_of(plan: Plan, axes: Sequence[str]) -> dict[int, Any]:
+    """Zeros of the shapes of a plan's observed cotangents, by number.
+
+    Args:
+        plan: The plan.
+        axes: Mesh axes over which they are to vary.
+    """
+    # Made inside the program: as its arguments they would be allocated, which for ResNet-50 is 0.8 GB.
+    shapes = {number: plan.observed(number) for number in plan.sinks}
+    return {n: varying(jnp.zeros(s.shape, s.dtype, device=s.sharding), axes) for n, s in shapes.items()}

@@ -1,0 +1,1 @@
+"""Queries: what is to be captured or differentiated, resolved to a plan."""

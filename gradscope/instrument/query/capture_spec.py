@@ -1,0 +1,92 @@
+"""What a user wants to see of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from gradscope import naming
+from gradscope.errors import UsageError
+from gradscope.naming import Selection
+from gradscope.tracing.layers.sites import SiteName
+
+EVERYTHING: Final = frozenset(naming.FAMILIES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a user wants to see.
+
+    Attributes:
+        selection: By name or key.
+        families: By family.
+        depth: Layers of at most so many scopes; None for all.
+        operations: Every operation beside every layer.
+        operands: The gradient with respect to each operand of every operation, as a term of the operand's gradient.
+        terms: The terms of the gradient of each value that is used several times.
+        per_example: The gradient with respect to each parameter of the loss of each example alone.
+        wrt: Which values' gradients; None for all.
+        keys: Only these, by key, whatever the rest says; None for no such restriction.
+    """
+
+    selection: Selection = field(default_factory=Selection)
+    families: frozenset[str] = EVERYTHING
+    depth: int | None = None
+    operations: bool = False
+    operands: bool = False
+    terms: bool = False
+    per_example: bool = False
+    wrt: Selection | None = None
+    keys: frozenset[str] | None = None
+
+    @property
+    def looks_inside_layers(self) -> bool:
+        """Whether operations have to be told apart for it."""
+        return self.operations or self.operands or self.terms
+
+    def require_made(self) -> None:
+        """Refuse families that are named and only made when they are asked for, which they are not.
+
+        Raises:
+            UsageError: There is one; the hint says what asks for it.
+        """
+        if self.families == EVERYTHING:
+            return
+        for family, made, asking in (
+            (naming.TERM, self.terms or self.operands, "--terms or --ops=inputs (capture: terms=True, ops='inputs')"),
+            (naming.EXAMPLE_GRAD, self.per_example, "--per-example (capture: per_example=True)"),
+        ):
+            if family in self.families and not made:
+                raise UsageError(f"the family {family} is only made when it is asked for", hint=f"add {asking}")
+
+    def wants(self, family: str, name: str) -> bool:
+        """Whether a tensor of this family and name is wanted."""
+        key = naming.key_of(family, name)
+        if self.keys is not None:
+            return key in self.keys
+        if self.wrt is not None and naming.is_gradient(family):
+            of_value = naming.key_of(naming.subject_family(family) or family, name)
+            if not self.wrt.wants(name, key, of_value):
+                return False
+        return family in self.families and self.selection.wants(name, key)
+
+    def wants_layer(self, family: str, name: SiteName, iteration: tuple[int, ...]) -> bool:
+        """Whether a layer's output is wanted at one iteration."""
+        return self.shows(name) and self.wants(family, str(name.at(iteration)))
+
+    def wants_term(self, name: str, of: str | None) -> bool:
+        """Whether a term is wanted.
+
+        Args:
+            name: Its name.
+            of: The key of the value that it is a term of; None for a value without one.
+        """
+        if self.keys is not None or naming.TERM not in self.families:
+            return False
+        spellings = (name, naming.key_of(naming.TERM, name), *(() if of is None else (of, naming.split_key(of)[1])))
+        return self.selection.wants(*spellings) and (self.wrt is None or self.wrt.wants(*spellings))
+
+    def shows(self, name: SiteName) -> bool:
+        """Whether a layer or operation of this name is among those shown."""
+        shown = self.operations or self.keys is not None or not name.operation
+        return shown and (self.depth is None or len(name.path.components) <= self.depth)

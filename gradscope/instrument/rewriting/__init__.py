@@ -1,0 +1,1 @@
+"""Rewriting: the interpreter that runs a traced loss again with taps in place."""

@@ -1,0 +1,291 @@
+"""The interpreter: runs a traced loss again, equation by equation, and observes the planned sites on the way.
+
+The loop is `docs/autodidax`'s `eval_jaxpr`: an environment, `read`, `write`, and for every equation a rule. Equations
+that run sub-jaxprs have their rules in `rules`; all others, custom rules included, are bound as they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope.instrument.plan import Plan
+from gradscope.instrument.taps import Observer, tap, tap_aside
+from gradscope.tracing.jaxpr.frames import OPERAND, FrameKey
+from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, FrameKind, Jaxpr, bind, is_literal, kind_of
+from gradscope.tracing.jaxpr.sharding import varying
+from gradscope.tracing.jaxpr.vjp import pulled_back
+
+
+class Captured(NamedTuple):
+    """What a run observed, by number in the plan; a pytree.
+
+    Attributes:
+        values: The observations, with a leading axis for each loop around the site.
+        executed: For sites and terms inside branches and `while` loops: whether the branch or the loop ran, likewise
+            per turn.
+        turns: For sites inside `while` loops: how many turns each of those loops ran, outermost first along the last
+            axis; the observation is the last turn's.
+        seeds: Values to be differentiated, as they are, by site number.
+    """
+
+    values: dict[int, Any]
+    executed: dict[int, Any]
+    turns: dict[int, Any]
+    seeds: dict[int, Any]
+
+    @classmethod
+    def nothing(cls) -> Captured:
+        """No observation yet."""
+        return cls({}, {}, {}, {})
+
+    def take(self, other: Captured) -> None:
+        """Add the observations of a frame inside."""
+        for mine, theirs in zip(self, other, strict=True):
+            mine.update(theirs)
+
+
+class Given(NamedTuple):
+    """What a run is given, by number in the plan, with a leading axis for each loop around the site; a pytree.
+
+    Attributes:
+        sinks: What the gradients leave through, and the terms.
+        feeds: Values in the place of those that would be computed.
+        fed: Whether this is a turn in which there is one.
+        stopped: Whether this is a turn in which the value counts as constant.
+        severed: Whether this is a turn in which no cotangent arrives from where the value is used.
+    """
+
+    sinks: Mapping[int, Any]
+    feeds: Mapping[int, Any]
+    fed: Mapping[int, Any]
+    stopped: Mapping[int, Any]
+    severed: Mapping[int, Any]
+
+    @classmethod
+    def nothing(cls) -> Given:
+        """Nothing given."""
+        return cls({}, {}, {}, {}, {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Where the interpreter is.
+
+    Attributes:
+        plan: What to observe.
+        rules: How equations with sub-jaxprs are run.
+        frame: The frame it is in.
+        depth: Number of loops around that frame.
+        axes: Mesh axes that the `shard_map`s around that frame split over.
+        given: What is given for the sites in this frame and inside it, for the present turn of the loops around.
+        reached: Numbers of sites and terms that a cotangent arrived at; grows while the backward pass is traced.
+    """
+
+    plan: Plan
+    rules: Mapping[FrameKind, Rule]
+    frame: FrameKey = ()
+    depth: int = 0
+    axes: tuple[str, ...] = ()
+    given: Given = field(default_factory=Given.nothing)
+    reached: set[int] = field(default_factory=set[int])
+
+    def enter(self, equation: int, branch: int = 0) -> Context:
+        """The context in one of an equation's frames."""
+        return replace(self, frame=(*self.frame, (equation, branch)))
+
+    def with_given(self, given: Given) -> Context:
+        """The same context, with what is given as the function it is in received it."""
+        return replace(self, given=given)
+
+    def turn(self, given: Given, axes: tuple[str, ...] = ()) -> Context:
+        """The context in one turn of the loop that this frame is the body of, with what that turn is given.
+
+        Of a `shard_map`, whose turns are the shards, `axes` are the mesh axes it splits over.
+        """
+        return replace(self, depth=self.depth + 1, axes=(*self.axes, *axes), given=given)
+
+    @property
+    def inside(self) -> Sequence[int]:
+        """Numbers of the sites and terms in this frame and in the frames inside it."""
+        return self.plan.inside(self.frame)
+
+    @property
+    def observe(self) -> Observer:
+        """The plan's observer, for values that may differ between shards: branches and turns agree on the type."""
+        # A partial and not a method: the backward rules that keep it must not keep this context, which holds tracers.
+        return partial(_observed_in_shards, self.plan.observe, self.axes)
+
+    def own_given(self) -> Given:
+        """What is given for those."""
+        return Given(*({number: each[number] for number in self.inside if number in each} for each in self.given))
+
+
+#: Runs one equation: context, its number, the equation, its operands' values; gives outputs and what was observed.
+Rule: TypeAlias = Callable[[Context, int, Equation, Sequence[Any]], tuple[Sequence[Any], Captured]]
+
+
+def interpret(
+    context: Context, jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[Any]
+) -> tuple[list[Any], Captured]:
+    """Run one frame's jaxpr.
+
+    Args:
+        context: Where it is and what to observe.
+        jaxpr: The open jaxpr.
+        constants: Values of its constant variables.
+        arguments: Values of its inputs.
+
+    Returns:
+        The values of its outputs, and what was observed in it and in the frames inside it.
+    """
+    evaluation = Evaluation(context, jaxpr, constants)
+    evaluation.write(OPERAND, jaxpr.invars, arguments)
+    evaluation.run(range(len(jaxpr.eqns)))
+    return evaluation.handed_out(), evaluation.captured
+
+
+class Evaluation:
+    """One frame's jaxpr being run.
+
+    Args:
+        context: Where it is and what to observe.
+        jaxpr: The open jaxpr.
+        constants: Values of its constant variables.
+
+    Attributes:
+        values: The values of the variables so far.
+        captured: What was observed so far, in the frames inside it too.
+    """
+
+    def __init__(self, context: Context, jaxpr: Jaxpr, constants: Sequence[Any]) -> None:
+        self._context = context
+        self._jaxpr = jaxpr
+        self._taps = context.plan.taps(context.frame)
+        self.values: dict[Atom, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+        self.captured = Captured.nothing()
+
+    def write(self, equation: int, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        """Give variables their values, observed where that is planned.
+
+        Args:
+            equation: Which equation makes them; `OPERAND` for what the frame receives.
+            variables: The variables.
+            values: Their values.
+        """
+        for position, (variable, value) in enumerate(zip(variables, values, strict=True)):
+            site = self._taps.get((equation, position))
+            self.values[variable] = value if site is None else _observe(self._context, site, value, self.captured)
+
+    def run(self, numbers: range) -> None:
+        """Run some equations, all before them having been run."""
+        for number in numbers:
+            equation = self._jaxpr.eqns[number]
+            if self._context.plan.runs(self._context.frame, number):
+                self._run(number, equation)
+            elif any((number, position) in self._taps for position in range(len(equation.outvars))):  # it is fed
+                self.write(number, equation.outvars, [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars])
+
+    def handed_out(self) -> list[Any]:
+        """The values of its outputs, tapped for what flows back from there."""
+        context, values = self._context, [self._read(atom) for atom in self._jaxpr.outvars]
+        # From the last to the first, so that what flows back to one value is added up in the order in which JAX does.
+        uses = context.plan.uses(context.frame, len(self._jaxpr.eqns))
+        for at, term in sorted(uses.items(), reverse=True):
+            values[at] = _tapped(context, term, values[at])
+        return values
+
+    def _run(self, number: int, equation: Equation) -> None:
+        rule = self._context.rules.get(kind_of(equation) or "opaque", _as_it_stands)
+        values = [self._read(atom) for atom in equation.invars]
+        outputs, observed = rule(self._context, number, equation, values)
+        self.captured.take(observed)
+        self.write(number, equation.outvars, _with_terms(self._context, number, equation, values, outputs))
+
+    def _read(self, atom: Atom) -> Any:
+        if is_literal(atom):
+            return atom.val
+        # What was not run, nobody looks at: zeros stand for it.
+        return self.values[atom] if atom in self.values else jnp.zeros(atom.aval.shape, atom.aval.dtype)
+
+
+def _as_it_stands(
+    _context: Context, _number: int, equation: Equation, values: Sequence[Any]
+) -> tuple[Sequence[Any], Captured]:
+    return bind(equation, values), Captured.nothing()
+
+
+def _observe(context: Context, site: int, value: Any, captured: Captured) -> Any:
+    """Observe one value; returns the value to go on with."""
+    given = context.given
+    if site in context.plan.isolated:
+        _note(context, site, value, captured)
+        _hand_out(context, site, value, captured)
+        return _tapped(context, site, _fed(given, site, value))
+    value = _fed(given, site, value)
+    _note(context, site, value, captured)
+    value = _tapped(context, site, _constant_where(given.stopped.get(site), value))
+    _hand_out(context, site, value, captured)
+    return _constant_where(given.severed.get(site), value)
+
+
+def _fed(given: Given, site: int, value: Any) -> Any:
+    return _where(given.fed[site], given.feeds[site], value) if site in given.feeds else value
+
+
+def _note(context: Context, site: int, value: Any, captured: Captured) -> None:
+    # Without `stop_gradient` a scan would carry a tangent for every observation and transpose it from zeros.
+    captured.values[site] = context.observe(jax.lax.stop_gradient(value))
+
+
+def _hand_out(context: Context, site: int, value: Any, captured: Captured) -> None:
+    if context.plan.is_seed(site):
+        captured.seeds[site] = value
+
+
+def _tapped(context: Context, number: int, value: Any) -> Any:
+    """The value, tapped where its cotangent is observed."""
+    sink = context.given.sinks.get(number)
+    return value if sink is None else tap(value, sink, context.observe, partial(context.reached.add, number))
+
+
+def _with_terms(
+    context: Context, number: int, equation: Equation, operands: Sequence[Any], outputs: Sequence[Any]
+) -> Sequence[Any]:
+    """An operation's outputs, tapped for what flows back from there to each of its operands."""
+    terms = context.plan.uses(context.frame, number)
+    if not terms:
+        return outputs
+    tapped = {at: outputs[at] for term in terms.values() for at in context.plan.term(term).use.outputs}
+    sinks = {operand: context.given.sinks[term] for operand, term in terms.items()}
+    observe, reached = context.observe, partial(context.reached.update, terms.values())
+
+    def pulled(operands: Sequence[Any], cotangents: Mapping[int, Any]) -> dict[int, Any]:
+        reached()
+        gradients = pulled_back(equation, operands, list(terms), cotangents)
+        return {term: observe(gradient, passing=True) for term, gradient in zip(terms, gradients, strict=True)}
+
+    tapped = tap_aside(tapped, jax.lax.stop_gradient(list(operands)), sinks, pulled)
+    return [tapped.get(at, output) for at, output in enumerate(outputs)]
+
+
+def _constant_where(condition: Any, value: Any) -> Any:
+    """The value, constant where a condition holds; there is none where it never does."""
+    return value if condition is None else _where(condition, jax.lax.stop_gradient(value), value)
+
+
+def _where(condition: Any, one: Any, other: Any) -> Any:
+    """One value or the other, chosen before the program runs where the condition is known by then."""
+    if isinstance(condition, np.ndarray):
+        return one if condition else other
+    return jax.lax.select(jnp.broadcast_to(condition, one.shape), one, other)
+
+
+def _observed_in_shards(observe: Observer, axes: tuple[str, ...], value: Any, *, passing: bool = False) -> Any:
+    return varying(observe(value, passing=passing), axes)

@@ -1,0 +1,135 @@
+"""Claims about the functions of a model that have differentiation rules of their own, each at its own operands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope.capturing.explain.neighbourhood import Closeup, is_hidden, look_at
+from gradscope.proof.claims import Line, Outcome, outcome
+from gradscope.proof.directions import Directions, inner
+from gradscope.proof.float64 import coarsest_epsilon
+from gradscope.tracing.dataflow.forward import Place
+from gradscope.tracing.dataflow.reachability import is_inexact
+from gradscope.tracing.jaxpr.custom_rules import CustomRule, custom_rule
+from gradscope.tracing.jaxpr.frames import Frame, source_in
+from gradscope.tracing.jaxpr.jaxcompat import Equation, bind, is_literal
+from gradscope.tracing.tracer import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of a function with a rule of its own.
+
+    Attributes:
+        rule: The function.
+        frame: The frame that calls it.
+        number: The equation that does.
+    """
+
+    rule: CustomRule
+    frame: Frame
+    number: int
+
+    @property
+    def equation(self) -> Equation:
+        """The call itself."""
+        return self.frame.jaxpr.eqns[self.number]
+
+    @property
+    def source(self) -> str | None:
+        """`file:line` of the call in the user's code."""
+        return source_in(self.frame, self.equation)
+
+
+def rule_outcomes(trace: Trace, arguments: Sequence[Any], seed: int) -> Iterator[tuple[Call, Outcome]]:
+    """What became of the claims about a trace's rules: one call for each function and shape of operands."""
+    calls = list(_calls(trace.root))
+    operands = (Place(call.frame, atom) for call in calls for atom in call.equation.invars if not is_literal(atom))
+    if not calls:
+        return
+    closeup = look_at(trace, arguments, operands)
+    directions = Directions(seed)
+    for call in calls:
+        values = _operands(closeup, call)
+        if values is None:
+            yield call, Outcome(status="not checked", error=math.nan, expected=math.nan)
+        else:
+            yield call, _Local(call, directions).outcome(values)
+
+
+def _calls(root: Frame) -> Iterator[Call]:
+    seen: set[object] = set()
+    for frame in root.walk():
+        for number in sorted(frame.live):
+            equation = frame.jaxpr.eqns[number]
+            rule = None if is_hidden(frame) else custom_rule(equation)
+            kind = (rule, tuple(str(atom.aval) for atom in equation.invars))
+            if rule is not None and kind not in seen and any(map(is_inexact, equation.outvars)):
+                seen.add(kind)
+                yield Call(rule=rule, frame=frame, number=number)
+
+
+def _operands(closeup: Closeup, call: Call) -> list[Any] | None:
+    """The values of a call's operands in the first turn of the loops around it; None where it has none."""
+    turn = (0,) * len(call.frame.loops)
+    if not closeup.was_executed(call.frame, turn):
+        return None
+    values = [closeup.value(Place(call.frame, atom), turn) for atom in call.equation.invars]
+    return None if any(value is None for value in values) else [jnp.asarray(value) for value in values]
+
+
+class _Local:
+    """One rule, held to finite differences of the function it belongs to.
+
+    Args:
+        call: A call of the function.
+        directions: Where random directions come from.
+    """
+
+    def __init__(self, call: Call, directions: Directions) -> None:
+        self._equation = equation = call.equation
+        inside = call.frame.children.get(call.number, [])
+        types = [float(jnp.finfo(v.aval.dtype).eps) for v in equation.outvars if is_inexact(v)]
+        self._epsilon = max(*types, coarsest_epsilon(frame for child in inside for frame in child.walk()))
+        self._directions = directions
+        self._chosen = [n for n, atom in enumerate(equation.invars) if is_inexact(atom)]
+        self._outputs = jax.jit(self._run)
+
+    def outcome(self, operands: list[Any]) -> Outcome:
+        """What became of the claim that the rule makes at some operands."""
+        here = [operands[number] for number in self._chosen]
+        along = self._directions.along(here)
+        weights = self._directions.along([np.ones_like(each) for each in self._outputs(operands, here)])
+        moved = self._directions.beside(here)
+        line = self._line(operands, here, along, weights)
+        return outcome(line, lambda: self._line(operands, moved, along, weights))
+
+    def _line(
+        self, operands: list[Any], here: list[Any], along: Sequence[np.ndarray], weights: Sequence[np.ndarray]
+    ) -> Line:
+        def at(step: float) -> float:
+            moved = [each + (step * way).astype(way.dtype) for each, way in zip(here, along, strict=True)]
+            made = self._outputs(operands, moved)
+            return sum(inner(each, weight)[0] for each, weight in zip(made, weights, strict=True))
+
+        _, pull_back = jax.vjp(lambda given: self._run(operands, given), here)
+        (gradients,) = pull_back([jnp.asarray(weight) for weight in weights])
+        terms = [inner(gradient, way) for gradient, way in zip(gradients, along, strict=True)]
+        return Line(
+            at=at,
+            claimed=sum(slope for slope, _ in terms),
+            scale=math.hypot(*(size for _, size in terms)),
+            epsilon=self._epsilon,
+        )
+
+    def _run(self, operands: list[Any], chosen: Sequence[Any]) -> list[Any]:
+        replaced = dict(zip(self._chosen, chosen, strict=True))
+        made = bind(self._equation, [replaced.get(number, value) for number, value in enumerate(operands)])
+        return [value for value, variable in zip(made, self._equation.outvars, strict=True) if is_inexact(variable)]

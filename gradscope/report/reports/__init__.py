@@ -1,0 +1,1 @@
+"""Reports: one module for each kind of result that a command shows."""

@@ -1,0 +1,143 @@
+"""The report of one tensor in two dumps: how large the differences are, which are the worst, and along which axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gradscope import naming
+from gradscope.comparison.tensor_diff import AxisError, ElementDifference, WorstElement
+from gradscope.dump.manifest.json_text import dumps
+from gradscope.dump.record import Json
+from gradscope.report.render.document import Document, Remark, Remarks
+from gradscope.report.render.screen import Screen
+from gradscope.report.reports.comparison import VERDICT_STYLES
+from gradscope.report.reports.tensor import magnitude_table
+from gradscope.report.tables.numbers import number, share
+from gradscope.report.tables.table import Column, Line, Table
+from gradscope.stats import TensorStats, tensor_stats
+
+SCHEMA: Final = 1
+
+#: Error sits at one index of an axis where that has more than half of it, and twice what an even spread would give it.
+_MOST: Final = 0.5
+_TWICE: Final = 2
+
+_WORST: Final = (
+    Column(heading="index", kind="name"),
+    Column(heading="reference", kind="text"),
+    Column(heading="candidate", kind="text"),
+    Column(heading="difference", kind="number"),
+)
+_AXES: Final = (
+    Column(heading="axis", kind="name"),
+    Column(heading="size", kind="count"),
+    Column(heading="worst index", kind="count"),
+    Column(heading="its share", kind="share"),
+    Column(heading="effective indices", kind="number"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DifferenceReport:
+    """What is reported of one tensor in two dumps.
+
+    Attributes:
+        ref: The reference's file, as the user named it.
+        cand: The candidate's.
+        difference: How the tensor differs.
+    """
+
+    ref: str
+    cand: str
+    difference: ElementDifference
+
+    def document(self, screen: Screen) -> Document:
+        """The metrics by name, where the error sits, the worst elements, and the differences by magnitude."""
+        row = self.difference.row
+        metrics = (Remark(label=name, text=_text(value)) for name, value in row.metrics.items())
+        status = Remark(label=row.status, text=self._where(), style=VERDICT_STYLES.get(row.status, ""))
+        return (
+            Remarks(title=naming.key_of(row.family, row.name), remarks=(status, *metrics)),
+            *self._tables(screen),
+            Remarks(remarks=(Remark(label="reference", text=self.ref), Remark(label="candidate", text=self.cand))),
+        )
+
+    def rows(self) -> list[dict[str, Json]]:
+        """The worst elements, each with the name and family of the tensor."""
+        row = self.difference.row
+        return [{"name": row.name, "family": row.family, **_element(worst)} for worst in self.difference.worst]
+
+    def to_json(self) -> dict[str, Json]:
+        """The row, the worst elements, the axes, and differences as pairs of an exponent and a number as of `show`."""
+        stats = self._stats()
+        octaves = stats.histogram.octaves() if stats.histogram is not None else ()
+        return {
+            "schema": SCHEMA,
+            "command": "show",
+            "ref": self.ref,
+            "cand": self.cand,
+            "rows": [self.difference.row.to_json()],
+            "worst": [_element(worst) for worst in self.difference.worst],
+            "axes": [_axis(axis) for axis in self.difference.axes],
+            "octaves": [[exponent, number] for exponent, number in octaves],
+        }
+
+    def _stats(self) -> TensorStats:
+        return tensor_stats(self.difference.magnitudes)
+
+    def _where(self) -> str:
+        places = [
+            f"index {axis.worst} along axis {axis.axis} ({share(axis.share)} of it)"
+            for axis in self.difference.axes
+            if axis.size > 1 and axis.share > max(_MOST, _TWICE / axis.size)
+        ]
+        if not self.difference.axes:
+            return "every element is equal"
+        return f"the error sits at {', '.join(places)}" if places else "the error is spread along every axis"
+
+    def _tables(self, screen: Screen) -> Iterator[Table]:
+        worst, axes = self.difference.worst, self.difference.axes
+        if not worst:
+            return
+        yield Table(title="Along each axis", columns=_AXES, lines=tuple(map(_axis_line, axes)), in_order=False)
+        yield Table(title="The worst elements", columns=_WORST, lines=tuple(map(_worst_line, worst)), in_order=False)
+        yield from magnitude_table("Differences by magnitude", self._stats(), screen)
+
+
+def _axis_line(axis: AxisError) -> Line:
+    return Line(cells=(str(axis.axis), axis.size, axis.worst, axis.share, axis.effective), keys=())
+
+
+def _worst_line(worst: WorstElement) -> Line:
+    index = f"[{','.join(map(str, worst.index))}]"
+    return Line(cells=(index, _digits(worst.ref), _digits(worst.cand), worst.difference), keys=())
+
+
+def _digits(value: complex) -> str:
+    """A value in as many digits as tell two float32 apart."""
+    return f"{value:.9g}"
+
+
+def _element(worst: WorstElement) -> dict[str, Json]:
+    sides = {"ref": worst.ref, "cand": worst.cand}
+    return {
+        "index": list(worst.index),
+        **{name: [value.real, value.imag] if isinstance(value, complex) else value for name, value in sides.items()},
+        "difference": worst.difference,
+    }
+
+
+def _axis(axis: AxisError) -> dict[str, Json]:
+    return {
+        "axis": axis.axis,
+        "size": axis.size,
+        "worst": axis.worst,
+        "share": axis.share,
+        "effective": axis.effective,
+    }
+
+
+def _text(value: Json) -> str:
+    return number(value) if isinstance(value, int | float) and not isinstance(value, bool) else dumps(value)

@@ -1,0 +1,115 @@
+"""The report of a comparison whose candidate was isolated: both verdicts, then the layers that make error themselves.
+
+A layer's `forward` and `vjp` are the smallest tolerances on `rel_l2` that would pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gradscope import naming
+from gradscope.comparison import Comparison
+from gradscope.comparison.isolation import Isolation, LocalRow
+from gradscope.dump.record import Json
+from gradscope.naming.wording import counted
+from gradscope.report.render.document import Document, Remark, Remarks
+from gradscope.report.render.screen import BAD, Screen
+from gradscope.report.reports.comparison import VERDICT_STYLES
+from gradscope.report.tables.column_specs import pick
+from gradscope.report.tables.table import Column, Line, Table
+
+#: How many values that were left out a terminal shows.
+_LEFT_OUT: Final = 10
+_NAME: Final = Column(heading="name", kind="name")
+_PICKS: Final = (
+    pick("status", 0, "words"),
+    pick("forward", 0),
+    pick("forward_tolerance", 2, "text"),
+    pick("vjp", 0),
+    pick("vjp_tolerance", 2, "text"),
+    pick("vjp_tensor", 3, "text"),
+    pick("shared_with", 1, "words"),
+    pick("source", 1, "text"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsolationReport:
+    """What is reported of a comparison and the isolation that followed it.
+
+    Attributes:
+        comparison: The comparison of the dumps.
+        isolation: What its layers do, each alone.
+        everything: Whether people see the layers that make no error, too.
+    """
+
+    comparison: Comparison
+    isolation: Isolation
+    everything: bool = False
+
+    def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
+        """Both verdicts, the layers, why, where arguments came from, what was left out."""
+        judged = ((self.comparison.verdict, self.comparison.sentence), (self.isolation.verdict, self._alone()))
+        verdicts = tuple(Remark(label=verdict, text=text, style=VERDICT_STYLES[verdict]) for verdict, text in judged)
+        return (
+            Remarks(remarks=verdicts),
+            *self._tables(),
+            Remarks(title="Reasons", remarks=tuple(self._reasons())),
+            Remarks(title="Arguments", remarks=tuple(self._arguments())),
+            Remarks(
+                remarks=tuple(
+                    Remark(label="not judged", text=f"{each.name}: {each.why}") for each in self.isolation.left_out
+                ),
+                at_most=_LEFT_OUT,
+            ),
+            Remarks(remarks=tuple(self._outlook())),
+        )
+
+    def rows(self) -> list[dict[str, Json]]:
+        """Every layer, those without an error too."""
+        return [row.to_json() for row in self.isolation.rows]
+
+    def to_json(self) -> dict[str, Json]:
+        """The comparison, and under `isolation` what its layers do."""
+        return {**self.comparison.to_json(), "isolation": self.isolation.to_json()}
+
+    def _alone(self) -> str:
+        return f"Layer by layer: {self.isolation.sentence}"
+
+    def _tables(self) -> Iterator[Table]:
+        shown = self.isolation.rows if self.everything else self.isolation.different
+        of_all = f"{len(shown):,} of {len(self.isolation.rows):,}"
+        if shown:
+            yield Table(
+                title=f"Layers on the reference's inputs and cotangents ({of_all})",
+                columns=(_NAME, *(each.column for each in _PICKS)),
+                lines=tuple(map(_line, shown)),
+            )
+
+    def _reasons(self) -> Iterator[Remark]:
+        """Why layers differ of which no number tells."""
+        for layer in self.isolation.different:
+            for row in (layer.forward, layer.vjp):
+                if row is not None and row.status == "different" and row.needed == math.inf:
+                    text = f"{naming.key_of(row.family, row.name)}: {row.why}"
+                    yield Remark(label=layer.name, text=text, style=BAD)
+
+    def _arguments(self) -> Iterator[Remark]:
+        for origin, keys in self.isolation.arguments.items():
+            if keys and origin == "reference":
+                yield Remark(label="of the reference", text=counted(len(keys), "array"))
+            elif keys:
+                yield Remark(label=f"the {origin}'s own", text=", ".join(keys))
+
+    def _outlook(self) -> Iterator[Remark]:
+        same = len(self.isolation.rows) - len(self.isolation.different)
+        if same and not self.everything:
+            yield Remark(label="same", text=f"{counted(same, 'layer')} (--all shows them)")
+
+
+def _line(row: LocalRow) -> Line:
+    values = row.to_json()
+    return Line(cells=(row.name, *(each.cell(values) for each in _PICKS)), keys=row.tensors)

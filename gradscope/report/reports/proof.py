@@ -1,0 +1,68 @@
+"""The report of a proof: the verdict first, then every claim."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from gradscope.dump.record import Json
+from gradscope.report.render.document import Document, Remark, Remarks
+from gradscope.report.render.screen import BAD, DOUBTFUL, GOOD, Screen
+from gradscope.report.tables.column_specs import pick
+from gradscope.report.tables.table import Column, Line, Table
+
+#: Version of the JSON: it grows when a key changes its meaning or goes away.
+SCHEMA: Final = 1
+
+_WHAT: Final = Column(heading="what", kind="name")
+_PICKS: Final = (pick("status", 0, "words"), pick("error", 1), pick("expected", 2), pick("source", 3, "text"))
+_STYLES: Final = MappingProxyType({"correct": GOOD, "wrong": BAD, "nothing checked": DOUBTFUL})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofReport:
+    """What is reported of a proof.
+
+    Attributes:
+        target: The model, as the user named it.
+        verdict: What became of all claims.
+        claims: A row per claim: what, error, expected, status, source.
+    """
+
+    target: str
+    verdict: str
+    claims: Sequence[Mapping[str, Json]]
+
+    def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
+        """The verdict and the table of claims."""
+        verdict = Remark(label=self.verdict, text=self._sentence(), style=_STYLES[self.verdict])
+        lines = tuple(
+            Line(cells=(str(row["what"]), *(each.cell(row) for each in _PICKS)), keys=(str(row["what"]),))
+            for row in self.claims
+        )
+        columns = (_WHAT, *(each.column for each in _PICKS))
+        table = Table(title=f"Claims ({len(lines):,})", columns=columns, lines=lines, in_order=False)
+        return Remarks(remarks=(verdict,)), table
+
+    def _sentence(self) -> str:
+        counts = Counter(str(row["status"]) for row in self.claims)
+        wrong = [str(row["what"]) for row in self.claims if row["status"] == "wrong"]
+        told = f"{wrong[0]}" + (f" and {len(wrong) - 1} more; " if len(wrong) > 1 else "; ") if wrong else ""
+        return f"{told}{', '.join(f'{number} {status}' for status, number in counts.items())}"
+
+    def rows(self) -> Sequence[Mapping[str, Json]]:
+        """What, error, expected, status and source of each."""
+        return self.claims
+
+    def to_json(self) -> dict[str, Json]:
+        """Verdict and rows."""
+        return {
+            "schema": SCHEMA,
+            "command": "check",
+            "target": self.target,
+            "verdict": self.verdict,
+            "rows": [dict(row) for row in self.claims],
+        }

@@ -1,0 +1,78 @@
+"""The report of a series of comparisons: one line for each, then the first that differs in full."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gradscope.comparison import Comparison
+from gradscope.comparison.result import Member, Series
+from gradscope.dump.record import Json
+from gradscope.report.render.document import Document, Remark, Remarks
+from gradscope.report.render.screen import Screen
+from gradscope.report.reports.comparison import VERDICT_STYLES, ComparisonReport
+from gradscope.report.tables.table import Column, Line, Table
+
+_COLUMNS: Final = (
+    Column(heading="name", kind="name"),
+    Column(heading="verdict", kind="words"),
+    Column(heading="largest rel_l2", kind="number"),
+    Column(heading="forward", kind="text", priority=2),
+    Column(heading="backward", kind="text", priority=1),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesReport:
+    """What is reported of a series.
+
+    Attributes:
+        series: The series.
+        everything: Whether people see the rows that are the same, too.
+        worst_first: Whether tables begin with the row furthest from passing.
+    """
+
+    series: Series
+    everything: bool = False
+    worst_first: bool = False
+
+    def document(self, screen: Screen) -> Document:
+        """Verdict, a line for each comparison, and of the first that differs all there is."""
+        verdict, first = self.series.verdict, self.series.first_different
+        judged = Remarks(remarks=(Remark(label=verdict, text=self.series.sentence, style=VERDICT_STYLES[verdict]),))
+        title = "Steps" if self.series.steps else "Candidates"
+        table = Table(
+            title=f"{title} ({len(self.series.members):,})",
+            columns=_COLUMNS,
+            lines=tuple(map(_line, self.series.members)),
+            in_order=False,
+        )
+        if first is None:
+            return judged, table
+        details = ComparisonReport(
+            comparison=first.comparison, everything=self.everything, worst_first=self.worst_first
+        ).document(screen)
+        heading = Remarks(title="The first that differs", remarks=(Remark(label="name", text=first.name),))
+        return judged, table, heading, *details
+
+    def rows(self) -> list[dict[str, Json]]:
+        """The rows of every comparison, each with the name of its comparison."""
+        return [
+            {"comparison": member.name, **row.to_json()}
+            for member in self.series.members
+            for row in member.comparison.rows
+        ]
+
+    def to_json(self) -> dict[str, Json]:
+        """All of it."""
+        return self.series.to_json()
+
+
+def _line(member: Member) -> Line:
+    comparison, first = member.comparison, member.comparison.first_divergence
+    names = (row.name if row is not None else None for row in (first.forward, first.backward))
+    return Line(cells=(member.name, (comparison.verdict,), _worst(comparison), *names), keys=())
+
+
+def _worst(comparison: Comparison) -> float | None:
+    return max((row.needed for row in comparison.rows if row.needed is not None), default=None)

@@ -1,0 +1,183 @@
+"""The report of one tensor: all there is to know of it, and how large its elements are.
+
+Bars: counts as horizontal bars of text, an eighth of a character fine where the screen has the characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gradscope import naming
+from gradscope.arrays.histograms import MagnitudeHistogram
+from gradscope.dump.manifest.json_text import dumps
+from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.record import Json
+from gradscope.errors import UsageError
+from gradscope.naming.patterns import nearest_hint
+from gradscope.report.render.document import Document, Remark, Remarks
+from gradscope.report.render.screen import Screen, style_of_words
+from gradscope.report.tables.dump_rows import Row, rows_of
+from gradscope.report.tables.numbers import count, share
+from gradscope.report.tables.table import Column, Line, Table
+from gradscope.stats import Finding, TensorStats
+
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
+
+
+def bars(counts: Sequence[int], width: int, *, unicode: bool) -> list[str]:
+    """One bar per count; the longest is `width` characters, and no count but zero is without one.
+
+    Args:
+        counts: Not negative.
+        width: Characters of the longest bar.
+        unicode: Whether blocks can be shown; `#` otherwise.
+    """
+    largest = max(counts, default=0)
+    parts = 8 if unicode else 1
+    lengths = [-(-count * width * parts // largest) if largest else 0 for count in counts]
+    return [_blocks(length) if unicode else "#" * length for length in lengths]
+
+
+def _blocks(eighths: int) -> str:
+    return _EIGHTHS[8] * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+SCHEMA: Final = 1
+#: A histogram has at most so many lines; float64 has two thousand octaves.
+_LINES: Final = 32
+_BAR_WIDTH: Final = 32
+#: Counts of elements, which say more beside their share.
+_COUNTS: Final = frozenset({"zeros", "nan", "inf", "posinf", "neginf", "subnormal"})
+_SHARES: Final = frozenset({"dead", "saturated"})
+_COLUMNS: Final = (
+    Column(heading="magnitude", kind="name"),
+    Column(heading="count", kind="count"),
+    Column(heading="share", kind="share"),
+    Column(heading="", kind="text"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorReport:
+    """What is reported of one tensor.
+
+    Attributes:
+        path: The dump's file, as the user named it.
+        row: Its row.
+        stats: Its statistics; None where there are none.
+        findings: The findings about it.
+    """
+
+    path: str
+    row: Row
+    stats: TensorStats | None
+    findings: tuple[Finding, ...]
+
+    def document(self, screen: Screen) -> Document:
+        """Every value by name, the histogram, the findings."""
+        values = tuple(Remark(label=name, text=_text(self.row, name)) for name in self.row.values)
+        found = (Remark(label=each.rule, text=each.why, style=style_of_words(each.rule)) for each in self.findings)
+        return (
+            Remarks(title=self.row.key, remarks=values),
+            *magnitude_table("Elements by magnitude", self.stats, screen),
+            Remarks(title="Findings", remarks=tuple(found)),
+            Remarks(remarks=(Remark(label="dump", text=self.path),)),
+        )
+
+    def rows(self) -> list[dict[str, Json]]:
+        """The one row."""
+        return [self.row.to_json()]
+
+    def to_json(self) -> dict[str, Json]:
+        """The row, with pairs of an exponent `e` and how many magnitudes are in (2^e, 2^(e+1)] as `octaves`."""
+        row = self.row.to_json()
+        if self.stats is not None and self.stats.histogram is not None:
+            row["octaves"] = [[exponent, number] for exponent, number in self.stats.histogram.octaves()]
+        return {"schema": SCHEMA, "command": "show", "dump": self.path, "rows": [row]}
+
+
+def tensor_report(path: str, manifest: Manifest, key: str, findings: Sequence[Finding]) -> TensorReport:
+    """What a dump has to say about one tensor.
+
+    Args:
+        path: The dump's file, as the user named it.
+        manifest: Its manifest.
+        key: The tensor's key, or its name where only one family has it.
+        findings: What `gradscope.stats.find` found in the dump.
+
+    Returns:
+        The report; an alias is reported with the statistics of what it stands for.
+
+    Raises:
+        UsageError: There is no such tensor, or several; the hint names the nearest or all of them.
+        DumpError: Its statistics are malformed.
+    """
+    row = _found(rows_of(manifest), key)
+    owner = next((entry for entry in manifest.entries if naming.key_of(entry.family, entry.name) == row.own_key), None)
+    return TensorReport(
+        path=path,
+        row=row,
+        stats=TensorStats.from_json(owner.stats) if owner is not None and owner.stats else None,
+        findings=tuple(each for each in findings if naming.key_of(each.family, each.name) in (row.key, row.own_key)),
+    )
+
+
+def _found(rows: Sequence[Row], key: str) -> Row:
+    by_key = {row.key: row for row in rows}
+    if key in by_key:
+        return by_key[key]
+    named = [row for row in rows if row.name == key]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        families = ", ".join(naming.printable(row.key) for row in named)
+        raise UsageError(f"several tensors have the name {key!r}", hint=f"give one of {families}")
+    raise UsageError(f"the dump has no tensor {key!r}", hint=nearest_hint(key, list(by_key)))
+
+
+def _text(row: Row, name: str) -> str:
+    """One value of a row, in words."""
+    value = row.values[name]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value if isinstance(value, str) else dumps(value)
+    if name in _SHARES or name.startswith("underflow@"):
+        return share(value)
+    if not isinstance(value, int):
+        return f"{value:.9g}"
+    size = row.values.get("size")
+    percent = f" ({share(value / size)})" if name in _COUNTS and isinstance(size, int) and size else ""
+    return count(value) + percent
+
+
+def magnitude_table(title: str, stats: TensorStats | None, screen: Screen) -> Iterator[Table]:
+    """The table of zeros, magnitudes by octave, and what is not finite, each with a bar; none without elements.
+
+    Args:
+        title: What stands above it.
+        stats: The statistics of the elements; None where there are none.
+        screen: Where the bars are shown.
+    """
+    if stats is None or stats.histogram is None or not stats.size:
+        return
+    others = {"0": stats.zeros or 0, "inf": stats.inf or 0, "nan": stats.nan or 0}
+    counts = {"0": others["0"], **dict(_octaves(stats.histogram)), "inf": others["inf"], "nan": others["nan"]}
+    shown = {label: number for label, number in counts.items() if number or label not in others}
+    lengths = bars(list(shown.values()), _BAR_WIDTH, unicode=screen.unicode)
+    cells = zip(shown, shown.values(), (number / stats.size for number in shown.values()), lengths, strict=True)
+    yield Table(
+        title=title,
+        columns=_COLUMNS,
+        lines=tuple(Line(cells=each, keys=()) for each in cells),
+        in_order=False,
+    )
+
+
+def _octaves(histogram: MagnitudeHistogram) -> Iterator[tuple[str, int]]:
+    """Ranges of magnitude, closed above, with their counts: octaves, or several together where there are many."""
+    octaves = list(histogram.octaves())
+    step = -(-len(octaves) // _LINES) or 1
+    for start in range(0, len(octaves), step):
+        part = octaves[start : start + step]
+        yield f"2^{part[0][0]} .. 2^{part[-1][0] + 1}", sum(number for _, number in part)

@@ -1,0 +1,1 @@
+"""Tables: facts about a dump as columns and rows of values, before anything decides how they look."""

@@ -1,0 +1,176 @@
+"""Rows: what a dump says about each of its tensors, one row per family and name.
+
+A row is all that any output format may show. Its *values* are named as in the table of statistics; what does not apply
+has no value, and no value ever stands for zero. An *alias* (a composite layer's output that a part of it hands on) has
+the numbers of what it stands for; a gain belongs to the layer and so to the name.
+
+Rows come in execution order: inputs, then layers from the first to the last with a composite before its parts and each
+gradient behind its value, then parameters in the order of the layers that use them, then the rest. The terms of one
+gradient stand together.
+
+Places: the order in which the tables of families stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gradscope import naming
+from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
+from gradscope.dump.record import Json
+from gradscope.stats import LayerGains, gradient_ratios, layer_gains
+from gradscope.stats.columns import number
+
+#: A gradient's place is its value's.
+_PLACES: Final = {family: place for place, family in enumerate(naming.FAMILIES)}
+
+
+def place(family: str) -> int:
+    """Where a family stands among others: in the order of execution, an unknown one last."""
+    return _PLACES.get(family, len(_PLACES))
+
+
+#: Statistics that are no numbers, and those that are no columns.
+_TEXTS: Final = frozenset({"hash"})
+_NO_COLUMNS: Final = frozenset({"shape", "dtype", "size", "histogram"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One tensor.
+
+    Attributes:
+        family: Its family.
+        name: Its name, unescaped.
+        values: Its values by column name, without those that do not apply.
+    """
+
+    family: str
+    name: str
+    values: Mapping[str, Json]
+
+    @property
+    def key(self) -> str:
+        """Its key in the dump."""
+        return naming.key_of(self.family, self.name)
+
+    @property
+    def own_key(self) -> str:
+        """The key of the tensor whose numbers these are: its own, unless it is an alias."""
+        return str(self.values.get("alias_of", self.key))
+
+    def to_json(self) -> dict[str, Json]:
+        """Name, family and values."""
+        return {"name": self.name, "family": self.family, **self.values}
+
+
+def value_family(family: str) -> str:
+    """The family whose table a family belongs to: that of the values for gradients, otherwise itself."""
+    return naming.value_family(family) or family
+
+
+def rows_of(manifest: Manifest) -> tuple[Row, ...]:
+    """The rows of a dump, in execution order.
+
+    Raises:
+        DumpError: A statistic in the manifest is not a number.
+    """
+    facts = _Facts(manifest)
+    return tuple(
+        Row(family=entry.family, name=entry.name, values=dict(facts.values(entry))) for entry in facts.in_order()
+    )
+
+
+class _Facts:
+    """A manifest, arranged for looking up what belongs to an entry."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._entries = manifest.entries
+        self._by_key = {naming.key_of(entry.family, entry.name): entry for entry in manifest.entries}
+        self._layers = {layer.path: layer for layer in manifest.layers}
+        self._gains = layer_gains(manifest.layers)
+        self._ratios = gradient_ratios(manifest)
+
+    def in_order(self) -> list[Entry]:
+        """The entries in execution order; those of one moment in the order written."""
+        first: dict[tuple[str, str], int] = {}
+        for position, entry in enumerate(self._entries):
+            first.setdefault(_companions(entry), position)
+        return sorted(self._entries, key=lambda entry: self._rank(entry, first))
+
+    def _rank(self, entry: Entry, first: Mapping[tuple[str, str], int]) -> tuple[int, ...]:
+        family = value_family(entry.family)
+        # Last: the position in the file, so that a gradient stays behind its own value.
+        behind = (entry.site.index, first[_companions(entry)], int(naming.is_gradient(entry.family)))
+        if family == naming.TERM:
+            return (place(family), first[_companions(entry)], entry.site.index)
+        if family != naming.ACTIVATION:
+            return (place(family), *behind)
+        layer = self._layer(entry)
+        # A composite hands on its value last, but it is read first.
+        return (place(family), entry.site.index if layer is None else layer.index, entry.name.count("/"), *behind)
+
+    def _layer(self, entry: Entry) -> Layer | None:
+        """The layer an activation is named after, with or without the mark of one of its outputs."""
+        path, _, output = entry.name.rpartition(".")
+        return self._layers.get(entry.name) or (self._layers.get(path) if output.isdecimal() else None)
+
+    def values(self, entry: Entry) -> Iterator[tuple[str, Json]]:
+        """The values of an entry, in the order of columns."""
+        yield "shape", list(entry.shape)
+        yield "dtype", entry.dtype
+        stats = self._statistics(entry)
+        if "size" in stats:
+            yield "size", stats["size"]
+        for name in stats:
+            if name not in _NO_COLUMNS:
+                yield name, _checked(stats, name)
+        yield from self._ratios_of(entry)
+        yield from _origin(entry)
+
+    def _statistics(self, entry: Entry) -> Mapping[str, Json]:
+        target = self._by_key.get(entry.alias_of) if entry.alias_of is not None else None
+        return entry.stats if target is None else target.stats
+
+    def _ratios_of(self, entry: Entry) -> Iterator[tuple[str, Json]]:
+        if entry.family == naming.PARAM_GRAD and entry.name in self._ratios:
+            yield "g/w", self._ratios[entry.name]
+        layer = self._layer(entry) if value_family(entry.family) == naming.ACTIVATION else None
+        if layer is not None:
+            yield from _gains(self._gains[layer.path], backward=naming.is_gradient(entry.family))
+
+
+def _companions(entry: Entry) -> tuple[str, str]:
+    """What a value and its gradient have in common, and the terms of one gradient."""
+    return value_family(entry.family), entry.site.of or entry.name
+
+
+def _gains(gains: LayerGains, *, backward: bool) -> Iterator[tuple[str, Json]]:
+    """A layer's gains: the forward ones belong to its activation, the backward ones to the gradient."""
+    found = {"bwd_gain": gains.bwd_gain, "bwd_total": gains.bwd_total} if backward else {
+        "fwd_gain": gains.fwd_gain, "fwd_total": gains.fwd_total,
+    }  # fmt: skip
+    yield from ((name, gain) for name, gain in found.items() if gain is not None)
+
+
+def _origin(entry: Entry) -> Iterator[tuple[str, Json]]:
+    facts: dict[str, Json] = {
+        "source": entry.site.source,
+        "of": entry.site.of,
+        "layer": entry.site.layer,
+        "primitive": entry.site.primitive,
+        "iteration": list(entry.site.iteration) or None,
+        "alias_of": entry.alias_of,
+        "absent": entry.absent,
+    }
+    yield from ((name, fact) for name, fact in facts.items() if fact is not None)
+
+
+def _checked(stats: Mapping[str, Json], name: str) -> Json:
+    """A statistic, its number as a number: JSON has NaN and infinities as strings."""
+    value = stats[name]
+    if isinstance(value, bool | int | float):
+        return value
+    return str(value) if name in _TEXTS else number(stats, name)

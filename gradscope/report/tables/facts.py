@@ -1,0 +1,80 @@
+"""Facts about a run as a whole: the footer below a dump's tables, and the same in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Final
+
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.manifest.manifest import Examples, Manifest
+from gradscope.dump.record import Json
+from gradscope.report.tables.numbers import count, number
+
+#: Provenance that a reader of the table wants to see; all of it is in the JSON.
+_PROVENANCE: Final = ("backend", "device", "seed", "batch_size", "matmul_precision")
+
+#: How layers got their names, where that is not what one expects.
+_NAMING: Final = {
+    "parameters and lines": "of the parameters that layers use, or the lines that compute them: no scope is opened"
+}
+
+
+def facts(path: str, manifest: Manifest) -> tuple[tuple[str, str], ...]:
+    """Pairs of a label and what there is to say, in the order in which they are read."""
+    return tuple((label, text) for label, text in _facts(path, manifest) if text)
+
+
+def facts_json(path: str, manifest: Manifest) -> dict[str, Json]:
+    """What is known of the run; a fact that is not there has no key."""
+    found: dict[str, Json] = {
+        "dump": path,
+        "loss": manifest.loss,
+        "ledger": dict(manifest.ledger.counts()),
+        "self_check": None if manifest.self_check is None else dict(manifest.self_check),
+        "examples": None if manifest.examples is None else _examples(manifest.examples),
+        "timings": dict(manifest.timings),
+        "provenance": dict(manifest.provenance),
+        "complete": manifest.complete,
+        "tier": manifest.tier,
+        "note": manifest.note or None,
+    }
+    return {name: fact for name, fact in found.items() if fact is not None}
+
+
+def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    yield "loss", "" if manifest.loss is None else f"{manifest.loss:.6g}"
+    counts = manifest.ledger.counts()
+    yield "tensors", ", ".join(f"{count(n)} {reason}" for reason, n in counts.items()) if any(counts.values()) else ""
+    yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
+    yield "examples", "" if manifest.examples is None else manifest.examples.sentence
+    yield "seconds", ", ".join(f"{phase} {_seconds(seconds)}" for phase, seconds in manifest.timings.items())
+    yield "run", ", ".join(_provenance(manifest.provenance))
+    yield "names", _NAMING.get(str(manifest.provenance.get("naming")), "")
+    yield "statistics", "" if manifest.tier == "full" else f"of the {manifest.tier} tier only"
+    yield "dump", path
+    yield "note", manifest.note
+    yield "incomplete", "" if manifest.complete else "the run that wrote this dump did not finish"
+
+
+def _seconds(seconds: float) -> str:
+    """Seconds that add up by eye, and no zero where there was some work."""
+    return "<0.001" if 0 < seconds < 0.0005 else f"{seconds:.3f}"
+
+
+def _self_check(found: Mapping[str, Json]) -> str:
+    """How the observed gradients compare with those of the plain program."""
+    total, equal = found.get("total"), found.get("bit_equal")
+    equality = f"{equal} of {total} parameter gradients are bit for bit those of the plain program"
+    return f"{equality}; the largest rel_l2 is {number(as_float(found.get('max_rel_l2', 0.0)))}"
+
+
+def _examples(examples: Examples) -> dict[str, Json]:
+    return {**asdict(examples), "sentence": examples.sentence}
+
+
+def _provenance(provenance: Mapping[str, Json]) -> Iterator[str]:
+    versions = provenance.get("versions")
+    if isinstance(versions, dict) and "jax" in versions:
+        yield f"jax {versions['jax']}"
+    yield from (f"{name} {provenance[name]}" for name in _PROVENANCE if name in provenance)

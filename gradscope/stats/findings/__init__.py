@@ -1,0 +1,1 @@
+"""Findings: the table of rules over a dump, and what they find."""

@@ -1,0 +1,106 @@
+"""What a rule sees and what it says: the evidence of a dump, thresholds, findings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gradscope import naming
+from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.stats.columns import number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing about one tensor that deserves a look.
+
+    Attributes:
+        rule: Name of the rule that found it.
+        name: The tensor's name.
+        family: The tensor's family.
+        why: What was found, with the number in it; a sentence's predicate without a full stop.
+        source: `file:line` of the tensor in the user's code; None where unknown.
+        iteration: Index per enclosing loop, outermost first.
+    """
+
+    rule: str
+    name: str
+    family: str
+    why: str
+    source: str | None
+    iteration: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """What the rules call too much.
+
+    Attributes:
+        vanishing: Mean magnitude below which a gradient vanishes.
+        exploding_ratio: `g/w` above which a parameter's gradient explodes.
+        exploding_magnitude: Magnitude of one element above which a gradient explodes.
+        dead: Share of dead units above which an activation is dead.
+        init: Ratio of the standard deviations of neighbouring layers above which the initialisation is doubtful.
+    """
+
+    vanishing: float = 1e-7
+    exploding_ratio: float = 1.0
+    exploding_magnitude: float = 1e4
+    dead: float = 0.5
+    init: float = 10.0
+
+
+class Evidence:
+    """A manifest, arranged for rules: its own entries in execution order, without aliases.
+
+    Attributes:
+        manifest: The manifest.
+        entries: Its entries, those of one execution index in the order written.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        own = (entry for entry in manifest.entries if entry.alias_of is None)
+        self.entries = tuple(sorted(own, key=lambda entry: entry.site.index))
+        self._causes = {(cause.family, cause.name): cause.why for cause in manifest.causes}
+        self._details = {(line.family, line.name): line.detail for line in manifest.ledger.missing}
+        self._by_key = {naming.key_of(entry.family, entry.name): entry for entry in manifest.entries}
+
+    @property
+    def gradients(self) -> tuple[Entry, ...]:
+        """The entries that are gradients, present or absent; a term is but a part of one."""
+        return tuple(entry for entry in self.entries if naming.value_family(entry.family) is not None)
+
+    def entry(self, family: str, name: str) -> Entry | None:
+        """The entry of this family and name, an alias followed to what it stands for; None where there is none."""
+        found = self._by_key.get(naming.key_of(family, name))
+        return found if found is None or found.alias_of is None else self._by_key.get(found.alias_of)
+
+    def cause(self, entry: Entry) -> str | None:
+        """Why a gradient is exactly zero; None where the dump does not say."""
+        return self._causes.get((entry.family, entry.name))
+
+    def detail(self, entry: Entry) -> str:
+        """What the ledger adds to the reason why a tensor is missing; "" for nothing."""
+        return self._details.get((entry.family, entry.name), "")
+
+    def rank(self, finding: Finding) -> tuple[bool, float]:
+        """Where a finding stands: values before gradients, which are computed later, each by execution index.
+
+        After all others of its kind where the dump has no entry for it.
+        """
+        found = self.entry(finding.family, finding.name)
+        return naming.is_gradient(finding.family), math.inf if found is None else found.site.index
+
+
+def column(entry: Entry, name: str) -> float:
+    """The number of one of an entry's columns; 0 where it does not apply."""
+    return number(entry.stats, name) or 0.0
+
+
+def finding(rule: str, entry: Entry, why: str) -> Finding:
+    """What a rule found in one entry."""
+    site = entry.site
+    return Finding(
+        rule=rule, name=entry.name, family=entry.family, why=why, source=site.source, iteration=site.iteration
+    )

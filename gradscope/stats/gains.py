@@ -1,0 +1,77 @@
+"""Gains: how a layer changes the size of what flows through it, forwards and backwards, by itself and accumulated.
+
+Accumulated gains run from the layer to the end of the network. In a chain they are the products of the single gains,
+which telescope to one ratio of root mean squares; where the network branches the product is not defined but the ratio
+is, so the ratio is given. Over the layers, vanishing and exploding gradients are a slope of `bwd_total`.
+
+Parameters against their gradients: `g/w`, how large a step of size one would be beside the parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradscope import naming
+from gradscope.dump.manifest.manifest import Layer, Manifest
+from gradscope.stats.columns import number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGains:
+    """The gains of one layer; None where a root mean square is missing or the one divided by is zero.
+
+    Attributes:
+        fwd_gain: rms(out) / rms(in).
+        bwd_gain: rms(gradient of in) / rms(gradient of out).
+        fwd_total: rms(out of the last layer that has one) / rms(in).
+        bwd_total: rms(gradient of in) / rms(gradient of the out of the last layer that has one).
+    """
+
+    fwd_gain: float | None
+    bwd_gain: float | None
+    fwd_total: float | None
+    bwd_total: float | None
+
+
+def layer_gains(layers: Sequence[Layer]) -> dict[str, LayerGains]:
+    """The gains of each layer.
+
+    Args:
+        layers: Layers in execution order.
+
+    Returns:
+        Gains by layer path, in the same order.
+    """
+    last = {name: _last(layers, name) for name in ("out", "grad_out")}
+    return {
+        layer.path: LayerGains(
+            fwd_gain=_ratio(layer.rms.get("out"), layer.rms.get("in")),
+            bwd_gain=_ratio(layer.rms.get("grad_in"), layer.rms.get("grad_out")),
+            fwd_total=_ratio(last["out"], layer.rms.get("in")),
+            bwd_total=_ratio(layer.rms.get("grad_in"), last["grad_out"]),
+        )
+        for layer in layers
+    }
+
+
+def _last(layers: Sequence[Layer], name: str) -> float | None:
+    return next((layer.rms[name] for layer in reversed(layers) if name in layer.rms), None)
+
+
+def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    return None if numerator is None or not denominator else numerator / denominator
+
+
+def gradient_ratios(manifest: Manifest) -> dict[str, float]:
+    """`g/w = l2(gradient) / l2(parameter)` by parameter name, in the order of the entries.
+
+    A parameter is left out where its gradient is absent, or where it is all zeros (as fresh biases are), which makes
+    every step infinitely large beside it.
+    """
+    norms = {(entry.family, entry.name): number(entry.stats, "l2") for entry in manifest.entries}
+    return {
+        name: gradient / norm
+        for (family, name), norm in norms.items()
+        if family == naming.PARAM and norm and (gradient := norms.get((naming.PARAM_GRAD, name))) is not None
+    }

@@ -1,0 +1,126 @@
+"""The tensors in a checkpoint, by name, whatever library wrote it; the suffix or what is in a folder decides.
+
+| what | read by |
+|---|---|
+| `.npz`, `.npy`, `.safetensors`, a folder of those, a dump, Equinox's `.eqx` | gradscope itself |
+| Flax's `.msgpack` | Flax |
+| an Orbax checkpoint, a folder | Orbax |
+
+An `.eqx` file has no names, only an order: its tensors are called by their position. A target that is an Equinox module
+reads it itself, as a Keras model does `.keras` and `.weights.h5` (`ownformats`), and this module is not asked. Pickles
+are refused, and so are PyTorch's files, which are pickles in a zip file: reading one can run any code.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+
+from gradscope import naming
+from gradscope.dump.reader import open_dump
+from gradscope.dump.storage.input_file import InputFile
+from gradscope.dump.storage.storage_errors import located
+from gradscope.errors import DumpError, MachineError
+from gradscope.frameworks.extras import install_hint
+from gradscope.naming import printable
+
+#: Families of a dump that are a model's variables; in a foreign file, every tensor is one.
+_FAMILIES: Final = (naming.TENSOR, naming.PARAM, naming.STATE)
+_ORBAX_MARKS: Final = ("_CHECKPOINT_METADATA", "_METADATA")
+_KERAS: Final = (".keras", ".h5")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedTensor:
+    """A tensor in a checkpoint that is open: its shape, its dtype, and a way to read it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], np.ndarray]
+
+
+@contextmanager
+def open_checkpoint(path: Path) -> Generator[Mapping[str, SavedTensor]]:
+    """The tensors of a checkpoint by name; they can be read as long as it is open.
+
+    Raises:
+        DumpError: There is none, it is damaged, or of a kind that is refused.
+        MachineError: The library that reads it is not installed.
+    """
+    if path.suffix in _KERAS:
+        raise DumpError(
+            f"{printable(str(path))}: only the Keras model that it is of can read it",
+            hint="name that model as the target, and save its weights as .keras or .weights.h5",
+        )
+    if path.suffix == ".msgpack":
+        yield _held(_flax_tree(path))
+    elif any((path / mark).exists() for mark in _ORBAX_MARKS):
+        yield _held(_orbax_tree(path))
+    else:
+        with open_dump(path) as dump:
+            entries = [each for each in dump.manifest.entries if each.family in _FAMILIES and each.stored is not None]
+            keys = {each.name if each.family == naming.TENSOR else naming.key_of(each.family, each.name): each
+                    for each in entries}  # fmt: skip
+            yield {
+                name: SavedTensor(
+                    shape=entry.shape,
+                    dtype=entry.dtype,
+                    read=partial(dump.array, naming.key_of(entry.family, entry.name)),
+                )
+                for name, entry in keys.items()
+            }
+
+
+def _flax_tree(path: Path) -> Any:
+    with located(str(path)), InputFile(path) as file:  # first: what is not there needs no library
+        content = file.read(0, file.size_bytes)
+    serialization = _library("flax.serialization")
+    with located(str(path)):
+        try:
+            return serialization.msgpack_restore(content)
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise DumpError(f"it is not a Flax checkpoint: {error}") from error
+
+
+def _orbax_tree(path: Path) -> Any:
+    orbax = _library("orbax.checkpoint")
+    with located(str(path)):
+        try:
+            with orbax.PyTreeCheckpointer() as checkpointer:
+                return checkpointer.restore(path.absolute())
+        except (ValueError, TypeError, KeyError, OSError) as error:
+            raise DumpError(f"it is not an Orbax checkpoint that can be restored: {error}") from error
+
+
+def _library(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MachineError(f"reading this checkpoint needs {module}: {error}", hint=install_hint(module)) from error
+
+
+def _held(tree: Any) -> dict[str, SavedTensor]:
+    return {"/".join(path): _saved(leaf) for path, leaf in _leaves(tree, ())}
+
+
+def _saved(leaf: Any) -> SavedTensor:
+    array = np.asarray(leaf)
+    return SavedTensor(shape=array.shape, dtype=array.dtype.name, read=lambda: array)
+
+
+def _leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(tree, Mapping):
+        for name, child in cast("Mapping[Any, Any]", tree).items():
+            yield from _leaves(child, (*path, str(name)))
+    elif isinstance(tree, list | tuple):
+        for at, child in enumerate(cast("list[Any]", tree)):
+            yield from _leaves(child, (*path, str(at)))
+    elif tree is not None:
+        yield path, tree

@@ -1,0 +1,71 @@
+"""Pieces: a trace cut at values that are known, so that each piece can be looked at alone.
+
+A *piece* is all that is computed between a known value, or an output, and the known values and arguments that it is
+made of. Errors do not travel from one piece into another. What arrives at a known value in the backward pass is made by
+the pieces that read it, its *readers*.
+
+Only floating-point and complex values are followed, because only they have gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from gradscope.tracing.dataflow.reachability import is_inexact
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, resolve, variable_of
+from gradscope.tracing.jaxpr.iterations import Moment, sources
+
+
+class Pieces:
+    """The pieces of a trace.
+
+    Args:
+        root: The trace's root frame.
+        known: The values that are known, each in one turn of its loops.
+    """
+
+    def __init__(self, root: Frame, known: Collection[Moment]) -> None:
+        self._frames = {frame.key: frame for frame in root.walk()}
+        self._known = frozenset(known)
+
+    def readers(self, ends: Iterable[Moment]) -> dict[Moment, list[Moment]]:
+        """For each known value and argument, the ends of the pieces that read it.
+
+        Args:
+            ends: Known values and outputs.
+        """
+        found: dict[Moment, list[Moment]] = {}
+        for end in filter(self._has_gradients, ends):
+            for read in self._made_of(end):
+                found.setdefault(read, []).append(end)
+        return found
+
+    def _made_of(self, end: Moment) -> Iterator[Moment]:
+        """The known values and arguments that one piece reads."""
+        seen, waiting = {end}, [end]
+        while waiting:
+            for moment in self._operands(waiting.pop()):
+                if moment in seen:
+                    continue
+                seen.add(moment)
+                if moment in self._known or _is_argument(moment):
+                    yield moment
+                else:
+                    waiting.append(moment)
+
+    def _operands(self, moment: Moment) -> list[Moment]:
+        """What a value is directly made of, or is in another frame."""
+        value, turn = moment
+        found = sources(self._frames, moment)
+        if not found and value.equation != OPERAND:
+            frame = self._frames[value.frame]
+            read = (resolve(frame, atom) for atom in frame.jaxpr.eqns[value.equation].invars)
+            found = [Moment(key, turn[: len(self._frames[key.frame].loops)]) for key in read if key is not None]
+        return list(filter(self._has_gradients, found))
+
+    def _has_gradients(self, moment: Moment) -> bool:
+        return is_inexact(variable_of(self._frames[moment.value.frame], moment.value))
+
+
+def _is_argument(moment: Moment) -> bool:
+    return not moment.value.frame and moment.value.equation == OPERAND

@@ -1,0 +1,49 @@
+"""Custom differentiation rules in a trace: which function each belongs to, and where that is defined.
+
+JAX remembers the function in the debug information of what it traced, as `NAME at FILE:LINE`; where a version does not,
+the rule goes by its primitive.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gradscope.tracing.jaxpr.jaxcompat import Equation, opened
+from gradscope.tracing.jaxpr.library_files import is_library_file
+
+_PRIMITIVES: Final = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+_FUNCTION: Final = re.compile(r"(?P<name>.+) at (?P<file>.+):(?P<line>\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomRule:
+    """A function with a differentiation rule of its own.
+
+    Attributes:
+        function: Its name.
+        source: `file:line` of its definition, the file without its folder; None where unknown.
+        of_library: Whether it is defined by JAX or a modelling library.
+    """
+
+    function: str
+    source: str | None
+    of_library: bool
+
+
+def custom_rule(equation: Equation) -> CustomRule | None:
+    """The function whose own rule differentiates an equation; None for an equation that JAX differentiates."""
+    if equation.primitive.name not in _PRIMITIVES:
+        return None
+    carried = equation.params.get("call_jaxpr") or equation.params.get("fun_jaxpr")
+    info: Any = getattr(opened(carried)[0], "debug_info", None)
+    found = _FUNCTION.fullmatch(str(getattr(info, "func_src_info", "")))
+    if found is None:
+        return CustomRule(function=equation.primitive.name, source=None, of_library=False)
+    return CustomRule(
+        function=found["name"],
+        source=f"{Path(found['file']).name}:{found['line']}",
+        of_library=is_library_file(found["file"]),
+    )

@@ -1,0 +1,277 @@
+"""The one place that knows how JAX's jaxprs look from version to version (0.6 to 0.12).
+
+Vocabulary: a *jaxpr* is a traced function: input variables, equations in execution order, output atoms. An *equation*
+applies a *primitive* to *atoms* (variables or literals) and defines output variables. Higher-order primitives carry
+*sub-jaxprs* in their parameters.
+
+Sharp edges, and what we do about them:
+
+- Constructors of `Var`, `JaxprEqn` and `Jaxpr` change their arguments between versions, so nothing here builds one: a
+  rewritten program is always traced anew by an interpreter.
+- From JAX 0.11 `ClosedJaxpr` is `Jaxpr` itself; `opened` gives (jaxpr, constants) for either.
+- `jit`'s primitive was called `pjit` before 0.7; `closed_call` became `eval_jaxpr` in 0.11.
+- `scan` told its numbers of constants and carries directly before 0.12, and by a pair of trees since.
+
+Only `jax.extend` is used, never `jax._src`; both are outside JAX's compatibility promise, which is why no other module
+of gradscope may touch them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+import jax
+from jax.extend import core as jex_core
+from jax.extend import source_info_util
+
+from gradscope.tracing.jaxpr.library_files import is_file_of, is_library_file
+
+#: A variable or a literal of a jaxpr.
+Atom: TypeAlias = Any
+
+#: How a sub-jaxpr relates to its equation.
+FrameKind: TypeAlias = Literal["root", "call", "remat", "scan", "while", "cond", "shard_map", "opaque"]
+
+_CALLS: Final = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
+_REMATS: Final = frozenset({"remat2", "remat", "checkpoint"})
+_KINDS: Final[Mapping[str, FrameKind]] = {
+    **dict.fromkeys(_CALLS, "call"),
+    **dict.fromkeys(_REMATS, "remat"),
+    "scan": "scan",
+    "while": "while",
+    "cond": "cond",
+    "shard_map": "shard_map",
+}
+
+
+class Equation(Protocol):
+    """The part of a `JaxprEqn` that every supported version has."""
+
+    primitive: Any
+    params: dict[str, Any]
+    invars: list[Atom]
+    outvars: list[Any]
+    source_info: Any
+    ctx: Any
+
+
+class Jaxpr(Protocol):
+    """The part of a `Jaxpr` that every supported version has."""
+
+    constvars: list[Any]
+    invars: list[Any]
+    outvars: list[Atom]
+    eqns: list[Equation]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubJaxpr:
+    """One jaxpr inside an equation.
+
+    Attributes:
+        kind: How the equation runs it.
+        branch: Its number among the equation's sub-jaxprs that run alternatively; 0 otherwise.
+        jaxpr: The open jaxpr.
+        constants: Values of its constant variables.
+    """
+
+    kind: FrameKind
+    branch: int
+    jaxpr: Jaxpr
+    constants: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanArity:
+    """How a scan's operands divide: constants, then carries, then sequences."""
+
+    constants: int
+    carries: int
+
+
+def opened(jaxpr: Any) -> tuple[Jaxpr, tuple[Any, ...]]:
+    """The open jaxpr and its constants, of a closed or an open jaxpr of any supported version."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    return inner, tuple(getattr(jaxpr, "consts", ()))
+
+
+def is_literal(atom: Atom) -> bool:
+    """Whether an atom is a literal value and not a variable."""
+    return isinstance(atom, jex_core.Literal)
+
+
+def is_dropped(variable: Any) -> bool:
+    """Whether an output variable is the placeholder `_` that nothing can read."""
+    # `DropVar` lives in different modules from version to version; its name does not change.
+    return type(variable).__name__ == "DropVar"
+
+
+def kind_of(equation: Equation) -> FrameKind | None:
+    """How an equation's sub-jaxprs are run; None for an equation that has none, `opaque` for one we never open."""
+    kind = _KINDS.get(equation.primitive.name)
+    if kind == "while" and equation.params["cond_jaxpr"].out_avals[0].shape:
+        return "opaque"  # `vmap` made it: its rows end at different turns
+    if kind == "shard_map" and "in_specs" not in equation.params:
+        return "opaque"  # before 0.7 its operands were described by axis names we would have to guess
+    if kind == "remat" and equation.params.get("differentiated"):
+        return "opaque"  # the user's own gradient of a checkpointed function: already rewritten by JAX
+    if kind is not None:
+        return kind
+    return "opaque" if any(True for _ in _jaxprs_in(equation.params.values())) else None
+
+
+def checkpoint_name_of(equation: Equation) -> str | None:
+    """The name that `jax.ad_checkpoint.checkpoint_name` gave what an equation makes; None for any other equation."""
+    return equation.params["name"] if equation.primitive.name == "name" else None
+
+
+def operation_name(equation: Equation) -> str | None:
+    """What an equation does, in a word; None for one that only runs a jaxpr in place, whose equations do it.
+
+    A custom rule is known by the function that it is the rule of: `relu`, where JAX says `custom_jvp_call`.
+    """
+    kind = kind_of(equation)
+    if kind in ("call", "remat"):
+        return None
+    only = sub_jaxprs(equation)[0].jaxpr.eqns if kind == "opaque" else []
+    called: list[str | None] = [each.params.get("name") for each in only if kind_of(each) == "call"]
+    return called[0] if len(only) == len(called) == 1 and called[0] else equation.primitive.name
+
+
+def sub_jaxprs(equation: Equation) -> list[SubJaxpr]:
+    """The jaxprs inside an equation that an interpreter may enter (for a `while`: its body), or that it may not."""
+    kind = kind_of(equation)
+    if kind is None:
+        return []
+    params = equation.params
+    if kind == "cond":
+        inside = list(params["branches"])
+    elif kind == "while":
+        inside = [params["body_jaxpr"]]
+    elif kind == "opaque":
+        inside = list(_jaxprs_in(params.values()))
+    else:
+        inside = [params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]]
+    return [_sub_jaxpr(kind, branch, jaxpr) for branch, jaxpr in enumerate(inside)]
+
+
+def _sub_jaxpr(kind: FrameKind, branch: int, jaxpr: Any) -> SubJaxpr:
+    inner, constants = opened(jaxpr)
+    return SubJaxpr(kind=kind, branch=branch, jaxpr=inner, constants=constants)
+
+
+def _jaxprs_in(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from _jaxprs_in(value)
+        elif hasattr(value, "eqns"):
+            yield value
+
+
+def scan_arity(equation: Equation) -> ScanArity:
+    """The numbers of constants and carries of a `scan` equation."""
+    params = equation.params
+    if "num_consts" in params:
+        return ScanArity(constants=params["num_consts"], carries=params["num_carry"])
+    constants, carries, _ = params["ft_in"].unpack()  # since 0.12
+    return ScanArity(constants=len(list(constants.vals)), carries=len(list(carries.vals)))
+
+
+def loop_length(equation: Equation) -> int | None:
+    """The number of turns of a `scan`, or of shards of a `shard_map`; None for a `while`, which only running tells."""
+    if equation.primitive.name == "shard_map":
+        mesh = equation.params["mesh"]
+        return math.prod(mesh.shape[axis] for axis in manual_axes(equation))
+    return equation.params.get("length")
+
+
+def manual_axes(equation: Equation) -> tuple[str, ...]:
+    """The mesh axes over which a `shard_map` splits its operands, in the mesh's order."""
+    params = equation.params
+    axes = params.get("newly_manual_axes", params.get("manual_axes"))
+    return tuple(axis for axis in params["mesh"].axis_names if axes is None or axis in axes)
+
+
+def trace(function: Callable[..., Any], *args: Any) -> tuple[Jaxpr, tuple[Any, ...], Any]:
+    """Trace a function on arguments or their shapes.
+
+    Returns:
+        The open jaxpr, its constants, and the output's pytree of `jax.ShapeDtypeStruct`.
+    """
+    closed, out_shape = jax.make_jaxpr(function, return_shape=True)(*args)
+    return *opened(closed), out_shape
+
+
+def bind(equation: Equation, values: Sequence[Any]) -> list[Any]:
+    """Run an equation as it stands on `values`, under the name stack and the context it was traced in."""
+    primitive = equation.primitive
+    bound = primitive.get_bind_params(equation.params)
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)  # a pair before 0.10
+    with traced_as(equation):
+        out = primitive.bind(*functions, *values, **params)
+    return list(out) if primitive.multiple_results else [out]
+
+
+class traced_as:  # noqa: N801 - a context manager that reads as a clause
+    """Trace what follows under an equation's name stack, source line and context: a re-trace keeps its names."""
+
+    __slots__ = ("_contexts", "_equation")
+
+    def __init__(self, equation: Equation) -> None:
+        self._equation = equation
+        self._contexts: tuple[Any, ...] = ()
+
+    def __enter__(self) -> None:
+        info = self._equation.source_info
+        stack = source_info_util.current_name_stack() + info.name_stack
+        self._contexts = (source_info_util.user_context(info.traceback, name_stack=stack), self._equation.ctx.manager)
+        for context in self._contexts:
+            context.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        for context in reversed(self._contexts):
+            context.__exit__(*exception)
+
+
+def scopes(equation: Equation) -> tuple[Any, ...]:
+    """The `Scope` items of an equation's own name stack, outermost first.
+
+    Each entry into `jax.named_scope` makes a new `Scope`, so two equations share a scope *object* exactly when they
+    were traced inside the same entry: identity tells a second call from the first even where nothing stands between.
+    Transforms (`vmap`, `jvp`, ...) are dropped, and so are scopes without a name and those that `jnp.einsum` names
+    after its equation.
+    """
+    found = [item for item in equation.source_info.name_stack.stack if type(item).__name__ == "Scope"]
+    return tuple(scope for scope in found if scope.name.strip("/") and "->" not in scope.name)
+
+
+def source_of(equation: Equation) -> str | None:
+    """`file:line` of the user's code that traced an equation, the file without its folder; None where unknown."""
+    frame = user_frame(equation)
+    return None if frame is None else f"{Path(frame[0]).name}:{frame[1]}"
+
+
+def user_frame(equation: Equation) -> tuple[str, int, str] | None:
+    """File, line and function of the innermost frame that belongs to the user; None where all frames are libraries'."""
+    traceback = equation.source_info.traceback
+    if traceback is None:
+        return None
+    for frame in traceback.frames:
+        if not is_library_file(frame.file_name):
+            return frame.file_name, frame.line_num, frame.function_name
+    return None
+
+
+def is_lifted(equation: Equation) -> bool:
+    """Whether a lifting transformation of Flax runs an equation on behalf of a module: `nn.scan`, `nnx.scan`.
+
+    Told by who called JAX: the innermost frame that is not JAX's own.
+    """
+    traceback = equation.source_info.traceback
+    frames = [] if traceback is None else traceback.frames
+    caller = next((frame.file_name for frame in frames if not is_file_of("jax", frame.file_name)), "")
+    return is_file_of("flax", caller)

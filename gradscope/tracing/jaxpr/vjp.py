@@ -1,0 +1,35 @@
+"""What one equation's own backward rule makes of gradients: its vector-Jacobian product, taken by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from gradscope.tracing.jaxpr.jaxcompat import Equation, bind
+
+
+def pulled_back(
+    equation: Equation, operands: Sequence[Any], chosen: Sequence[int], cotangents: Mapping[int, Any]
+) -> list[Any]:
+    """What flows back through an equation to some of its operands.
+
+    Args:
+        equation: A differentiable equation.
+        operands: The values of all of its operands.
+        chosen: The operands asked for, by position; of inexact dtype.
+        cotangents: The gradients of outputs, by position, each of its output's shape and dtype; of none left out
+            does anything flow back.
+
+    Returns:
+        For each chosen operand a gradient of its shape and dtype.
+    """
+
+    def outputs(*values: Any) -> list[Any]:
+        replaced = dict(zip(chosen, values, strict=True))
+        made = bind(equation, [replaced.get(position, operand) for position, operand in enumerate(operands)])
+        return [made[position] for position in cotangents]
+
+    _, pull_back = jax.vjp(outputs, *(operands[position] for position in chosen))
+    return list(pull_back(list(cotangents.values())))

@@ -1,0 +1,77 @@
+"""Where an equation's scopes come from: the name stack, or, in a model without any scope, the next best thing.
+
+A trace in which no equation has a scope still has layers. An equation that reads a parameter belongs to what the
+parameter belongs to: `dense1/kernel` and `dense1/bias` make `dense1`. An equation that reads none is named by the line
+of the user's code that traced it, `forward:12`.
+
+Where operations are asked for, each is in a scope of its own, named after what it does: an operation is a layer of one
+equation, and has names, inputs, outputs and gains as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from gradscope.tracing.jaxpr.frames import Frame
+from gradscope.tracing.jaxpr.jaxcompat import Equation, kind_of, operation_name, scopes, user_frame
+from gradscope.tracing.layers.parameter_views import ParameterOrigins
+
+#: The scopes of an equation, outermost first: objects with a `name`, the same object within one entry into a scope.
+Scoping: TypeAlias = Callable[[Frame, Equation], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class InferredScope:
+    """A scope that nobody opened."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OperationScope:
+    """The scope of one equation alone."""
+
+    name: str
+
+
+def with_operations(scoping: Scoping) -> Scoping:
+    """The scoping with a scope more around every equation that computes something itself."""
+
+    def scoped(frame: Frame, equation: Equation) -> tuple[Any, ...]:
+        name = operation_name(equation)
+        return (*scoping(frame, equation), *(() if name is None else (OperationScope(name),)))
+
+    return scoped
+
+
+def has_scopes(root: Frame) -> bool:
+    """Whether any equation of a trace has a scope of the user's."""
+    return any(scopes(equation) for frame in root.walk() for equation in frame.jaxpr.eqns)
+
+
+def scoping_of(root: Frame, origins: ParameterOrigins) -> Scoping:
+    """The scoping that suits a trace."""
+    if has_scopes(root):
+        return lambda _, equation: scopes(equation)
+    known: dict[str, InferredScope] = {}
+
+    def inferred(frame: Frame, equation: Equation) -> tuple[InferredScope, ...]:
+        name = _inferred_name(frame, equation, origins)
+        return () if name is None else (known.setdefault(name, InferredScope(name)),)
+
+    return inferred
+
+
+def _inferred_name(frame: Frame, equation: Equation, origins: ParameterOrigins) -> str | None:
+    if frame.opaque or kind_of(equation) not in (None, "opaque"):
+        return None  # a custom rule is one thing, and what other equations run has names of its own
+    for atom in equation.invars:
+        for parameter in origins.names(frame, atom):
+            return parameter.rpartition("/")[0] or parameter
+    frame_of_user = user_frame(equation)
+    if frame_of_user is None:
+        return None
+    _, line, function = frame_of_user
+    return f"{function.rpartition('.')[2]}:{line}"

@@ -1,0 +1,221 @@
+"""Layers, found in a traced function without help from any framework.
+
+A *layer* is a maximal run of equations under one entry into one scope. Its outputs are the values it makes that are
+used outside it, its inputs those it uses that are made outside it. A layer may lie inside another (a *composite* and
+its parts), and what the inner one hands on, the outer one may hand on too: one value, two names.
+
+Values that only leave a layer for outputs other than the loss (updated batch statistics on their way out) do not count
+as its outputs unless it has no others: they are recorded where they end, as auxiliary outputs of the loss.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations, resolve, source_in
+from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, is_dropped, is_literal
+from gradscope.tracing.jaxpr.scopes import ScopePath
+from gradscope.tracing.layers.fallback_scopes import OperationScope, Scoping, scoping_of, with_operations
+from gradscope.tracing.layers.parameter_views import ParameterOrigins
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LayerCall:
+    """One call of one layer (for a layer inside loops: all its turns); an operation is one of a single equation.
+
+    Attributes:
+        frame: The frame it lies in.
+        path: Its scopes, occurrence included.
+        order: Program order of its first equation.
+        operation: Whether it is an operation.
+        parent: The layer around it in the same frame or a frame further out; None at the top.
+        equations: Numbers of its equations in the frame.
+        params: Names of the parameters it uses, in order of use.
+        inputs: Values it uses that are made outside it, parameters excepted, in order of use.
+        outputs: Values it makes that are used outside it, in order of making.
+    """
+
+    frame: Frame
+    path: ScopePath
+    order: int
+    operation: bool = False
+    parent: LayerCall | None = None
+    equations: list[int] = field(default_factory=list[int])
+    params: dict[str, None] = field(default_factory=dict[str, None])
+    inputs: dict[ValueKey, None] = field(default_factory=dict[ValueKey, None])
+    outputs: dict[ValueKey, None] = field(default_factory=dict[ValueKey, None])
+
+    @property
+    def innermost_layer(self) -> LayerCall | None:
+        """The layer itself; of an operation, the one it lies in; None outside all layers."""
+        return self.parent if self.operation else self
+
+    @property
+    def source(self) -> str | None:
+        """`file:line` of its first equation that has one."""
+        sources = (source_in(self.frame, self.frame.jaxpr.eqns[number]) for number in self.equations)
+        return next((source for source in sources if source is not None), None)
+
+    @property
+    def primitive(self) -> str | None:
+        """Its primitive, where it has only one equation."""
+        return self.frame.jaxpr.eqns[self.equations[0]].primitive.name if len(self.equations) == 1 else None
+
+
+def find_layers(root: Frame, origins: ParameterOrigins, *, operations: bool = False) -> list[LayerCall]:
+    """Every layer of a trace, composites before their parts, otherwise in execution order.
+
+    Args:
+        root: The root frame, liveness marked.
+        origins: Which atoms are parameters.
+        operations: Whether operations count as layers.
+    """
+    layers: list[LayerCall] = []
+    scoping = scoping_of(root, origins)
+    _enter(root, None, with_operations(scoping) if operations else scoping, origins, layers)
+    layers.sort(key=lambda layer: (layer.order, len(layer.path.components)))
+    _number_calls(layers)
+    return layers
+
+
+def _number_calls(layers: Sequence[LayerCall]) -> None:
+    """Give each call its occurrence, past names that a scope may have on purpose: `dense#2`, `block[0]`, `lstm.1`."""
+    seen: Counter[str] = Counter()
+    taken: set[str] = set()
+    for layer in layers:
+        template = layer.path.template
+        while True:
+            seen[template] += 1
+            path = layer.path.occurring(seen[template])
+            names = _names(layer, path)
+            if taken.isdisjoint(names):
+                break
+        layer.path = path
+        taken |= names
+
+
+def _names(layer: LayerCall, path: ScopePath) -> set[str]:
+    """Everything that a layer and its outputs are called in any turn, if its path is `path`."""
+    outputs = [None, *range(len(layer.outputs))] if len(layer.outputs) > 1 else [None]
+    return {str(path.at(turn).with_output(output)) for turn in iterations(layer.frame.loops) for output in outputs}
+
+
+def _enter(
+    frame: Frame, around: LayerCall | None, scoping: Scoping, origins: ParameterOrigins, layers: list[LayerCall]
+) -> None:
+    runs = _runs(frame, around, scoping)
+    _connect(frame, runs, origins)
+    layers.extend(dict.fromkeys(layer for stack in runs for layer in stack))
+    for number, children in frame.children.items():
+        inside = next((layer for layer in reversed(runs[number]) if not layer.operation), around)
+        for child in children:
+            _enter(child, inside, scoping, origins, layers)
+
+
+def _runs(frame: Frame, around: LayerCall | None, scoping: Scoping) -> list[tuple[LayerCall, ...]]:
+    """For each equation, the layers it lies in within this frame, outermost first.
+
+    A turn of a loop that runs under a scope is itself a layer: `blocks[3]` beside `blocks[3]/attn`.
+    """
+    turn: tuple[LayerCall, ...] = ()
+    if frame.kind in ("scan", "while", "shard_map") and not frame.path.pending_loops:
+        turn = (LayerCall(frame=frame, path=frame.path, order=frame.start, parent=around),)
+    stacks: list[tuple[LayerCall, ...]] = []
+    open_scopes: tuple[Any, ...] = ()
+    open_layers = turn
+    for number, equation in enumerate(frame.jaxpr.eqns):
+        entered = scoping(frame, equation)
+        shared = _shared_prefix(open_scopes, entered)
+        open_layers = open_layers[: len(turn) + shared]
+        for scope in entered[shared:]:
+            parent = open_layers[-1] if open_layers else around
+            path = (open_layers[-1].path if open_layers else frame.path).scope(scope.name)
+            order, operation = _start(frame, number), isinstance(scope, OperationScope)
+            open_layers += (LayerCall(frame=frame, path=path, order=order, operation=operation, parent=parent),)
+        open_scopes = entered
+        for layer in open_layers:
+            layer.equations.append(number)
+        stacks.append(open_layers)
+    return stacks
+
+
+def _start(frame: Frame, number: int) -> int:
+    """Program order at which an equation starts: what has run before it."""
+    return frame.orders[number - 1] + 1 if number else frame.start
+
+
+def _shared_prefix(left: tuple[Any, ...], right: tuple[Any, ...]) -> int:
+    """How many leading items are the same objects."""
+    shared = 0
+    for one, other in zip(left, right, strict=False):
+        if one is not other:
+            break
+        shared += 1
+    return shared
+
+
+def _connect(frame: Frame, runs: list[tuple[LayerCall, ...]], origins: ParameterOrigins) -> None:
+    """Fill params, inputs and outputs of the layers of one frame."""
+    live = _Escapes()
+    every = _Escapes()
+    for number, equation in enumerate(frame.jaxpr.eqns):
+        for atom in equation.invars:
+            if is_literal(atom) or atom not in frame.definitions:
+                continue
+            shared = _use(frame, runs, number, atom, origins)
+            every.note(atom, shared)
+            if number in frame.live:
+                live.note(atom, shared)
+    for atom in frame.jaxpr.outvars:
+        if not is_literal(atom):
+            every.note(atom, 0)
+            if atom in frame.needed_outputs:
+                live.note(atom, 0)
+    _hand_on(frame, runs, live)
+    _hand_on(frame, runs, every, only_without=True)
+
+
+def _use(frame: Frame, runs: list[tuple[LayerCall, ...]], number: int, atom: Atom, origins: ParameterOrigins) -> int:
+    """Note that an equation uses a value; returns how many layers the use and the definition share."""
+    definition, _ = frame.definitions[atom]
+    shared = 0 if definition == OPERAND else _shared_prefix(runs[definition], runs[number])
+    # A parameter that another layer hands on, viewed otherwise, is that layer's output and no parameter of this one.
+    handed_on = definition != OPERAND and len(runs[definition]) > shared
+    names = () if handed_on else origins.names(frame, atom)
+    value = None if names else resolve(frame, atom)
+    for layer in runs[number][shared:]:
+        layer.params.update(dict.fromkeys(names))
+        if value is not None:
+            layer.inputs[value] = None
+    return shared
+
+
+class _Escapes:
+    """For each value, the smallest number of layers that any use of it shares with its definition."""
+
+    def __init__(self) -> None:
+        self.shared: dict[Atom, int] = {}
+
+    def note(self, atom: Atom, shared: int) -> None:
+        self.shared[atom] = min(shared, self.shared.get(atom, shared))
+
+
+def _hand_on(frame: Frame, runs: list[tuple[LayerCall, ...]], escapes: _Escapes, *, only_without: bool = False) -> None:
+    """Make each value an output of the layers it escapes from; with `only_without`, of those that have none yet."""
+    without = {id(layer) for stack in runs for layer in stack if not layer.outputs} if only_without else None
+    for number, equation in enumerate(frame.jaxpr.eqns):
+        for variable in _kept(equation):
+            shared = escapes.shared.get(variable)
+            value = None if shared is None else resolve(frame, variable)
+            if value is None:
+                continue
+            for layer in runs[number][shared:]:
+                if without is None or id(layer) in without:
+                    layer.outputs[value] = None
+
+
+def _kept(equation: Equation) -> list[Any]:
+    return [variable for variable in equation.outvars if not is_dropped(variable)]

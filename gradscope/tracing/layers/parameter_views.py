@@ -1,0 +1,71 @@
+"""Which values of a trace are parameters in another guise.
+
+A parameter keeps its name through the primitives that only view or convert it, and into the frames that receive it (a
+scan's slice of a stacked parameter is still that parameter), so that a layer that computes in bfloat16 is still known
+to use its float32 kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, operands
+from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal, scan_arity
+
+_VIEWS: Final = frozenset(
+    {"convert_element_type", "reshape", "transpose", "squeeze", "slice", "broadcast_in_dim", "copy", "rev",
+     "expand_dims", "sharding_constraint", "reduce_precision", "dynamic_slice"}
+)  # fmt: skip
+
+
+class ParameterOrigins:
+    """Parameter names behind atoms.
+
+    Args:
+        names: Parameter name by position among the root's inputs.
+    """
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._names = names
+        self._known: dict[tuple[int, Atom], str | None] = {}
+
+    def names(self, frame: Frame, atom: Atom) -> tuple[str, ...]:
+        """The parameter behind an atom of `frame`, as a tuple of one name; empty for any other value."""
+        name = self._name(frame, atom)
+        return () if name is None else (name,)
+
+    def _name(self, frame: Frame, atom: Atom) -> str | None:
+        if is_literal(atom) or atom not in frame.definitions:
+            return None
+        key = (id(frame), atom)
+        if key not in self._known:
+            self._known[key] = self._found(frame, atom)
+        return self._known[key]
+
+    def _found(self, frame: Frame, atom: Atom) -> str | None:
+        number, position = frame.definitions[atom]
+        if number != OPERAND:
+            return self._made(frame, number, position)
+        if frame.parent is None:
+            return self._names.get(position)
+        outer = operands(frame)[position]
+        return None if outer is None or self._is_carry(frame, position) else self._name(frame.parent, outer)
+
+    def _made(self, frame: Frame, number: int, position: int) -> str | None:
+        equation = frame.jaxpr.eqns[number]
+        if equation.primitive.name in _VIEWS:
+            return self._name(frame, equation.invars[0])
+        for child in frame.children.get(number, ()):
+            if child.kind in ("call", "remat"):
+                return self._name(child, child.jaxpr.outvars[position])
+        return None
+
+    @staticmethod
+    def _is_carry(frame: Frame, position: int) -> bool:
+        if frame.kind == "while" and frame.equation is not None:
+            return position >= frame.equation.params["body_nconsts"]
+        if frame.kind != "scan" or frame.equation is None:
+            return False
+        arity = scan_arity(frame.equation)
+        return arity.constants <= position < arity.constants + arity.carries

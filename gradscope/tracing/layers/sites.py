@@ -1,0 +1,174 @@
+"""Sites: the values of a trace that can be observed, and the names they are known by.
+
+A *site* is one value in one frame; inside loops it stands for one value per turn. A value that several layers hand on
+is one site with several names, the innermost layer's first and an operation's last; the others are aliases. A value
+that no layer hands on but some layer reads has no name: it is observed only to know what went into that layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradscope.naming import LayerPath
+from gradscope.tracing.dataflow.reachability import Reach
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, Loop, ValueKey, source_in, variable_of
+from gradscope.tracing.jaxpr.scopes import ScopePath
+from gradscope.tracing.jaxpr.sharding import sharding_of
+from gradscope.tracing.layers.layers import LayerCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteName:
+    """One name of a site: a layer's path and, where the layer hands on several values, which of them.
+
+    Attributes:
+        path: The layer's path, or the operation's.
+        output: Which of its values; None where it hands on only one.
+        layer: The layer's path; of an operation, that of the layer it lies in, None outside all layers.
+    """
+
+    path: ScopePath
+    output: int | None = None
+    layer: ScopePath | None
+
+    @property
+    def operation(self) -> bool:
+        """Whether it is the name of an operation's output."""
+        return self.layer is not self.path
+
+    @property
+    def template(self) -> str:
+        """The name with `[*]` for every iteration."""
+        return self.path.template if self.output is None else f"{self.path.template}.{self.output}"
+
+    def at(self, iteration: Sequence[int]) -> LayerPath:
+        """The name at one iteration per enclosing loop."""
+        return self.path.at(iteration).with_output(self.output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A value that can be observed.
+
+    Attributes:
+        value: Where it is made.
+        shape: Its shape, of one turn where it lies in loops.
+        dtype: Its dtype, as JAX has it.
+        sharding: The sharding that is part of its type; None where none is.
+        names: Its names, innermost layer first, an operation last; empty for a value that is only some layer's input.
+        loops: The loops around it, outermost first.
+        order: Program order of the equation that makes it.
+        primitive: The primitive that makes it; None for a value a frame receives.
+        source: `file:line` in the user's code.
+        reach: What arrives at it in the backward pass.
+        opaque: Whether it lies inside a custom rule, where it cannot be observed.
+        eliminated: Whether nothing that the function returns depends on it, so that it is not computed.
+    """
+
+    value: ValueKey
+    shape: tuple[int, ...]
+    dtype: Any
+    sharding: Any
+    names: tuple[SiteName, ...]
+    loops: tuple[Loop, ...]
+    order: int
+    primitive: str | None
+    source: str | None
+    reach: Reach
+    opaque: bool
+    eliminated: bool
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether its dtype has gradients at all."""
+        return bool(jnp.issubdtype(self.dtype, jnp.inexact))
+
+    @property
+    def forward_only(self) -> bool:
+        """Whether reverse mode cannot get from the loss to it."""
+        return self.reach is Reach.BARRED
+
+
+def find_sites(root: Frame, layers: Sequence[LayerCall]) -> list[Site]:
+    """Every value that some layer hands on or reads, in program order.
+
+    Args:
+        root: The root frame, reach marked.
+        layers: Its layers.
+    """
+    frames = {frame.key: frame for frame in root.walk()}
+    names = _names(layers)
+    read = dict.fromkeys(value for layer in layers for value in layer.inputs)
+    values = [value for value in {**names, **read} if not _is_root_input(value)]
+    sites = [_site(frames, value, names.get(value, [])) for value in values if _is_array(frames, value)]
+    return sorted(sites, key=lambda site: (site.order, site.value.position))
+
+
+def site_at(root: Frame, value: ValueKey, names: Sequence[SiteName] = ()) -> Site:
+    """The site of one value, whether or not a layer hands it on.
+
+    Args:
+        root: The root frame, reach marked.
+        value: Where it is made.
+        names: What it is called.
+    """
+    return _site({frame.key: frame for frame in root.walk()}, value, names)
+
+
+def _names(layers: Sequence[LayerCall]) -> dict[ValueKey, list[SiteName]]:
+    # Composites come before their parts in `layers`, and the innermost name is to be the first; an operation's last, so
+    # that a value that a layer hands on is known by the same name whether or not operations are looked at.
+    named: dict[ValueKey, list[SiteName]] = {}
+    for layer in layers:
+        several = len(layer.outputs) > 1
+        around = layer.innermost_layer
+        for position, value in enumerate(layer.outputs):
+            name = SiteName(path=layer.path, output=position if several else None, layer=around and around.path)
+            named.setdefault(value, []).append(name)
+    return {value: _layers_first(found[::-1]) for value, found in named.items()}
+
+
+def _layers_first(names: Sequence[SiteName]) -> list[SiteName]:
+    return [*(name for name in names if not name.operation), *(name for name in names if name.operation)]
+
+
+def _is_root_input(value: ValueKey) -> bool:
+    return not value.frame and value.equation == OPERAND
+
+
+def _is_array(frames: Mapping[FrameKey, Frame], value: ValueKey) -> bool:
+    aval = _aval(frames[value.frame], value)
+    return hasattr(aval, "shape") and hasattr(aval, "dtype")
+
+
+def _aval(frame: Frame, value: ValueKey) -> Any:
+    return variable_of(frame, value).aval
+
+
+def _site(frames: Mapping[FrameKey, Frame], value: ValueKey, names: Sequence[SiteName]) -> Site:
+    frame = frames[value.frame]
+    aval = _aval(frame, value)
+    received = value.equation == OPERAND
+    equation = frame.equation if received else frame.jaxpr.eqns[value.equation]
+    return Site(
+        value=value,
+        shape=tuple(aval.shape),
+        dtype=aval.dtype,
+        sharding=sharding_of(aval),
+        names=tuple(names),
+        loops=frame.loops,
+        order=frame.start if received else frame.orders[value.equation],
+        primitive=None if received or equation is None else equation.primitive.name,
+        source=None if equation is None else source_in(frame if not received else frame.parent or frame, equation),
+        reach=_reach(frame, value),
+        opaque=frame.opaque,
+        eliminated=not received and value.equation not in frame.used,
+    )
+
+
+def _reach(frame: Frame, value: ValueKey) -> Reach:
+    return Reach.BARRED if frame.forward_only else Reach(frame.reach.get(variable_of(frame, value), Reach.NOTHING))

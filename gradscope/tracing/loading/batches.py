@@ -1,0 +1,207 @@
+"""Batches from files and pipelines: a real batch in place of the model's own.
+
+A file's tensors become the batch's leaves by name: `image` is `batch["image"]`, `text/mask` is `batch["text"]["mask"]`.
+A `.npy` file holds the only leaf of a batch that has one. A dump serves as well: its inputs are a batch.
+
+The model's own `batch` says what is expected. The leading axis of every leaf is the example, and the file decides how
+many there are; all else must agree. Numbers are converted to the width that the model expects, which is said in a note;
+a conversion that would change an integer, or its kind, is refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope import naming
+from gradscope.dump.reader import DumpFile, open_dump
+from gradscope.errors import DumpError, UsageError
+from gradscope.naming import printable
+from gradscope.tracing.data.mismatches import kind_of
+from gradscope.tracing.loading.loader import named_object, seed_generators
+from gradscope.tracing.user_frames import user_code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRequest:
+    """Which batch is asked for.
+
+    Attributes:
+        place: A file or folder, or a pipeline as a target names it.
+        index: Which of a pipeline's batches, from 0; None for the first, and for a file.
+        leaves: That batch by name, where it has been read already.
+        partial: Whether it may lack leaves, because only some values are asked for, which may not need them.
+    """
+
+    place: str
+    index: int | None = None
+    leaves: Mapping[str, np.ndarray] | None = None
+    partial: bool = False
+
+    def batch(self, expected: Any) -> FileBatch:
+        """The batch; see `batch_from_file` and `pipeline_leaves`.
+
+        Args:
+            expected: Pytree of `jax.ShapeDtypeStruct` that the model's own `batch` would give.
+
+        Raises:
+            UsageError: There is no such pipeline, or it has not so many batches.
+            ModelError: The pipeline failed.
+            DumpError: The batch is not such as the model's own; the message lists every disagreement.
+        """
+        if ":" in self.place and not Path(self.place).exists():
+            leaves = pipeline_leaves(self.place, self.index) if self.leaves is None else self.leaves
+            return _checked(f"batch {self.index or 0} of {self.place}", expected, leaves, partial=self.partial)
+        if self.index is not None:
+            raise UsageError(f"{self.place} holds one batch", hint="--batch-index picks one of a pipeline: module:NAME")
+        return batch_from_file(Path(self.place), expected, partial=self.partial)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileBatch:
+    """A batch that somebody else made.
+
+    Attributes:
+        batch: Pytree of NumPy arrays, of the structure and dtypes that the model expects.
+        size: Number of examples.
+        notes: Sentences about what was converted.
+        absent: Leaves that it lacks, zeros in their place, by name.
+    """
+
+    batch: Any
+    size: int
+    notes: tuple[str, ...]
+    absent: frozenset[str]
+
+
+def batch_from_file(path: Path, expected: Any, *, partial: bool = False) -> FileBatch:
+    """The batch that a file holds.
+
+    Args:
+        path: An `.npz`, an `.npy`, a `.safetensors` file, a folder of those, or a dump.
+        expected: Pytree of `jax.ShapeDtypeStruct` that the model's own `batch` would give.
+        partial: Whether it may lack leaves.
+
+    Raises:
+        DumpError: The file cannot be read, or does not hold such a batch; the message lists every disagreement.
+    """
+    wanted = {_name(keys): leaf for keys, leaf in jax.tree_util.tree_leaves_with_path(expected)}
+    with open_dump(path) as file:
+        return _checked(str(path), expected, _arrays(file, path, wanted), partial=partial)
+
+
+def pipeline_leaves(text: str, index: int | None, seed: int = 0) -> dict[str, np.ndarray]:
+    """The n-th batch of an input pipeline, by the names of its leaves.
+
+    Args:
+        text: The pipeline as a target names it, `package.module:batches` or `data.py:batches("train")`: a function that
+            returns an iterable of batches, or an iterable.
+        index: Which batch, from 0; None for the first.
+        seed: Seeds what it draws without a key.
+
+    Raises:
+        UsageError: There is no such pipeline, or it has not so many batches.
+        ModelError: The pipeline failed.
+    """
+    seed_generators(seed)
+    with user_code(f"the pipeline {text}"):
+        pipeline = named_object(text)
+        batches = pipeline() if callable(pipeline) else pipeline
+        if not isinstance(batches, Iterable):
+            raise UsageError(f"{text} is of type {type(batches).__name__}, expected an iterable of batches")
+        batch = next(itertools.islice(iter(cast("Iterable[Any]", batches)), index or 0, None), None)
+        if batch is None:
+            raise UsageError(f"{text} ends before batch {index or 0}", hint="give a smaller --batch-index")
+        return {_name(keys): np.asarray(leaf) for keys, leaf in jax.tree_util.tree_leaves_with_path(batch)}
+
+
+def _name(keys: Any) -> str:
+    return jax.tree_util.keystr(keys, simple=True, separator="/") or "value"
+
+
+def _checked(what: str, expected: Any, arrays: Mapping[str, np.ndarray], *, partial: bool) -> FileBatch:
+    """Arrays as a batch of the structure and dtypes that the model expects."""
+    paths, tree = jax.tree_util.tree_flatten_with_path(expected)
+    wanted = {_name(keys): leaf for keys, leaf in paths}
+    absent = wanted.keys() - arrays.keys()
+    problems = list(_problems(wanted, arrays, frozenset() if partial else absent))
+    if problems:
+        leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in wanted.items())
+        raise DumpError(
+            f"{what} is no batch for this model: {'; '.join(problems)}", hint=f"the model's own batch is {leaves}"
+        )
+    size = next(iter(_sizes(arrays).values()), 1)
+    present = {name: leaf for name, leaf in wanted.items() if name not in absent}
+    found = {name: _as(leaf.dtype, arrays[name]) for name, leaf in present.items()}
+    blank = {
+        name: np.zeros((size, *wanted[name].shape[1:])[: wanted[name].ndim], wanted[name].dtype) for name in absent
+    }
+    return FileBatch(
+        batch=jax.tree_util.tree_unflatten(tree, [(found | blank)[name] for name in wanted]),
+        size=size,
+        notes=tuple(_notes(present, arrays)),
+        absent=frozenset(absent),
+    )
+
+
+def _arrays(file: DumpFile, path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    entries = [entry for entry in file.manifest.entries if entry.family in (naming.TENSOR, naming.INPUT)]
+    arrays = {entry.name: file.array(naming.key_of(entry.family, entry.name)) for entry in entries}
+    if path.suffix == ".npy" and len(wanted) == 1:
+        return dict(zip(wanted, arrays.values(), strict=True))
+    return arrays
+
+
+def _problems(wanted: Mapping[str, Any], arrays: Mapping[str, np.ndarray], lacking: Collection[str]) -> Iterator[str]:
+    for name, leaf in wanted.items():
+        if name in arrays:
+            yield from _leaf_problems(name, leaf, arrays[name])
+        elif name in lacking:
+            yield f"it lacks {printable(name)}"
+    yield from (f"the model has no {printable(name)}" for name in arrays if name not in wanted)
+    sizes = {name: size for name, size in _sizes(arrays).items() if name in wanted}
+    if len(set(sizes.values())) > 1:
+        counts = ", ".join(f"{printable(name)} {size}" for name, size in sizes.items())
+        yield f"its leaves differ in their number of examples ({counts})"
+
+
+def _leaf_problems(name: str, leaf: Any, array: np.ndarray) -> Iterator[str]:
+    if array.ndim != leaf.ndim or array.shape[1:] != leaf.shape[1:]:
+        yield f"{printable(name)} has shape {list(array.shape)}, expected {_any_size(leaf.shape)}"
+    found, expected = kind_of(array.dtype), kind_of(leaf.dtype)
+    if found != expected:
+        yield f"{printable(name)} is {found} ({array.dtype}), expected {expected} ({leaf.dtype})"
+    elif expected == "integer" and not _fits(leaf.dtype, array):
+        yield f"{printable(name)} has values from {array.min()} to {array.max()}, which {leaf.dtype} cannot hold"
+
+
+def _any_size(shape: tuple[int, ...]) -> str:
+    return "[" + ", ".join(["N", *map(str, shape[1:])][: len(shape)]) + "]"
+
+
+def _fits(dtype: Any, array: np.ndarray) -> bool:
+    limits = jnp.iinfo(dtype)
+    return array.size == 0 or bool(limits.min <= int(array.min()) and int(array.max()) <= limits.max)
+
+
+def _sizes(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Number of examples by leaf; scalars have none."""
+    return {name: array.shape[0] for name, array in arrays.items() if array.ndim}
+
+
+def _as(dtype: Any, array: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, as it does in JAX
+        return array.astype(dtype, copy=False)
+
+
+def _notes(wanted: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
+    for name, leaf in wanted.items():
+        if arrays[name].dtype != leaf.dtype:
+            yield f"{printable(name)} was converted from {arrays[name].dtype} to {leaf.dtype}"

@@ -1,0 +1,96 @@
+"""Importing what a target's place names: a file by its path, a module by its name, a model of the zoo.
+
+A file is loaded under a name of its own (`gradscope_model_...`), registered so that its classes can be pickled. A
+user's folder is put first on `sys.path` and stays there, as if Python had run the file, so that a function may import
+its neighbours late; the working directory is put there for module targets alone.
+
+Sharp edge: importing runs the file with the user's rights. There is no sandbox.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+from gradscope.errors import UsageError
+from gradscope.frameworks.extras import install_hint
+from gradscope.naming.patterns import nearest_hint
+from gradscope.tracing.loading.target import Target
+from gradscope.tracing.loading.zoo import zoo_file
+from gradscope.tracing.user_frames import user_code
+
+
+def import_place(target: Target) -> ModuleType:
+    """The module that a target's place names.
+
+    Raises:
+        UsageError: There is no such file or module.
+        ModelError: It does not import.
+    """
+    os.environ.setdefault("KERAS_BACKEND", "jax")  # its default is TensorFlow, whose models have no jaxpr
+    if target.rule == "module":
+        return _imported(target.place)
+    if target.rule == "zoo":
+        return _loaded(zoo_file(target.place))
+    path = _existing_file(Path(target.place)).resolve()
+    _put_first(path.parent)
+    return _loaded(path)
+
+
+def _imported(name: str) -> ModuleType:
+    _put_first(Path.cwd())
+    importlib.invalidate_caches()  # a file written since Python last looked is found, too
+    with user_code(f"importing {name}"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            # What is missing inside the module's own imports is the model's failure, not the target's.
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            hint = install_hint(error.name) or "run from the folder that holds it, or install its package"
+            raise UsageError(f"there is no module {error.name!r}", hint=hint) from error
+
+
+def _existing_file(path: Path) -> Path:
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", hint=f"name a file in it, such as {path / 'model.py'}")
+    if not path.exists():
+        neighbours = [str(path.with_name(file.name)) for file in sorted(path.parent.glob("*.py"))]
+        hint = nearest_hint(str(path), neighbours) if neighbours else f"{path.parent} holds no Python file"
+        raise UsageError(f"there is no file {path}", hint=hint)
+    if path.suffix != ".py":
+        raise UsageError(f"{path} is not a Python file", hint="name a .py file; a dump is shown by 'gradscope show'")
+    return path
+
+
+class _Uncached(SourceFileLoader):
+    """Compiles a file anew: an edit within the same second is seen, and no `__pycache__` appears beside the file."""
+
+    def path_stats(self, path: str) -> NoReturn:
+        """Refuse, which is how a loader says that it keeps no compiled files."""
+        raise OSError(path)
+
+
+def _loaded(path: Path) -> ModuleType:
+    """Run a file as a module whose name no other file has."""
+    name = f"gradscope_model_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    loader = _Uncached(name, str(path))
+    spec = spec_from_loader(name, loader)
+    assert spec is not None, "a loader that knows its file makes a spec"
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    with user_code(f"importing {path.name}"):
+        loader.exec_module(module)
+    return module
+
+
+def _put_first(folder: Path) -> None:
+    if str(folder) not in sys.path[:1]:
+        sys.path.insert(0, str(folder))

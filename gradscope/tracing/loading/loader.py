@@ -1,0 +1,117 @@
+"""Loading: from a target to a model, checked as far as can be without running any of its functions."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from gradscope.errors import UsageError
+from gradscope.frameworks.detect import builder_of
+from gradscope.frameworks.modules.request import Request
+from gradscope.naming.patterns import nearest_hint
+from gradscope.tracing.loading.importing import import_place
+from gradscope.tracing.loading.model import Model
+from gradscope.tracing.loading.module_models import module_model
+from gradscope.tracing.loading.plain_functions import (
+    accepts,
+    functions_model,
+    has_functions,
+    public_names,
+    signature_of,
+)
+from gradscope.tracing.loading.target import Attribute, Call, Target, parse_target
+from gradscope.tracing.user_frames import user_code
+
+
+def load_model(text: str, request: Request | None = None) -> Model:
+    """The model that a target names.
+
+    Args:
+        text: A target, see `gradscope.tracing.loading.target`.
+        request: What the user says about it; None for nothing.
+
+    Raises:
+        UsageError: There is no such file, module or name, or the model does not take what the request says.
+        ModelError: The file does not import, or what it names is not a model.
+    """
+    asked = request or Request()
+    target = parse_target(text)
+    seed_generators(asked.seed)
+    module = import_place(target)
+    name = _name(target)
+    holder = module if target.attribute is None else _holder(module, target.place, target.attribute, asked.seed)
+    label = "the file itself" if target.attribute is None else target.attribute.text
+    made = None if has_functions(holder) else module_model(name, holder, asked)
+    made = made or functions_model(name, holder, label, asked)
+    source = _source(module)
+    return replace(
+        made,
+        source=source,
+        file_sha256=None if source is None else hashlib.sha256(source.read_bytes()).hexdigest(),
+        choices=(_place_choice(target, source), *made.choices),
+    )
+
+
+def named_object(text: str) -> Any:
+    """The object that a target names, whatever it is; called if the target calls it.
+
+    Raises:
+        UsageError: There is no such file, module or name, or the target names none.
+        ModelError: The file does not import.
+    """
+    target = parse_target(text)
+    if target.attribute is None:
+        raise UsageError(f"{text} names no object", hint=f"name one: {text}:NAME")
+    return _holder(import_place(target), target.place, target.attribute, seed=0)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed what a file draws from without a key while it is imported: Keras draws all its weights so."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def _name(target: Target) -> str:
+    stem = Path(target.place).stem if target.rule == "path" else target.place.rpartition(".")[2]
+    return stem if target.attribute is None else f"{stem}.{target.attribute.text}"
+
+
+def _source(module: ModuleType) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return None if file is None else Path(file).resolve()
+
+
+def _place_choice(target: Target, source: Path | None) -> str:
+    found = {"path": "a path", "module": "a module", "zoo": "a model of the zoo"}[target.rule]
+    return f"{target.place} is {found}" + ("" if source is None else f", loaded from {source}")
+
+
+def _holder(module: ModuleType, place: str, attribute: Attribute, seed: int) -> Any:
+    """The object that an attribute of a target names, built if the target calls it or it is a framework's class."""
+    found: Any = module
+    with user_code(f"looking up {attribute.text}"):
+        for depth, part in enumerate(attribute.path):
+            if not hasattr(found, part):
+                where = f"{place}:{'.'.join(attribute.path[:depth])}".rstrip(":")
+                raise UsageError(f"{where} has no {part!r}", hint=nearest_hint(part, public_names(found)))
+            found = getattr(found, part)
+        builder = builder_of(found, seed=seed)
+    if attribute.call is not None:
+        return _called(found if builder is None else builder, attribute.text, attribute.call)
+    return found if builder is None or not isinstance(found, type) else _called(builder, attribute.text, Call())
+
+
+def _called(function: Any, text: str, call: Call) -> Any:
+    if not callable(function):
+        raise UsageError(f"{text} calls an object of type {type(function).__name__}", hint="name it without the call")
+    signature = signature_of(function)
+    if signature is not None and not accepts(signature, *call.positional, **call.keyword):
+        raise UsageError(f"{text} does not fit its signature {signature}", hint="change the arguments in the target")
+    with user_code(f"calling {text}"):
+        return call.of(function)

@@ -1,0 +1,142 @@
+"""A model of plain functions: found on an object, and checked as far as can be without running any of them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, Final
+
+from gradscope.errors import ModelError, UsageError
+from gradscope.frameworks.detect import adapter_of, builder_of
+from gradscope.frameworks.modules.request import Request
+from gradscope.tracing.loading.model import Model
+from gradscope.tracing.user_frames import user_code
+
+#: The functions of a model and their arguments.
+_EXPECTED: Final = {"init": ("key",), "batch": ("key", "size"), "loss": ("variables", "batch")}
+_SIGNATURES: Final = ", ".join(f"{role}({', '.join(arguments)})" for role, arguments in _EXPECTED.items())
+
+#: Names that an error lists before it says how many more there are.
+_MOST_NAMES: Final = 8
+
+
+def has_functions(holder: Any) -> bool:
+    """Whether an object carries all the functions of a model."""
+    with user_code("looking up init, batch and loss"):
+        return all(hasattr(holder, role) for role in _EXPECTED)
+
+
+def functions_model(name: str, holder: Any, label: str, request: Request) -> Model:
+    """The model whose functions an object carries.
+
+    Args:
+        name: What messages call the model.
+        holder: The object.
+        label: What the user calls the object.
+        request: What the user says about the model.
+
+    Raises:
+        ModelError: The object lacks a function, or has one that takes other arguments.
+        UsageError: The request says what only a framework's module takes, or a mode that the loss does not know.
+    """
+    functions = _functions(name, holder)
+    given = [option for option, value in (("--input", request.inputs), ("--loss", request.loss)) if value]
+    if given:
+        raise UsageError(
+            f"{' and '.join(given)} describe a framework's module, and {name} has its own batch and loss",
+            hint="leave them out, or name the module itself",
+        )
+    return Model(
+        name=name,
+        init=functions["init"],
+        batch=functions["batch"],
+        loss=_in_mode(name, functions["loss"], train=request.train),
+        choices=(f"init, batch and loss are those of {label}",),
+    )
+
+
+def _in_mode(name: str, loss: Callable[..., Any], *, train: bool | None) -> Callable[..., Any]:
+    """The loss as in training or evaluation, where the user asks for either."""
+    if train is None:
+        return loss
+    signature = signature_of(loss)
+    if signature is None or "train" not in signature.parameters:
+        raise UsageError(
+            f"the loss of {name} does not tell training from evaluation",
+            hint="give it a parameter: loss(variables, batch, *, train=True)",
+        )
+    return functools.partial(loss, train=train)
+
+
+def _functions(name: str, holder: Any) -> Mapping[str, Callable[..., Any]]:
+    """A model's functions by role; a holder that lacks any is refused with everything that is wrong about it."""
+    with user_code(f"looking up the functions of {name}"):
+        functions = {role: getattr(holder, role) for role in _EXPECTED if hasattr(holder, role)}
+    missing = [role for role in _EXPECTED if role not in functions]
+    if missing:
+        problem = f"has no {' and no '.join(missing)}: a model has {_SIGNATURES}; found {_found(holder)}"
+        raise ModelError(f"{name} {problem}", hint=_hint_for(holder))
+    problems = [problem for role, function in functions.items() if (problem := _problem(role, function))]
+    if problems:
+        raise ModelError(f"{name} is not a model: {'; '.join(problems)}", hint=_hint_for(holder))
+    return functions
+
+
+def _problem(role: str, function: Any) -> str | None:
+    """What keeps a value from its role; None where nothing is known to."""
+    if not callable(function):
+        return f"{role} is of type {type(function).__name__}, not a function"
+    signature = signature_of(function)
+    if signature is None or accepts(signature, *_EXPECTED[role]):
+        return None
+    return f"{role} takes {signature}, expected {role}({', '.join(_EXPECTED[role])})"
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """A function's signature; None where it cannot be known."""
+    try:
+        return inspect.signature(function)
+    except (ValueError, TypeError):  # written in C without a text signature
+        return None
+
+
+def accepts(signature: inspect.Signature, *positional: Any, **keyword: Any) -> bool:
+    """Whether a signature takes these arguments."""
+    try:
+        signature.bind(*positional, **keyword)
+    except TypeError:
+        return False
+    return True
+
+
+def _found(holder: Any) -> str:
+    names = public_names(holder)
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more or f"nothing in an object of type {type(holder).__name__}"
+
+
+def public_names(holder: Any) -> list[str]:
+    """The names that an object offers; of a module, without the modules it imports."""
+    if isinstance(holder, ModuleType):
+        return [n for n, value in vars(holder).items() if not n.startswith("_") and not isinstance(value, ModuleType)]
+    return [name for name in dir(holder) if not name.startswith("_")]
+
+
+def _hint_for(holder: Any) -> str:
+    if inspect.isclass(holder) or inspect.isfunction(holder):
+        return f"to call it first, write {holder.__name__}() in the target"
+    if isinstance(holder, ModuleType):
+        nets = [name for name in public_names(holder) if _is_module(getattr(holder, name))]
+        if nets:
+            return f"to run a framework's module, name it: FILE.py:{nets[-1]}"
+        return "define them in the file, or name the object that has them: FILE.py:NAME"
+    return "name an object that has them"
+
+
+def _is_module(value: Any) -> bool:
+    """Whether a target could name a value as a framework's module."""
+    return adapter_of(value, train=True) is not None or (
+        isinstance(value, type) and builder_of(value, seed=0) is not None
+    )

@@ -1,0 +1,163 @@
+"""Targets: what a user writes to name a model, `PLACE` or `PLACE:NAME`.
+
+The *place* is searched for in this order, and the first rule that fits decides:
+
+- `path`: it ends in `.py`, contains a slash, or is a file: `model.py`, `../runs/model.py`;
+- `module`: Python would find a module of that name from the working directory: `package.module`;
+- `zoo`: it is a model that comes with gradscope: `resnet50`.
+
+A dotted place that fits no rule is taken for a module, so that the error speaks of the module that is missing.
+
+The *name* is a dotted attribute there, and may carry a call with literal arguments: `configs.small`,
+`ResNet(depth=18)`. Arguments are read by `ast.literal_eval`; nothing in a target is ever evaluated.
+
+Sharp edge: only the outermost package of a module is looked for here, because looking further would import it, which
+runs the user's code. Folders without `__init__.py` are no modules: a folder of results called `resnet50` does not hide
+the zoo's.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from gradscope.errors import UsageError
+from gradscope.naming.patterns import nearest_hint
+from gradscope.tracing.loading.zoo import zoo_names
+
+#: The rule by which a target's place was found.
+Rule: TypeAlias = Literal["path", "module", "zoo"]
+
+_FORMS: Final = "write model.py, model.py:NAME, package.module:NAME or a name of the zoo: {zoo}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """The literal arguments of a call in a target."""
+
+    positional: tuple[Any, ...] = ()
+    keyword: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def of(self, function: Callable[..., Any]) -> Any:
+        """What `function` returns for these arguments."""
+        return function(*self.positional, **self.keyword)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribute:
+    """The part of a target behind the colon.
+
+    Attributes:
+        text: As written.
+        path: The dotted name, split.
+        call: The call it carries; None where it carries none.
+    """
+
+    text: str
+    path: tuple[str, ...]
+    call: Call | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A parsed target.
+
+    Attributes:
+        text: As written.
+        rule: Which rule matched its place.
+        place: The path, module or zoo name before the colon.
+        attribute: What follows the colon; None where nothing does.
+    """
+
+    text: str
+    rule: Rule
+    place: str
+    attribute: Attribute | None = None
+
+
+def parse_target(text: str) -> Target:
+    """The target that a text names; looks at the file system and runs nothing.
+
+    Raises:
+        UsageError: The text is not of the form of a target, or its place is neither a path, a module nor in the zoo.
+    """
+    place, colon, name = text.partition(":")
+    if not place:
+        raise _malformed(text, "there is no file, module or zoo name" + " before the colon" * bool(colon))
+    if colon and not name:
+        raise _malformed(text, "there is no name after the colon")
+    return Target(text=text, rule=_rule(text, place), place=place, attribute=_attribute(text, name) if name else None)
+
+
+def _rule(text: str, place: str) -> Rule:
+    if place.endswith(".py") or "/" in place or Path(place).is_file():
+        return "path"
+    parts = place.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise _malformed(text, f"{place!r} is neither a file nor the name of a module or of a zoo model")
+    if _is_module(parts[0]):
+        return "module"
+    if place in zoo_names():
+        return "zoo"
+    if len(parts) > 1:
+        return "module"
+    raise UsageError(
+        f"there is no file, module or zoo model called {place!r}",
+        hint=nearest_hint(place, [*zoo_names(), *_files_here()]),
+    )
+
+
+def _is_module(name: str) -> bool:
+    """Whether Python would find a module or a package with code under a top-level name."""
+    if name in sys.modules:
+        return True
+    spec = PathFinder.find_spec(name, [str(Path.cwd())]) or find_spec(name)
+    return spec is not None and spec.origin is not None
+
+
+def _files_here() -> list[str]:
+    return sorted(file.name for file in Path.cwd().glob("*.py"))
+
+
+def _attribute(text: str, name: str) -> Attribute:
+    try:
+        node = ast.parse(name.strip(), mode="eval").body
+    except (SyntaxError, ValueError) as error:  # ValueError: a NUL character
+        raise _malformed(text, f"{name!r} is not a name, nor a call of one") from error
+    if not isinstance(node, ast.Call):
+        return Attribute(text=name, path=_dotted(text, node))
+    return Attribute(text=name, path=_dotted(text, node.func), call=_call(text, node))
+
+
+def _dotted(text: str, node: ast.expr) -> tuple[str, ...]:
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    if isinstance(node, ast.Attribute):
+        return (*_dotted(text, node.value), node.attr)
+    raise _malformed(text, f"{ast.unparse(node)!r} is not a dotted name")
+
+
+def _call(text: str, node: ast.Call) -> Call:
+    keyword: dict[str, Any] = {}
+    for argument in node.keywords:
+        if argument.arg is None:
+            raise _malformed(text, f"'**{ast.unparse(argument.value)}' is not a keyword argument")
+        keyword[argument.arg] = _literal(text, argument.value)
+    return Call(positional=tuple(_literal(text, argument) for argument in node.args), keyword=keyword)
+
+
+def _literal(text: str, node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError) as error:  # TypeError: an unhashable key of a dictionary
+        raise _malformed(text, f"argument {ast.unparse(node)!r} is not a literal") from error
+
+
+def _malformed(text: str, reason: str) -> UsageError:
+    return UsageError(f"{text!r} does not name a model: {reason}", hint=_FORMS.format(zoo=", ".join(zoo_names())))

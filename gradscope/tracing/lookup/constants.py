@@ -1,0 +1,38 @@
+"""Constants: the values in a trace that no argument brings and no operation makes, literals included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradscope.tracing.jaxpr.frames import Frame, unchanged_operands
+from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal, sub_jaxprs
+from gradscope.tracing.tracer import Trace
+
+
+class Constants:
+    """The constants of a trace.
+
+    Args:
+        trace: The trace.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._values = dict(zip(trace.jaxpr.constvars, trace.constants, strict=True))
+        for frame in trace.root.walk():
+            if frame.equation is not None:
+                inside = sub_jaxprs(frame.equation)[frame.key[-1][1]]
+                self._values |= zip(inside.jaxpr.constvars, inside.constants, strict=True)
+
+    def value(self, frame: Frame, atom: Atom) -> Any:
+        """What an atom is that stands for no value, as `frames.resolve` has it; None where that is not known.
+
+        Args:
+            frame: The frame that it lies in, which may have received it from those around.
+            atom: The atom.
+        """
+        if is_literal(atom):
+            return atom.val
+        if atom in self._values or frame.parent is None or atom not in frame.definitions:
+            return self._values.get(atom)
+        outer = unchanged_operands(frame)[frame.definitions[atom][1]]
+        return None if outer is None else self.value(frame.parent, outer)

@@ -1,0 +1,89 @@
+"""One call of one layer as a function of what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradscope import naming
+from gradscope.errors import UsageError
+from gradscope.naming.patterns import nearest_hint
+from gradscope.tracing.jaxpr.frames import ValueKey, iterations, resolve
+from gradscope.tracing.jaxpr.iterations import Moment
+from gradscope.tracing.jaxpr.jaxcompat import Atom, bind, is_dropped, is_literal
+from gradscope.tracing.layers.layers import LayerCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerAlone:
+    """One call of one layer in one turn of the loops around it.
+
+    Attributes:
+        layer: The layer.
+        turn: The turn.
+        inputs: The variables of its frame that it reads and does not make, in order of use.
+        outputs: Those that it makes and hands on.
+    """
+
+    layer: LayerCall
+    turn: tuple[int, ...]
+    inputs: tuple[Atom, ...]
+    outputs: tuple[Atom, ...]
+
+    @property
+    def name(self) -> str:
+        """Its path."""
+        return str(self.layer.path.at(self.turn))
+
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        """Its outputs, of the values of its inputs."""
+        known = dict(zip(self.inputs, values, strict=True))
+        for number in self.layer.equations:
+            equation = self.layer.frame.jaxpr.eqns[number]
+            read = [atom.val if is_literal(atom) else known[atom] for atom in equation.invars]
+            known.update(zip(equation.outvars, bind(equation, read), strict=True))
+        return [known[atom] for atom in self.outputs]
+
+    def reads_its_outputs(self) -> bool:
+        """Whether it reads what it hands on, whose gradient then counts what it sends back to itself."""
+        equations = self.layer.frame.jaxpr.eqns
+        return any(atom is read for n in self.layer.equations for read in equations[n].invars for atom in self.outputs)
+
+    def makes(self, moment: Moment) -> bool:
+        """Whether a value is made inside it, in this turn."""
+        frame, depth = self.layer.frame, len(self.layer.frame.key)
+        value = moment.value
+        if value.frame[:depth] != frame.key or moment.turn[: len(self.turn)] != self.turn:
+            return False
+        return _equation_in(value, depth) in self.layer.equations
+
+
+def layer_alone(layers: Sequence[LayerCall], name: str) -> LayerAlone:
+    """The call of a layer that a name means.
+
+    Args:
+        layers: All layers.
+        name: Its path, `block[3]/attn`, or the key of its activation.
+
+    Raises:
+        UsageError: There is none; the hint names the nearest names.
+    """
+    known = {str(layer.path.at(turn)): (layer, turn) for layer in layers for turn in iterations(layer.frame.loops)}
+    path = name.removeprefix(f"{naming.ACTIVATION}/")
+    if path not in known:
+        raise UsageError(f"no layer is called {naming.printable(name)}", hint=nearest_hint(path, known))
+    layer, turn = known[path]
+    made = [v for number in layer.equations for v in layer.frame.jaxpr.eqns[number].outvars if not is_dropped(v)]
+    read = [atom for number in layer.equations for atom in layer.frame.jaxpr.eqns[number].invars]
+    return LayerAlone(
+        layer=layer,
+        turn=turn,
+        inputs=tuple(dict.fromkeys(atom for atom in read if not is_literal(atom) and atom not in frozenset(made))),
+        outputs=tuple(atom for atom in made if resolve(layer.frame, atom) in layer.outputs),
+    )
+
+
+def _equation_in(value: ValueKey, depth: int) -> int:
+    """The equation of the frame at a depth that a value is made by, or inside of."""
+    return value.frame[depth][0] if len(value.frame) > depth else value.equation

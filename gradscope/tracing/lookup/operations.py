@@ -1,0 +1,107 @@
+"""Operations by the values they make and read, one turn of their loops at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve
+from gradscope.tracing.jaxpr.iterations import Moment
+from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, operation_name
+from gradscope.tracing.layers.layers import LayerCall
+from gradscope.tracing.lookup.constants import Constants
+from gradscope.tracing.tracer import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One equation in one turn of the loops around it.
+
+    Attributes:
+        frame: The frame it lies in.
+        equation: The equation.
+        layer: It, as a layer.
+        turn: The turn.
+        operands: What it reads: values, and constants as they are.
+        outputs: What it makes.
+    """
+
+    frame: Frame
+    equation: Equation
+    layer: LayerCall
+    turn: tuple[int, ...]
+    operands: tuple[Moment | Any, ...]
+    outputs: tuple[Moment, ...]
+
+    @property
+    def name(self) -> str:
+        """Its path."""
+        return str(self.layer.path.at(self.turn))
+
+    @property
+    def primitive(self) -> str:
+        """The name of its primitive."""
+        return self.equation.primitive.name
+
+    @property
+    def values(self) -> list[Moment]:
+        """The operands that are values."""
+        return [operand for operand in self.operands if isinstance(operand, Moment)]
+
+
+class Operations:
+    """The operations of a trace that was made with them.
+
+    Args:
+        trace: The trace.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.frames = {frame.key: frame for frame in trace.root.walk()}
+        self._constants = Constants(trace)
+        self._layers = {(layer.frame.key, layer.equations[0]): layer for layer in trace.layers if layer.operation}
+        self._readers: dict[ValueKey, list[ValueKey]] = {}
+        for frame in self.frames.values():
+            for number, equation in enumerate(frame.jaxpr.eqns):
+                if operation_name(equation) is not None and not frame.opaque:
+                    self._note_reader(frame, number, equation)
+
+    def _note_reader(self, frame: Frame, number: int, equation: Equation) -> None:
+        read = (resolve(frame, atom) for atom in equation.invars)
+        for value in dict.fromkeys(value for value in read if value is not None):
+            self._readers.setdefault(value, []).append(ValueKey(frame.key, number, 0))
+
+    def maker(self, moment: Moment) -> Operation:
+        """The operation that makes a value; of what a loop receives, the loop."""
+        value, turn = moment
+        if value.equation == OPERAND:
+            *around, (number, _) = value.frame
+            value = ValueKey(tuple(around), number, 0)
+        frame = self.frames[value.frame]
+        turn = turn[: len(frame.loops)]
+        equation = frame.jaxpr.eqns[value.equation]
+        return Operation(
+            frame=frame,
+            equation=equation,
+            layer=self._layers[frame.key, value.equation],
+            turn=turn,
+            operands=tuple(self._operand(frame, atom, turn) for atom in equation.invars),
+            outputs=tuple(
+                Moment(ValueKey(frame.key, value.equation, position), turn) for position in range(len(equation.outvars))
+            ),
+        )
+
+    def readers(self, moment: Moment) -> Iterator[Operation]:
+        """The operations that read a value, in every turn in which they do, the last in execution order first."""
+        for value in reversed(self._readers.get(moment.value, [])):
+            inner = self.frames[value.frame].loops[len(moment.turn) :]
+            for further in itertools.product(*(reversed(range(loop.length or 1)) for loop in inner)):
+                yield self.maker(Moment(value, (*moment.turn, *further)))
+
+    def _operand(self, frame: Frame, atom: Atom, turn: tuple[int, ...]) -> Moment | Any:
+        value = resolve(frame, atom)
+        if value is None:
+            return self._constants.value(frame, atom)
+        return Moment(value, turn[: len(self.frames[value.frame].loops)])

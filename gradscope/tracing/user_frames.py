@@ -1,0 +1,150 @@
+"""The user's part of a failure: which error their code raised, and where in their own files.
+
+Whatever runs the user's Python, or JAX on its behalf, runs inside `user_code`. What escapes it becomes a `ModelError`
+with the frames of the user's files, or a `MachineError` where memory ran out. An error whose innermost frame is
+gradscope's own is a bug of gradscope's and passes as it is; so does an interrupt.
+
+Sharp edges of JAX's tracebacks (0.6 to 0.12): it removes its own frames unless told otherwise, so that what it raises
+seems to come from whoever called it, from gradscope even, and `jax_traceback_filtering` has to be off; an error that a
+transformation finds after the user's function has returned (in a backward pass, say) carries the frames of the
+operation it concerns on a *cause* of its own class; an error in a host callback arrives as text, traceback included.
+"""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from traceback import FrameSummary, StackSummary
+from types import TracebackType
+from typing import Final
+
+from gradscope.errors import GradscopeError, MachineError, ModelError
+from gradscope.frameworks.extras import install_hint
+from gradscope.tracing.jaxpr.library_files import is_library_file
+
+#: Lines of an error's text and frames of its stack that are shown; `--traceback` shows all.
+_MOST_LINES: Final = 5
+_MOST_FRAMES: Final = 8
+
+#: The class of the causes that carry an operation's frames; it lives in a private module and is known by its name.
+_JAX_STACK: Final = "JaxStackTraceBeforeTransformation"
+
+_EMBEDDED_TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+")
+_EMBEDDED_FRAME: Final = re.compile(r'^[ \t]+File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
+
+_PACKAGE: Final = str(Path(__file__).resolve().parents[1]) + "/"
+
+_HINTS: Final = (
+    (SystemExit, "", "put what runs as a script under if __name__ == '__main__':"),
+    (RuntimeError, "has been deleted", "a function donates its inputs: call the one that does not"),
+    (RecursionError, "", "a function calls itself without end"),
+)
+
+
+class user_code:  # noqa: N801 - a context manager that reads as a clause
+    """Run the user's code: what it raises becomes an expected error that tells where.
+
+    Args:
+        doing: What is being done, as the message begins: `loss of mymodel`.
+
+    Raises:
+        ModelError: The code raised, or tried to end the process.
+        MachineError: Memory ran out.
+    """
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Exception | SystemExit) or isinstance(error, GradscopeError):
+            return
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+            raise MachineError(
+                f"{self._doing}: out of memory: {_text(error)}",
+                hint="use a smaller --batch-size, --select fewer layers, or --stats-only",
+            ) from error
+        if not _is_ours(error):
+            raise _model_error(self._doing, error) from error
+
+
+def _model_error(doing: str, error: BaseException) -> ModelError:
+    kind = type(error).__name__
+    text = _text(error)
+    return ModelError(
+        f"{doing}: {kind}: {text}" if text else f"{doing}: {kind}",
+        hint=_hint(error, text),
+        user_frames=user_frames(error),
+    )
+
+
+def _hint(error: BaseException, text: str) -> str | None:
+    if isinstance(error, ModuleNotFoundError):
+        return install_hint(error.name)
+    return next((hint for cls, part, hint in _HINTS if isinstance(error, cls) and part in text), None)
+
+
+def _text(error: BaseException) -> str:
+    """An error's own text, shortened: a traceback inside gives way to its last line, many lines to the first ones."""
+    condensed = _EMBEDDED_TRACEBACK.sub("", str(error))
+    lines = [line.rstrip() for line in condensed.splitlines() if line.strip()]
+    return "\n".join(lines[:_MOST_LINES])
+
+
+def user_frames(error: BaseException) -> str:
+    """The stack frames of an error that lie in the user's files, formatted as Python does, innermost last."""
+    stack = [*_operation_frames(error), *_frames(error), *_embedded_frames(error)]
+    mine = [frame for frame in stack if not is_library_file(frame.filename)]
+    nearest = [frame for frame in mine if not _is_installed(frame.filename)] or mine
+    return "".join(StackSummary.from_list([_shown(frame) for frame in nearest[-_MOST_FRAMES:]]).format()).rstrip("\n")
+
+
+def _operation_frames(error: BaseException) -> Iterator[FrameSummary]:
+    """The frames of the operation that a transformation was at when it failed, as JAX remembers them."""
+    cause = error.__cause__
+    while cause is not None:
+        if type(cause).__name__ == _JAX_STACK:
+            yield from _frames(cause)
+        cause = cause.__cause__
+
+
+def _embedded_frames(error: BaseException) -> Iterator[FrameSummary]:
+    """The frames in the traceback that an error in a host callback carries in its text."""
+    for file_name, line, function in _EMBEDDED_FRAME.findall(str(error)):
+        yield FrameSummary(file_name, int(line), function)
+
+
+def _frames(error: BaseException) -> list[FrameSummary]:
+    frames = list(traceback.extract_tb(error.__traceback__))
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        frames.append(FrameSummary(error.filename, error.lineno or 1, "<module>", line=error.text))
+    return frames
+
+
+def _is_ours(error: BaseException) -> bool:
+    frames = _frames(error)
+    return bool(frames) and frames[-1].filename.startswith(_PACKAGE) and is_library_file(frames[-1].filename)
+
+
+def _shown(frame: FrameSummary) -> FrameSummary:
+    """The frame with its file relative to the working directory, where it lies under it."""
+    path = Path(frame.filename)
+    name = str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else frame.filename
+    return FrameSummary(name, frame.lineno, frame.name, line=frame.line)
+
+
+def _is_installed(file_name: str) -> bool:
+    return file_name.startswith(_installed_folders())
+
+
+@cache
+def _installed_folders() -> tuple[str, ...]:
+    return tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "purelib", "platlib"))
