@@ -22,9 +22,8 @@ from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import Plan, Seed, by_site
 from gradscope.instrument.taps import whole_tensor
 from gradscope.naming import printable
-from gradscope.tracing.dataflow.reachability import Reach, mark_reach_from
-from gradscope.tracing.jaxpr.frames import frame_tree
-from gradscope.tracing.layers.sites import Site, site_at
+from gradscope.tracing.dataflow.reachability import Reach, reachability_from
+from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.lookup.named_values import NamedValue, NamedValues, throughout
 from gradscope.tracing.tracer import Leaf, Trace, leaves_of, trace_values
 
@@ -110,9 +109,9 @@ def _ask(trace: Trace, question: Question) -> _Asked:
     known = NamedValues(trace, trace.layers)
     ys, xs, stops = ([known.find(name) for name in names] for names in (question.ys, question.xs, question.stops))
     keys = list(dict.fromkeys(named.value for named in (*ys, *xs, *stops) if named.value is not None))
-    root = frame_tree(trace.jaxpr)
-    mark_reach_from(root, (named.value for named in ys if named.value is not None), throughout(root, stops))
-    sites = tuple(site_at(root, key) for key in keys)
+    seeds = (named.value for named in ys if named.value is not None)
+    trace = replace(trace, reachability=reachability_from(trace.root, seeds, throughout(trace.root, stops)))
+    sites = tuple(map(trace.site_at, keys))
     numbers = {key: number for number, key in enumerate(keys)}
 
     def term(name: str, named: NamedValue) -> _Term:

@@ -11,6 +11,7 @@ import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import Frame
 
@@ -23,15 +24,16 @@ def wide_types() -> AbstractContextManager[None]:
     return library.enable_x64(True)
 
 
-def coarsest_epsilon(frames: Iterable[Frame]) -> float:
+def coarsest_epsilon(frames: Iterable[Frame], liveness: Liveness) -> float:
     """The relative distance of neighbouring numbers in the narrowest floating-point type that anything is computed in.
 
     A model may compute in a narrower type than its arguments have: then so many digits are all that differences see.
 
     Args:
-        frames: What is computed, liveness marked.
+        frames: The frames in which it is computed.
+        liveness: Which of their equations matter.
     """
-    variables = (v for frame in frames for number in frame.live for v in frame.jaxpr.eqns[number].outvars)
+    variables = (v for frame in frames for number in liveness.live(frame) for v in frame.jaxpr.eqns[number].outvars)
     return max((_epsilon(variable) for variable in variables if is_inexact(variable)), default=_WIDE)
 
 

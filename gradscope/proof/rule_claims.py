@@ -15,7 +15,8 @@ from gradscope.capturing.explain.neighbourhood import Closeup, is_hidden, look_a
 from gradscope.proof.claims import Line, Outcome, outcome
 from gradscope.proof.directions import Directions, inner
 from gradscope.proof.float64 import coarsest_epsilon
-from gradscope.tracing.dataflow.forward import Place
+from gradscope.tracing.dataflow.forward import FrameVariable
+from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.custom_rules import CustomRule, custom_rule
 from gradscope.tracing.jaxpr.frames import Frame, source_in
@@ -50,8 +51,10 @@ class Call:
 
 def rule_outcomes(trace: Trace, arguments: Sequence[Any], seed: int) -> Iterator[tuple[Call, Outcome]]:
     """What became of the claims about a trace's rules: one call for each function and shape of operands."""
-    calls = list(_calls(trace.root))
-    operands = (Place(call.frame, atom) for call in calls for atom in call.equation.invars if not is_literal(atom))
+    calls = list(_calls(trace))
+    operands = (
+        FrameVariable(call.frame, atom) for call in calls for atom in call.equation.invars if not is_literal(atom)
+    )
     if not calls:
         return
     closeup = look_at(trace, arguments, operands)
@@ -61,13 +64,13 @@ def rule_outcomes(trace: Trace, arguments: Sequence[Any], seed: int) -> Iterator
         if values is None:
             yield call, Outcome(status="not checked", error=math.nan, expected=math.nan)
         else:
-            yield call, _Local(call, directions).outcome(values)
+            yield call, _Local(call, trace.liveness, directions).outcome(values)
 
 
-def _calls(root: Frame) -> Iterator[Call]:
+def _calls(trace: Trace) -> Iterator[Call]:
     seen: set[object] = set()
-    for frame in root.walk():
-        for number in sorted(frame.live):
+    for frame in trace.root.walk():
+        for number in sorted(trace.liveness.live(frame)):
             equation = frame.jaxpr.eqns[number]
             rule = None if is_hidden(frame) else custom_rule(equation)
             kind = (rule, tuple(str(atom.aval) for atom in equation.invars))
@@ -81,7 +84,7 @@ def _operands(closeup: Closeup, call: Call) -> list[Any] | None:
     turn = (0,) * len(call.frame.loops)
     if not closeup.was_executed(call.frame, turn):
         return None
-    values = [closeup.value(Place(call.frame, atom), turn) for atom in call.equation.invars]
+    values = [closeup.value(FrameVariable(call.frame, atom), turn) for atom in call.equation.invars]
     return None if any(value is None for value in values) else [jnp.asarray(value) for value in values]
 
 
@@ -90,14 +93,15 @@ class _Local:
 
     Args:
         call: A call of the function.
+        liveness: Which equations of the function matter.
         directions: Where random directions come from.
     """
 
-    def __init__(self, call: Call, directions: Directions) -> None:
+    def __init__(self, call: Call, liveness: Liveness, directions: Directions) -> None:
         self._equation = equation = call.equation
         inside = call.frame.children.get(call.number, [])
         types = [float(jnp.finfo(v.aval.dtype).eps) for v in equation.outvars if is_inexact(v)]
-        self._epsilon = max(*types, coarsest_epsilon(frame for child in inside for frame in child.walk()))
+        self._epsilon = max(*types, coarsest_epsilon((frame for child in inside for frame in child.walk()), liveness))
         self._directions = directions
         self._chosen = [n for n, atom in enumerate(equation.invars) if is_inexact(atom)]
         self._outputs = jax.jit(self._run)

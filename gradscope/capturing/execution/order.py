@@ -12,13 +12,13 @@ from gradscope.tracing.tracer import Trace
 Iteration: TypeAlias = tuple[int, ...]
 
 #: Program orders and turns, alternating from the outermost loop inwards; sorts as execution does.
-Moment: TypeAlias = tuple[int, ...]
+ValueAt: TypeAlias = tuple[int, ...]
 
 
 class ExecutionOrder:
     """Ranks of moments: equal for equal moments, larger for later ones, without gaps."""
 
-    def __init__(self, moments: Iterable[Moment]) -> None:
+    def __init__(self, moments: Iterable[ValueAt]) -> None:
         self._ranks = {moment: rank for rank, moment in enumerate(sorted(set(moments)))}
 
     @classmethod
@@ -38,16 +38,16 @@ class ExecutionOrder:
         return self._ranks[_moment(loops, order, iteration)]
 
 
-def _moments(loops: Sequence[Loop], order: int) -> Iterator[Moment]:
+def _moments(loops: Sequence[Loop], order: int) -> Iterator[ValueAt]:
     return (_moment(loops, order, iteration) for iteration in iterations(loops))
 
 
-def _moment(loops: Sequence[Loop], order: int, iteration: Iteration) -> Moment:
+def _moment(loops: Sequence[Loop], order: int, iteration: Iteration) -> ValueAt:
     moment: list[int] = []
     for loop, turn in zip(loops, iteration, strict=True):
         if loop.length is None:
             turn = 0  # noqa: PLW2901 - of a `while`, one turn is observed, whichever it was
-        elif loop.backwards:
+        elif loop.reverse:
             turn = loop.length - 1 - turn  # noqa: PLW2901
         moment += [loop.order, turn]
     return (*moment, order)

@@ -19,11 +19,11 @@ from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import Plan, turns
 from gradscope.instrument.query.planning import has_gradient
 from gradscope.instrument.taps import whole_tensor
-from gradscope.tracing.dataflow.forward import Descent, Place, Step
-from gradscope.tracing.dataflow.reachability import Reach, is_inexact
+from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
+from gradscope.tracing.dataflow.reachability import Reach, Reachability, is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve
 from gradscope.tracing.jaxpr.jaxcompat import is_literal
-from gradscope.tracing.layers.sites import Site, site_at
+from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.lookup.constants import Constants
 from gradscope.tracing.tracer import Trace
 
@@ -59,7 +59,7 @@ class Closeup:
         self._cotangents = cotangents
         self._executed = executed
 
-    def value(self, place: Place, turn: _Turn) -> Any:
+    def value(self, place: FrameVariable, turn: _Turn) -> Any:
         """The value of an atom in one turn of the loops around its frame; None where it was not observed."""
         key = resolve(*place)
         if key is None:
@@ -68,7 +68,7 @@ class Closeup:
             return self._arguments[key.position]
         return self._at(self._values, key, turn)
 
-    def cotangent(self, place: Place, turn: _Turn) -> np.ndarray | None:
+    def cotangent(self, place: FrameVariable, turn: _Turn) -> np.ndarray | None:
         """The gradient of the loss with respect to a variable in one turn; None where none arrives or is known."""
         key = resolve(*place)
         return None if key is None else self._at(self._cotangents, key, turn)
@@ -83,7 +83,7 @@ class Closeup:
 
 
 def close_up(
-    run: Run, starts: Sequence[Place], known: Collection[ValueKey], most_bytes: int = MOST_BYTES
+    run: Run, starts: Sequence[FrameVariable], known: Collection[ValueKey], most_bytes: int = MOST_BYTES
 ) -> Closeup | None:
     """Observe what lies between some values and those whose gradients are known not to be zero.
 
@@ -96,14 +96,14 @@ def close_up(
     Returns:
         The close-up; None where it would take too much memory.
     """
-    sites = _sites(run.trace, _around(starts, known))
+    sites = _sites(run.trace, _around(run.trace, starts, known))
     gradients = frozenset(number for number, site in enumerate(sites) if has_gradient(site))
     if sum(_bytes(site) * (1 + (number in gradients)) for number, site in enumerate(sites)) > most_bytes:
         return None
     return _observed(run.trace, run.arguments, sites, gradients)
 
 
-def look_at(trace: Trace, arguments: Sequence[Any], places: Iterable[Place]) -> Closeup:
+def look_at(trace: Trace, arguments: Sequence[Any], places: Iterable[FrameVariable]) -> Closeup:
     """Observe some values, and no gradients.
 
     Args:
@@ -126,39 +126,40 @@ def _observed(trace: Trace, arguments: Sequence[Any], sites: tuple[Site, ...], g
     return Closeup(trace, arguments, values, cotangents, executed)
 
 
-def _sites(trace: Trace, places: Iterable[Place]) -> tuple[Site, ...]:
+def _sites(trace: Trace, places: Iterable[FrameVariable]) -> tuple[Site, ...]:
     keys = dict.fromkeys(resolve(*place) for place in places if not is_hidden(place.frame))
-    return tuple(site_at(trace.root, key) for key in keys if key and (key.frame or key.equation != OPERAND))
+    return tuple(trace.site_at(key) for key in keys if key and (key.frame or key.equation != OPERAND))
 
 
-def _around(starts: Sequence[Place], known: Collection[ValueKey]) -> dict[Place, None]:
+def _around(trace: Trace, starts: Sequence[FrameVariable], known: Collection[ValueKey]) -> dict[FrameVariable, None]:
     """The values to observe: all that is made from the starts up to what is known, and what that is computed with."""
-    descent = Descent()
+    flow = ForwardFlow()
 
     def goes(step: Step) -> bool:
-        return differentiably(step) and resolve(*step.to) not in known
+        return differentiably(trace.reachability, step) and resolve(*step.to) not in known
 
-    region = descent.closure(starts, goes)
-    wanted: dict[Place, None] = dict(region)
+    region = flow.closure(starts, goes)
+    wanted: dict[FrameVariable, None] = dict(region)
     for place in region:
-        for step in descent.steps(place):
+        for step in flow.steps(place):
             wanted[step.to] = None
             if step.way == "compute":
                 operands = step.frame.jaxpr.eqns[step.number].invars
-                wanted |= {Place(step.frame, atom): None for atom in operands if not is_literal(atom)}
+                wanted |= {FrameVariable(step.frame, atom): None for atom in operands if not is_literal(atom)}
     return wanted
 
 
-def differentiably(step: Step) -> bool:
+def differentiably(reachability: Reachability, step: Step) -> bool:
     """Whether a gradient may come back over a step, and be looked at."""
-    reaches = step.to.frame.reach.get(step.to.atom, Reach.NOTHING) == Reach.GRADIENT
+    reaches = reachability.of(*step.to) is Reach.GRADIENT
     return step.way != "choose" and reaches and is_inexact(step.to.atom) and not is_hidden(step.to.frame)
 
 
 def is_hidden(frame: Frame) -> bool:
     """Whether a frame is, or lies in, one whose values have no gradients or are split over devices."""
-    split = frame.kind in ("shard_map", "while", "opaque")
-    return split or (frame.parent is not None and is_hidden(frame.parent))
+    loop, gradients = frame.transfer.loop, frame.transfer.gradients
+    hidden = gradients != "through" or (loop is not None and loop.parallel)
+    return hidden or (frame.parent is not None and is_hidden(frame.parent))
 
 
 def _bytes(site: Site) -> int:

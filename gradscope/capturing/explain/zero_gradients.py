@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ from gradscope.capturing.execution.run import Run
 from gradscope.capturing.explain.neighbourhood import MOST_BYTES, Closeup, close_up, differentiably
 from gradscope.capturing.explain.zero_uses import Use
 from gradscope.dump.manifest.manifest import Cause
-from gradscope.tracing.dataflow.forward import Descent, Place, Step
+from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.gradient_barriers import at_place
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import Frame, ValueKey, variable_of
@@ -62,9 +63,8 @@ def causes_of(
     if not zeros:
         return ()
     frames = {frame.key: frame for frame in run.trace.root.walk()}
-    starts = {
-        zero: Place(frames[zero.value.frame], variable_of(frames[zero.value.frame], zero.value)) for zero in zeros
-    }
+    around = {zero: frames[zero.value.frame] for zero in zeros}
+    starts = {zero: FrameVariable(frame, variable_of(frame, zero.value)) for zero, frame in around.items()}
     unknown = {zero.value for zero in zeros}
     closeup = close_up(run, list(starts.values()), set(flowing) - unknown, most_bytes)
     if closeup is None:
@@ -77,7 +77,7 @@ def causes_of(
 class _Moment(NamedTuple):
     """A value in one turn of the loops around its frame."""
 
-    place: Place
+    place: FrameVariable
     turn: _Turn
 
 
@@ -107,14 +107,15 @@ class _Search:
 
     def __init__(self, run: Run, closeup: Closeup) -> None:
         self._closeup = closeup
-        self._descent = Descent()
+        self._differentiably = partial(differentiably, run.trace.reachability)
+        self._flow = ForwardFlow()
         self._layers = {
             (layer.frame, number): layer.path.template
             for layer in sorted(run.trace.layers, key=lambda layer: len(layer.path.components))
             for number in layer.equations
         }
 
-    def causes(self, start: Place, turn: _Turn) -> list[str]:
+    def causes(self, start: FrameVariable, turn: _Turn) -> list[str]:
         """Why the gradient with respect to a value is zero, the cause nearest to the value first."""
         waiting = [_Moment(start, turn)]
         seen = set(waiting)
@@ -150,7 +151,9 @@ class _Search:
 
     def _computed(self, moment: _Moment) -> Iterator[_Result]:
         """What becomes of the gradient in each equation that computes with a value."""
-        steps = [step for step in self._descent.steps(moment.place) if step.way == "compute" and differentiably(step)]
+        steps = [
+            step for step in self._flow.steps(moment.place) if step.way == "compute" and self._differentiably(step)
+        ]
         for frame, number in dict.fromkeys((step.frame, step.number) for step in steps):
             use = self._use(frame, number, moment)
             if use is None:
@@ -166,10 +169,10 @@ class _Search:
     def _use(self, frame: Frame, number: int, moment: _Moment) -> Use | None:
         """An equation's use of a value, with numbers; None where not all of them are known."""
         equation = frame.jaxpr.eqns[number]
-        operands = [self._closeup.value(Place(frame, atom), moment.turn) for atom in equation.invars]
+        operands = [self._closeup.value(FrameVariable(frame, atom), moment.turn) for atom in equation.invars]
         if any(each is None for each in operands):
             return None
-        outputs = [Place(frame, variable) for variable in equation.outvars if is_inexact(variable)]
+        outputs = [FrameVariable(frame, variable) for variable in equation.outvars if is_inexact(variable)]
         cotangents = [self._closeup.cotangent(place, moment.turn) for place in outputs]
         return Use(
             frame=frame,
@@ -185,10 +188,10 @@ class _Search:
 
     def _renamed(self, moment: _Moment) -> Iterator[_Result]:
         """What becomes of the gradient where another frame knows a value by another name."""
-        for step in self._descent.steps(moment.place):
-            if step.way == "compute" or not differentiably(step):
+        for step in self._flow.steps(moment.place):
+            if step.way == "compute" or not self._differentiably(step):
                 continue
-            if step.to.frame.kind == "cond" and not self._closeup.was_executed(step.to.frame, moment.turn):
+            if step.to.frame.transfer.exclusive and not self._closeup.was_executed(step.to.frame, moment.turn):
                 yield _Cut(f"branch not taken: {at_place(step.frame, step.number)}")
                 continue
             for turn in _turns(step, moment):
@@ -222,4 +225,4 @@ def _in_order(body: Frame) -> range:
     """The turns of a scan whose body a frame is, in the order in which they run."""
     loop = body.loops[-1]
     turns = range(loop.length or 0)
-    return turns[::-1] if loop.backwards else turns
+    return turns[::-1] if loop.reverse else turns

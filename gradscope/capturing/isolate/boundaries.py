@@ -11,7 +11,7 @@ from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.isolate.pinned_values import HeldValues
 from gradscope.tracing.dataflow.between_known_values import Pieces
 from gradscope.tracing.jaxpr.frames import resolve
-from gradscope.tracing.jaxpr.iterations import Moment
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.tracer import Trace
 
 #: What stands for what is computed after the last layer.
@@ -35,17 +35,17 @@ class Ends:
         self._held = held
         self._order = ExecutionOrder.of_trace(trace)
         value = resolve(trace.root, trace.root.jaxpr.outvars[0])
-        self.loss = None if value is None else Moment(value, ())
+        self.loss = None if value is None else ValueAt(value, ())
         self.outputs = dict(self._named_outputs())
         # Only what a cotangent is given for, or should be, sends any back.
         pulled = {*held.with_cotangent, *held.without_cotangent, *([] if self.loss is None else [self.loss])}
         self._readers = Pieces(trace.root, held.keys).readers(pulled)
 
-    def readers(self, moment: Moment) -> Sequence[Moment]:
+    def readers(self, moment: ValueAt) -> Sequence[ValueAt]:
         """The ends of the pieces that read a held value or an argument, and send a cotangent back to it."""
         return self._readers.get(moment, ())
 
-    def layers(self, ends: Iterable[Moment]) -> tuple[str, ...]:
+    def layers(self, ends: Iterable[ValueAt]) -> tuple[str, ...]:
         """The layers that some ends belong to, in execution order."""
         return tuple(dict.fromkeys(self._name(end) for end in sorted(ends, key=self._rank)))
 
@@ -57,20 +57,20 @@ class Ends:
             found.setdefault(self._name(moment), known[self._held.sites[moment.value].names[0].path])
         return found | dict.fromkeys(self.outputs.values())
 
-    def _named_outputs(self) -> Iterator[tuple[Moment, str]]:
+    def _named_outputs(self) -> Iterator[tuple[ValueAt, str]]:
         names = (_LOSS, *(naming.key_of(naming.AUX, leaf.name) for leaf in self._trace.auxiliary))
         for name, atom in zip(names, self._trace.root.jaxpr.outvars, strict=True):
             value = resolve(self._trace.root, atom)
-            moment = None if value is None else Moment(value, ())
+            moment = None if value is None else ValueAt(value, ())
             if moment is not None and moment not in self._held.keys and not is_key(str(atom.aval.dtype)):
                 yield moment, name
 
-    def _name(self, end: Moment) -> str:
+    def _name(self, end: ValueAt) -> str:
         if end in self.outputs:
             return self.outputs[end]
         return str(self._held.sites[end.value].names[0].path.at(end.turn))
 
-    def _rank(self, end: Moment) -> int:
+    def _rank(self, end: ValueAt) -> int:
         if end in self.outputs:
             return self._order.rank_after_all
         site = self._held.sites[end.value]

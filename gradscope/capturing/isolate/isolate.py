@@ -31,7 +31,7 @@ from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.instrument.isolating import IsolatedRun, run_isolated
 from gradscope.naming import Selection
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
-from gradscope.tracing.jaxpr.iterations import Moment
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.user_frames import user_code
 
@@ -73,7 +73,7 @@ class _Tensor:
     """One tensor of the isolated candidate: None where nothing arrives, and the ends of the pieces that made it."""
 
     array: Array | None
-    ends: tuple[Moment, ...]
+    ends: tuple[ValueAt, ...]
 
 
 class _LocalDump:
@@ -107,7 +107,7 @@ class _LocalDump:
         for number, leaf in enumerate(self._trace.arguments):
             family = naming.gradient_family(leaf.family)
             if family is not None and leaf.differentiated:
-                moment = Moment(ValueKey((), OPERAND, number), ())
+                moment = ValueAt(ValueKey((), OPERAND, number), ())
                 found = self._run.gradients.get(number)
                 array = None if found is None else np.asarray(found)
                 yield from self._gradient(naming.key_of(family, leaf.name), moment, array)
@@ -117,7 +117,7 @@ class _LocalDump:
             if key in ends:
                 yield key, _Tensor(np.asarray(value), (ends[key],))
 
-    def _gradient(self, key: str, moment: Moment, array: Array | None) -> Iterator[tuple[str, _Tensor]]:
+    def _gradient(self, key: str, moment: ValueAt, array: Array | None) -> Iterator[tuple[str, _Tensor]]:
         """What arrived at a value, unless it was made of a cotangent that the reference does not hold."""
         readers = tuple(self._ends.readers(moment))
         unknown = [each for each in readers if each in self._held.without_cotangent and each != self._ends.loss]
@@ -157,7 +157,7 @@ class _LocalDump:
         return MemoryDump(manifest, arrays)
 
 
-def _at(tensors: Mapping[ValueKey, Any], moment: Moment) -> Array | None:
+def _at(tensors: Mapping[ValueKey, Any], moment: ValueAt) -> Array | None:
     return np.asarray(tensors[moment.value])[moment.turn] if moment.value in tensors else None
 
 

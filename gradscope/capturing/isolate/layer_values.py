@@ -11,7 +11,7 @@ from gradscope.capturing.isolate.pinned_values import HeldValues
 from gradscope.dump.interfaces import DumpSource, has_elements
 from gradscope.tracing.dataflow.between_known_values import Pieces
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve, variable_of
-from gradscope.tracing.jaxpr.iterations import Moment, sources
+from gradscope.tracing.jaxpr.iterations import ValueAt, sources
 from gradscope.tracing.jaxpr.jaxcompat import Atom
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.lookup.layer_call import LayerAlone
@@ -86,16 +86,16 @@ class LayerValues:
         loss = resolve(root, root.jaxpr.outvars[0])
         if moment is None or loss is None or self._alone.reads_its_outputs():
             return None
-        ends = {*self._held.with_cotangent, *self._held.without_cotangent, Moment(loss, ())}
+        ends = {*self._held.with_cotangent, *self._held.without_cotangent, ValueAt(loss, ())}
         readers = Pieces(root, {*self._held.keys, moment}).readers(ends).get(moment, [])
         return self.whole_gradient(atom) if readers and all(map(self._alone.makes, readers)) else None
 
-    def _moment(self, atom: Atom) -> Moment | None:
+    def _moment(self, atom: Atom) -> ValueAt | None:
         """The value of a variable where it is made: a carry's in the turn before, an argument's at the root."""
         value = resolve(self._alone.layer.frame, atom)
         if value is None:
             return None
-        moment = Moment(value, self._alone.turn[: len(self._frames[value.frame].loops)])
+        moment = ValueAt(value, self._alone.turn[: len(self._frames[value.frame].loops)])
         while moment not in self._held.keys:
             found = [each for each in sources(self._frames, moment) if self._shape(each) == tuple(atom.aval.shape)]
             if len(found) != 1:
@@ -103,7 +103,7 @@ class LayerValues:
             (moment,) = found
         return moment
 
-    def _shape(self, moment: Moment) -> tuple[int, ...]:
+    def _shape(self, moment: ValueAt) -> tuple[int, ...]:
         return tuple(variable_of(self._frames[moment.value.frame], moment.value).aval.shape)
 
     def _argument_gradient(self, leaf: Leaf) -> Array | None:
@@ -111,7 +111,7 @@ class LayerValues:
         known = leaf.differentiated and key in frozenset(self._dump.keys()) and has_elements(self._dump, key)
         return self._dump.array(key) if known else None
 
-    def _sliced(self, moment: Moment | None) -> Leaf | None:
+    def _sliced(self, moment: ValueAt | None) -> Leaf | None:
         """The argument of which a value is one turn's slice; None for any other."""
         if moment is None or moment.value.equation != OPERAND or len(moment.turn) != 1:
             return None
@@ -120,7 +120,7 @@ class LayerValues:
         wholes = [each for each in sources(self._frames, moment) if self._shape(each) == stacked]
         return self._leaf(wholes[0]) if len(wholes) == 1 else None
 
-    def _leaf(self, moment: Moment | None) -> Leaf | None:
+    def _leaf(self, moment: ValueAt | None) -> Leaf | None:
         """The argument that a value is; None for any other."""
         is_argument = moment is not None and not moment.value.frame and moment.value.equation == OPERAND
         return self._given.trace.arguments[moment.value.position] if is_argument and moment is not None else None

@@ -32,7 +32,7 @@ from gradscope.comparison.pairing.reverse import Placing
 from gradscope.comparison.precision import default_tolerance, reduced_matmul
 from gradscope.dump.interfaces import DumpSource
 from gradscope.errors import UsageError
-from gradscope.tracing.dataflow.forward import Place
+from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.jaxpr.jaxcompat import Atom
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.lookup.layer_call import LayerAlone, layer_alone
@@ -112,14 +112,14 @@ def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
             hint="isolate the layer around it",
         )
     values = LayerValues(alone, given, held_values(given.trace, dump, placing), dump)
-    places = [Place(alone.layer.frame, atom) for atom in alone.inputs]
+    places = [FrameVariable(alone.layer.frame, atom) for atom in alone.inputs]
     with user_code(f"running {alone.name} of {model.name}"):
         seen = look_at(given.trace, given.leaves, places)
         inputs = {place.atom: _value(alone, values, place, seen.value(place, alone.turn)) for place in places}
         return _reproduction(alone, values, inputs, reduced=reduced_matmul(dump.manifest.provenance))
 
 
-def _value(alone: LayerAlone, values: LayerValues, place: Place, computed: Any) -> Any:
+def _value(alone: LayerAlone, values: LayerValues, place: FrameVariable, computed: Any) -> Any:
     """The value of one of a layer's inputs: the dump's where it has one. Random keys stay what they are."""
     held, dtype = values.value(place.atom), place.atom.aval.dtype
     found = computed if held is None else held

@@ -57,7 +57,7 @@ class Session:
         self._captured = 0
         self._missing: list[LedgerLine] = []
         self._flowing: set[ValueKey] = set()
-        self._barriers = Barriers(run.trace.root)
+        self._barriers = Barriers(run.trace.root, run.trace.liveness)
         self._accounted: set[tuple[ValueKey | UseKey, str]] = set()
 
     def records(self) -> Iterator[Record]:

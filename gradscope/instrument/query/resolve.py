@@ -18,11 +18,11 @@ from gradscope.instrument.query.trace_query import GRADIENT, Answer, Fragment, I
 from gradscope.instrument.taps import Observer, whole_tensor
 from gradscope.naming import printable
 from gradscope.tracing.dataflow.backward import Marks
-from gradscope.tracing.dataflow.liveness import Need, mark_needed
-from gradscope.tracing.dataflow.reachability import Reach, mark_reach_from
-from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, frame_tree, resolve
+from gradscope.tracing.dataflow.liveness import Need, needed_for
+from gradscope.tracing.dataflow.reachability import Reach, reachability_from
+from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, resolve
 from gradscope.tracing.jaxpr.jaxcompat import operation_name
-from gradscope.tracing.layers.sites import Site, find_sites, site_at
+from gradscope.tracing.layers.sites import Site, find_sites
 from gradscope.tracing.lookup.named_values import NamedValue, NamedValues, throughout
 from gradscope.tracing.tracer import Leaf, Trace, as_reached
 
@@ -74,9 +74,9 @@ class _Answering:
         self._fetches = [_fetch(name, known) for name in inquiry.fetches]
         gradients = not self._fetches or any(fetch.gradient for fetch in self._fetches)
         self._seeds = [*(self._of or self._loss()), *self._severed] if gradients else []
-        self._root = frame_tree(trace.jaxpr)
-        self._needed = mark_needed(self._root, self._outputs(), self._needs())
-        self._reach = mark_reach_from(self._root, _keys(seed.named for seed in self._seeds), self._cuts())
+        liveness = needed_for(trace.root, self._outputs(), self._needs())
+        reachability = reachability_from(trace.root, _keys(seed.named for seed in self._seeds), self._cuts())
+        self._trace = replace(trace, liveness=liveness, reachability=reachability)
 
     def _loss(self) -> list[_Fed]:
         """The loss as what is differentiated; nothing where fed gradients cut all its ways to what is asked for."""
@@ -85,9 +85,9 @@ class _Answering:
         )
         if not self._severed:
             return [loss]
-        root = frame_tree(self._trace.jaxpr)
+        root = self._trace.root
         cuts = self._cuts() | throughout(root, [each.named for each in self._severed])
-        reach = mark_reach_from(root, _keys([loss.named]), cuts)
+        reach = reachability_from(root, _keys([loss.named]), cuts).arguments
         differentiated = (leaf.differentiated for leaf in self._trace.arguments)
         return [loss] if any(r is Reach.GRADIENT for r, d in zip(reach, differentiated, strict=True) if d) else []
 
@@ -115,9 +115,9 @@ class _Answering:
 
     def answer(self, wanted: Wanted, observe: Observer) -> Answer:
         """The trace under this inquiry, and the plan for it."""
-        reached = map(as_reached, self._trace.arguments, self._reach)
-        sites = tuple(find_sites(self._root, self._trace.layers))
-        trace = replace(self._trace, root=self._root, arguments=tuple(reached), sites=sites)
+        reached = map(as_reached, self._trace.arguments, self._trace.reachability.arguments)
+        sites = tuple(find_sites(self._trace.root, self._trace.layers, self._trace.liveness, self._trace.reachability))
+        trace = replace(self._trace, arguments=tuple(reached), sites=sites)
         if self._fetches:
             wanted = replace(wanted, keys=frozenset(self._key(trace, fetch) for fetch in self._fetches))
             trace = replace(trace, arguments=tuple(_asked_for(leaf, wanted) for leaf in trace.arguments))
@@ -129,7 +129,7 @@ class _Answering:
             wanted=wanted,
             feeds=self._fed_sites(plan, numbers),
             arguments={
-                each.named.value.position: _fitting(each, site_at(self._root, each.named.value))
+                each.named.value.position: _fitting(each, self._trace.site_at(each.named.value))
                 for each in self._values
                 if each.named.value is not None and _is_argument(each.named.value)
             },
@@ -144,7 +144,7 @@ class _Answering:
         places = [*(each.named for each in (*self._seeds, *fed)), *self._stops]
         present = {site.value for site in plan.sites}
         known = {site.value: site for site in sites}
-        further = [known.get(value) or site_at(self._root, value) for value in _keys(places) if value not in present]
+        further = [known.get(value) or self._trace.site_at(value) for value in _keys(places) if value not in present]
         sites = (*plan.sites, *map(_require_within_reach, further))
         numbers = {site.value: number for number, site in enumerate(sites)}
         fed_and_shown = (number for number in range(len(plan.sites), len(sites)) if has_gradient(sites[number]))
@@ -161,7 +161,7 @@ class _Answering:
             fed=turns(each.named for each in fed),
             stopped=turns(self._stops),
             severed=turns(each.named for each in self._severed),
-            used={frame.key: frame.used for frame in self._root.walk()},
+            used={frame.key: self._trace.liveness.used(frame) for frame in self._trace.root.walk()},
             outputs=tuple(self._outputs()),
         )
 
@@ -192,15 +192,15 @@ class _Answering:
 
     def _fragment(self) -> Fragment:
         operations = [
-            number in frame.used
-            for frame in self._root.walk()
+            number in self._trace.liveness.used(frame)
+            for frame in self._trace.root.walk()
             if not frame.opaque
             for number, equation in enumerate(frame.jaxpr.eqns)
             if operation_name(equation) is not None
         ]
-        leaves = zip(self._trace.arguments, self._needed, strict=True)
+        leaves = zip(self._trace.arguments, self._trace.liveness.arguments, strict=True)
         inputs = tuple(leaf.name for leaf, needed in leaves if needed and leaf.family == naming.INPUT)
-        return Fragment(sum(operations), len(operations), tuple(self._needed), inputs)
+        return Fragment(sum(operations), len(operations), self._trace.liveness.arguments, inputs)
 
 
 class _Fetch(NamedTuple):

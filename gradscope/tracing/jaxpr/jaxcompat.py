@@ -181,12 +181,10 @@ def scan_arity(equation: Equation) -> ScanArity:
     return ScanArity(constants=len(list(constants.vals)), carries=len(list(carries.vals)))
 
 
-def loop_length(equation: Equation) -> int | None:
-    """The number of turns of a `scan`, or of shards of a `shard_map`; None for a `while`, which only running tells."""
-    if equation.primitive.name == "shard_map":
-        mesh = equation.params["mesh"]
-        return math.prod(mesh.shape[axis] for axis in manual_axes(equation))
-    return equation.params.get("length")
+def shard_count(equation: Equation) -> int:
+    """The number of shards that a `shard_map` splits its operands into."""
+    mesh = equation.params["mesh"]
+    return math.prod(mesh.shape[axis] for axis in manual_axes(equation))
 
 
 def manual_axes(equation: Equation) -> tuple[str, ...]:
