@@ -95,7 +95,8 @@ def entering(equation: Equation, transfer: Transfer, entry: Any, operands: Seque
     value = operands[entry.operand]
     if entry.how == "same":
         return value
-    assert transfer.loop is not None and transfer.loop.length is not None
+    assert transfer.loop is not None
+    assert transfer.loop.length is not None
     if not transfer.loop.parallel:
         return value[iteration]
     return (
@@ -213,6 +214,19 @@ def shard_map(body: Body, weight: Any, x: Any) -> Any:
     return first, second
 
 
+def linear_solve(body: Body, weight: Any, x: Any) -> Any:
+    """A diagonal system whose solver takes a guess and returns auxiliary data."""
+    guess = jnp.cos(weight)
+
+    def solve(_matvec: Any, right: Any) -> Any:
+        tail = body(guess, right)[0]
+        return right / (2.0 + weight**2) + 0.0 * tail, tail
+
+    return jax.lax.custom_linear_solve(
+        lambda vector: (2.0 + weight**2) * vector, x, solve, solve, symmetric=True, has_aux=True
+    )
+
+
 @jax.custom_vjp
 def ruled(weight: Any, x: Any) -> tuple[Any, Any]:
     return twice(weight, x)
@@ -233,6 +247,7 @@ CONSTRUCTS: dict[str, Callable[[Body, Any, Any], Any]] = {
     "while": loop,
     "cond": cond,
     "shard_map": shard_map,
+    "linear_solve": linear_solve,
     "opaque": opaque,
 }
 
@@ -290,7 +305,7 @@ def test_gradients_pass_random_programs_as_their_transfers_state(program: tuple[
     evaluated(trace.root, trace.constants, [WEIGHTS, INPUTS], check_gradients)
 
 
-@pytest.mark.parametrize("kind", sorted(set(CONSTRUCTS) - {"while", "opaque"}))
+@pytest.mark.parametrize("kind", sorted(set(CONSTRUCTS) - {"while", "linear_solve", "opaque"}))
 def test_what_the_table_states_to_be_recomputed_runs_once_more_in_the_backward_pass(kind: str) -> None:
     _, inside, _ = traced(kind)
     backward = jax.make_jaxpr(jax.grad(lambda weight: CONSTRUCTS[kind](twice, weight, OTHER)[0].sum()))(VECTOR)

@@ -120,6 +120,8 @@ def _words(step: Step) -> str | None:
     inside = step.frame.children.get(step.number, ())
     if inside and inside[0].transfer.gradients == "barred":
         return f"{where}, a loop that reverse mode cannot run backwards"
+    if step.way == "leave" and inside and inside[0].transfer.gradients == "around":
+        return f"{where}, a solver whose derivative is another solve and does not depend on it"
     if step.way != "compute" or (is_inexact(step.to.atom) and not is_constant(equation)):
         return None
     name = equation.primitive.name

@@ -34,6 +34,9 @@ class Reach(IntEnum):
 #: Constant wherever they have a derivative.
 _CONSTANT: Final = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
 
+#: Return each operand as the output at its position.
+_OPERAND_BY_OPERAND: Final = frozenset({"device_put", "optimization_barrier"})
+
 #: What JAX refuses to differentiate, even where nothing depends on the result.
 _WITHOUT_RULE: Final = frozenset({"pure_callback", "io_callback", "ffi_call"})
 
@@ -122,6 +125,8 @@ class _Analysis:
             operands = [Reach.NOTHING] * len(equation.invars)
         elif number in frame.children:
             operands = self._through_frames(frame, number, arriving)
+        elif equation.primitive.name in _OPERAND_BY_OPERAND:
+            operands = arriving
         else:
             operands = [max(arriving, default=Reach.NOTHING)] * len(equation.invars)
         return _of_inexact(equation.invars, operands)

@@ -106,8 +106,15 @@ class Frame:
 
     @property
     def forward_only(self) -> bool:
-        """Whether reverse-mode differentiation cannot reach what this frame computes."""
-        return self.transfer.gradients == "barred" or (self.parent is not None and self.parent.forward_only)
+        """Whether what this frame computes would have gradients if reverse mode could pass the loops around it."""
+        if self.parent is None or self.bypassed:
+            return False
+        return self.transfer.gradients == "barred" or self.parent.forward_only
+
+    @property
+    def bypassed(self) -> bool:
+        """Whether no gradient arrives in this frame, because an equation around it has a derivative rule of its own."""
+        return self.transfer.gradients == "around" or (self.parent is not None and self.parent.bypassed)
 
     @property
     def opaque(self) -> bool:

@@ -3,18 +3,20 @@
 A `Transfer` states for each variable that the frame receives which operand of the equation it comes from and how it
 *enters*, and for each output of the frame's jaxpr how it *leaves* as the equation's output at the same position:
 
-    ==========  =====================================  ==================  ==============================
-    kind        how operands enter                     how outputs leave   gradients
-    ==========  =====================================  ==================  ==============================
-    call        same                                   same                through
-    remat       same                                   same                through
-    scan        constants same, carries carry,         carry, then stack   through
-                sequences slice
-    while       constants same, carries carry          carry               barred
-    cond        same, behind the predicate             same                through
-    shard_map   slice                                  stack               through
-    opaque      not known                              not known           around (barred for a ``while``)
-    ==========  =====================================  ==================  ==============================
+    ============  =================================  =================  ================================
+    kind          how operands enter                 how outputs leave  gradients
+    ============  =================================  =================  ================================
+    call          same                               same               through
+    remat         same                               same               through
+    scan          constants same, carries carry,     carry, then stack  through
+                  sequences slice
+    while         constants same, carries carry      carry              barred
+    cond          same, after the predicate          same               through
+    shard_map     slice                              stack              through
+    linear_solve  the solver's constants and the     same               around, by a transposed solve
+                  right-hand side same
+    opaque        not known                          not known          around (barred for a ``while``)
+    ============  =================================  =================  ================================
 
 Every analysis of dataflow reads this table and nothing else about a kind of frame. A new higher-order primitive is a
 `FrameKind`, one function here and one interpreter rule (`instrument/rewriting/frame_rules`).
@@ -26,7 +28,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from gradscope.tracing.jaxpr.jaxcompat import Equation, FrameKind, Jaxpr, SubJaxpr, scan_arity, shard_count
+from gradscope.tracing.jaxpr.jaxcompat import (
+    Equation,
+    FrameKind,
+    Jaxpr,
+    SubJaxpr,
+    scan_arity,
+    shard_count,
+)
 
 #: How an operand enters: as it is, as what the first iteration receives of a carry, or one slice for each iteration.
 Entering: TypeAlias = Literal["same", "carry", "slice"]
@@ -203,6 +212,39 @@ def _shard_map(equation: Equation, sub: SubJaxpr) -> Transfer:
     )
 
 
+class SolveOperands(NamedTuple):
+    """The operands of a `custom_linear_solve`: the constants of each of its functions, then the right-hand side."""
+
+    matvec: Sequence[Any]
+    vecmat: Sequence[Any]
+    solve: Sequence[Any]
+    transpose_solve: Sequence[Any]
+    right: Sequence[Any]
+
+
+def solve_operands(equation: Equation, operands: Sequence[Any]) -> SolveOperands:
+    """The operands of a `custom_linear_solve` equation, or something given for each, by what they are for."""
+    lengths = equation.params["const_lengths"]
+    parts: list[Sequence[Any]] = []
+    for length in lengths:
+        parts.append(operands[:length])
+        operands = operands[length:]
+    matvec, vecmat, solve, transpose_solve = parts
+    return SolveOperands(matvec, vecmat, solve, transpose_solve, operands)
+
+
+def _linear_solve(equation: Equation, sub: SubJaxpr) -> Transfer:
+    operands = solve_operands(equation, range(len(equation.invars)))
+    return Transfer(
+        inputs=_entries((*operands.solve, *operands.right), "same"),
+        outputs=_leaving(len(sub.jaxpr.outvars), "same"),
+        gradients="around",
+        # The solution is smooth in the linear map and the right-hand side. How it is found, an initial guess say, does
+        # not matter, and what the solver returns beside it is constant (`jax._src.lax.control_flow.solves`).
+        differentiated=(*operands.matvec, *operands.right),
+    )
+
+
 def _opaque(equation: Equation, sub: SubJaxpr) -> Transfer:
     return Transfer(
         inputs=(None,) * len(sub.jaxpr.invars),
@@ -233,5 +275,6 @@ TRANSFERS: Final[Mapping[FrameKind, Callable[[Equation, SubJaxpr], Transfer]]] =
     "while": _while,
     "cond": _cond,
     "shard_map": _shard_map,
+    "linear_solve": _linear_solve,
     "opaque": _opaque,
 }

@@ -66,7 +66,8 @@ class Site:
         primitive: The primitive that makes it; None for a value a frame receives.
         source: `file:line` in the user's code.
         reach: What arrives at it in the backward pass.
-        opaque: Whether it lies inside a custom rule, where it cannot be observed.
+        opaque: Whether it is inside a custom rule, where it cannot be observed.
+        bypassed: Whether gradients go around it, by a derivative rule of an equation that it is inside.
         eliminated: Whether nothing that the function returns depends on it, so that it is not computed.
     """
 
@@ -81,6 +82,7 @@ class Site:
     source: str | None
     reach: Reach
     opaque: bool
+    bypassed: bool
     eliminated: bool
 
     @property
@@ -179,5 +181,6 @@ def _site(facts: _Facts, value: ValueKey, names: Sequence[SiteName]) -> Site:
         source=None if equation is None else source_in(frame if not received else frame.parent or frame, equation),
         reach=facts.reachability.of(frame, variable_of(frame, value)),
         opaque=frame.opaque,
+        bypassed=frame.bypassed,
         eliminated=not received and value.equation not in facts.liveness.used(frame),
     )
