@@ -295,7 +295,7 @@ def test_terms_of_what_a_shard_makes_and_of_what_all_shards_are_handed(check_vma
             made, first = sharded(weight, x)
         return (made**2 + 3.0 * first).sum() + jnp.sin(weight).sum()
 
-    dump = gradscope.capturing(loss, WEIGHTS, INPUTS, terms=True)
+    dump = gradscope.capture(loss, WEIGHTS, INPUTS, terms=True)
     assert_sums(dump)
     terms = {key: sorted(parts) for key, parts in terms_of(dump).items()}
     assert terms["param/value"] == ["rows/shard_map.0", "sin.0"]

@@ -62,7 +62,7 @@ def check(
         twin: The same function with probes, where the loss itself cannot carry them.
         ops: Whether the values of operations are shown beside those of layers.
     """
-    dump = gradscope.capturing(loss, variables, batch, terms=True, ops=ops)
+    dump = gradscope.capture(loss, variables, batch, terms=True, ops=ops)
     found = terms_of(dump)
     assert {key: sorted(parts) for key, parts in found.items()} == {key: sorted(names) for key, names in uses.items()}
     wanted = expected(loss if twin is None else twin, variables, batch)
@@ -237,7 +237,7 @@ def test_an_operands_term_is_the_operations_own_vjp_of_what_arrives(
         h = layer("first", dense, weight, x)
         return (jnp.sin(layer("read", operation, h, h)) ** 2).sum()
 
-    dump = gradscope.capturing(loss, WEIGHTS, INPUTS, ops="inputs")
+    dump = gradscope.capture(loss, WEIGHTS, INPUTS, ops="inputs")
     h, arrived = dump["activation/first"], dump["activation_grad/read"]
     _, pull_back = jax.vjp(operation, h, h)
     for position, wanted in zip(positions, pull_back(arrived), strict=True):
@@ -269,7 +269,7 @@ def test_beside_operations_their_values_have_terms() -> None:
 
     check(loss, WEIGHTS, INPUTS, {"activation/all/dot_general": ["all/sin.0", "all/exp.0"]}, ops=True)
     with pytest.raises(UsageError, match="selects nothing"):
-        gradscope.capturing(loss, WEIGHTS, INPUTS, terms=True, select=["term/*"])
+        gradscope.capture(loss, WEIGHTS, INPUTS, terms=True, select=["term/*"])
 
 
 def test_a_custom_rule_is_one_use_and_what_it_does_is_not_looked_into() -> None:
@@ -295,7 +295,7 @@ def test_an_array_that_is_no_argument_and_what_comes_to_nothing_are_no_terms() -
         nothing = jax.lax.stop_gradient(h) + jnp.sign(h)
         return (h * constant).sum() + (nothing * constant).sum()
 
-    dump = gradscope.capturing(loss, WEIGHTS, INPUTS, terms=True)
+    dump = gradscope.capture(loss, WEIGHTS, INPUTS, terms=True)
     assert terms_of(dump) == {}
 
 
@@ -305,7 +305,7 @@ def test_where_a_while_loop_bars_one_way_the_other_terms_are_there() -> None:
         looped = jax.lax.fori_loop(0, jnp.int32(x[0, 0] > 0) + 2, lambda _, y: jnp.sin(y), h)
         return (jnp.cos(h) * jnp.exp(h)).sum(), looped
 
-    dump = gradscope.capturing(loss, WEIGHTS, INPUTS, terms=True)
+    dump = gradscope.capture(loss, WEIGHTS, INPUTS, terms=True)
     assert terms_of(dump).keys() == {"activation/first"}
     assert_sums(dump)
 
@@ -335,7 +335,7 @@ def test_nested_frames_and_shared_weights_still_sum_to_the_whole() -> None:
 
     for flag in (True, False):
         arguments = {"w": 0.3 * WEIGHTS}, (INPUTS, np.bool_(flag))
-        dump = gradscope.capturing(loss, *arguments, terms=True)
+        dump = gradscope.capture(loss, *arguments, terms=True)
         inside = {f"activation/made[{outer}][{inner}]" for outer in range(2) for inner in range(2)} if flag else set()
         assert terms_of(dump).keys() == {"param/w", "activation/out[1]", *inside}
         assert_sums(dump)
@@ -349,7 +349,7 @@ def test_where_the_way_is_stopped_nothing_comes_back_and_the_rest_is_the_whole()
         cosine = jax.lax.stop_gradient(cosine) if stopped else cosine
         return (cosine * jnp.exp(probe("exp.0", h)) * probe("mul#2.1", h)).sum()
 
-    dump = gradscope.capturing(loss, WEIGHTS, INPUTS, terms=True, stop_gradient=["cosine"])
+    dump = gradscope.capture(loss, WEIGHTS, INPUTS, terms=True, stop_gradient=["cosine"])
     wanted = expected(partial(loss, stopped=True), WEIGHTS, INPUTS)
     terms = terms_of(dump)["activation/first"]
     assert sorted(terms) == ["exp.0", "mul#2.1"]
@@ -365,7 +365,7 @@ def test_a_fetch_does_not_go_with_terms() -> None:
         return layer("first", dense, weight, x).sum()
 
     with pytest.raises(UsageError, match="a fetch names all that is shown"):
-        gradscope.capturing(loss, WEIGHTS, INPUTS, terms=True, fetch="first")
+        gradscope.capture(loss, WEIGHTS, INPUTS, terms=True, fetch="first")
 
 
 READ = ("read/sin.0", "read/cos.0", "read/tanh.0", "read/mul.0")
@@ -392,7 +392,7 @@ def test_terms_are_chosen_by_their_own_name_or_that_of_their_value(
         with jax.named_scope("read"):
             return (jnp.sin(h) + jnp.cos(h) + jnp.tanh(other) + other * 2.0).sum()
 
-    dump = gradscope.capturing(loss, WEIGHTS, INPUTS, terms=True, **chosen)
+    dump = gradscope.capture(loss, WEIGHTS, INPUTS, terms=True, **chosen)
     assert {key.removeprefix("term/") for key in dump if key.startswith("term/read")} == set(terms)
     filtered = {line.name for line in dump.ledger.missing if (line.family, line.reason) == ("term", "filtered")}
     assert {name for name in filtered if name.startswith("read")} == set(READ) - set(terms)

@@ -51,7 +51,7 @@ def differentiated(case: Case, at: Literal["outputs", "operands"]) -> tuple[Pert
 @pytest.mark.parametrize("case", UNROLLED.values(), ids=UNROLLED.keys())
 def test_every_operation_has_the_value_and_the_gradient_that_jax_computes(case: Case) -> None:
     twin, outputs, gradients = differentiated(case, "outputs")
-    dump = gradscope.capturing(case.loss, *case.arguments(), ops=True)
+    dump = gradscope.capture(case.loss, *case.arguments(), ops=True)
     entries = {entry.name: entry for entry in dump.manifest.entries if entry.family == "activation"}
     seen = [layer for layer in dump.layers if layer.operation]
     names = [name for layer in seen for name in layer.outputs if not entries[name].dtype.startswith(("int", "bool"))]
@@ -67,7 +67,7 @@ def test_every_operation_has_the_value_and_the_gradient_that_jax_computes(case: 
 @pytest.mark.parametrize("case", SMALL.values(), ids=SMALL.keys())
 def test_every_operand_has_the_gradient_that_jax_computes_for_it_alone(case: Case) -> None:
     twin, _, gradients = differentiated(case, "operands")
-    dump = gradscope.capturing(case.loss, *case.arguments(), ops="inputs")
+    dump = gradscope.capture(case.loss, *case.arguments(), ops="inputs")
     paths = [layer.path for layer in dump.layers if layer.operation]
     assert [layer.primitive for layer in dump.layers if layer.operation] == twin.primitives
     names = [f"{paths[place.operation]}.{place.position}" for place in twin.places]
@@ -79,7 +79,7 @@ def test_every_operand_has_the_gradient_that_jax_computes_for_it_alone(case: Cas
 
 def test_a_scanned_models_operations_are_those_of_the_unrolled_one_turn_by_turn() -> None:
     scanned, unrolled = (
-        gradscope.capturing(ZOO[name].loss, *ZOO[name].arguments(), ops="inputs") for name in (SCANNED, TWIN)
+        gradscope.capture(ZOO[name].loss, *ZOO[name].arguments(), ops="inputs") for name in (SCANNED, TWIN)
     )
     inside = [key for key in scanned if "/block[" in key and key in unrolled]
     assert {key.split("/")[0] for key in inside} == {"activation", "activation_grad", "term"}

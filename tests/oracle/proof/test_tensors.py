@@ -55,7 +55,7 @@ def proof(request: pytest.FixtureRequest) -> Iterator[Proof]:
         loss, gradients = plain(case, variables, batch)
         yield Proof(
             case=case,
-            dump=gradscope.capturing(case.loss, variables, batch),
+            dump=gradscope.capture(case.loss, variables, batch),
             written_out=tensors_of(case.explicit, variables, batch),
             plain_loss=loss,
             plain_gradients=gradients,

@@ -176,7 +176,7 @@ def test_it_is_verified_shown_and_compared_like_any_other(folder: Path, tmp_path
     single = [replace(each, array=WHOLES[f"{each.family}/{each.name}"][0]) for each in list(outline())[: len(WHOLES)]]
     with gradscope.load(folder) as dump, gradscope.load(write(tmp_path / "one.npz", single)) as one:
         assert "rows" in dump.table()
-        assert gradscope.comparison(one, dump, bitwise=True, allow_missing=["again", "unused"])
+        assert gradscope.compare(one, dump, bitwise=True, allow_missing=["again", "unused"])
 
 
 def test_without_its_index_it_reads_as_incomplete(folder: Path) -> None:
