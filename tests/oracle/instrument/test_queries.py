@@ -123,7 +123,7 @@ def test_one_turn_of_a_loop_may_be_fed(turn: int) -> None:
 
 
 def test_a_stop_makes_what_lies_behind_it_constant() -> None:
-    dump = capture(stop_gradient=["hidden"])
+    dump = capture(stop_gradients=["hidden"])
     expected = jax.grad(lambda p: head(logits(p, hidden(PARAMS, BATCH["x"])), BATCH["label"]))(PARAMS)
     assert "param_grad/a" not in dump
     same(dump["param_grad/b"], expected["b"])

@@ -349,7 +349,7 @@ def test_where_the_way_is_stopped_nothing_comes_back_and_the_rest_is_the_whole()
         cosine = jax.lax.stop_gradient(cosine) if stopped else cosine
         return (cosine * jnp.exp(probe("exp.0", h)) * probe("mul#2.1", h)).sum()
 
-    dump = gradscope.capture(loss, WEIGHTS, INPUTS, terms=True, stop_gradient=["cosine"])
+    dump = gradscope.capture(loss, WEIGHTS, INPUTS, terms=True, stop_gradients=["cosine"])
     wanted = expected(partial(loss, stopped=True), WEIGHTS, INPUTS)
     terms = terms_of(dump)["activation/first"]
     assert sorted(terms) == ["exp.0", "mul#2.1"]

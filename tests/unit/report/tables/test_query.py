@@ -6,7 +6,6 @@ import pytest
 
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.errors import UsageError
-from gradscope.naming import Selection
 from gradscope.report import Query, rows_of
 from tests.support.report_samples import entry, numbers, report_of, small_network, text_of
 
@@ -21,13 +20,13 @@ def sizes(*columns: dict[str, object]) -> Manifest:
 
 
 def test_patterns_select_by_name_and_by_key() -> None:
-    query = Query(selection=Selection.parse(["block1/*"], ["param/*"]), families=frozenset({"activation", "param"}))
+    query = Query(select=["block1/*"], exclude=["param/*"], families=["activation", "param"])
     assert keys(query) == ["activation/block1/conv", "activation/block1/relu"]
 
 
 def test_a_pattern_that_selects_nothing_is_refused_with_the_nearest_names() -> None:
     with pytest.raises(UsageError, match="selects nothing") as error:
-        keys(Query(selection=Selection.parse(["blok1"])))
+        keys(Query(select=["blok1"]))
     assert "block1" in (error.value.hint or "")
 
 
