@@ -20,14 +20,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from gradscope.comparison.metrics.metrics import METRICS
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
 
-#: What an expression may speak of.
-METRICS: Final = (
-    *("rel_l2", "1-cos", "norm_ratio", "max_abs", "max_rel", "mismatch", "ulp_max", "ulp_share", "sign_flip"),
-    *("sqnr_db", "nonfinite_mismatch", "bit_equal", "growth", "noise", "spread", "random", "bias"),
-)
+#: The metrics that an expression may name: those that have an order.
+NAMES: Final = tuple(spec.name for spec in METRICS if spec.kind not in ("index", "element"))
 
 OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = MappingProxyType(
     {

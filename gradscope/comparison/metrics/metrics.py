@@ -9,12 +9,127 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
 from gradscope.comparison.metrics.alignment import Alignment
 from gradscope.comparison.metrics.deviation import Deviation, Peak, Scalar
 from gradscope.dump.record import Json
+
+#: What the values of a metric are. An `index` and an `element` belong to the worst element and have no order.
+MetricKind: TypeAlias = Literal["number", "share", "count", "flag", "index", "element"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSpec:
+    """One metric of a comparison.
+
+    Attributes:
+        name: Its name in JSON, in rows, in the heading of tables and in expressions.
+        sentence: What it is, with its formula: `a` is the reference, `b` the candidate, `d = b - a`; without a full
+            stop.
+        kind: What its values are.
+        unit: The unit of its values; "" where they have none.
+    """
+
+    name: str
+    sentence: str
+    kind: MetricKind = "number"
+    unit: str = ""
+
+
+#: The unit of what is measured as the elements are.
+_ELEMENTS_OWN: Final = "that of the elements"
+
+#: Every metric that a row may have, in the order of JSON. Norms are over positions where both sides are finite.
+METRICS: Final[tuple[MetricSpec, ...]] = (
+    MetricSpec(
+        name="rel_l2",
+        sentence="relative error, l2(d) / l2(a), on which verdicts and default tolerances are; 0/0 is 0 and x/0 is inf",
+    ),
+    MetricSpec(
+        name="1-cos",
+        sentence="1 - <a, b> / (l2(a) l2(b)), computed without cancellation for nearly parallel vectors",
+    ),
+    MetricSpec(name="norm_ratio", sentence="ratio of the norms, l2(b) / l2(a)"),
+    MetricSpec(name="max_abs", sentence="largest difference of two elements, max(|d|)", unit=_ELEMENTS_OWN),
+    MetricSpec(name="max_abs_index", sentence="index of the element that differs most", kind="index"),
+    MetricSpec(
+        name="max_abs_ref",
+        sentence="that element in the reference; [real, imaginary] where it is complex",
+        kind="element",
+        unit=_ELEMENTS_OWN,
+    ),
+    MetricSpec(
+        name="max_abs_cand",
+        sentence="that element in the candidate; [real, imaginary] where it is complex",
+        kind="element",
+        unit=_ELEMENTS_OWN,
+    ),
+    MetricSpec(
+        name="mismatch",
+        sentence="share with |d| > atol + rtol |a| (the rule of numpy.allclose)",
+        kind="share",
+        unit="of the elements",
+    ),
+    MetricSpec(
+        name="max_rel",
+        sentence="largest relative difference, max(|d| / |a|) over |a| >= small(dtype): 2^-14 for float32, 2^-26 for "
+        "float64, 2^-p for narrower types of p bits of significand",
+    ),
+    MetricSpec(
+        name="ulp_max",
+        sentence="largest distance of two elements, in units in the last place of the coarser dtype of the pair",
+        kind="count",
+        unit="ulp",
+    ),
+    MetricSpec(
+        name="ulp_share",
+        sentence="share of the elements that are further apart than 1 ulp (types of up to 16 bits) or 32 ulp",
+        kind="share",
+        unit="of the elements",
+    ),
+    MetricSpec(
+        name="sign_flip",
+        sentence="share of the elements with |a| >= small(dtype) that have the opposite sign on the other side",
+        kind="share",
+        unit="of the elements with |a| >= small(dtype)",
+    ),
+    MetricSpec(name="sqnr_db", sentence="signal to quantization noise, 20 log10(l2(a) / l2(d))", unit="dB"),
+    MetricSpec(
+        name="nonfinite_mismatch",
+        sentence="number of positions where one side is finite and the other is not, or where the two are not finite "
+        "in different ways",
+        kind="count",
+        unit="elements",
+    ),
+    MetricSpec(name="bit_equal", sentence="whether every byte is the same", kind="flag"),
+    MetricSpec(
+        name="growth",
+        sentence="error made in the layer against error inherited by it, rel_l2 / max(rel_l2 of what the layer reads, "
+        "floor); above 10 the layer is said to have made the error itself",
+    ),
+    MetricSpec(
+        name="noise",
+        sentence="error in noise floors of a calibrated reference, rel_l2 / floor; up to 10 it is taken for noise",
+    ),
+    MetricSpec(
+        name="spread",
+        sentence="error of the gradients of single examples as a share of the batch's own spread, e / sigma",
+        unit="of the spread of the batch",
+    ),
+    MetricSpec(
+        name="random",
+        sentence="the part of `spread` that differs from example to example, s / sigma",
+        unit="of the spread of the batch",
+    ),
+    MetricSpec(
+        name="bias",
+        sentence="the part of `spread` that is the same in every example, b / sigma",
+        unit="of the spread of the batch",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

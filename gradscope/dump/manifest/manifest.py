@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from gradscope.dump.record import Json, Reason, Record, Shard, SiteFacts
 
 SCHEMA: Final = 1
 MEMBER: Final = "__gradscope__.json"
+
+#: Which statistics a dump has: *core* is what a compiled step can carry, *full* is computed from the tensors.
+Tier: TypeAlias = Literal["core", "full"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +221,7 @@ class Manifest:
     causes: tuple[Cause, ...] = ()
     loss: float | None = None
     complete: bool = True
-    tier: Literal["core", "full"] = "full"
+    tier: Tier = "full"
     provenance: Mapping[str, Json] = field(default_factory=dict[str, Json])
     self_check: Mapping[str, Json] | None = None
     examples: Examples | None = None
