@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import gradscope
-from tests.oracle.explicit import COMPILED_QUICKLY
 from tests.oracle.proof.perturbed import Perturbed
 from tests.oracle.zoo import ZOO, Case
+from tests.support.explicit import COMPILED_QUICKLY
 
 ROUNDING = 1e-9
 #: What may be left of a gradient whose terms cancel.

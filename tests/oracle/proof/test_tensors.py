@@ -16,8 +16,8 @@ import pytest
 
 import gradscope
 from gradscope import Dump
-from tests.oracle.explicit import named_params, tensors_of
 from tests.oracle.zoo import ZOO, Case
+from tests.support.explicit import named_params, tensors_of
 
 #: Largest relative l2 error. ResNets amplify rounding: batch norm over two examples of one pixel divides by what may be
 #: a small difference.

@@ -21,7 +21,7 @@ from gradscope.stats import (
     tensor_stats,
 )
 from gradscope.stats.columns import columns_of
-from tests.unit.report_samples import PIPE, entry, small_network, stats_of
+from tests.support.report_samples import PIPE, entry, small_network, stats_of
 
 #: Tensors that between them have every column.
 EVERYTHING = (
