@@ -5,13 +5,13 @@ Sinks: what takes the records of a run, whether into a file or into memory.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Literal, Protocol, TypedDict, Unpack
+from typing import Protocol
 
 from gradscope.arrays.blocks import Array
-from gradscope.dump.manifest.manifest import Cause, Entry, Examples, Layer, Ledger, Manifest, Origin
-from gradscope.dump.record import Json, Record
+from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
+from gradscope.dump.record import Record
 from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
 from gradscope.errors import UsageError
 from gradscope.naming import key_of, printable
@@ -133,23 +133,6 @@ class EntryIndex:
         raise UsageError(f"the dump has no tensor for {printable(key)}: {reason}")
 
 
-class ManifestFields(TypedDict, total=False):
-    """What a caller says about a dump as a whole: the fields of `Manifest` beside its entries."""
-
-    layers: tuple[Layer, ...]
-    ledger: Ledger
-    causes: tuple[Cause, ...]
-    loss: float | None
-    tier: Literal["core", "full"]
-    provenance: Mapping[str, Json]
-    self_check: Mapping[str, Json] | None
-    examples: Examples | None
-    timings: Mapping[str, float]
-    origins: tuple[Origin, ...]
-    complete: bool
-    note: str
-
-
 class RecordSink(Protocol):
     """Takes records one by one, and at the end what is to be said of them as a whole."""
 
@@ -165,10 +148,10 @@ class RecordSink(Protocol):
         """Take a record."""
         ...
 
-    def commit(self, **fields: Unpack[ManifestFields]) -> Manifest:
-        """Make a dump of the records taken."""
+    def commit(self, facts: RunFacts) -> Manifest:
+        """Make a dump of the records taken and the facts of their run."""
         ...
 
-    def commit_incomplete(self, error: str, **fields: Unpack[ManifestFields]) -> Path | None:
+    def commit_incomplete(self, error: str, facts: RunFacts) -> Path | None:
         """Save what was taken until a run failed; returns where, None where nothing is saved."""
         ...

@@ -11,12 +11,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias, Unpack
+from typing import Self, TypeAlias
 
 from gradscope.dump.distributed.index import ProcessIndex, write_index
 from gradscope.dump.distributed.process_reader import open_process_file
-from gradscope.dump.interfaces import ManifestFields
-from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
 from gradscope.dump.reader import open_dump
 from gradscope.dump.record import INDEX, ProcessPlace, Record
 from gradscope.dump.storage.storage_errors import located, machine_errors
@@ -93,11 +92,11 @@ class ProcessWriter:
         self._outline.append(Entry.of(record))
         return self._outline[-1]
 
-    def commit(self, **fields: Unpack[ManifestFields]) -> Manifest:
+    def commit(self, facts: RunFacts) -> Manifest:
         """See `RecordSink`; returns, in every process, when the dump is whole.
 
         Args:
-            **fields: What to say about the dump as a whole, as far as this process knows.
+            facts: What is known of the run as a whole, as far as this process knows it.
 
         Returns:
             The manifest of the whole.
@@ -109,7 +108,7 @@ class ProcessWriter:
         first = self._together.place.index == 0
         if first:
             self._withdraw_index()
-        self._file.commit(**fields)
+        self._file.commit(facts)
         self._together.meet()
         try:
             if first:
@@ -119,9 +118,9 @@ class ProcessWriter:
         with open_dump(self._folder) as whole:
             return whole.manifest
 
-    def commit_incomplete(self, error: str, **fields: Unpack[ManifestFields]) -> Path:
+    def commit_incomplete(self, error: str, facts: RunFacts) -> Path:
         """See `RecordSink`."""
-        return self._file.commit_incomplete(error, **fields)
+        return self._file.commit_incomplete(error, facts)
 
     def discard(self) -> None:
         """See `DumpWriter`."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Unpack
 
 from gradscope.arrays.blocks import Array, blocks, stretch_of
-from gradscope.dump.interfaces import EntryIndex, ManifestFields
-from gradscope.dump.manifest.manifest import Entry, Manifest
-from gradscope.dump.record import Record
+from gradscope.dump.interfaces import EntryIndex
+from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
+from gradscope.dump.record import Record, TensorFacts, fields_of
 from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
 from gradscope.naming import key_of
 
@@ -59,17 +58,8 @@ class MemoryDump:
     def records(self) -> Iterator[Record]:
         """The records it was made of, as a writer takes them."""
         for entry in self._manifest.entries:
-            yield Record(
-                family=entry.family,
-                name=entry.name,
-                shape=entry.shape,
-                dtype=entry.dtype,
-                array=self._arrays.get(key_of(entry.family, entry.name)),
-                stats=entry.stats,
-                site=entry.site,
-                alias_of=entry.alias_of,
-                absent=entry.absent,
-            )
+            array = self._arrays.get(key_of(entry.family, entry.name))
+            yield Record(**fields_of(TensorFacts, entry), array=array)
 
 
 class MemoryWriter:
@@ -90,11 +80,11 @@ class MemoryWriter:
             self._arrays[key_of(record.family, record.name)] = record.array
         return entry
 
-    def commit(self, **fields: Unpack[ManifestFields]) -> Manifest:
+    def commit(self, facts: RunFacts) -> Manifest:
         """See `RecordSink`."""
-        return Manifest(entries=tuple(self._entries), **fields)
+        return Manifest.of(self._entries, facts)
 
-    def commit_incomplete(self, error: str, **fields: Unpack[ManifestFields]) -> None:
+    def commit_incomplete(self, error: str, facts: RunFacts) -> None:
         """See `RecordSink`; the caller has the error itself."""
 
     def dump(self, manifest: Manifest) -> MemoryDump:
