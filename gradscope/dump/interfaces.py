@@ -16,6 +16,7 @@ from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
 from gradscope.errors import UsageError
 from gradscope.naming import key_of, printable
 from gradscope.naming.patterns import nearest_hint
+from gradscope.protocols import implements
 
 
 class DumpSource(Protocol):
@@ -44,6 +45,10 @@ class DumpSource(Protocol):
         Raises:
             UsageError: There is no such entry.
         """
+        ...
+
+    def has_tensor(self, key: str) -> bool:
+        """Whether the dump holds the tensor of a key, and not its statistics only; False where there is no such key."""
         ...
 
     def array(self, key: str) -> Array:
@@ -87,17 +92,8 @@ class DumpSource(Protocol):
         ...
 
 
-def has_elements(source: DumpSource, key: str) -> bool:
-    """Whether a dump holds the elements of a key's tensor, and not its statistics only."""
-    try:
-        next(source.chunks(key, chunk_bytes=1), None)
-    except UsageError:
-        return False
-    return True
-
-
 class EntryIndex:
-    """The entries of a manifest by key.
+    """The entries of a manifest by key: the part of a `DumpSource` that needs no tensors.
 
     Args:
         manifest: Whose keys are unique and whose aliases name entries that are none.
@@ -106,19 +102,23 @@ class EntryIndex:
     def __init__(self, manifest: Manifest) -> None:
         self._entries = {key_of(entry.family, entry.name): entry for entry in manifest.entries}
 
+    @implements(DumpSource)
     def keys(self) -> tuple[str, ...]:
-        """See `DumpSource`."""
         return tuple(self._entries)
 
+    @implements(DumpSource)
     def entry(self, key: str) -> Entry:
-        """See `DumpSource`."""
         if key not in self._entries:
             raise UsageError(f"the dump has no entry {printable(key)}", hint=nearest_hint(key, self.keys()))
         return self._entries[key]
 
+    @implements(DumpSource)
     def resolve(self, key: str) -> str:
-        """See `DumpSource`."""
         return self.entry(key).alias_of or key
+
+    def has_tensor(self, key: str, tensors: Container[str]) -> bool:
+        """Whether `tensors` has the tensor of a key; False where there is no such key."""
+        return key in self._entries and self.resolve(key) in tensors
 
     def tensor_key(self, key: str, tensors: Container[str]) -> str:
         """The key under which `tensors` has the tensor of a key.

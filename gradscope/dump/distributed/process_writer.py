@@ -15,6 +15,7 @@ from typing import Self, TypeAlias
 
 from gradscope.dump.distributed.index import ProcessIndex, write_index
 from gradscope.dump.distributed.process_reader import open_process_file
+from gradscope.dump.interfaces import RecordSink
 from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
 from gradscope.dump.reader import open_dump
 from gradscope.dump.record import INDEX, ProcessPlace, Record
@@ -22,6 +23,7 @@ from gradscope.dump.storage.storage_errors import located, machine_errors
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import UsageError
 from gradscope.naming import key_of, printable
+from gradscope.protocols import implements
 
 #: Makes the manifest of the whole: of the outline of its entries, and of every process's manifest.
 Merge: TypeAlias = Callable[[Sequence[Entry], Sequence[Manifest]], Manifest]
@@ -74,12 +76,14 @@ class ProcessWriter:
     ) -> None:
         self._file.__exit__(kind, error, traceback)
 
+    @implements(RecordSink)
     def require_space(self, size_bytes: int) -> None:
-        """See `RecordSink`; all processes may write to one disk."""
+        # All processes may write to one disk: each looks for the room that it needs itself.
         self._file.require_space(size_bytes)
 
+    @implements(RecordSink)
     def add(self, record: Record) -> Entry:
-        """See `RecordSink`.
+        """Write a shard to this process's file, or add a whole tensor to the outline.
 
         Raises:
             UsageError: It has a tensor and is no shard, or cannot be stored.
@@ -92,8 +96,9 @@ class ProcessWriter:
         self._outline.append(Entry.of(record))
         return self._outline[-1]
 
+    @implements(RecordSink)
     def commit(self, facts: RunFacts) -> Manifest:
-        """See `RecordSink`; returns, in every process, when the dump is whole.
+        """Make a dump of the records of all processes; returns, in every process, when the dump is complete.
 
         Args:
             facts: What is known of the run as a whole, as far as this process knows it.
@@ -118,12 +123,12 @@ class ProcessWriter:
         with open_dump(self._folder) as whole:
             return whole.manifest
 
+    @implements(RecordSink)
     def commit_incomplete(self, error: str, facts: RunFacts) -> Path:
-        """See `RecordSink`."""
         return self._file.commit_incomplete(error, facts)
 
     def discard(self) -> None:
-        """See `DumpWriter`."""
+        """Remove what this process has written, unless it is committed; as often as one likes, from any thread."""
         self._file.discard()
 
     def _withdraw_index(self) -> None:
