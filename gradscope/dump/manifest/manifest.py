@@ -36,7 +36,11 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry(TensorFacts):
-    """One record as a dump remembers it; `stored` is None where the file holds no tensor for it."""
+    """One record as a dump remembers it.
+
+    Attributes:
+        stored: Where its bytes are in the file; None where the file holds no tensor for it.
+    """
 
     stored: Stored | None = None
 
@@ -210,7 +214,12 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest(RunFacts):
-    """Everything a dump says about itself: the facts of its run, and every record in the order written."""
+    """Everything a dump says about itself.
+
+    Attributes:
+        entries: Every record in the order written.
+        schema: Version of the manifest.
+    """
 
     entries: tuple[Entry, ...]
     schema: int = SCHEMA
