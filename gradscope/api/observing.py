@@ -20,7 +20,7 @@ from gradscope.capturing.seen import Seen
 from gradscope.capturing.timings import Timings
 from gradscope.capturing.value_and_grad import Keep, Signature, observing_value_and_grad
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.manifest.manifest import Manifest, RunFacts
 from gradscope.dump.sources.memory_dump import MemoryDump, MemoryWriter
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import EVERYTHING, Wanted
@@ -194,11 +194,13 @@ def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False
         for record in session.records():
             writer.add(record)
         return writer.commit(
-            layers=session.layers(),
-            ledger=session.ledger(),
-            loss=session.loss(),
-            tier="core" if what.watching.statistics else "full",
-            provenance=machine_provenance(),
+            RunFacts(
+                layers=session.layers(),
+                ledger=session.ledger(),
+                loss=session.loss(),
+                tier="core" if what.watching.statistics else "full",
+                provenance=machine_provenance(),
+            )
         )
 
 
@@ -207,21 +209,7 @@ def _save_dump(writer: Writer, source: DumpSource) -> Manifest:
         raise UsageError("the dump is in a file already", hint="copy the file")
     for record in source.records():
         writer.add(record)
-    manifest = source.manifest
-    return writer.commit(
-        layers=manifest.layers,
-        ledger=manifest.ledger,
-        causes=manifest.causes,
-        loss=manifest.loss,
-        tier=manifest.tier,
-        provenance=manifest.provenance,
-        self_check=manifest.self_check,
-        examples=manifest.examples,
-        timings=manifest.timings,
-        origins=manifest.origins,
-        complete=manifest.complete,
-        note=manifest.note,
-    )
+    return writer.commit(source.manifest)
 
 
 def _wanted(

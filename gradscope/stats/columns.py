@@ -35,7 +35,7 @@ class ColumnSpec:
 
     Attributes:
         name: Its name in JSON, in rows and in the heading of tables; `NAME@T` stands for a column for each type `T`.
-        sentence: What it is, with its formula; without a full stop.
+        sentence: What it is, with its formula, in Markdown without a full stop.
         kind: What its values are.
         unit: The unit of its values; "" where they have none.
         tier: The first tier that has it.
@@ -80,22 +80,36 @@ COLUMNS: Final[tuple[ColumnSpec, ...]] = (
         in_sum="lost",
     ),
     ColumnSpec(name="dtype", sentence="name of the logical dtype, as JAX spells it", kind="text", tier="core"),
-    ColumnSpec(name="mean", sentence="arithmetic mean, sum(x) / n", unit=_ELEMENTS_OWN, tier="core", in_sum="rounded"),
+    ColumnSpec(
+        name="mean", sentence="arithmetic mean, `sum(x) / n`", unit=_ELEMENTS_OWN, tier="core", in_sum="rounded"
+    ),
     ColumnSpec(
         name="std",
-        sentence="population standard deviation, sqrt(mean((x - mean)^2)) (ddof 0)",
+        sentence="population standard deviation, `sqrt(mean((x - mean)^2))` (ddof 0)",
         unit=_ELEMENTS_OWN,
         tier="core",
         in_sum="rounded",
     ),
     ColumnSpec(
-        name="rms", sentence="root mean square, sqrt(mean(x^2))", unit=_ELEMENTS_OWN, tier="core", in_sum="rounded"
+        name="rms", sentence="root mean square, `sqrt(mean(x^2))`", unit=_ELEMENTS_OWN, tier="core", in_sum="rounded"
     ),
-    ColumnSpec(name="l2", sentence="Euclidean norm, sqrt(sum(x^2))", unit=_ELEMENTS_OWN, tier="core", in_sum="rounded"),
-    ColumnSpec(name="l1", sentence="sum of the magnitudes, sum(|x|)", unit=_ELEMENTS_OWN, in_sum="rounded"),
-    ColumnSpec(name="min", sentence="smallest element", unit=_ELEMENTS_OWN, tier="core"),
-    ColumnSpec(name="max", sentence="largest element", unit=_ELEMENTS_OWN, tier="core"),
-    ColumnSpec(name="amax", sentence="largest magnitude, max(|x|)", unit=_ELEMENTS_OWN, tier="core"),
+    ColumnSpec(
+        name="l2", sentence="Euclidean norm, `sqrt(sum(x^2))`", unit=_ELEMENTS_OWN, tier="core", in_sum="rounded"
+    ),
+    ColumnSpec(name="l1", sentence="sum of the magnitudes, `sum(|x|)`", unit=_ELEMENTS_OWN, in_sum="rounded"),
+    ColumnSpec(
+        name="min",
+        sentence="smallest element; an exact integer where the elements are integers",
+        unit=_ELEMENTS_OWN,
+        tier="core",
+    ),
+    ColumnSpec(
+        name="max",
+        sentence="largest element; an exact integer where the elements are integers",
+        unit=_ELEMENTS_OWN,
+        tier="core",
+    ),
+    ColumnSpec(name="amax", sentence="largest magnitude, `max(|x|)`", unit=_ELEMENTS_OWN, tier="core"),
     ColumnSpec(name="amin_nz", sentence="smallest magnitude that is not zero", unit=_ELEMENTS_OWN),
     ColumnSpec(name="zeros", sentence="number of zeros, of either sign", kind="count", unit="elements", tier="core"),
     ColumnSpec(name="nan", sentence="number of NaNs", kind="count", unit="elements", tier="core"),
@@ -111,7 +125,7 @@ COLUMNS: Final[tuple[ColumnSpec, ...]] = (
     ),
     ColumnSpec(
         name="dynrange",
-        sentence="dynamic range, log2(amax / amin_nz): from the smallest to the largest magnitude that is not zero",
+        sentence="dynamic range, `log2(amax / amin_nz)`: from the smallest to the largest magnitude that is not zero",
         unit="bits",
     ),
     ColumnSpec(
@@ -178,22 +192,22 @@ COLUMNS: Final[tuple[ColumnSpec, ...]] = (
     ),
     ColumnSpec(
         name="noise",
-        sentence="noise floor in a calibrated dump: the largest rel_l2 by which the tensor moved in runs with changes "
-        "that make no difference",
+        sentence="noise floor in a calibrated dump: the largest `rel_l2` by which the tensor moved in runs with "
+        "changes that make no difference",
         in_sum="lost",
         subject="calibration",
     ),
     ColumnSpec(
         name="noise@T",
-        sentence="the rel_l2 by which the tensor moved in a run of the calibrated model in the type T, bfloat16 or "
+        sentence="the `rel_l2` by which the tensor moved in a run of the calibrated model in the type T, bfloat16 or "
         "(of a model in float64) float32",
         in_sum="lost",
         subject="calibration",
     ),
     ColumnSpec(
         name="g/w",
-        sentence="l2(gradient) / l2(parameter): how large a step of size one is next to the parameter; not there for a "
-        "parameter of zeros",
+        sentence="`l2(gradient) / l2(parameter)`: how large a step of size one is next to the parameter; absent "
+        "where the parameter is all zeros",
         tier="core",
         in_sum="rounded",
         subject="parameter",
@@ -201,7 +215,7 @@ COLUMNS: Final[tuple[ColumnSpec, ...]] = (
     ),
     ColumnSpec(
         name="fwd_gain",
-        sentence="forward gain of the layer, rms(out) / rms(in)",
+        sentence="forward gain of the layer, `rms(out) / rms(in)`",
         tier="core",
         in_sum="rounded",
         subject="layer",
@@ -209,7 +223,7 @@ COLUMNS: Final[tuple[ColumnSpec, ...]] = (
     ),
     ColumnSpec(
         name="fwd_total",
-        sentence="forward gain accumulated to the end of the network, rms(out of the last layer) / rms(in)",
+        sentence="forward gain accumulated to the end of the network, `rms(out of the last layer) / rms(in)`",
         tier="core",
         in_sum="rounded",
         subject="layer",
@@ -217,7 +231,7 @@ COLUMNS: Final[tuple[ColumnSpec, ...]] = (
     ),
     ColumnSpec(
         name="bwd_gain",
-        sentence="backward gain of the layer, rms(gradient of in) / rms(gradient of out)",
+        sentence="backward gain of the layer, `rms(gradient of in) / rms(gradient of out)`",
         tier="core",
         in_sum="rounded",
         subject="layer",
@@ -225,8 +239,8 @@ COLUMNS: Final[tuple[ColumnSpec, ...]] = (
     ),
     ColumnSpec(
         name="bwd_total",
-        sentence="backward gain accumulated from the end of the network, rms(gradient of in) / rms(gradient of the out "
-        "of the last layer): over the layers, vanishing and exploding gradients are its slope",
+        sentence="backward gain accumulated from the end of the network, `rms(gradient of in) / rms(gradient of the "
+        "out of the last layer)`: over the layers, vanishing and exploding gradients are its slope",
         tier="core",
         in_sum="rounded",
         subject="layer",

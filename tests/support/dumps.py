@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from gradscope.arrays.dtypes import dtype_name
-from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
 from gradscope.dump.reader import open_dump
 from gradscope.dump.record import Record, SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump
@@ -59,7 +59,7 @@ def write(path: Path, records: Iterable[Record], *, force: bool = True, **fields
     with DumpWriter(path, force=force) as writer:
         for each in records:
             writer.add(each)
-        writer.commit(**fields)
+        writer.commit(RunFacts(**fields))
     return path
 
 

@@ -23,6 +23,7 @@ from typing import Final, Protocol
 from gradscope.comparison.metrics.metrics import METRICS
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
+from gradscope.protocols import implements
 
 #: The metrics that an expression may name: those that have an order.
 NAMES: Final = tuple(spec.name for spec in METRICS if spec.kind not in ("index", "element"))
@@ -54,16 +55,16 @@ class Limit:
     operator: str
     number: float
 
+    @implements(Expression)
     def holds(self, metrics: Mapping[str, Json]) -> bool | None:
-        """See `Expression`."""
         value = metrics.get(self.metric)
         if value is None:
             return None
         number = float(value) if isinstance(value, bool) else as_float(value)
         return OPERATORS[self.operator](number, self.number)
 
+    @implements(Expression)
     def mentions(self, metric: str) -> bool:
-        """See `Expression`."""
         return metric == self.metric
 
 
@@ -74,15 +75,15 @@ class Both:
     first: Expression
     second: Expression
 
+    @implements(Expression)
     def holds(self, metrics: Mapping[str, Json]) -> bool | None:
-        """See `Expression`."""
         parts = self.first.holds(metrics), self.second.holds(metrics)
         if False in parts:
             return False
         return None if None in parts else True
 
+    @implements(Expression)
     def mentions(self, metric: str) -> bool:
-        """See `Expression`."""
         return self.first.mentions(metric) or self.second.mentions(metric)
 
 
@@ -93,15 +94,15 @@ class Either:
     first: Expression
     second: Expression
 
+    @implements(Expression)
     def holds(self, metrics: Mapping[str, Json]) -> bool | None:
-        """See `Expression`."""
         parts = self.first.holds(metrics), self.second.holds(metrics)
         if True in parts:
             return True
         return None if None in parts else False
 
+    @implements(Expression)
     def mentions(self, metric: str) -> bool:
-        """See `Expression`."""
         return self.first.mentions(metric) or self.second.mentions(metric)
 
 
@@ -111,11 +112,11 @@ class Negation:
 
     expression: Expression
 
+    @implements(Expression)
     def holds(self, metrics: Mapping[str, Json]) -> bool | None:
-        """See `Expression`."""
         held = self.expression.holds(metrics)
         return None if held is None else not held
 
+    @implements(Expression)
     def mentions(self, metric: str) -> bool:
-        """See `Expression`."""
         return self.expression.mentions(metric)

@@ -132,6 +132,16 @@ def test_a_missing_tensor_is_refused_with_the_reason_or_the_nearest_name(source:
     assert "activation/conv" in str(refused.value.hint)
 
 
+def test_a_dump_has_the_tensors_that_it_stores_and_those_of_their_aliases(source: DumpSource) -> None:
+    found = {key: source.has_tensor(key) for key in (*source.keys(), "activation/no such")}
+    assert [key for key, there in found.items() if not there] == ["param_grad/unused", "activation/no such"]
+
+
+def test_a_dump_of_statistics_has_no_tensor(tmp_path: Path) -> None:
+    with open_dump(write(tmp_path / "stats.npz", [without_array("layer", stats={"mean": 0.5})])) as dump:
+        assert not dump.has_tensor("activation/layer")
+
+
 def test_two_threads_read_two_tensors_at_once(tmp_path: Path) -> None:
     arrays = [np.random.default_rng(seed).standard_normal(1 << 18) for seed in range(2)]
     path = write(tmp_path / "dump.npz", [record(str(seed), array) for seed, array in enumerate(arrays)])

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from gradscope.dump.manifest.manifest import RunFacts
 from gradscope.dump.reader import open_dump
 from gradscope.dump.storage import target_path as targets
 from gradscope.dump.storage.partial_file import PartialFile
@@ -90,7 +91,7 @@ def test_a_record_that_cannot_be_stored_is_refused(tmp_path: Path, bad: Any, pro
         writer.add(record("conv", np.zeros(2)))
         with pytest.raises(UsageError, match=problem):
             writer.add(bad)
-        writer.commit()
+        writer.commit(RunFacts())
     assert list(read_all(tmp_path / "dump.npz")) == ["activation/conv"]
 
 
@@ -120,13 +121,13 @@ def test_discarding_from_elsewhere_leaves_no_trace(dump: Path) -> None:
         assert litter(dump.parent) == []
         writer.discard()
         with pytest.raises(MachineError, match="cannot write"):
-            writer.commit()
+            writer.commit(RunFacts())
     assert dump.read_bytes() == before
 
 
 def test_discarding_what_is_committed_does_nothing(tmp_path: Path) -> None:
     with DumpWriter(tmp_path / "dump.npz") as writer:
-        writer.commit()
+        writer.commit(RunFacts())
         writer.discard()
     assert read_all(tmp_path / "dump.npz") == {}
 
@@ -135,7 +136,7 @@ def test_a_failed_run_is_saved_under_another_name(dump: Path) -> None:
     before = dump.read_bytes()
     with DumpWriter(dump, force=True) as writer:
         writer.add(record("new", np.zeros(2)))
-        saved = writer.commit_incomplete("out of memory")
+        saved = writer.commit_incomplete("out of memory", RunFacts())
     assert saved == dump.with_name("dump.incomplete.npz")
     with open_dump(saved) as incomplete:
         assert not incomplete.manifest.complete
@@ -146,7 +147,7 @@ def test_a_failed_run_is_saved_under_another_name(dump: Path) -> None:
 def test_a_failed_run_does_not_replace_an_odd_thing(tmp_path: Path) -> None:
     (tmp_path / "dump.incomplete.npz").mkdir()
     with DumpWriter(tmp_path / "dump.npz") as writer, pytest.raises(MachineError, match="regular"):
-        writer.commit_incomplete("failed")
+        writer.commit_incomplete("failed", RunFacts())
     assert litter(tmp_path) == []
 
 
@@ -245,7 +246,7 @@ def test_the_file_it_replaces_is_let_go_of(dump: Path, monkeypatch: pytest.Monke
     if fails:
         monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(MachineError) if fails else nullcontext(), DumpWriter(dump, force=True) as writer:
-        writer.commit()
+        writer.commit(RunFacts())
     assert os.path.samestat(dump.stat(), old) is fails
     for thread in threading.enumerate():
         if thread.name == "gradscope-closer":
@@ -275,7 +276,7 @@ def test_a_partial_taken_for_a_dead_one_before_it_was_locked_is_made_again(
     monkeypatch.setattr(partials, "lock", swept_meanwhile)
     with DumpWriter(tmp_path / "dump.npz") as writer:
         assert len(litter(tmp_path)) == 1
-        writer.commit()
+        writer.commit(RunFacts())
     assert read_all(tmp_path / "dump.npz") == {}
 
 

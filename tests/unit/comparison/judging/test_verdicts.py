@@ -15,7 +15,7 @@ import pytest
 from gradscope.comparison import CompareOptions, Comparison, Row, compare
 from gradscope.comparison.judging.tolerance_rules import Rule
 from gradscope.dump.manifest.json_text import dumps, loads
-from gradscope.dump.manifest.manifest import Entry, Layer, Ledger, LedgerLine, Manifest
+from gradscope.dump.manifest.manifest import Entry, Layer, Ledger, LedgerLine, Manifest, RunFacts
 from gradscope.dump.reader import open_dump
 from gradscope.dump.record import Record, SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump
@@ -403,7 +403,7 @@ def write(path: Path, tensors: Tensors) -> Path:
                     stats=facts.stats, site=facts.site,
                 )
             )  # fmt: skip
-        writer.commit(layers=LAYERS)
+        writer.commit(RunFacts(layers=LAYERS))
     return path
 
 

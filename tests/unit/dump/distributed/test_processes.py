@@ -17,7 +17,7 @@ import pytest
 import gradscope
 from gradscope.arrays.dtypes import dtype_name
 from gradscope.dump.distributed.process_writer import ProcessWriter, Together
-from gradscope.dump.manifest.manifest import Layer
+from gradscope.dump.manifest.manifest import Layer, RunFacts
 from gradscope.dump.reader import open_dump
 from gradscope.dump.record import ProcessPlace, Record, Shard, SiteFacts
 from gradscope.dump.verify import verify
@@ -89,7 +89,7 @@ def write_together(folder: Path, *, records: Callable[[int], Any] = shards, forc
                 for record in (*outline(), *records(index)):
                     writer.add(record)
                 layer = Layer(path="net", index=0, rms={"out": 1.0 + index}, elements={"out": 1 + 2 * index})
-                writer.commit(loss=1.5, layers=(layer,))
+                writer.commit(RunFacts(loss=1.5, layers=(layer,)))
         except BaseException:
             barrier.abort()
             raise

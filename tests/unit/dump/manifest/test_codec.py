@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gradscope.dump.manifest.codec import manifest_from_text, manifest_to_text
@@ -20,7 +21,8 @@ from gradscope.dump.manifest.manifest import (
     Manifest,
     Stored,
 )
-from gradscope.dump.record import SiteFacts
+from gradscope.dump.record import Shard, SiteFacts
+from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.errors import DumpError
 from tests.support.work import calls
 
@@ -66,6 +68,18 @@ def test_a_loss_that_is_not_a_number_survives() -> None:
     found = manifest_from_text(manifest_to_text(replace(MANIFEST, loss=math.nan)).encode())
     assert found.loss is not None
     assert math.isnan(found.loss)
+
+
+def test_a_manifest_of_other_entries_keeps_every_fact_of_the_run() -> None:
+    assert Manifest.of(MANIFEST.entries[:1], MANIFEST) == replace(MANIFEST, entries=MANIFEST.entries[:1])
+
+
+def test_records_of_a_dump_in_memory_have_every_fact_of_their_entries() -> None:
+    entry = replace(ENTRY, name="conv", stored=None, shard=Shard(of="conv", whole=(4, 3), start=(2, 0)))
+    array = np.ones((2, 3), np.float32)
+    (found,) = MemoryDump(Manifest(entries=(entry,)), {"activation/conv": array}).records()
+    assert Entry.of(found) == entry
+    assert found.array is array
 
 
 def test_what_has_its_default_takes_no_room() -> None:

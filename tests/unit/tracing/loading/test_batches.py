@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from gradscope import naming
+from gradscope.dump.manifest.manifest import RunFacts
 from gradscope.dump.record import Record, SiteFacts
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import DumpError, ModelError, UsageError
@@ -83,7 +84,7 @@ def test_the_inputs_of_a_dump_are_a_batch(tmp_path: Path) -> None:
                     site=SiteFacts(index=0),
                 )
             )
-        writer.commit()
+        writer.commit(RunFacts())
     found = batch_from_file(tmp_path / "run.npz", {"image": leaf(1, 4, 3, dtype=jnp.bfloat16)})
     assert found.batch["image"].dtype == ml_dtypes.bfloat16
     assert found.batch["image"].tobytes() == image.tobytes()
