@@ -8,7 +8,7 @@ from typing import TypeAlias
 from gradscope import naming
 from gradscope.capturing.execution.order import ExecutionOrder, Iteration
 from gradscope.capturing.execution.run import Run
-from gradscope.capturing.records.drafts import Draft
+from gradscope.capturing.records.pending_tensors import PendingTensor
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.stats.power import Power, together
 from gradscope.tracing.jaxpr.frames import FrameKey, ValueKey, iterations
@@ -20,7 +20,7 @@ _Subject: TypeAlias = tuple[ValueKey, Iteration]
 
 
 class LayerTree:
-    """Collects what a run's drafts tell about layers.
+    """A `LayerTree` collects the layers of a run from its tensors.
 
     Args:
         run: The run.
@@ -36,20 +36,20 @@ class LayerTree:
         self._names: dict[_Subject, str] = {}
         self._turns: dict[tuple[FrameKey, Iteration], Iteration] = {}
 
-    def note(self, draft: Draft, power: Power | None) -> None:
-        """Take in one draft."""
-        value = draft.origin.value
-        if draft.family in (naming.STATE, naming.EXAMPLE_GRAD) or isinstance(value, UseKey):
+    def note(self, pending: PendingTensor, power: Power | None) -> None:
+        """Add one tensor."""
+        value = pending.origin.value
+        if pending.family in (naming.STATE, naming.EXAMPLE_GRAD) or isinstance(value, UseKey):
             return  # what a layer has, as a parameter, what flows in other runs, a part of what flows: not what flows
-        gradient = naming.is_gradient(draft.family)
+        gradient = naming.is_gradient(pending.family)
         if power is not None:
-            self._powers[value, draft.origin.turn, gradient] = power
-        if draft.records and not gradient:
-            self._names[value, draft.origin.turn] = draft.records[0].name
-            self._turns[value.frame, draft.origin.turn] = draft.origin.facts.iteration
+            self._powers[value, pending.origin.turn, gradient] = power
+        if pending.records and not gradient:
+            self._names[value, pending.origin.turn] = pending.records[0].name
+            self._turns[value.frame, pending.origin.turn] = pending.origin.facts.iteration
 
     def layers(self) -> tuple[Layer, ...]:
-        """Every wanted layer in execution order, composites before their parts."""
+        """Returns every selected layer in execution order, composites before their parts."""
         shown = (call for call in self._run.trace.layers if self._run.wanted.operations or not call.operation)
         calls = [(call, turn) for call in shown for turn in iterations(call.frame.loops)]
         calls.sort(key=lambda at: (self._rank(*at), len(at[0].path.components)))
