@@ -6,17 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from gradscope import naming
-from gradscope.capturing.execution.order import ExecutionOrder, Iteration
+from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.records.pending_tensors import PendingTensor
 from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import IterationIndex
 from gradscope.stats.power import Power, together
 from gradscope.tracing.jaxpr.frames import FrameKey, ValueKey, iterations
 from gradscope.tracing.jaxpr.iterations import Moment, sources
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.uses import UseKey
 
-_Subject: TypeAlias = tuple[ValueKey, Iteration]
+_Subject: TypeAlias = tuple[ValueKey, IterationIndex]
 
 
 class LayerTree:
@@ -32,9 +33,9 @@ class LayerTree:
         self._order = order
         self._frames = {frame.key: frame for frame in run.trace.root.walk()}
         self._loops = {site.value: site.loops for site in run.trace.sites}
-        self._powers: dict[tuple[ValueKey, Iteration, bool], Power] = {}
+        self._powers: dict[tuple[ValueKey, IterationIndex, bool], Power] = {}
         self._names: dict[_Subject, str] = {}
-        self._turns: dict[tuple[FrameKey, Iteration], Iteration] = {}
+        self._turns: dict[tuple[FrameKey, IterationIndex], IterationIndex] = {}
 
     def note(self, pending: PendingTensor, power: Power | None) -> None:
         """Add one tensor."""
@@ -55,10 +56,10 @@ class LayerTree:
         calls.sort(key=lambda at: (self._rank(*at), len(at[0].path.components)))
         return tuple(self._layer(call, turn) for call, turn in calls if not call.frame.opaque)
 
-    def _rank(self, call: LayerCall, turn: Iteration) -> int:
+    def _rank(self, call: LayerCall, turn: IterationIndex) -> int:
         return self._order.rank(call.frame.loops, call.order, turn)
 
-    def _layer(self, call: LayerCall, turn: Iteration) -> Layer:
+    def _layer(self, call: LayerCall, turn: IterationIndex) -> Layer:
         inputs = [self._subject(value, turn) for value in call.inputs]
         outputs = [self._subject(value, turn) for value in call.outputs]
         powers = self._powers_of(inputs, outputs)
@@ -85,10 +86,10 @@ class LayerTree:
             if moment in self._names:
                 yield self._names[moment]
 
-    def _path(self, call: LayerCall, turn: Iteration) -> str:
+    def _path(self, call: LayerCall, turn: IterationIndex) -> str:
         return str(call.path.at(self._turns.get((call.frame.key, turn), turn)))
 
-    def _subject(self, value: ValueKey, turn: Iteration) -> _Subject:
+    def _subject(self, value: ValueKey, turn: IterationIndex) -> _Subject:
         return value, turn[: len(self._loops.get(value, ()))]
 
     def _powers_of(self, inputs: list[_Subject], outputs: list[_Subject]) -> Mapping[str, Power]:

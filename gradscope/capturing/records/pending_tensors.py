@@ -10,10 +10,11 @@ import jax.numpy as jnp
 
 from gradscope import naming
 from gradscope.capturing.execution.observation import Observation
-from gradscope.capturing.execution.order import ExecutionOrder, Iteration
+from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.execution.run import Run, Turn, turns_of
 from gradscope.dump.record import Reason, Record, SiteFacts
 from gradscope.instrument.query.planning import has_gradient
+from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.sites import Site
@@ -25,7 +26,7 @@ class Origin(NamedTuple):
     """An `Origin` states which value, or use of one, a tensor is of, its nominal iteration, and where it is made."""
 
     value: ValueKey | UseKey
-    turn: Iteration
+    turn: IterationIndex
     facts: SiteFacts
 
 

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from gradscope import naming
-from gradscope.capturing.execution.order import ExecutionOrder, Iteration
+from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.explain.zero_gradients import Zero, causes_of
 from gradscope.capturing.records.example_gradients import ExampleGradients, pending_examples
@@ -22,6 +22,7 @@ from gradscope.dump.manifest.manifest import Cause, Layer, Ledger, LedgerLine
 from gradscope.dump.record import Reason, Record
 from gradscope.instrument.query.planning import wants_site
 from gradscope.instrument.query.terms import Terms
+from gradscope.naming import IterationIndex
 from gradscope.stats.columns import is_all_zero
 from gradscope.tracing.dataflow.gradient_barriers import Barriers
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
@@ -128,7 +129,7 @@ class Session:
             if whole is not None:
                 self._note_gradient(whole, pending.origin.turn, record)
 
-    def _note_gradient(self, value: ValueKey, turn: Iteration, record: Record) -> None:
+    def _note_gradient(self, value: ValueKey, turn: IterationIndex, record: Record) -> None:
         if is_all_zero(record.stats):
             self.zeros.append(Zero(family=record.family, name=record.name, value=value, turn=turn))
         else:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from gradscope import naming
 from gradscope.capturing.execution.observation import Observation
-from gradscope.capturing.execution.order import ExecutionOrder, Iteration
+from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.execution.run import Run, Turn, turns_of
 from gradscope.capturing.records.pending_tensors import Origin, PendingTensor, Source, pending_of, record_of
 from gradscope.dump.record import Reason, SiteFacts
 from gradscope.instrument.plan import Term
 from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.instrument.query.terms import name_of
+from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.reachability import Reach
 
 
@@ -45,7 +46,7 @@ def _cotangent(run: Run, number: int, turn: Turn) -> Source:
     return Observation(value=run.observed.cotangents[number], at=turn.at)
 
 
-def _facts(order: ExecutionOrder, term: Term, turn: Iteration) -> SiteFacts:
+def _facts(order: ExecutionOrder, term: Term, turn: IterationIndex) -> SiteFacts:
     user, layer = term.use.user, term.use.user.innermost_layer
     return SiteFacts(
         index=_rank(order, term, turn),
@@ -58,7 +59,7 @@ def _facts(order: ExecutionOrder, term: Term, turn: Iteration) -> SiteFacts:
     )
 
 
-def _rank(order: ExecutionOrder, term: Term, turn: Iteration) -> int:
+def _rank(order: ExecutionOrder, term: Term, turn: IterationIndex) -> int:
     """Returns when the operation runs; of what an iteration outputs, when the loop takes it."""
     loops = term.use.user.frame.loops
     return order.rank(loops, term.use.user.order, turn[: len(loops)])
