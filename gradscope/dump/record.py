@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
+from gradscope.naming import IterationIndex
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -98,7 +100,7 @@ class SiteFacts:
     source: str | None = None
     primitive: str | None = None
     layer: str | None = None
-    iteration: tuple[int, ...] = ()
+    iteration: IterationIndex = ()
     operation: bool = False
     of: str | None = None
 

@@ -29,7 +29,7 @@ from gradscope.naming.families import (
     subject_family,
     value_family,
 )
-from gradscope.naming.paths import LayerPath
+from gradscope.naming.paths import IterationIndex, LayerPath
 from gradscope.naming.patterns import Selection
 from gradscope.naming.printable import printable
 from gradscope.naming.several import several
@@ -49,6 +49,7 @@ __all__ = [
     "TENSOR",
     "TERM",
     "UPDATE",
+    "IterationIndex",
     "LayerPath",
     "Selection",
     "example_axes",

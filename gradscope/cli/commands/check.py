@@ -20,7 +20,6 @@ def check(
     written: FormatOptions,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Hold gradients to finite differences in float64, to jax.grad, and to themselves run again.
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradscope.cli.blas import keep_single_threaded
-from gradscope.cli.options import shared as options
 from gradscope.cli.options.report_options import FormatOptions, NameOptions
 
 if TYPE_CHECKING:
@@ -121,7 +120,6 @@ def compare(
         ),
     ] = None,
     written: FormatOptions,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Match dumps tensor by tensor and judge them. Runs no model and needs no JAX, --isolate aside.
 

@@ -118,7 +118,6 @@ def dump(
     sort: options.Sort = None,
     no_fold: options.NoFold = False,
     written: FormatOptions,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Run one batch forward and backward, write every layer's tensors, and print their statistics.
 

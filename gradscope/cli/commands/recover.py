@@ -15,7 +15,6 @@ def recover(
     partial: Annotated[Path, typer.Argument(metavar="PARTIAL", help="The .partial file that a killed run left.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.npz", help="Where to save what is whole.")],
     force: options.Force = False,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Save the tensors that a killed run had finished."""
     keep_single_threaded()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from gradscope.dump.record import Json, Reason, Record, TensorFacts, fields_of
+from gradscope.naming import IterationIndex
 
 SCHEMA: Final = 1
 MEMBER: Final = "__gradscope__.json"
@@ -134,7 +135,7 @@ class Origin:
     repair: str = ""
     primitive: str | None = None
     source: str | None = None
-    iteration: tuple[int, ...] = ()
+    iteration: IterationIndex = ()
     index: tuple[int, ...] = ()
     operands: tuple[float, ...] = ()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.naming import IterationIndex
 from gradscope.stats.columns import number
 
 
@@ -28,7 +29,7 @@ class Finding:
     family: str
     why: str
     source: str | None
-    iteration: tuple[int, ...]
+    iteration: IterationIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
