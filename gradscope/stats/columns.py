@@ -1,4 +1,4 @@
-"""A tensor's statistics as they stand in a manifest: the number of a column, and the way back to a `Reduction`."""
+"""Reads a tensor's statistics from a manifest: the number in a column, or all columns as a `Reduction`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradscope.errors import DumpError
 
 
 def number(columns: Mapping[str, Json], name: str) -> float | None:
-    """The number of one column; None where it does not apply.
+    """Returns the number in one column; None where the column does not apply.
 
     Raises:
         DumpError: The column holds something else.
@@ -24,7 +24,7 @@ def number(columns: Mapping[str, Json], name: str) -> float | None:
 
 
 def is_all_zero(columns: Mapping[str, Json]) -> bool:
-    """Whether a tensor has elements and all of them are zero."""
+    """Returns whether a tensor has elements and all of them are zero."""
     size = number(columns, "size") or 0.0
     return number(columns, "zeros") == size > 0
 

@@ -1,4 +1,4 @@
-"""The manifest of a run that several processes shared: statistics of shards merged into statistics of wholes."""
+"""Merges the manifests of several processes: the statistics of shards become those of global tensors."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from gradscope.stats.tensor_stats import TensorStats
 
 
 def merged_manifest(outline: Sequence[Entry], parts: Sequence[Manifest]) -> Manifest:
-    """The manifest of a whole run.
+    """Returns the manifest of a complete run.
 
     Args:
-        outline: Its entries; those of tensors that have shards without statistics.
-        parts: The manifest of every process, their entries shards. The first speaks for what all know.
+        outline: The entries of the complete run, without the statistics of tensors that have shards.
+        parts: The manifest of every process, whose entries are shards. Facts about the run are taken from the first.
 
     Returns:
-        The manifest. Statistics are those of the whole tensors, but for what cannot be merged: the hash, dead and
-        saturated units of a tensor in several shards. Layers have the root mean squares of the whole.
+        The manifest. Its statistics are those of the global tensors, without the ones that cannot be merged: the hash,
+        and the shares of dead units and saturated elements, of a tensor in several shards. Layers have the root mean
+        squares of all processes' elements together.
 
     Raises:
-        DumpError: The processes ran different models, or a shard's statistics are not what they should be.
+        DumpError: The processes ran different models, or a shard's statistics are invalid.
     """
     shards: dict[str, list[Mapping[str, Json]]] = {}
     for entry in (entry for part in parts for entry in part.entries):
@@ -50,19 +51,19 @@ def merged_manifest(outline: Sequence[Entry], parts: Sequence[Manifest]) -> Mani
 def _merged_entry(entry: Entry, shards: Sequence[Mapping[str, Json]] | None) -> Entry:
     if not shards:
         return entry
-    whole = reduce(add, map(TensorStats.from_json, shards))
-    return replace(entry, stats=replace(whole, shape=entry.shape).to_json())
+    merged = reduce(add, map(TensorStats.from_json, shards))
+    return replace(entry, stats=replace(merged, shape=entry.shape).to_json())
 
 
 def _merged_layer(calls: Sequence[Layer]) -> Layer:
     names = dict.fromkeys(name for call in calls for name in call.rms)
     elements = {name: sum(call.elements.get(name, 0) for call in calls) for name in names}
     return replace(
-        calls[0], rms={name: _together(name, calls) for name in names if elements[name]}, elements=elements
+        calls[0], rms={name: _merged_rms(name, calls) for name in names if elements[name]}, elements=elements
     )  # fmt: skip
 
 
-def _together(name: str, calls: Iterable[Layer]) -> float:
-    """The root mean square over the elements of all calls."""
+def _merged_rms(name: str, calls: Iterable[Layer]) -> float:
+    """Returns the root mean square over the elements of all calls."""
     found = [(call.rms[name], call.elements[name]) for call in calls if name in call.rms]
     return math.sqrt(sum(rms**2 * elements for rms, elements in found) / sum(elements for _, elements in found))

@@ -1,14 +1,14 @@
-"""The statistics of one tensor, by the column names of its table, and how they are measured.
+"""Computes the statistics of one tensor; `TensorStats` holds them, one attribute for each column.
 
-Two *tiers*. *Core* is what a compiled step can carry; *full* is computed from the tensor itself. A column that does not
-apply (an integer's mean, the extremes of nothing) or was not computed is None here and absent in JSON; None never
-stands for zero.
+There are two *tiers*: a compiled step can compute the *core* tier, and the *full* tier is computed from the tensor on
+the host. A column that does not apply (the mean of integers, the extremes of no elements) or was not computed is None
+here and absent in JSON. None never means zero.
 
-Moments, extremes, norms and quantiles are over the finite elements, and the counts of the others stand beside them.
-Of a complex tensor everything but the counts is about magnitudes.
+Moments, extremes, norms and quantiles are over the finite elements; non-finite ones are counted in columns of their
+own. Of a complex tensor, all columns but the counts are about magnitudes.
 
-The law: `stats(a) + stats(b)` is `stats(a laid before b)`: counts exactly, moments to rounding. Exact quantiles become
-those of the histogram, and the hash is lost.
+Statistics can be added: `stats(a) + stats(b)` equals `stats(concatenate([a, b]))`, counts exactly, moments up to
+rounding. Exact quantiles become those of the histogram, and the hash is lost.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class TensorStats:
     Attributes:
         shape: As the model computed it; `(size,)` after a merge.
         dtype: The logical dtype's name.
-        reduction: What was counted and summed.
-        quantiles: Exact quantiles at `PERCENTS`; None where those of the histogram serve.
+        reduction: The counts, sums and extremes of the elements.
+        quantiles: Exact quantiles at `PERCENTS`; None where quantiles are read from the histogram.
         hash: The 128-bit hash of the bytes in hexadecimal; None in the core tier and after a merge.
         dead: Of an activation: the share of its units that are dead; see `stats.units`. None after a merge.
         saturated: Of an activation: the share of its elements at a limit; see `stats.units`. None after a merge.
@@ -74,7 +74,7 @@ class TensorStats:
         )
 
     def to_json(self) -> dict[str, Json]:
-        """The columns that apply, by name, and the histogram."""
+        """Returns the columns that apply, by name, and the histogram."""
         columns: dict[str, Json] = {"size": self.size, "shape": list(self.shape), "dtype": self.dtype}
         columns |= {name: from_float(value) for name in _NUMBERS if (value := getattr(self, name)) is not None}
         columns |= {f"underflow@{name}": share for name, share in self.underflow.items()}
@@ -90,10 +90,10 @@ class TensorStats:
 
     @classmethod
     def from_json(cls, columns: Mapping[str, Json]) -> TensorStats:
-        """The statistics that `to_json` gave these columns for.
+        """Returns the statistics from the columns that `to_json` returned.
 
         Raises:
-            DumpError: They are not such columns; what is wrong is named.
+            DumpError: A column is missing, has the wrong type, or contradicts another; the message names it.
         """
         shape = shape_of(columns)
         exact = columns.get("exact_quantiles") is True
@@ -256,17 +256,14 @@ class TensorStats:
 def tensor_stats(
     array: np.ndarray[Any, Any], *, tier: Tier = "full", exact_quantiles: bool = False, hashed: bool = True
 ) -> TensorStats:
-    """The statistics of an array, in one pass over blocks of it (and one more for the hash).
+    """Returns the statistics of an array, computed in one pass over its blocks (and a second one for the hash).
 
     Args:
-        array: Any shape and strides; any NumPy or ml_dtypes dtype. One that is not a number has a size and a hash only.
-        tier: `full`, or `core` for what a compiled step can carry.
-        exact_quantiles: Take quantiles from a sorted copy and not, to 1/32, from the histogram.
-        hashed: Whether the full tier has a hash. It is a third of the time; without it, another thread can call
-            `arrays.digest.content_hash`, which leaves the interpreter free, and put it into the column `hash`.
-
-    Returns:
-        The statistics.
+        array: Any shape, strides and NumPy or ml_dtypes dtype. Without a number dtype, there are only size and hash.
+        tier: `full`, or `core` for the columns that a compiled step can compute.
+        exact_quantiles: Whether to compute exact quantiles from a copy. Those of the histogram are within 1/32.
+        hashed: Whether to compute the hash of the full tier, which takes a third of the time. Without it, another
+            thread can call `arrays.digest.content_hash`, which releases the interpreter lock, and fill in the column.
     """
     reduction = reduce_array(array, magnitudes=tier == "full")
     return TensorStats(
