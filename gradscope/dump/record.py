@@ -1,10 +1,9 @@
-"""A record: one tensor's worth of facts on its way from a capture into a dump. Nothing else crosses that bridge.
+"""Defines `Record`: one tensor, its statistics and its origin, which a capture writes into a dump.
 
-Shards: which part of a tensor a process holds, where several processes share the tensors of one run.
-
-A *shard* is a box of a *whole* tensor: where it begins along each axis, and its own shape. In a process's file it is an
-ordinary tensor, called by the whole's name and where it begins, `head/kernel@0,512`; one that is all of the whole keeps
-its name. The shards of a whole never overlap and leave nothing out, across the files of all processes.
+It also defines `Shard`, the box of a *global* tensor that one process of a run stores: a start index per axis, and a
+shape. In the process's file, a shard is an ordinary tensor, named by the global tensor and its start index, such as
+`head/kernel@0,512`. A shard that is the complete tensor keeps its name. Across the files of all processes, the shards
+of a tensor cover each element exactly once.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _PART: Final = re.compile(r"proc-(\d{5})-of-(\d{5})\.npz")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Which part of a tensor a record holds.
+    """The box of a global tensor that a record holds.
 
     Attributes:
         of: The whole tensor's name.
@@ -36,25 +35,25 @@ class Shard:
     start: tuple[int, ...]
 
     def name(self, shape: tuple[int, ...]) -> str:
-        """What a part of this shape is called in the file of its process."""
+        """Returns the name of a shard of this shape in the file of its process."""
         return self.of if shape == self.whole else f"{self.of}@{','.join(map(str, self.start))}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlace:
-    """Which of how many processes, counted from 0."""
+    """The index of a process, counted from 0, and the number of processes."""
 
     index: int
     count: int
 
     @property
     def file_name(self) -> str:
-        """The name of its file in the dump's folder."""
+        """The name of the process's file in the dump's folder."""
         return f"proc-{self.index:05}-of-{self.count:05}.npz"
 
     @classmethod
     def of_file(cls, name: str) -> ProcessPlace | None:
-        """The place that a file's name tells; None for one that is no process's."""
+        """Parses a file's name; returns None where it is not the file of a process."""
         found = _PART.fullmatch(name)
         return None if found is None else cls(index=int(found[1]), count=int(found[2]))
 

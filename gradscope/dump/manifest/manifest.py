@@ -1,4 +1,4 @@
-"""The manifest: what a dump holds and where it comes from, as one JSON document inside the file."""
+"""Defines the manifest: the contents and the provenance of a dump, stored as one JSON document inside the file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MEMBER: Final = "__gradscope__.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Where a tensor's bytes lie in the file; of one in the files of several processes, where its first part does.
+    """The location of a tensor's bytes in the file; of a tensor in several shards, the location of the first one.
 
     Attributes:
         member: The zip member's full name, `.npy` included.
         dtype: NumPy's descriptor of the stored type, `<f4`, `|V2`.
-        crc32: CRC-32 of the whole member, header included, as the zip directory has it.
+        crc32: CRC-32 of the complete member, header included, as in the zip directory.
         offset: File offset of the first byte of array data, a multiple of 64.
-        size_bytes: Number of bytes of array data, of all parts.
+        size_bytes: Number of bytes of array data, of all shards.
     """
 
     member: str
@@ -65,7 +65,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer of the model: one call, in execution order.
+    """One call of a layer of the model.
 
     Attributes:
         path: Its layer path, occurrence included, iterations filled in.
@@ -113,11 +113,11 @@ class Ledger:
     missing: tuple[LedgerLine, ...] = ()
 
     def unseen(self) -> tuple[LedgerLine, ...]:
-        """What the run computed, or could have, and the dump lacks without the user's word."""
+        """Returns the lines of values that the run could have captured, and that the user did not exclude."""
         return tuple(line for line in self.missing if line.reason in ("opaque", "forward-only"))
 
     def counts(self) -> dict[str, int]:
-        """Number of sites by reason, `captured` first; reasons that do not occur are left out."""
+        """Returns the number of sites by reason, `captured` first; reasons that do not occur are left out."""
         counts = {"captured": self.captured}
         for line in self.missing:
             counts[line.reason] = counts.get(line.reason, 0) + 1
@@ -163,16 +163,16 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
-    """How the gradients of the examples, each alone, combine to those of the batch.
+    """Whether the mean or the sum of the per-example gradients is the gradient of the batch.
 
-    They do where the loss is a mean or a sum over examples. Where it is not, as behind a normalisation over the batch,
-    the examples are *coupled*, and no combination of what each gives alone is the gradient of all together.
+    It is where the loss is a mean or a sum over examples. Where it is not, as with a normalisation over the batch, the
+    examples are *coupled*: no combination of the per-example gradients is the gradient of the batch.
 
     Attributes:
         count: Number of examples.
-        combined_by: What of their gradients comes closest to the batch's.
-        rel_l2: How close, over all parameters together; inf where an element is finite in one of the two alone.
-        coupled: Whether that is more than rounding.
+        combined_by: The combination of their gradients that is closest to the batch's gradient.
+        rel_l2: Its relative l2 distance over all parameters; inf where an element is finite in only one of the two.
+        coupled: Whether that distance is larger than rounding explains.
     """
 
     count: int
@@ -182,7 +182,7 @@ class Examples:
 
     @property
     def sentence(self) -> str:
-        """The same for a human."""
+        """The result as an English sentence."""
         error = f"rel_l2 {self.rel_l2:.2g}"
         if self.coupled:
             return (
@@ -194,7 +194,7 @@ class Examples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Everything a dump says about itself.
+    """The description of a dump: everything but the tensors' bytes.
 
     Attributes:
         entries: Every record in the order written.

@@ -1,4 +1,4 @@
-"""A dump that was never written: the manifest and the tensors of a capture, with the interface of a dump in a file."""
+"""A dump in memory: the manifest and the tensors of a capture, with the interface of a dump file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gradscope.naming import key_of
 
 
 class MemoryDump:
-    """A `DumpSource` in memory.
+    """A `DumpSource` whose tensors are in memory.
 
     Args:
-        manifest: As a written dump's; where the tensors would be stored in a file is not looked at.
+        manifest: The manifest; the file locations in its entries are ignored.
         arrays: The tensors by key, in their logical dtypes.
     """
 
@@ -57,7 +57,7 @@ class MemoryDump:
         return stretch_of(self.array(key), start, stop)
 
     def records(self) -> Iterator[Record]:
-        """The records it was made of, as a writer takes them."""
+        """Yields the dump's records, so that a writer can write them to a file."""
         for entry in self._manifest.entries:
             yield Record(
                 family=entry.family,
@@ -73,14 +73,14 @@ class MemoryDump:
 
 
 class MemoryWriter:
-    """A `RecordSink` that keeps what it takes."""
+    """A `RecordSink` that keeps its records in memory."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
         self._arrays: dict[str, Array] = {}
 
     def require_space(self, size_bytes: int) -> None:
-        """See `RecordSink`; memory tells when it is full."""
+        """See `RecordSink`; memory is not checked in advance."""
 
     def add(self, record: Record) -> Entry:
         """See `RecordSink`."""
@@ -98,5 +98,5 @@ class MemoryWriter:
         """See `RecordSink`; the caller has the error itself."""
 
     def dump(self, manifest: Manifest) -> MemoryDump:
-        """What was taken, as a dump."""
+        """Returns the added records as a dump."""
         return MemoryDump(manifest, self._arrays)
