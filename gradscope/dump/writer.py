@@ -3,7 +3,7 @@
     with DumpWriter(path, force=True) as writer:
         for record in records:
             writer.add(record)
-        writer.commit(loss=loss)
+        writer.commit(RunFacts(loss=loss))
 
 Leaving the block without `commit` removes everything that was written. Memory is bounded by a chunk, not by a tensor.
 The crash-safe part is in `storage/partial_file.py`.
@@ -12,17 +12,17 @@ The crash-safe part is in `storage/partial_file.py`.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import as_numpy_dtype, dtype_name, is_key, stored_dtype
-from gradscope.dump.interfaces import ManifestFields
 from gradscope.dump.manifest.codec import manifest_to_text
-from gradscope.dump.manifest.manifest import MEMBER, Entry, Manifest, Stored
+from gradscope.dump.manifest.manifest import MEMBER, Entry, Manifest, RunFacts, Stored
 from gradscope.dump.record import Record
 from gradscope.dump.storage.member_facts import member_facts
 from gradscope.dump.storage.npy_header import AXES_LIMIT, npy_header
@@ -101,11 +101,11 @@ class DumpWriter:
         self._entries[key] = Entry.of(record, stored)
         return self._entries[key]
 
-    def commit(self, **fields: Unpack[ManifestFields]) -> Manifest:
+    def commit(self, facts: RunFacts) -> Manifest:
         """Writes the manifest and moves the dump to its path; on return, it is synced to disk.
 
         Args:
-            **fields: The fields of the manifest other than its entries.
+            facts: The facts of the run.
 
         Returns:
             The manifest.
@@ -113,16 +113,16 @@ class DumpWriter:
         Raises:
             MachineError: The disk is full or fails; an old file at the path is unchanged.
         """
-        manifest = Manifest(entries=tuple(self._entries.values()), **fields)
+        manifest = Manifest.of(self._entries.values(), facts)
         self._publish(manifest, self._target)
         return manifest
 
-    def commit_incomplete(self, error: str, **fields: Unpack[ManifestFields]) -> Path:
+    def commit_incomplete(self, error: str, facts: RunFacts) -> Path:
         """Writes what a failed run had captured into a file next to the path.
 
         Args:
             error: The error that ended the run; it becomes the manifest's note.
-            **fields: The fields of the manifest other than its entries.
+            facts: The facts of the run.
 
         Returns:
             The path, NAME.incomplete.npz; an existing file there is replaced.
@@ -130,8 +130,7 @@ class DumpWriter:
         Raises:
             MachineError: The disk is full or fails.
         """
-        fields.update(complete=False, note=error)
-        manifest = Manifest(entries=tuple(self._entries.values()), **fields)
+        manifest = Manifest.of(self._entries.values(), replace(facts, complete=False, note=error))
         target = incomplete_target(self._target)
         self._publish(manifest, target)
         return target

@@ -28,18 +28,22 @@ Why NumPy in blocks and not a compiled extension: it installs everywhere. With b
 tier runs at 4 GB/s, and the full tier without its hash at 1.4 (float32, one core), about the speed of the hash.
 """
 
+from gradscope.dump.manifest.manifest import Tier
 from gradscope.stats.chunks import stats_of_chunks
+from gradscope.stats.columns import COLUMNS, ColumnSpec
 from gradscope.stats.core_tier import CoreNumbers, stats_from_core
 from gradscope.stats.fill_missing import measured
 from gradscope.stats.findings.find import RULES, FindingRule, find
 from gradscope.stats.findings.rule_evidence import Finding, Thresholds
 from gradscope.stats.gains import LayerGains, gradient_ratios, layer_gains
 from gradscope.stats.merging import merged_manifest
-from gradscope.stats.tensor_stats import TensorStats, Tier, tensor_stats
+from gradscope.stats.tensor_stats import TensorStats, tensor_stats
 from gradscope.stats.units import activation_stats
 
 __all__ = [
+    "COLUMNS",
     "RULES",
+    "ColumnSpec",
     "CoreNumbers",
     "Finding",
     "FindingRule",

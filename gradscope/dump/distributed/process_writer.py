@@ -11,18 +11,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias, Unpack
+from typing import Self, TypeAlias
 
 from gradscope.dump.distributed.index import ProcessIndex, write_index
 from gradscope.dump.distributed.process_reader import open_process_file
-from gradscope.dump.interfaces import ManifestFields
-from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.interfaces import RecordSink
+from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
 from gradscope.dump.reader import open_dump
 from gradscope.dump.record import INDEX, ProcessPlace, Record
 from gradscope.dump.storage.storage_errors import located, machine_errors
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import UsageError
 from gradscope.naming import key_of, printable
+from gradscope.protocols import implements
 
 #: Makes the manifest of the complete dump, from its entries without statistics and every process's manifest.
 Merge: TypeAlias = Callable[[Sequence[Entry], Sequence[Manifest]], Manifest]
@@ -76,12 +77,14 @@ class ProcessWriter:
     ) -> None:
         self._file.__exit__(kind, error, traceback)
 
+    @implements(RecordSink)
     def require_space(self, size_bytes: int) -> None:
-        """See `RecordSink`; all processes may write to one disk."""
+        # All processes may write to one disk: each looks for the room that it needs itself.
         self._file.require_space(size_bytes)
 
+    @implements(RecordSink)
     def add(self, record: Record) -> Entry:
-        """See `RecordSink`.
+        """Write a shard to this process's file, or add a whole tensor to the outline.
 
         Raises:
             UsageError: The record has a tensor and no shard, or cannot be stored.
@@ -94,11 +97,12 @@ class ProcessWriter:
         self._entries.append(Entry.of(record))
         return self._entries[-1]
 
-    def commit(self, **fields: Unpack[ManifestFields]) -> Manifest:
-        """See `RecordSink`; it returns in every process when the dump is complete.
+    @implements(RecordSink)
+    def commit(self, facts: RunFacts) -> Manifest:
+        """Completes the dump of all processes, and returns in each of them when the dump is complete.
 
         Args:
-            **fields: Facts about the complete dump, as far as this process knows them.
+            facts: The facts of the run, as far as this process knows them.
 
         Returns:
             The manifest of the complete dump.
@@ -110,7 +114,7 @@ class ProcessWriter:
         first = self._group.process.index == 0
         if first:
             self._withdraw_index()
-        self._file.commit(**fields)
+        self._file.commit(facts)
         self._group.barrier()
         try:
             if first:
@@ -120,12 +124,12 @@ class ProcessWriter:
         with open_dump(self._folder) as dump:
             return dump.manifest
 
-    def commit_incomplete(self, error: str, **fields: Unpack[ManifestFields]) -> Path:
-        """See `RecordSink`."""
-        return self._file.commit_incomplete(error, **fields)
+    @implements(RecordSink)
+    def commit_incomplete(self, error: str, facts: RunFacts) -> Path:
+        return self._file.commit_incomplete(error, facts)
 
     def discard(self) -> None:
-        """See `DumpWriter`."""
+        """Remove what this process has written, unless it is committed; as often as one likes, from any thread."""
         self._file.discard()
 
     def _withdraw_index(self) -> None:
