@@ -12,7 +12,8 @@ Entry points:
 Data types:
 
 - `record` defines a *record*: one tensor to be written, or the reason why it is absent.
-- `manifest/` defines the *manifest* and its JSON. An *entry* is the manifest's description of one record.
+- `manifest/` defines the *manifest* and its JSON. An *entry* is its description of one record. The *facts* of a run
+  (loss, layers, ledger, provenance) are everything else in it.
 - `interfaces` declares a *source*, from which tensors are read by key, and a *sink*, to which records are added.
 
 Sub-packages, each importing only those below it:

@@ -48,7 +48,7 @@ class DumpSource(Protocol):
         ...
 
     def has_tensor(self, key: str) -> bool:
-        """Whether the dump holds the tensor of a key, and not its statistics only; False where there is no such key."""
+        """Returns whether the dump contains the tensor of a key, and not only its statistics."""
         ...
 
     def array(self, key: str) -> Array:
@@ -93,10 +93,10 @@ class DumpSource(Protocol):
 
 
 class EntryIndex:
-    """The entries of a manifest by key: the part of a `DumpSource` that needs no tensors.
+    """The entries of a manifest by key: the methods of `DumpSource` that need no tensors.
 
     Args:
-        manifest: Whose keys are unique and whose aliases name entries that are none.
+        manifest: A manifest with unique keys, whose aliases refer to entries that are no aliases.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -117,7 +117,7 @@ class EntryIndex:
         return self.entry(key).alias_of or key
 
     def has_tensor(self, key: str, tensors: Container[str]) -> bool:
-        """Whether `tensors` has the tensor of a key; False where there is no such key."""
+        """Returns whether `tensors` has the tensor of a key; False for an unknown key."""
         return key in self._entries and self.resolve(key) in tensors
 
     def tensor_key(self, key: str, tensors: Container[str]) -> str:

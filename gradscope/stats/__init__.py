@@ -7,7 +7,8 @@ Statistics of one tensor:
 - `units` adds the shares of dead units and of saturated elements for an activation.
 - `chunks` computes the same statistics for a tensor that is read chunk by chunk.
 - `core_tier` makes a `TensorStats` from the numbers that a compiled step has reduced on the device.
-- `columns` reads statistics back from the JSON of a manifest.
+- `columns` is the table of all columns (`COLUMNS`): name, definition, unit and tier of each.
+- `reduction_columns` reads the reductions back from the JSON of a manifest.
 
 Statistics of a run:
 

@@ -15,12 +15,12 @@ from gradscope.naming import key_of
 from gradscope.stats.tensor_stats import TensorStats
 
 
-def merged_manifest(outline: Sequence[Entry], parts: Sequence[Manifest]) -> Manifest:
+def merged_manifest(entries: Sequence[Entry], manifests: Sequence[Manifest]) -> Manifest:
     """Returns the manifest of a complete run.
 
     Args:
-        outline: The entries of the complete run, without the statistics of tensors that have shards.
-        parts: The manifest of every process, whose entries are shards. Facts about the run are taken from the first.
+        entries: The entries of the complete run, without the statistics of tensors that have shards.
+        manifests: The manifest of every process, whose entries are shards. The first one's facts of the run are used.
 
     Returns:
         The manifest. Its statistics are those of the global tensors, without the ones that cannot be merged: the hash,
@@ -31,20 +31,21 @@ def merged_manifest(outline: Sequence[Entry], parts: Sequence[Manifest]) -> Mani
         DumpError: The processes ran different models, or a shard's statistics are invalid.
     """
     shards: dict[str, list[Mapping[str, Json]]] = {}
-    for entry in (entry for part in parts for entry in part.entries):
+    for entry in (entry for manifest in manifests for entry in manifest.entries):
         if entry.shard is not None:
             shards.setdefault(key_of(entry.family, entry.shard.of), []).append(entry.stats)
-    entries = tuple(_merged_entry(entry, shards.get(key_of(entry.family, entry.name))) for entry in outline)
-    captured = sum(entry.absent is None and entry.alias_of is None for entry in entries)
-    first = parts[0]
-    if any([layer.path for layer in part.layers] != [layer.path for layer in first.layers] for part in parts):
+    merged = tuple(_merged_entry(entry, shards.get(key_of(entry.family, entry.name))) for entry in entries)
+    captured = sum(entry.absent is None and entry.alias_of is None for entry in merged)
+    first = manifests[0]
+    paths = [[layer.path for layer in manifest.layers] for manifest in manifests]
+    if any(each != paths[0] for each in paths):
         raise DumpError("the processes did not run the same layers", hint="run the same program in all of them")
     return replace(
         first,
-        entries=entries,
-        layers=tuple(_merged_layer(calls) for calls in zip(*(part.layers for part in parts), strict=True)),
+        entries=merged,
+        layers=tuple(_merged_layer(calls) for calls in zip(*(manifest.layers for manifest in manifests), strict=True)),
         ledger=Ledger(captured=captured, missing=first.ledger.missing),
-        complete=all(part.complete for part in parts),
+        complete=all(manifest.complete for manifest in manifests),
     )
 
 

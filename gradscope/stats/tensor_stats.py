@@ -93,7 +93,7 @@ class TensorStats:
 
     @property
     def tier(self) -> Tier:
-        """Which tier this is; integers have the same columns in both and count as full."""
+        """The tier; integers have the same columns in both tiers and count as full."""
         return "core" if self.nan is not None and self.reduction.magnitudes is None else "full"
 
     @property
@@ -238,12 +238,12 @@ class TensorStats:
         rank = rank_of(PERCENTS[position], zeros + magnitudes.histogram.total)
         if rank <= zeros:
             return 0.0
-        # No element lies in the part of its bin that is beyond an extreme.
+        # The middle of a bin may be beyond an extreme, where no element can be.
         return min(max(magnitudes.histogram.at_rank(rank - zeros), magnitudes.smallest), amax)
 
 
 def _of_types(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The columns of a line of the table: one, or for `NAME@T`, whose property maps types, one for each type."""
+    """Yields the columns of a row of the table: one, or one for each type where the name is `NAME@T`."""
     if name == base_of(name):
         yield name, value
     else:

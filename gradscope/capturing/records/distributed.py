@@ -11,7 +11,7 @@ from jax.experimental import multihost_utils
 from gradscope.capturing.records.measure import Reading, ShardReading, TensorReading
 from gradscope.dump.distributed.process_writer import ProcessGroup, ProcessWriter
 from gradscope.dump.interfaces import RecordSink
-from gradscope.dump.record import ProcessPlace
+from gradscope.dump.record import Process
 from gradscope.dump.writer import DumpWriter
 from gradscope.stats import merged_manifest
 
@@ -42,7 +42,7 @@ def dump_writer(path: str | os.PathLike[str], *, force: bool = False) -> Writer:
     """
     if not is_shared():
         return DumpWriter(path, force=force)
-    process = ProcessPlace(index=jax.process_index(), count=jax.process_count())
+    process = Process(index=jax.process_index(), count=jax.process_count())
     return ProcessWriter(path, ProcessGroup(process=process, barrier=_barrier, merge=merged_manifest), force=force)
 
 

@@ -29,7 +29,7 @@ class FileFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessIndex:
+class DumpIndex:
     """The contents of `index.json`.
 
     Attributes:
@@ -41,7 +41,7 @@ class ProcessIndex:
     files: tuple[FileFacts, ...]
 
 
-def write_index(path: Path, index: ProcessIndex) -> None:
+def write_index(path: Path, index: DumpIndex) -> None:
     """Writes an index to a path, crash-safely; on return, it is synced to disk.
 
     Raises:
@@ -60,7 +60,7 @@ def write_index(path: Path, index: ProcessIndex) -> None:
         file.close()
 
 
-def read_index(path: Path) -> ProcessIndex:
+def read_index(path: Path) -> DumpIndex:
     """Reads the index in a file.
 
     Raises:
@@ -71,8 +71,8 @@ def read_index(path: Path) -> ProcessIndex:
         if file.size_bytes > MANIFEST_LIMIT:
             raise DumpError(f"it has {file.size_bytes} bytes, more than {MANIFEST_LIMIT}")
         value = loads(file.read(0, file.size_bytes))
-    index = Fields.of(value, "the index", ProcessIndex)
-    return ProcessIndex(
+    index = Fields.of(value, "the index", DumpIndex)
+    return DumpIndex(
         manifest=manifest_from_json(index.values["manifest"]),
         files=index.each("files", _file_facts),
     )

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from gradscope.dump.distributed.assembled_tensor import assembled
 from gradscope.dump.distributed.index import FileFacts, read_index
 from gradscope.dump.manifest.manifest import MEMBER, Entry, Manifest
-from gradscope.dump.record import INDEX, ProcessPlace
+from gradscope.dump.record import INDEX, Process
 from gradscope.dump.sources.archive import entries_by_key, read_archive
 from gradscope.dump.sources.dump_file import Contents, TensorReader
 from gradscope.dump.storage.input_file import InputFile
@@ -89,7 +89,7 @@ def _complete(folder: Path, opened: ExitStack) -> Contents:
     with located(INDEX):
         index = read_index(folder / INDEX)
         named = entries_by_key(index.manifest)
-    processes = [ProcessPlace(index=number, count=len(index.files)) for number in range(len(index.files))]
+    processes = [Process(index=number, count=len(index.files)) for number in range(len(index.files))]
     files: list[ProcessFile] = []
     for process, facts in zip(processes, index.files, strict=True):
         file = open_process_file(folder / process.file_name, opened)
@@ -136,8 +136,8 @@ def _incomplete(folder: Path, opened: ExitStack) -> Contents:
     return Contents(manifest=manifest, tensors=tensors)
 
 
-def _processes(folder: Path) -> Iterator[ProcessPlace]:
-    return (process for path in folder.iterdir() if (process := ProcessPlace.of_file(path.name)) is not None)
+def _processes(folder: Path) -> Iterator[Process]:
+    return (process for path in folder.iterdir() if (process := Process.of_file(path.name)) is not None)
 
 
 def _shards(files: Iterable[ProcessFile]) -> dict[str, list[_ShardEntry]]:

@@ -13,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from gradscope.dump.distributed.index import ProcessIndex, write_index
+from gradscope.dump.distributed.index import DumpIndex, write_index
 from gradscope.dump.distributed.process_reader import open_process_file
 from gradscope.dump.interfaces import RecordSink
 from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
 from gradscope.dump.reader import open_dump
-from gradscope.dump.record import INDEX, ProcessPlace, Record
+from gradscope.dump.record import INDEX, Process, Record
 from gradscope.dump.storage.storage_errors import located, machine_errors
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import UsageError
@@ -39,7 +39,7 @@ class ProcessGroup:
         merge: Makes the manifest of the complete dump. See `Merge`.
     """
 
-    process: ProcessPlace
+    process: Process
     barrier: Callable[[], None]
     merge: Merge
 
@@ -129,7 +129,7 @@ class ProcessWriter:
         return self._file.commit_incomplete(error, facts)
 
     def discard(self) -> None:
-        """Remove what this process has written, unless it is committed; as often as one likes, from any thread."""
+        """Removes this process's uncommitted file. It may be called at any time, from any thread, repeatedly."""
         self._file.discard()
 
     def _withdraw_index(self) -> None:
@@ -139,18 +139,18 @@ class ProcessWriter:
 
     def _write_index(self) -> None:
         count = self._group.process.count
-        paths = [self._folder / ProcessPlace(index=number, count=count).file_name for number in range(count)]
+        paths = [self._folder / Process(index=number, count=count).file_name for number in range(count)]
         with located(str(self._folder)), ExitStack() as opened:
             files = [open_process_file(path, opened) for path in paths]
         merged = self._group.merge(self._entries, [file.manifest for file in files])
         self._remove_others({path.name for path in paths})
-        write_index(self._folder / INDEX, ProcessIndex(manifest=merged, files=tuple(file.facts for file in files)))
+        write_index(self._folder / INDEX, DumpIndex(manifest=merged, files=tuple(file.facts for file in files)))
 
     def _remove_others(self, ours: set[str]) -> None:
         """Removes the files of an older dump that another number of processes wrote."""
         with machine_errors("write to", self._folder):
             for path in self._folder.iterdir():
-                if ProcessPlace.of_file(path.name) is not None and path.name not in ours:
+                if Process.of_file(path.name) is not None and path.name not in ours:
                     path.unlink()
 
 

@@ -11,7 +11,7 @@ from gradscope.dump.record import Json, Reason, Record, TensorFacts, fields_of
 SCHEMA: Final = 1
 MEMBER: Final = "__gradscope__.json"
 
-#: Which statistics a dump has: *core* is what a compiled step can carry, *full* is computed from the tensors.
+#: The statistics in a dump: *core* are those that a compiled step can compute, *full* are computed from the tensors.
 Tier: TypeAlias = Literal["core", "full"]
 
 
@@ -36,17 +36,17 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry(TensorFacts):
-    """One record as a dump remembers it.
+    """The manifest's description of one record.
 
     Attributes:
-        stored: Where its bytes are in the file; None where the file holds no tensor for it.
+        stored: Location of the tensor's bytes in the file; None where the file has no tensor for it.
     """
 
     stored: Stored | None = None
 
     @classmethod
     def of(cls, record: Record, stored: Stored | None = None) -> Entry:
-        """What a dump remembers of a record."""
+        """Returns the entry of a record and of the location of its tensor."""
         return cls(**fields_of(TensorFacts, record), stored=stored)
 
 
@@ -55,18 +55,18 @@ class Layer:
     """One call of a layer of the model.
 
     Attributes:
-        path: Its layer path, occurrence included, iterations filled in.
+        path: The layer's path, with its occurrence (`#2`) and iterations (`[3]`).
         index: Execution index of its first equation.
         parent: Path of the layer around it; None at the top.
         source: `file:line` of its first equation in the user's code.
-        primitive: Its one primitive, where a leaf has only one; None otherwise.
-        operation: Whether it is an operation: one equation, known by its primitive and not by a scope.
-        params: Names of the parameters its equations use, in order of use.
-        inputs: Names of the values it reads: activation names where those are known, `input` names otherwise.
+        primitive: The primitive of a leaf layer that consists of one; None otherwise.
+        operation: Whether it is an operation: one equation, named by its primitive and not by a scope.
+        params: Names of the parameters that its equations use, in order of use.
+        inputs: Names of the values that it reads: of activations where they have names, of inputs otherwise.
         outputs: Names of its activation entries.
         rms: `in`, `out`, `grad_in`, `grad_out`: root mean squares over the finite elements of all its inputs or outputs
             and of the gradients with respect to them; a name is absent where the layer has no such value.
-        elements: Number of those elements, by the same names; what lets the layers of several processes be merged.
+        elements: Number of those elements, by the same names; needed to merge the layers of several processes.
     """
 
     path: str
@@ -84,7 +84,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerLine:
-    """One site whose activation or gradient is not in the dump, and why."""
+    """A site whose activation or gradient is not in the dump, and the reason."""
 
     name: str
     family: str
@@ -94,7 +94,7 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """The account of every floating-point site: how many were captured, and each that was not with its reason."""
+    """The number of captured floating-point sites, and a line with the reason for each site that is missing."""
 
     captured: int = 0
     missing: tuple[LedgerLine, ...] = ()
@@ -116,16 +116,16 @@ class Origin:
     """The operation in which a NaN or an infinity first arose.
 
     Attributes:
-        direction: `forward` where its result is not finite though its operands are; `backward` where the gradient that
-            it passes to an operand is not finite though the gradient that it received is.
-        name: The operation's path, or the argument that was not finite to begin with.
-        why: What happened there, with the numbers in it; a sentence's predicate without a full stop.
-        repair: What to do about it; "" where nothing general can be said.
-        primitive: Its primitive; None for an argument.
+        direction: `forward` where the result is not finite although the operands are; `backward` where the gradient
+            with respect to an operand is not finite although the gradient with respect to the result is.
+        name: Path of the operation, or of an argument that was not finite before the run.
+        why: The reason with its numbers, as the predicate of a sentence without a full stop.
+        repair: A suggested repair; "" where there is no general one.
+        primitive: The operation's primitive; None for an argument.
         source: `file:line` in the user's code; None where unknown.
         iteration: Index per enclosing loop, outermost first.
-        index: Where in the result, or in the operand's gradient, the first such element is.
-        operands: The forward operands' values that belong to that element.
+        index: Index of the first such element in the result, or in the operand's gradient.
+        operands: Values of the forward operands for that element.
     """
 
     direction: Literal["forward", "backward"]
@@ -141,7 +141,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why one gradient is exactly zero."""
+    """The reason why one gradient is exactly zero."""
 
     family: str
     name: str
@@ -185,17 +185,17 @@ class RunFacts:
 
     Attributes:
         layers: The layer tree in execution order.
-        ledger: What was left out and why.
-        causes: Why gradients are exactly zero, for those of which it is known.
-        loss: The loss; None in a foreign file or an incomplete dump that had not reached it.
-        complete: Whether the run that wrote the dump ended well.
-        tier: `full` when every statistic was computed, `core` when only a compiled step's.
-        provenance: Versions, device, precision, seed, hashes: whatever may explain a difference between two dumps.
-        self_check: `max_rel_l2`, `bit_equal`, `total` and more of a self-check; None when none ran.
-        examples: How the gradients of the examples combine; None where there are none.
+        ledger: The missing values, and why each is missing.
+        causes: The reasons why gradients are exactly zero, as far as they were found.
+        loss: The loss; None in a foreign file, or where the run failed before it was computed.
+        complete: Whether the run that wrote the dump succeeded.
+        tier: `full` where every statistic was computed, `core` where only those of a compiled step were.
+        provenance: Versions, device, precision, seed and hashes, which may explain a difference between two dumps.
+        self_check: `max_rel_l2`, `bit_equal`, `total` and more of a self-check; None where none ran.
+        examples: The relation of the per-example gradients to the batch's; None where there are none.
         timings: Seconds by phase.
-        origins: Where NaNs and infinities arose, if any did and it was found out.
-        note: One line about the file as a whole ("not written by gradscope", the error that cut it short); "" for none.
+        origins: The operations in which NaNs and infinities arose, as far as they were found.
+        note: One line about the file ("not written by gradscope", the error that ended the run); "" for none.
     """
 
     layers: tuple[Layer, ...] = ()
@@ -214,7 +214,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest(RunFacts):
-    """Everything a dump says about itself.
+    """The description of a dump: the facts of its run, and an entry for each record.
 
     Attributes:
         entries: Every record in the order written.
@@ -226,5 +226,5 @@ class Manifest(RunFacts):
 
     @classmethod
     def of(cls, entries: Iterable[Entry], facts: RunFacts) -> Manifest:
-        """The manifest of a dump that holds some entries of a run; `facts` may be those of another manifest."""
+        """Returns the manifest of a dump with some entries of a run; `facts` may be another manifest."""
         return cls(entries=tuple(entries), **fields_of(RunFacts, facts))

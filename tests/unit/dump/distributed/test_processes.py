@@ -19,7 +19,7 @@ from gradscope.arrays.dtypes import dtype_name
 from gradscope.dump.distributed.process_writer import ProcessGroup, ProcessWriter
 from gradscope.dump.manifest.manifest import Layer, RunFacts
 from gradscope.dump.reader import open_dump
-from gradscope.dump.record import ProcessPlace, Record, Shard, SiteFacts
+from gradscope.dump.record import Process, Record, Shard, SiteFacts
 from gradscope.dump.verify import verify
 from gradscope.errors import DumpError, UsageError
 from gradscope.stats import TensorStats, merged_manifest, tensor_stats
@@ -76,7 +76,7 @@ def shard(record: Record, full: Any, box: tuple[slice, ...]) -> Record:
 
 
 def group(index: int, barrier: Callable[[], Any] = lambda: None) -> ProcessGroup:
-    process = ProcessPlace(index=index, count=COUNT)
+    process = Process(index=index, count=COUNT)
     return ProcessGroup(process=process, barrier=barrier, merge=merged_manifest)
 
 
