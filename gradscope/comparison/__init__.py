@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from gradscope.comparison.diagnosis.divergence import Divergence
     from gradscope.comparison.diagnosis.growth import FLAGGED
     from gradscope.comparison.judging.compare_options import CompareOptions
-    from gradscope.comparison.judging.rows import Row, Status
-    from gradscope.comparison.judging.tolerance_rules import Rule, read_rules
+    from gradscope.comparison.judging.rows import ComparisonRow, Status
+    from gradscope.comparison.judging.tolerance_rules import ToleranceRule, read_rules
     from gradscope.comparison.pairing.by_rules import MapRule
     from gradscope.comparison.pairing.matching import Match, Pairing, pair
     from gradscope.comparison.result import Comparison, Verdict
@@ -57,8 +57,8 @@ _HOMES = {
     "MapRule": "pairing.by_rules",
     "Match": "pairing.matching",
     "Pairing": "pairing.matching",
-    "Row": "judging.rows",
-    "Rule": "judging.tolerance_rules",
+    "ComparisonRow": "judging.rows",
+    "ToleranceRule": "judging.tolerance_rules",
     "Status": "judging.rows",
     "Verdict": "result",
     "compare": "compare_dumps",
@@ -70,13 +70,13 @@ __all__ = [
     "FLAGGED",
     "CompareOptions",
     "Comparison",
+    "ComparisonRow",
     "Divergence",
     "MapRule",
     "Match",
     "Pairing",
-    "Row",
-    "Rule",
     "Status",
+    "ToleranceRule",
     "Verdict",
     "compare",
     "pair",

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gradscope.comparison.judging.rows import Row
+from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.result import EXIT_CODES, Verdict
 from gradscope.dump.record import Json
 from gradscope.naming import is_gradient, key_of, printable
@@ -33,7 +33,7 @@ class LocalFinding:
         layers: Paths of the layers that it may be the work of, in execution order.
     """
 
-    row: Row
+    row: ComparisonRow
     layers: tuple[str, ...]
 
     @property
@@ -56,8 +56,8 @@ class LocalRow:
 
     name: str
     source: str | None = None
-    forward: Row | None = None
-    vjp: Row | None = None
+    forward: ComparisonRow | None = None
+    vjp: ComparisonRow | None = None
     shared_with: tuple[str, ...] = ()
 
     @property
@@ -184,7 +184,7 @@ def _with_finding(row: LocalRow, finding: LocalFinding, shared_with: tuple[str, 
     )
 
 
-def _rank(row: Row) -> tuple[bool, float]:
+def _rank(row: ComparisonRow) -> tuple[bool, float]:
     return row.status == "different", math.inf if row.needed is None else row.needed
 
 
@@ -197,7 +197,7 @@ def _errors(row: LocalRow) -> str:
     return ", ".join(f"{name} {_error(each)}" for name, each in sides if each is not None)
 
 
-def _error(row: Row) -> str:
+def _error(row: ComparisonRow) -> str:
     if row.status == "same":
         return "agrees"
     return row.why if row.needed is None or math.isinf(row.needed) else f"rel_l2 {brief(row.needed)}"

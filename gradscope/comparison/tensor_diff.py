@@ -16,8 +16,8 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.compare_dumps import compare
 from gradscope.comparison.judging.compare_options import CompareOptions
-from gradscope.comparison.judging.rows import Row
-from gradscope.comparison.metrics.deviation import Scalar
+from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.metrics.elementwise import Scalar
 from gradscope.dump.interfaces import DumpSource
 from gradscope.errors import UsageError
 from gradscope.naming import Selection, key_of, printable, split_key
@@ -68,7 +68,7 @@ class ElementDifference:
         axes: How it lies along each axis; none where there is no difference.
     """
 
-    row: Row
+    row: ComparisonRow
     magnitudes: Array
     worst: tuple[WorstElement, ...]
     axes: tuple[AxisError, ...]

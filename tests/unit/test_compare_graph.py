@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradscope.comparison import Comparison, Row
+from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.comparison.diagnosis.divergence import blame_of, first_divergence
 from gradscope.comparison.diagnosis.layer_graph import consequences, readers_of, sources_of
 from gradscope.dump.manifest.manifest import Layer
@@ -31,14 +31,14 @@ INDEX = {
 }
 
 
-def row(family: str, name: str, *, growth: float = 1.0, agrees: bool = False) -> Row:
-    return Row(
+def row(family: str, name: str, *, growth: float = 1.0, agrees: bool = False) -> ComparisonRow:
+    return ComparisonRow(
         name=name, family=family, status="same" if agrees else "different", index=INDEX[name], matched_by="name",
         metrics={"rel_l2": 0.021, "growth": growth, "nonfinite_mismatch": 0}, needed=0.021,
     )  # fmt: skip
 
 
-def sentence(*rows: Row) -> str:
+def sentence(*rows: ComparisonRow) -> str:
     blame = blame_of(first_divergence(rows), LAYERS, lambda key: key)
     return Comparison(rows=rows, blame=blame).sentence
 

@@ -12,7 +12,7 @@ from gradscope import naming
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import as_numpy_dtype, is_key
 from gradscope.comparison.isolation import LeftOut
-from gradscope.comparison.pairing.reverse import Placing
+from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.instrument.isolating import Held
 from gradscope.tracing.jaxpr.frames import ValueKey, iterations
@@ -44,7 +44,7 @@ class HeldValues:
     left_out: list[LeftOut] = field(default_factory=list[LeftOut])
 
 
-def held_values(trace: Trace, cand: DumpSource, placing: Placing) -> HeldValues:
+def held_values(trace: Trace, cand: DumpSource, placing: ReversePairing) -> HeldValues:
     """Everything that layers of a trace hand on and a reference has.
 
     Args:
@@ -58,7 +58,7 @@ def held_values(trace: Trace, cand: DumpSource, placing: Placing) -> HeldValues:
 class _Holding:
     """Collects what is held."""
 
-    def __init__(self, cand: DumpSource, placing: Placing) -> None:
+    def __init__(self, cand: DumpSource, placing: ReversePairing) -> None:
         self._cand = cand
         self._placing = placing
         self._known = frozenset(cand.keys())

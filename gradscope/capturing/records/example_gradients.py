@@ -31,7 +31,7 @@ from gradscope.capturing.execution.run import Run
 from gradscope.capturing.explain.self_check import length, separation
 from gradscope.capturing.records.drafts import Draft, argument_origins, draft_of, gradient_of_argument, record_of
 from gradscope.capturing.timings import Timings
-from gradscope.comparison.precision import default_tolerance, reduced_matmul
+from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
 from gradscope.dump.manifest.manifest import Examples
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradscope.comparison.diagnosis.layer_graph import consequences, readers_of, sources_of
-from gradscope.comparison.judging.rows import Row
+from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, TENSOR, key_of
 
@@ -23,8 +23,8 @@ BACKWARD: Final = (ACTIVATION_GRAD,)
 class Divergence:
     """The first row over tolerance in each direction; None where that direction agrees or was not compared."""
 
-    forward: Row | None = None
-    backward: Row | None = None
+    forward: ComparisonRow | None = None
+    backward: ComparisonRow | None = None
 
     @property
     def backward_only(self) -> bool:
@@ -32,7 +32,7 @@ class Divergence:
         return self.forward is None and self.backward is not None
 
 
-def first_divergence(rows: Sequence[Row]) -> Divergence:
+def first_divergence(rows: Sequence[ComparisonRow]) -> Divergence:
     """Where two runs part.
 
     Args:
@@ -79,7 +79,7 @@ def blame_of(divergence: Divergence, layers: Sequence[Layer], owner: Callable[[s
         return Blame()
     sources = sources_of(layers)
 
-    def following(row: Row | None) -> frozenset[str]:
+    def following(row: ComparisonRow | None) -> frozenset[str]:
         return frozenset() if row is None else consequences(sources, owner(key_of(row.family, row.name)))
 
     backward = divergence.backward

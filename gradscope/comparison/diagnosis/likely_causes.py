@@ -14,7 +14,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
-from gradscope.comparison.judging.rows import Row
+from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.layouts import agreeing_layouts
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import has_elements
@@ -34,7 +34,7 @@ _PARALLEL: Final = 1e-8
 _LEAST_FACTOR: Final = 1e-3
 
 
-def diagnosis(dumps: Dumps, match: Match, row: Row, names_by_hash: Mapping[str, str]) -> str:
+def diagnosis(dumps: Dumps, match: Match, row: ComparisonRow, names_by_hash: Mapping[str, str]) -> str:
     """In what simple way a pair that differs belongs together.
 
     Args:
@@ -91,7 +91,7 @@ def _order_of_slices(ref: Array, cand: Array) -> list[int]:
     return order if sorted(order) == list(range(len(order))) != order else []
 
 
-def _multiple(row: Row) -> str:
+def _multiple(row: ComparisonRow) -> str:
     if "1-cos" not in row.metrics or row.metrics.get("nonfinite_mismatch"):
         return ""
     apart, factor = as_float(row.metrics["1-cos"]), as_float(row.metrics["norm_ratio"])

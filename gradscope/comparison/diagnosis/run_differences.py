@@ -15,7 +15,7 @@ from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, EXAMPLE_GRAD, PARAM, P
 from gradscope.naming.wording import counted
 
 #: What a capture is asked for; whether there are inputs or state is up to the model.
-_ASKED_FOR: Final = (ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, EXAMPLE_GRAD, TERM)
+_REQUESTED: Final = (ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, EXAMPLE_GRAD, TERM)
 
 
 def extent_differences(ref: DumpSource, cand: DumpSource) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ def _holds_tensors(source: DumpSource) -> bool:
 
 def _families(own: Manifest, other: Manifest) -> Iterator[str]:
     held, wanted = ({entry.family for entry in manifest.entries} for manifest in (own, other))
-    lacking = [family for family in _ASKED_FOR if family in wanted - held]
+    lacking = [family for family in _REQUESTED if family in wanted - held]
     # A file of somebody else has one family, which may be any of ours.
     if lacking and TENSOR not in held | wanted:
         yield f"holds nothing of {', '.join(lacking)}"

@@ -9,7 +9,7 @@ from typing import Final
 
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
 from gradscope.comparison.diagnosis.growth import FLAGGED
-from gradscope.comparison.judging.rows import Row
+from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import EXAMPLE_GRAD, INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, printable
 from gradscope.naming.wording import brief, counted, times
@@ -31,22 +31,22 @@ _GRADIENTS: Final = (PARAM_GRAD, INPUT_GRAD, EXAMPLE_GRAD)
 _SOME: Final = 3
 
 
-def different_sentence(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> str:
+def different_sentence(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> str:
     """The sentence for two runs that differ."""
-    rest = [*_origins(rows, divergence), *_others(rows, divergence, blame), *_one_sided(rows)]
+    rest = [*_new_errors(rows, divergence), *_others(rows, divergence, blame), *_one_sided(rows)]
     directions = _directions(rows, divergence, blame)
     if not directions:
         return _capitalised("; ".join(rest)) + "."
     return ". ".join(directions) + "".join(f"; {each}" for each in rest) + "."
 
 
-def same_sentence(rows: Sequence[Row]) -> str:
+def same_sentence(rows: Sequence[ComparisonRow]) -> str:
     """The sentence for two runs that are the same."""
     compared = [row for row in rows if row.compared]
     equal = sum(row.metrics.get("bit_equal") is True for row in compared)
     tensors = counted(len(compared), "tensor")
-    untold = sum("bit_equal" not in row.metrics for row in compared)
-    bits = f"bit-equal {equal}" + (f", and {untold} judged by statistics alone" if untold else "")
+    undecided = sum("bit_equal" not in row.metrics for row in compared)
+    bits = f"bit-equal {equal}" + (f", and {undecided} judged by statistics alone" if undecided else "")
     if equal == len(compared):
         return f"Same bit for bit: {tensors}."
     calibrated = [row for row in compared if "noise" in row.metrics]
@@ -59,7 +59,7 @@ def same_sentence(rows: Sequence[Row]) -> str:
     return f"Same within tolerance: {tensors}, largest rel_l2 {brief(needed)} at {_quoted(worst.name)}, {bits}."
 
 
-def nothing_sentence(rows: Sequence[Row]) -> str:
+def nothing_sentence(rows: Sequence[ComparisonRow]) -> str:
     """The sentence for two dumps of which nothing was compared."""
     if any(row.matched_by for row in rows):
         return "Nothing compared: no name in common has a tensor."
@@ -69,11 +69,11 @@ def nothing_sentence(rows: Sequence[Row]) -> str:
     return f"Nothing compared: the dumps have no name in common (reference {missing}, candidate {extra})."
 
 
-def _noise(row: Row) -> float:
+def _noise(row: ComparisonRow) -> float:
     return as_float(row.metrics["noise"])
 
 
-def _directions(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> list[str]:
+def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> list[str]:
     seen = {row.family for row in rows if row.compared}
     forward = _direction("Forward", divergence.forward, seen.intersection(FORWARD), ())
     backward = _direction("Backward", divergence.backward, seen.intersection(BACKWARD), blame.makers)
@@ -84,18 +84,18 @@ def _directions(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> li
     return [each for each in (forward, backward) if each]
 
 
-def _direction(name: str, first: Row | None, seen: set[str], makers: Sequence[str]) -> str:
+def _direction(name: str, first: ComparisonRow | None, seen: set[str], makers: Sequence[str]) -> str:
     if first is not None:
         return f"{name} first differs at {_quoted(first.name)}{_in_brackets(first, makers)}"
     return f"{name} agrees" if seen else ""
 
 
-def _only_gradients_differ(rows: Sequence[Row]) -> bool:
+def _only_gradients_differ(rows: Sequence[ComparisonRow]) -> bool:
     families = {row.family for row in rows if row.status == "different"}
     return bool(families) and all(map(is_gradient, families))
 
 
-def _in_brackets(row: Row, makers: Sequence[str]) -> str:
+def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
     if "rel_l2" not in row.metrics:
         return f" ({row.why})"
     growth = as_float(row.metrics.get("growth", 0.0))
@@ -107,7 +107,7 @@ def _in_brackets(row: Row, makers: Sequence[str]) -> str:
     return f" ({apart}{blame}{noise}{made})"
 
 
-def _origins(rows: Sequence[Row], divergence: Divergence) -> list[str]:
+def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence) -> list[str]:
     """Where error was made beside the first places: what differs by far more than anything it is computed from."""
     first = (divergence.forward, divergence.backward)
     made = [
@@ -121,7 +121,7 @@ def _origins(rows: Sequence[Row], divergence: Divergence) -> list[str]:
     return [f"error is made anew at {_some(list(dict.fromkeys(made)))}"] if made else []
 
 
-def _others(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> list[str]:
+def _others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> list[str]:
     """How many differ of the families that have no direction: culprits, then consequences, then what is neither."""
     directed = (*FORWARD, *BACKWARD)
     different = [row for row in rows if row.status == "different" and row.family not in directed]
@@ -143,13 +143,13 @@ def _together(counts: Counter[str], families: Sequence[str]) -> str:
     return f"{', '.join(some)} and {last}" if some else last
 
 
-def _follows(row: Row, blame: Blame) -> bool:
+def _follows(row: ComparisonRow, blame: Blame) -> bool:
     """Whether a gradient that differs is computed from where the runs part."""
     key = key_of(PARAM_GRAD if row.family == EXAMPLE_GRAD else row.family, row.name)
     return row.family in _GRADIENTS and (key in blame.backward or key in blame.forward)
 
 
-def _one_sided(rows: Sequence[Row]) -> list[str]:
+def _one_sided(rows: Sequence[ComparisonRow]) -> list[str]:
     counts = Counter(row.status for row in rows if row.counts)
     sides = (("missing", "reference"), ("extra", "candidate"))
     return [f"{counted(counts[status], 'name')} only in the {side}" for status, side in sides if counts[status]]
