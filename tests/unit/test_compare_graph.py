@@ -97,7 +97,7 @@ def test_the_sentence_counts_what_follows_and_names_who_made_it() -> None:
     assert found == (
         "Backward only: forward agrees, backward first differs at `block/left` (rel_l2 2.1e-2, 50x its inputs, made in "
         "`block/add`); 2 parameter gradients, 1 input gradient and 1 per-example gradient above it follow from that; "
-        "1 parameter gradient and 1 per-example gradient differ beside."
+        "1 parameter gradient and 1 per-example gradient differ in addition."
     )
 
 

@@ -1,4 +1,4 @@
-"""The verdict as a sentence: whether two runs are the same, where they part in each direction, what else differs."""
+"""Sentences for the verdict: whether two runs are the same, where they first differ, and what else differs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import EXAMPLE_GRAD, INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, printable
 from gradscope.naming.wording import brief, counted, times
 
-#: What a tensor of a family without a direction is called; another family is called by its name.
+#: The nouns for tensors of families without a direction; other families are called by their names.
 _NOUNS: Final = {
     INPUT: "input",
     INPUT_GRAD: "input gradient",
@@ -24,15 +24,15 @@ _NOUNS: Final = {
     STATE: "state tensor",
 }
 
-#: The gradients that may follow from where two runs part.
+#: The gradients that may be a consequence of the first divergence.
 _GRADIENTS: Final = (PARAM_GRAD, INPUT_GRAD, EXAMPLE_GRAD)
 
-#: How many names a sentence has room for.
+#: The largest number of names in one clause.
 _SOME: Final = 3
 
 
 def different_sentence(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> str:
-    """The sentence for two runs that differ."""
+    """Returns the sentence for two runs that differ."""
     rest = [*_new_errors(rows, divergence), *_others(rows, divergence, blame), *_one_sided(rows)]
     directions = _directions(rows, divergence, blame)
     if not directions:
@@ -41,7 +41,7 @@ def different_sentence(rows: Sequence[ComparisonRow], divergence: Divergence, bl
 
 
 def same_sentence(rows: Sequence[ComparisonRow]) -> str:
-    """The sentence for two runs that are the same."""
+    """Returns the sentence for two runs that are the same."""
     compared = [row for row in rows if row.compared]
     equal = sum(row.metrics.get("bit_equal") is True for row in compared)
     tensors = counted(len(compared), "tensor")
@@ -60,7 +60,7 @@ def same_sentence(rows: Sequence[ComparisonRow]) -> str:
 
 
 def nothing_sentence(rows: Sequence[ComparisonRow]) -> str:
-    """The sentence for two dumps of which nothing was compared."""
+    """Returns the sentence for two dumps of which nothing was compared."""
     if any(row.matched_by for row in rows):
         return "Nothing compared: no name in common has a tensor."
     missing, extra = (sum(row.status == status for row in rows) for status in ("missing", "extra"))
@@ -108,7 +108,7 @@ def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
 
 
 def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence) -> list[str]:
-    """Where error was made beside the first places: what differs by far more than anything it is computed from."""
+    """Returns a clause about tensors, other than the first, that differ by far more than all of their sources."""
     first = (divergence.forward, divergence.backward)
     made = [
         row.name
@@ -122,29 +122,29 @@ def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence) -> list[s
 
 
 def _others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> list[str]:
-    """How many differ of the families that have no direction: culprits, then consequences, then what is neither."""
+    """Returns clauses about families without a direction: possible causes, then consequences, then the rest."""
     directed = (*FORWARD, *BACKWARD)
     different = [row for row in rows if row.status == "different" and row.family not in directed]
     follows = Counter(row.family for row in different if _follows(row, blame))
-    beside = Counter(row.family for row in different) - follows
-    parts = [f"{_together(beside, [each])} {_verb(beside[each])}" for each in (PARAM, STATE, INPUT) if beside[each]]
+    others = Counter(row.family for row in different) - follows
+    parts = [f"{_together(others, [each])} {_verb(others[each])}" for each in (PARAM, STATE, INPUT) if others[each]]
     where = "above it " if divergence.backward is not None else ""
     if caused := follows.total():
         parts.append(f"{_together(follows, _GRADIENTS)} {where}{'follows' if caused == 1 else 'follow'} from that")
-    if own := sum(beside[each] for each in _GRADIENTS):
-        parts.append(f"{_together(beside, _GRADIENTS)} {_verb(own)}{' beside' if caused else ''}")
+    if own := sum(others[each] for each in _GRADIENTS):
+        parts.append(f"{_together(others, _GRADIENTS)} {_verb(own)}{' in addition' if caused else ''}")
     known = {PARAM, STATE, INPUT, *_GRADIENTS}
-    return [*parts, *(f"{_together(beside, [each])} {_verb(beside[each])}" for each in beside if each not in known)]
+    return [*parts, *(f"{_together(others, [each])} {_verb(others[each])}" for each in others if each not in known)]
 
 
 def _together(counts: Counter[str], families: Sequence[str]) -> str:
-    """How many of each family: `2 parameter gradients and 1 input gradient`."""
+    """Returns the counts of families in words: `2 parameter gradients and 1 input gradient`."""
     *some, last = (counted(counts[each], _NOUNS.get(each, f"{each} tensor")) for each in families if counts[each])
     return f"{', '.join(some)} and {last}" if some else last
 
 
 def _follows(row: ComparisonRow, blame: Blame) -> bool:
-    """Whether a gradient that differs is computed from where the runs part."""
+    """Returns whether a gradient that differs is computed from the first divergence."""
     key = key_of(PARAM_GRAD if row.family == EXAMPLE_GRAD else row.family, row.name)
     return row.family in _GRADIENTS and (key in blame.backward or key in blame.forward)
 
@@ -164,7 +164,7 @@ def _quoted(name: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
+    """Returns the first names in quotes, and the number of the others."""
     more = f" and {len(names) - _SOME} more" if len(names) > _SOME else ""
     return ", ".join(map(_quoted, names[:_SOME])) + more
 

@@ -84,13 +84,9 @@ def _verified(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     ref_stats, cand_stats = _statistics(dumps.ref), _statistics(dumps.cand)
     for key in _measurable(dumps.ref, unmatched.only_ref):
         for other in by_size[math.prod(dumps.ref.entry(key).shape)]:
-            if (tolerance := _tolerance(dumps, key, other)) is not None:
+            if (limit := _tolerance(dumps, key, other)) is not None:
                 bound = least_rel_l2(ref_stats(key), cand_stats(other))
-                if (
-                    bound is not None
-                    and bound.rel_l2 <= tolerance
-                    and (recipe := _recipe(dumps, key, other, tolerance))
-                ):
+                if bound is not None and bound.rel_l2 <= limit and (recipe := _recipe(dumps, key, other, limit)):
                     yield Match(ref=key, recipe=recipe, matched_by="fingerprint")
 
 
