@@ -12,7 +12,7 @@ from gradscope import naming
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import as_numpy_dtype, is_key
 from gradscope.comparison.isolation import LeftOut
-from gradscope.comparison.pairing.reverse import Placing
+from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.instrument.isolating import Held
 from gradscope.naming import IterationIndex
@@ -45,7 +45,7 @@ class PinnedValues:
     left_out: list[LeftOut] = field(default_factory=list[LeftOut])
 
 
-def pinned_values(trace: Trace, cand: DumpSource, placing: Placing) -> PinnedValues:
+def pinned_values(trace: Trace, cand: DumpSource, placing: ReversePairing) -> PinnedValues:
     """Return every output of a layer that a reference has.
 
     Args:
@@ -62,7 +62,7 @@ def pinned_values(trace: Trace, cand: DumpSource, placing: Placing) -> PinnedVal
 class _PinnedValuesBuilder:
     """A `_PinnedValuesBuilder` collects pinned values."""
 
-    def __init__(self, cand: DumpSource, placing: Placing) -> None:
+    def __init__(self, cand: DumpSource, placing: ReversePairing) -> None:
         self._cand = cand
         self._placing = placing
         self._known = frozenset(cand.keys())

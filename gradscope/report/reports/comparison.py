@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from gradscope import naming
-from gradscope.comparison import Comparison, Row
+from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.comparison.metrics.example_spread import ExampleError
 from gradscope.comparison.metrics.metrics import METRICS, MetricKind
 from gradscope.dump.manifest.json_text import dumps
@@ -117,13 +117,13 @@ class ComparisonReport:
         """All of it."""
         return self.comparison.to_json()
 
-    def _shown(self) -> list[Row]:
+    def _shown(self) -> list[ComparisonRow]:
         rows = [row for row in self.comparison.rows if self.everything or row.status != "same"]
         return sorted(rows, key=_badness, reverse=True) if self.worst_first else in_tree_order(rows)
 
     def _tables(self) -> Iterator[Table]:
         totals = Counter(row.family for row in self.comparison.rows)
-        families: dict[str, list[Row]] = {}
+        families: dict[str, list[ComparisonRow]] = {}
         for row in self._shown():
             families.setdefault(row.family, []).append(row)
         for family in sorted(families, key=_place):
@@ -157,7 +157,7 @@ def _examples(examples: ExampleError | None) -> Iterator[Remark]:
         yield Remark(label="examples", text=examples.sentence, style=DOUBTFUL if examples.systematic else GOOD)
 
 
-def _strangers(rows: Sequence[Row]) -> Iterator[Remark]:
+def _strangers(rows: Sequence[ComparisonRow]) -> Iterator[Remark]:
     """What there is on either side, where no name is on both."""
     for label, status in (("reference", "missing"), ("candidate", "extra")):
         keys = [naming.key_of(row.family, row.name) for row in rows if row.status == status]
@@ -166,7 +166,7 @@ def _strangers(rows: Sequence[Row]) -> Iterator[Remark]:
             yield Remark(label=label, text=f"{counted(len(keys), 'name')}: {some} (--all shows all)")
 
 
-def in_tree_order(rows: Sequence[Row]) -> list[Row]:
+def in_tree_order(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     """Rows in execution order, a composite layer before its parts although its output is made last."""
     begins: dict[str, int] = {}
     for row in rows:
@@ -182,7 +182,7 @@ def _place(family: str) -> tuple[bool, int]:
     return naming.is_gradient(family), place(family)
 
 
-def _line(row: Row) -> Line:
+def _line(row: ComparisonRow) -> Line:
     values = row.to_json()
     if row.matched_by == "name":  # which goes without saying
         del values["matched_by"]
@@ -193,14 +193,14 @@ def _line(row: Row) -> Line:
     )
 
 
-def _badness(row: Row) -> float:
+def _badness(row: ComparisonRow) -> float:
     """How far a row is from passing; a name on one side only is as far as can be."""
     if row.needed is None:
         return math.inf if row.counts else 0.0
     return row.needed
 
 
-def _what_would_pass(rows: Sequence[Row]) -> Iterator[Remark]:
+def _what_would_pass(rows: Sequence[ComparisonRow]) -> Iterator[Remark]:
     """What would make the rows that differ pass, as options to paste, and for how many of them nothing would."""
     differing = [row for row in rows if row.status == "different" and row.judged_by_tolerance]
     needed = [row.needed for row in rows if row.needed is not None and math.isfinite(row.needed)]
