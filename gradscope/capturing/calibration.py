@@ -69,19 +69,11 @@ class Calibrated:
         Raises:
             MachineError: There is not enough space, or the disk fails.
         """
-        manifest = self.dump.manifest
         sink.require_space(sum(record.array.nbytes for record in self.dump.records() if record.array is not None))
         for record in self.dump.records():
             floors = self.noise.get(key_of(record.family, record.name), {})
             sink.add(replace(record, stats={**record.stats, **floors}) if record.stats else record)
-        return sink.commit(
-            layers=manifest.layers,
-            ledger=manifest.ledger,
-            loss=manifest.loss,
-            provenance=manifest.provenance,
-            examples=manifest.examples,
-            timings=manifest.timings,
-        )
+        return sink.commit(self.dump.manifest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

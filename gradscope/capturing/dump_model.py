@@ -25,7 +25,7 @@ from gradscope.capturing.records.session import Session
 from gradscope.capturing.run_environment import machine_provenance, model_provenance
 from gradscope.capturing.timings import Timings
 from gradscope.dump.interfaces import RecordSink
-from gradscope.dump.manifest.manifest import Cause, Examples, Manifest, Origin
+from gradscope.dump.manifest.manifest import Cause, Examples, Manifest, Origin, RunFacts
 from gradscope.dump.manifest.provenance import command_line, content_hash
 from gradscope.dump.record import Json
 from gradscope.errors import MachineError, ModelError
@@ -115,15 +115,17 @@ def dump_model(
                 checked = self_check(model.loss, prepared, session.run)
         combined = None if examples is None else _add_examples(writer, session, examples, request, timings)
     return writer.commit(
-        layers=session.layers(),
-        ledger=session.ledger(),
-        causes=causes,
-        loss=session.loss(),
-        provenance=provenance,
-        self_check=checked,
-        examples=combined,
-        timings=timings.seconds,
-        origins=origins,
+        RunFacts(
+            layers=session.layers(),
+            ledger=session.ledger(),
+            causes=causes,
+            loss=session.loss(),
+            provenance=provenance,
+            self_check=checked,
+            examples=combined,
+            timings=timings.seconds,
+            origins=origins,
+        )
     )
 
 
@@ -182,7 +184,7 @@ def _salvaging(writer: RecordSink, provenance: dict[str, Json]) -> Generator[Non
         yield
     except (ModelError, MachineError) as failure:
         try:
-            saved = writer.commit_incomplete(failure.message, provenance=provenance)
+            saved = writer.commit_incomplete(failure.message, RunFacts(provenance=provenance))
         except MachineError:
             raise failure from None  # the disk is what failed
         if saved is not None:

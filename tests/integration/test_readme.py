@@ -72,7 +72,7 @@ def test_the_tour_runs_as_it_is_written(tmp_path: Path) -> None:
 
 
 def test_every_option_that_readme_names_is_one() -> None:
-    from tests.integration.test_cli_start import OPTIONS
+    from tests.integration.process.test_start import OPTIONS
 
     known = {option for options in OPTIONS.values() for option in options.split()} | {"--help", "--version", "--eval"}
     text = re.sub(r"^.*\bpip\b.*$|^.*\bpytest\b.*$", "", README.read_text(encoding="utf-8"), flags=re.MULTILINE)
