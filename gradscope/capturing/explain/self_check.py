@@ -112,7 +112,7 @@ def rounding(dtype: np.dtype[Any], noise: float) -> float:
 
 
 def separation(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the l2 norm of the difference of finite elements; infinity where only one of a pair is finite."""
+    """Return the l2 norm of the difference of the finite elements; infinite where different elements are finite."""
     if not np.array_equal(np.isfinite(one), np.isfinite(other)):
         return float("inf")
     with np.errstate(invalid="ignore"):

@@ -156,8 +156,8 @@ class _LocalDump:
         """Return why a tensor is not judged although both dumps have it; "" where it is, or is an alias or pinned."""
         entry = self._dumps.ref.entry(owner)
         if all(key in self._tensors for key in keys):
-            pinned = entry.absent is not None or self._dumps.ref.has_tensor(owner)
-            return "" if pinned else "the reference has only its statistics"
+            known = entry.absent is not None or self._dumps.ref.has_tensor(owner)
+            return "" if known else "the reference has only its statistics"
         if entry.family == naming.TERM:
             return "it is a term of a gradient, and only the full gradient is judged"
         return "it is a random key" if entry.family == naming.AUX and is_key(entry.dtype) else ""

@@ -90,7 +90,7 @@ def test_a_candidate_runs_again_as_its_dump_says_it_was_run(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("a.npz a.npz b.npz --isolate model.py", "--isolate is about one reference and one candidate"),
+        ("a.npz a.npz b.npz --isolate model.py", "--isolate applies to one reference and one candidate"),
         ("a.npz b.npz --isolate absent.py", "there is no file absent.py"),
         ("a.npz b.npz --isolate linear_regression", "the dump is not one of linear_regression"),
     ],

@@ -16,11 +16,7 @@ LEVELS = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1.0)
 
 
 def strip(*rows: ComparisonRow, screen: Screen = TERMINAL) -> dict[str, str]:
-    return {
-        remark.label: remark.text
-        for remarks in heat_strips(Comparison(rows=rows), screen)
-        for remark in remarks.remarks
-    }
+    return {note.label: note.text for notes in heat_strips(Comparison(rows=rows), screen) for note in notes.notes}
 
 
 def layers(*errors: float, family: str = "activation") -> list[ComparisonRow]:
