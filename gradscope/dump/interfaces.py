@@ -5,17 +5,18 @@ Sinks: what takes the records of a run, whether into a file or into memory.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Literal, Protocol, TypedDict, Unpack
+from typing import Protocol
 
 from gradscope.arrays.blocks import Array
-from gradscope.dump.manifest.manifest import Cause, Entry, Examples, Layer, Ledger, Manifest, Origin
-from gradscope.dump.record import Json, Record
+from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
+from gradscope.dump.record import Record
 from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
 from gradscope.errors import UsageError
 from gradscope.naming import key_of, printable
 from gradscope.naming.patterns import nearest_hint
+from gradscope.protocols import implements
 
 
 class DumpSource(Protocol):
@@ -44,6 +45,10 @@ class DumpSource(Protocol):
         Raises:
             UsageError: There is no such entry.
         """
+        ...
+
+    def has_tensor(self, key: str) -> bool:
+        """Whether the dump holds the tensor of a key, and not its statistics only; False where there is no such key."""
         ...
 
     def array(self, key: str) -> Array:
@@ -87,17 +92,8 @@ class DumpSource(Protocol):
         ...
 
 
-def has_elements(source: DumpSource, key: str) -> bool:
-    """Whether a dump holds the elements of a key's tensor, and not its statistics only."""
-    try:
-        next(source.chunks(key, chunk_bytes=1), None)
-    except UsageError:
-        return False
-    return True
-
-
 class EntryIndex:
-    """The entries of a manifest by key.
+    """The entries of a manifest by key: the part of a `DumpSource` that needs no tensors.
 
     Args:
         manifest: Whose keys are unique and whose aliases name entries that are none.
@@ -106,19 +102,23 @@ class EntryIndex:
     def __init__(self, manifest: Manifest) -> None:
         self._entries = {key_of(entry.family, entry.name): entry for entry in manifest.entries}
 
+    @implements(DumpSource)
     def keys(self) -> tuple[str, ...]:
-        """See `DumpSource`."""
         return tuple(self._entries)
 
+    @implements(DumpSource)
     def entry(self, key: str) -> Entry:
-        """See `DumpSource`."""
         if key not in self._entries:
             raise UsageError(f"the dump has no entry {printable(key)}", hint=nearest_hint(key, self.keys()))
         return self._entries[key]
 
+    @implements(DumpSource)
     def resolve(self, key: str) -> str:
-        """See `DumpSource`."""
         return self.entry(key).alias_of or key
+
+    def has_tensor(self, key: str, tensors: Container[str]) -> bool:
+        """Whether `tensors` has the tensor of a key; False where there is no such key."""
+        return key in self._entries and self.resolve(key) in tensors
 
     def tensor_key(self, key: str, tensors: Container[str]) -> str:
         """The key under which `tensors` has the tensor of a key.
@@ -131,23 +131,6 @@ class EntryIndex:
             return own
         reason = self._entries[own].absent or "the dump has its statistics only"
         raise UsageError(f"the dump has no tensor for {printable(key)}: {reason}")
-
-
-class ManifestFields(TypedDict, total=False):
-    """What a caller says about a dump as a whole: the fields of `Manifest` beside its entries."""
-
-    layers: tuple[Layer, ...]
-    ledger: Ledger
-    causes: tuple[Cause, ...]
-    loss: float | None
-    tier: Literal["core", "full"]
-    provenance: Mapping[str, Json]
-    self_check: Mapping[str, Json] | None
-    examples: Examples | None
-    timings: Mapping[str, float]
-    origins: tuple[Origin, ...]
-    complete: bool
-    note: str
 
 
 class RecordSink(Protocol):
@@ -165,10 +148,10 @@ class RecordSink(Protocol):
         """Take a record."""
         ...
 
-    def commit(self, **fields: Unpack[ManifestFields]) -> Manifest:
-        """Make a dump of the records taken."""
+    def commit(self, facts: RunFacts) -> Manifest:
+        """Make a dump of the records taken and the facts of their run."""
         ...
 
-    def commit_incomplete(self, error: str, **fields: Unpack[ManifestFields]) -> Path | None:
+    def commit_incomplete(self, error: str, facts: RunFacts) -> Path | None:
         """Save what was taken until a run failed; returns where, None where nothing is saved."""
         ...

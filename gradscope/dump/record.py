@@ -1,4 +1,4 @@
-"""A record: one tensor's worth of facts on its way from a capture into a dump. Nothing else crosses that bridge.
+"""A record: one tensor's worth of facts on its way from a capture into a dump. Nothing else passes between the two.
 
 Shards: which part of a tensor a process holds, where several processes share the tensors of one run.
 
@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 INDEX: Final = "index.json"
 
@@ -101,19 +104,18 @@ class SiteFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """One tensor, or the reason why there is none.
+class TensorFacts:
+    """What is known of one tensor, or why there is none; what a record and a dump's entry have in common.
 
     Attributes:
         family: A family of `gradscope.naming`.
         name: Layer or parameter path, unescaped.
         shape: The shape as the model computed it.
         dtype: The logical dtype's name as JAX spells it: `float32`, `bfloat16`, `int4`, `key<fry>`, `float0`.
-        array: The values in a NumPy (or ml_dtypes) array; None in a stats-only dump, for an alias, or where absent.
-        stats: The statistics columns that apply (numbers.md's names), as `TensorStats.to_json` gives them.
+        stats: The statistics columns that apply (the names of `stats.COLUMNS`), as `TensorStats.to_json` returns them.
+        site: Where it comes from.
         alias_of: Key of the record that carries the same value under another name; None for a value of its own.
         absent: Why there is no tensor (`disconnected`: the loss does not depend on it); None where there is one.
-        site: Where it comes from.
         shard: Which part it is of a tensor that several processes share; None for a tensor of its own.
     """
 
@@ -121,9 +123,27 @@ class Record:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    array: np.ndarray | None
     stats: Mapping[str, Json]
     site: SiteFacts
     alias_of: str | None = None
     absent: Reason | None = None
     shard: Shard | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record(TensorFacts):
+    """One tensor with its values.
+
+    Attributes:
+        array: The values in a NumPy (or ml_dtypes) array; None in a stats-only dump, for an alias, or where absent.
+    """
+
+    array: np.ndarray | None
+
+
+Base = TypeVar("Base", bound="DataclassInstance")
+
+
+def fields_of(base: type[Base], value: Base) -> dict[str, Any]:
+    """The fields that a value has of a base class, as arguments for another of its subclasses."""
+    return {field.name: getattr(value, field.name) for field in fields(base)}

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gradscope.arrays.dtypes import is_key
-from gradscope.dump.manifest.manifest import MEMBER
+from gradscope.dump.manifest.manifest import MEMBER, RunFacts
 from gradscope.dump.record import Record, SiteFacts
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.member_facts import logical_dtype, stored_as
@@ -84,7 +84,7 @@ def recover(source: str | os.PathLike[str], out: str | os.PathLike[str], *, forc
                 tensors, size_bytes, end = tensors + 1, size_bytes + finished.size_bytes, finished.end
             if not tensors:
                 raise DumpError("no tensor in it is whole")
-            writer.commit(complete=False, note=f"recovered from {source.name}")
+            writer.commit(RunFacts(complete=False, note=f"recovered from {source.name}"))
     return Recovery(path=out, tensors=tensors, size_bytes=size_bytes, lost_bytes=file.size_bytes - end)
 
 

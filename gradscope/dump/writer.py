@@ -3,7 +3,7 @@
     with DumpWriter(path, force=True) as writer:
         for record in records:
             writer.add(record)
-        writer.commit(loss=loss)
+        writer.commit(RunFacts(loss=loss))
 
 Leaving the block without `commit` leaves no trace. Memory is bounded by a chunk, not by a tensor.
 """
@@ -11,17 +11,17 @@ Leaving the block without `commit` leaves no trace. Memory is bounded by a chunk
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import as_numpy_dtype, dtype_name, is_key, stored_dtype
-from gradscope.dump.interfaces import ManifestFields
 from gradscope.dump.manifest.codec import manifest_to_text
-from gradscope.dump.manifest.manifest import MEMBER, Entry, Manifest, Stored
+from gradscope.dump.manifest.manifest import MEMBER, Entry, Manifest, RunFacts, Stored
 from gradscope.dump.record import Record
 from gradscope.dump.storage.member_facts import member_facts
 from gradscope.dump.storage.npy_header import AXES_LIMIT, npy_header
@@ -100,11 +100,11 @@ class DumpWriter:
         self._entries[key] = Entry.of(record, stored)
         return self._entries[key]
 
-    def commit(self, **fields: Unpack[ManifestFields]) -> Manifest:
+    def commit(self, facts: RunFacts) -> Manifest:
         """Make the dump whole and put it in its place; when this returns it is on the disk.
 
         Args:
-            **fields: What to say about the dump as a whole.
+            facts: What is known of the run as a whole.
 
         Returns:
             The manifest.
@@ -112,16 +112,16 @@ class DumpWriter:
         Raises:
             MachineError: The disk is full or fails; what was at the path is still there.
         """
-        manifest = Manifest(entries=tuple(self._entries.values()), **fields)
+        manifest = Manifest.of(self._entries.values(), facts)
         self._publish(manifest, self._target)
         return manifest
 
-    def commit_incomplete(self, error: str, **fields: Unpack[ManifestFields]) -> Path:
+    def commit_incomplete(self, error: str, facts: RunFacts) -> Path:
         """Save what a failed run had captured, beside the path and never under it.
 
         Args:
             error: What cut the run short; the manifest's note.
-            **fields: What to say about the dump as a whole.
+            facts: What is known of the run as a whole.
 
         Returns:
             Where it is: NAME.incomplete.npz, replaced if there was one.
@@ -129,8 +129,7 @@ class DumpWriter:
         Raises:
             MachineError: The disk is full or fails.
         """
-        fields.update(complete=False, note=error)
-        manifest = Manifest(entries=tuple(self._entries.values()), **fields)
+        manifest = Manifest.of(self._entries.values(), replace(facts, complete=False, note=error))
         target = incomplete_target(self._target)
         self._publish(manifest, target)
         return target

@@ -21,6 +21,7 @@ from gradscope.naming.families import (
     TERM,
     UPDATE,
     example_axes,
+    family_set,
     gradient_family,
     is_gradient,
     key_of,
@@ -31,6 +32,7 @@ from gradscope.naming.families import (
 from gradscope.naming.paths import LayerPath
 from gradscope.naming.patterns import Selection
 from gradscope.naming.printable import printable
+from gradscope.naming.several import several
 
 __all__ = [
     "ACTIVATION",
@@ -50,10 +52,12 @@ __all__ = [
     "LayerPath",
     "Selection",
     "example_axes",
+    "family_set",
     "gradient_family",
     "is_gradient",
     "key_of",
     "printable",
+    "several",
     "split_key",
     "subject_family",
     "value_family",

@@ -10,7 +10,8 @@ import numpy as np
 from gradscope.arrays.digest import Digest
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.arrays.single_pass import reduce_array
-from gradscope.stats.tensor_stats import TensorStats, Tier
+from gradscope.dump.manifest.manifest import Tier
+from gradscope.stats.tensor_stats import TensorStats
 
 
 def stats_of_chunks(

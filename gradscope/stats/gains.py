@@ -19,13 +19,9 @@ from gradscope.stats.columns import number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGains:
-    """The gains of one layer; None where a root mean square is missing or the one divided by is zero.
+    """The gains of one layer, named as their columns in `columns.COLUMNS`, which has the formulas.
 
-    Attributes:
-        fwd_gain: rms(out) / rms(in).
-        bwd_gain: rms(gradient of in) / rms(gradient of out).
-        fwd_total: rms(out of the last layer that has one) / rms(in).
-        bwd_total: rms(gradient of in) / rms(gradient of the out of the last layer that has one).
+    A gain is None where a root mean square is missing or the one divided by is zero.
     """
 
     fwd_gain: float | None

@@ -1,6 +1,6 @@
-"""The statistics of one tensor, by the column names of its table, and how they are measured.
+"""The statistics of one tensor, by the names of `columns.COLUMNS`, and how they are measured.
 
-Two *tiers*. *Core* is what a compiled step can carry; *full* is computed from the tensor itself. A column that does not
+A column that does not
 apply (an integer's mean, the extremes of nothing) or was not computed is None here and absent in JSON; None never
 stands for zero.
 
@@ -14,9 +14,9 @@ those of the histogram, and the hash is lost.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -28,20 +28,14 @@ from gradscope.arrays.quantiles import rank_of
 from gradscope.arrays.reductions import Reduction
 from gradscope.arrays.single_pass import reduce_array
 from gradscope.dump.manifest.json_text import as_float, from_float
+from gradscope.dump.manifest.manifest import Tier
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
-from gradscope.stats.columns import field, number, reduction_of, shape_of
-
-Tier: TypeAlias = Literal["core", "full"]
+from gradscope.stats.columns import base_of, columns_of, number
+from gradscope.stats.reduction_columns import field, reduction_of, shape_of
 
 #: The quantiles that have a column, in percent.
 PERCENTS: Final = (1, 50, 99)
-
-#: The columns that hold numbers, in the order of the table, between `dtype` and `underflow@float16`.
-_NUMBERS: Final = (
-    *("mean", "std", "rms", "l2", "l1", "min", "max", "amax", "amin_nz"),
-    *("zeros", "nan", "inf", "posinf", "neginf", "subnormal", "dynrange", "p1", "p50", "p99", "dead", "saturated"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +68,10 @@ class TensorStats:
         )
 
     def to_json(self) -> dict[str, Json]:
-        """The columns that apply, by name, and the histogram."""
-        columns: dict[str, Json] = {"size": self.size, "shape": list(self.shape), "dtype": self.dtype}
-        columns |= {name: from_float(value) for name in _NUMBERS if (value := getattr(self, name)) is not None}
-        columns |= {f"underflow@{name}": share for name, share in self.underflow.items()}
-        if self.hash is not None:
-            columns["hash"] = self.hash
-        if self.complex:
-            columns["complex"] = True
-        if self.quantiles is not None:
-            columns["exact_quantiles"] = True
-        if self.histogram is not None:
-            columns["histogram"] = {"first": self.histogram.first, "counts": list(self.histogram.counts)}
-        return columns
+        """The columns that apply, by name, in the order of `columns.COLUMNS`."""
+        found = ((spec.name, getattr(self, spec.base)) for spec in columns_of("tensor"))
+        columns = (each for name, value in found for each in _of_types(name, value))
+        return {name: _json(value) for name, value in columns if value is not None and value is not False}
 
     @classmethod
     def from_json(cls, columns: Mapping[str, Json]) -> TensorStats:
@@ -116,6 +101,11 @@ class TensorStats:
     def complex(self) -> bool:
         """Whether the numbers are about the magnitudes of complex elements."""
         return is_complex(self.dtype)
+
+    @property
+    def exact_quantiles(self) -> bool:
+        """Whether the quantiles come from the sorted elements."""
+        return self.quantiles is not None
 
     @property
     def size(self) -> int:
@@ -251,6 +241,22 @@ class TensorStats:
             return 0.0
         # No element lies in the part of its bin that is beyond an extreme.
         return min(max(magnitudes.histogram.at_rank(rank - zeros), magnitudes.smallest), amax)
+
+
+def _of_types(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The columns of a line of the table: one, or for `NAME@T`, whose property maps types, one for each type."""
+    if name == base_of(name):
+        yield name, value
+    else:
+        yield from ((f"{base_of(name)}@{each}", share) for each, share in value.items())
+
+
+def _json(value: Any) -> Json:
+    if isinstance(value, MagnitudeHistogram):
+        return {"first": value.first, "counts": list(value.counts)}
+    if isinstance(value, tuple):
+        return list(cast("tuple[int, ...]", value))
+    return value if isinstance(value, str | bool) else from_float(value)
 
 
 def tensor_stats(

@@ -20,7 +20,8 @@ import numpy as np
 from gradscope.arrays.blocks import BLOCK_ELEMENTS, Array, blocks
 from gradscope.arrays.dtypes import is_floating
 from gradscope.arrays.widening import real_values
-from gradscope.stats.tensor_stats import TensorStats, Tier, tensor_stats
+from gradscope.dump.manifest.manifest import Tier
+from gradscope.stats.tensor_stats import TensorStats, tensor_stats
 
 #: How near to a limit is at the limit.
 MARGIN: Final = 0.01

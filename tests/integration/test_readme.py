@@ -99,7 +99,7 @@ def without_numbers(line: str) -> str:
 
 
 def test_every_option_that_a_page_names_is_one() -> None:
-    from tests.integration.test_cli_start import OPTIONS
+    from tests.integration.process.test_start import OPTIONS
 
     known = {option for options in OPTIONS.values() for option in options.split()} | {"--help", "--version", "--eval"}
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (README, *REPOSITORY.glob("docs/**/*.md")))

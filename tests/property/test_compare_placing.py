@@ -13,7 +13,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.recipes import Concatenate, Recipe, Reshape, Split, Stack, Step, Transpose, Unstack
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.reverse import Placing
-from tests.dumps import dump_of
+from tests.support.dumps import dump_of
 
 SHAPE = (2, 4, 3)
 

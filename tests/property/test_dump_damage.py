@@ -11,7 +11,7 @@ import pytest
 
 from gradscope.dump.recover import recover
 from gradscope.errors import DumpError
-from tests.dumps import read_all, some_of_everything, write
+from tests.support.dumps import read_all, some_of_everything, write
 
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
 

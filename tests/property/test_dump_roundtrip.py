@@ -16,7 +16,7 @@ from gradscope.dump.manifest.json_text import dumps, loads
 from gradscope.dump.reader import open_dump
 from gradscope.dump.zip.member_names import key_of_member, member_name
 from gradscope.errors import UsageError
-from tests.dumps import read_all, record, write
+from tests.support.dumps import read_all, record, write
 
 #: What has a meaning to somebody; names hold it more often than chance would have it, and lone surrogates, too.
 PIECES = st.sampled_from(["/", "..", ".", "%", "%4", "41", ".npy", "\\", "\x00"])

@@ -25,7 +25,7 @@ from gradscope.comparison.isolation import Isolation, LeftOut, LocalFinding, loc
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.reverse import Placing
-from gradscope.dump.interfaces import DumpSource, has_elements
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.instrument.isolating import IsolatedRun, run_isolated
@@ -144,7 +144,7 @@ class _LocalDump:
         """Why a tensor is not judged although both dumps have it; "" where it is, or is another's name or given."""
         entry = self._dumps.ref.entry(owner)
         if all(key in self._tensors for key in keys):
-            held = entry.absent is not None or has_elements(self._dumps.ref, owner)
+            held = entry.absent is not None or self._dumps.ref.has_tensor(owner)
             return "" if held else "the reference holds its statistics only"
         if entry.family == naming.TERM:
             return "it is a part of a gradient, which is judged as a whole"

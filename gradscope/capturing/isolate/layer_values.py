@@ -8,7 +8,7 @@ from gradscope import naming
 from gradscope.arrays.blocks import Array
 from gradscope.capturing.isolate.pinned_arguments import GivenArguments
 from gradscope.capturing.isolate.pinned_values import HeldValues
-from gradscope.dump.interfaces import DumpSource, has_elements
+from gradscope.dump.interfaces import DumpSource
 from gradscope.tracing.dataflow.between_known_values import Pieces
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve, variable_of
 from gradscope.tracing.jaxpr.iterations import Moment, sources
@@ -108,7 +108,7 @@ class LayerValues:
 
     def _argument_gradient(self, leaf: Leaf) -> Array | None:
         key = naming.key_of(naming.gradient_family(leaf.family) or leaf.family, leaf.name)
-        known = leaf.differentiated and key in frozenset(self._dump.keys()) and has_elements(self._dump, key)
+        known = leaf.differentiated and self._dump.has_tensor(key)
         return self._dump.array(key) if known else None
 
     def _sliced(self, moment: Moment | None) -> Leaf | None:

@@ -20,7 +20,7 @@ from gradscope.arrays.dtypes import as_numpy_dtype, is_key
 from gradscope.capturing.execution.arguments import Arguments, model_arguments
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.comparison.pairing.reverse import Placing
-from gradscope.dump.interfaces import DumpSource, has_elements
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
@@ -116,4 +116,4 @@ def _found(key: str, dumps: Dumps, placing: Placing) -> tuple[str, Array | None]
     array = placing.array(key)
     if array is not None:
         return "reference", array
-    return ("candidate", dumps.cand.array(key)) if has_elements(dumps.cand, key) else ("model", None)
+    return ("candidate", dumps.cand.array(key)) if dumps.cand.has_tensor(key) else ("model", None)

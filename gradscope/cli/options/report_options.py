@@ -87,7 +87,7 @@ class SelectionOptions(NameOptions):
         """
         from gradscope.report import Query
 
-        return Query(selection=self.selection(), families=self.family_set(), depth=self.depth, sort=sort)
+        return Query(select=self.select, exclude=self.exclude, families=self.family_set(), depth=self.depth, sort=sort)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

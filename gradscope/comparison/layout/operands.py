@@ -8,10 +8,11 @@ from typing import Protocol
 
 from gradscope.arrays.blocks import Array, blocks, stretch_of
 from gradscope.comparison.layout.recipes import Recipe
-from gradscope.dump.interfaces import DumpSource, has_elements
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.errors import UsageError
 from gradscope.naming import printable
+from gradscope.protocols import implements
 
 
 class Side(Protocol):
@@ -23,7 +24,7 @@ class Side(Protocol):
         ...
 
     @property
-    def has_elements(self) -> bool:
+    def has_tensor(self) -> bool:
         """Whether its elements are there, and not its statistics only."""
         ...
 
@@ -44,21 +45,21 @@ class StoredSide:
     key: str
 
     @property
+    @implements(Side)
     def entry(self) -> Entry:
-        """See `Side`."""
         return self.source.entry(self.key)
 
     @property
-    def has_elements(self) -> bool:
-        """See `Side`."""
-        return has_elements(self.source, self.key)
+    @implements(Side)
+    def has_tensor(self) -> bool:
+        return self.source.has_tensor(self.key)
 
+    @implements(Side)
     def chunks(self) -> Iterator[Array]:
-        """See `Side`."""
         return self.source.chunks(self.key, reused=True)
 
+    @implements(Side)
     def stretch(self, start: int, stop: int) -> Array:
-        """See `Side`."""
         return self.source.stretch(self.key, start, stop)
 
 
@@ -73,16 +74,16 @@ class MadeSide:
     array: Array | None
 
     @property
-    def has_elements(self) -> bool:
-        """See `Side`."""
+    @implements(Side)
+    def has_tensor(self) -> bool:
         return self.array is not None
 
+    @implements(Side)
     def chunks(self) -> Iterator[Array]:
-        """See `Side`."""
         return iter(()) if self.array is None else blocks(self.array)
 
+    @implements(Side)
     def stretch(self, start: int, stop: int) -> Array:
-        """See `Side`."""
         if self.array is None:
             raise UsageError(f"there are no elements of {printable(self.entry.name)}")
         return stretch_of(self.array, start, stop)
@@ -98,7 +99,7 @@ def counterpart(source: DumpSource, recipe: Recipe) -> Side:
     if recipe.plain:
         return StoredSide(source=source, key=source.resolve(recipe.keys[0]))
     entry = source.entry(source.resolve(recipe.keys[0]))
-    if not all(has_elements(source, key) for key in recipe.keys):
+    if not all(source.has_tensor(key) for key in recipe.keys):
         return MadeSide(entry=replace(entry, stats={}), array=None)
     array = recipe.array(source)
     return MadeSide(entry=replace(entry, shape=array.shape, stats={}), array=array)

@@ -20,6 +20,7 @@ from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.naming import example_axes, printable, split_key
+from gradscope.protocols import implements
 
 
 class Step(Protocol):
@@ -44,12 +45,12 @@ class Transpose:
 
     axes: tuple[int, ...]
 
+    @implements(Step)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `Step`."""
         return [array.transpose(self.axes) for array in arrays]
 
+    @implements(Step)
     def spelling(self) -> dict[str, Json]:
-        """See `Step`."""
         return {"transpose": list(self.axes)}
 
 
@@ -59,12 +60,12 @@ class Reshape:
 
     shape: tuple[int, ...]
 
+    @implements(Step)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `Step`."""
         return [array.reshape(self.shape) for array in arrays]
 
+    @implements(Step)
     def spelling(self) -> dict[str, Json]:
-        """See `Step`."""
         return {"reshape": list(self.shape)}
 
 
@@ -75,12 +76,12 @@ class Split:
     axis: int
     into: int | tuple[int, ...]
 
+    @implements(Step)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `Step`."""
         return [part for array in arrays for part in np.split(array, self._cuts(array), axis=self.axis)]
 
+    @implements(Step)
     def spelling(self) -> dict[str, Json]:
-        """See `Step`."""
         return {"split": self.axis, "into": self.into if isinstance(self.into, int) else list(self.into)}
 
     def _cuts(self, array: Array) -> int | list[int]:
@@ -97,12 +98,12 @@ class Unstack:
 
     axis: int
 
+    @implements(Step)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `Step`."""
         return [part for array in arrays for part in np.moveaxis(array, self.axis, 0)]
 
+    @implements(Step)
     def spelling(self) -> dict[str, Json]:
-        """See `Step`."""
         return {"unstack": self.axis}
 
 
@@ -112,12 +113,12 @@ class Concatenate:
 
     axis: int
 
+    @implements(Step)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `Step`."""
         return [np.concatenate(arrays, axis=self.axis)]
 
+    @implements(Step)
     def spelling(self) -> dict[str, Json]:
-        """See `Step`."""
         return {"concatenate": self.axis}
 
 
@@ -127,12 +128,12 @@ class Stack:
 
     axis: int
 
+    @implements(Step)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `Step`."""
         return [np.stack(arrays, axis=self.axis)]
 
+    @implements(Step)
     def spelling(self) -> dict[str, Json]:
-        """See `Step`."""
         return {"stack": self.axis}
 
 

@@ -69,7 +69,7 @@ def evidence_of(ref: Side, cand: Side, closeness: tuple[float, float]) -> Eviden
         return Evidence(needed=0.0, bit_equal=True, why=f"no tensor on either side ({one.absent})")
     if obstacle := _obstacle(one, other):
         return Evidence(why=obstacle)
-    if not (ref.has_elements and cand.has_elements):
+    if not (ref.has_tensor and cand.has_tensor):
         return _from_statistics(one, other)
     return _from_values(ref, cand, closeness)
 

@@ -11,18 +11,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias, Unpack
+from typing import Self, TypeAlias
 
 from gradscope.dump.distributed.index import ProcessIndex, write_index
 from gradscope.dump.distributed.process_reader import open_process_file
-from gradscope.dump.interfaces import ManifestFields
-from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.interfaces import RecordSink
+from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
 from gradscope.dump.reader import open_dump
 from gradscope.dump.record import INDEX, ProcessPlace, Record
 from gradscope.dump.storage.storage_errors import located, machine_errors
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import UsageError
 from gradscope.naming import key_of, printable
+from gradscope.protocols import implements
 
 #: Makes the manifest of the whole: of the outline of its entries, and of every process's manifest.
 Merge: TypeAlias = Callable[[Sequence[Entry], Sequence[Manifest]], Manifest]
@@ -75,12 +76,14 @@ class ProcessWriter:
     ) -> None:
         self._file.__exit__(kind, error, traceback)
 
+    @implements(RecordSink)
     def require_space(self, size_bytes: int) -> None:
-        """See `RecordSink`; all processes may write to one disk."""
+        # All processes may write to one disk: each looks for the room that it needs itself.
         self._file.require_space(size_bytes)
 
+    @implements(RecordSink)
     def add(self, record: Record) -> Entry:
-        """See `RecordSink`.
+        """Write a shard to this process's file, or add a whole tensor to the outline.
 
         Raises:
             UsageError: It has a tensor and is no shard, or cannot be stored.
@@ -93,11 +96,12 @@ class ProcessWriter:
         self._outline.append(Entry.of(record))
         return self._outline[-1]
 
-    def commit(self, **fields: Unpack[ManifestFields]) -> Manifest:
-        """See `RecordSink`; returns, in every process, when the dump is whole.
+    @implements(RecordSink)
+    def commit(self, facts: RunFacts) -> Manifest:
+        """Make a dump of the records of all processes; returns, in every process, when the dump is complete.
 
         Args:
-            **fields: What to say about the dump as a whole, as far as this process knows.
+            facts: What is known of the run as a whole, as far as this process knows it.
 
         Returns:
             The manifest of the whole.
@@ -109,7 +113,7 @@ class ProcessWriter:
         first = self._together.place.index == 0
         if first:
             self._withdraw_index()
-        self._file.commit(**fields)
+        self._file.commit(facts)
         self._together.meet()
         try:
             if first:
@@ -119,12 +123,12 @@ class ProcessWriter:
         with open_dump(self._folder) as whole:
             return whole.manifest
 
-    def commit_incomplete(self, error: str, **fields: Unpack[ManifestFields]) -> Path:
-        """See `RecordSink`."""
-        return self._file.commit_incomplete(error, **fields)
+    @implements(RecordSink)
+    def commit_incomplete(self, error: str, facts: RunFacts) -> Path:
+        return self._file.commit_incomplete(error, facts)
 
     def discard(self) -> None:
-        """See `DumpWriter`."""
+        """Remove what this process has written, unless it is committed; as often as one likes, from any thread."""
         self._file.discard()
 
     def _withdraw_index(self) -> None:

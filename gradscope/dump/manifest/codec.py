@@ -20,6 +20,7 @@ from gradscope.dump.manifest.manifest import (
     Manifest,
     Origin,
     Stored,
+    Tier,
 )
 from gradscope.dump.record import Json, Reason, Shard, SiteFacts
 from gradscope.errors import DumpError
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 _DIRECTIONS: Final[tuple[Literal["forward", "backward"], ...]] = ("forward", "backward")
 _COMBINED_BY: Final[tuple[Literal["mean", "sum"], ...]] = ("mean", "sum")
-_TIERS: Final[tuple[Literal["core", "full"], ...]] = ("core", "full")
+_TIERS: Final[tuple[Tier, ...]] = get_args(Tier)
 
 
 def manifest_to_text(manifest: Manifest) -> str:

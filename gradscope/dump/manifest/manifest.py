@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
-from gradscope.dump.record import Json, Reason, Record, Shard, SiteFacts
+from gradscope.dump.record import Json, Reason, Record, TensorFacts, fields_of
 
 SCHEMA: Final = 1
 MEMBER: Final = "__gradscope__.json"
+
+#: Which statistics a dump has: *core* is what a compiled step can carry, *full* is computed from the tensors.
+Tier: TypeAlias = Literal["core", "full"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,35 +35,19 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One record as a dump remembers it; `stored` is None where the file holds no tensor for it. See `Record`."""
+class Entry(TensorFacts):
+    """One record as a dump remembers it.
 
-    family: str
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    stats: Mapping[str, Json]
-    site: SiteFacts
+    Attributes:
+        stored: Where its bytes are in the file; None where the file holds no tensor for it.
+    """
+
     stored: Stored | None = None
-    alias_of: str | None = None
-    absent: Reason | None = None
-    shard: Shard | None = None
 
     @classmethod
     def of(cls, record: Record, stored: Stored | None = None) -> Entry:
         """What a dump remembers of a record."""
-        return cls(
-            family=record.family,
-            name=record.name,
-            shape=record.shape,
-            dtype=record.dtype,
-            stats=record.stats,
-            site=record.site,
-            stored=stored,
-            alias_of=record.alias_of,
-            absent=record.absent,
-            shard=record.shard,
-        )
+        return cls(**fields_of(TensorFacts, record), stored=stored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,17 +180,16 @@ class Examples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """Everything a dump says about itself.
+class RunFacts:
+    """What is known of a run as a whole: everything in a manifest but its entries.
 
     Attributes:
-        entries: Every record in the order written.
         layers: The layer tree in execution order.
         ledger: What was left out and why.
         causes: Why gradients are exactly zero, for those of which it is known.
         loss: The loss; None in a foreign file or an incomplete dump that had not reached it.
         complete: Whether the run that wrote the dump ended well.
-        tier: `full` when every statistic of numbers.md was computed, `core` when only a compiled step's.
+        tier: `full` when every statistic was computed, `core` when only a compiled step's.
         provenance: Versions, device, precision, seed, hashes: whatever may explain a difference between two dumps.
         self_check: `max_rel_l2`, `bit_equal`, `total` and more of a self-check; None when none ran.
         examples: How the gradients of the examples combine; None where there are none.
@@ -212,17 +198,33 @@ class Manifest:
         note: One line about the file as a whole ("not written by gradscope", the error that cut it short); "" for none.
     """
 
-    entries: tuple[Entry, ...]
     layers: tuple[Layer, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
     causes: tuple[Cause, ...] = ()
     loss: float | None = None
     complete: bool = True
-    tier: Literal["core", "full"] = "full"
+    tier: Tier = "full"
     provenance: Mapping[str, Json] = field(default_factory=dict[str, Json])
     self_check: Mapping[str, Json] | None = None
     examples: Examples | None = None
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     origins: tuple[Origin, ...] = ()
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest(RunFacts):
+    """Everything a dump says about itself.
+
+    Attributes:
+        entries: Every record in the order written.
+        schema: Version of the manifest.
+    """
+
+    entries: tuple[Entry, ...]
     schema: int = SCHEMA
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry], facts: RunFacts) -> Manifest:
+        """The manifest of a dump that holds some entries of a run; `facts` may be those of another manifest."""
+        return cls(entries=tuple(entries), **fields_of(RunFacts, facts))

@@ -10,10 +10,11 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from gradscope.arrays.blocks import Array
-from gradscope.dump.interfaces import EntryIndex
+from gradscope.dump.interfaces import DumpSource, EntryIndex
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.storage.storage_errors import located
 from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
+from gradscope.protocols import implements
 
 
 class TensorReader(Protocol):
@@ -70,34 +71,38 @@ class DumpFile:
         self.close()
 
     @property
+    @implements(DumpSource)
     def manifest(self) -> Manifest:
-        """See `DumpSource`."""
         return self._contents.manifest
 
+    @implements(DumpSource)
     def keys(self) -> tuple[str, ...]:
-        """See `DumpSource`."""
         return self._index.keys()
 
+    @implements(DumpSource)
     def entry(self, key: str) -> Entry:
-        """See `DumpSource`."""
         return self._index.entry(key)
 
+    @implements(DumpSource)
     def resolve(self, key: str) -> str:
-        """See `DumpSource`."""
         return self._index.resolve(key)
 
+    @implements(DumpSource)
+    def has_tensor(self, key: str) -> bool:
+        return self._index.has_tensor(key, self._contents.tensors)
+
+    @implements(DumpSource)
     def array(self, key: str) -> Array:
-        """See `DumpSource`."""
         with located(self._place(key)):
             return self._tensor(key).array()
 
+    @implements(DumpSource)
     def chunks(self, key: str, chunk_bytes: int = CHUNK_BYTES, *, reused: bool = False) -> Iterator[Array]:
-        """See `DumpSource`."""
         with located(self._place(key)):
             yield from self._tensor(key).chunks(chunk_bytes, reused=reused)
 
+    @implements(DumpSource)
     def stretch(self, key: str, start: int, stop: int) -> Array:
-        """See `DumpSource`."""
         with located(self._place(key)):
             return self._tensor(key).stretch(start, stop)
 

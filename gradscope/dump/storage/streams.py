@@ -8,6 +8,7 @@ from typing import Final, Protocol
 from gradscope.dump.storage.checksum import checksum
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.errors import DumpError
+from gradscope.protocols import implements
 
 #: Compressed bytes read at a time, and bytes checksummed at a time, while they are in cache.
 _STEP_BYTES: Final = 1 << 20
@@ -58,8 +59,8 @@ class PlainStream:
         self._expected = crc32
         self._crc32 = 0
 
+    @implements(ByteStream)
     def fill(self, buffer: memoryview) -> None:
-        """See `ByteStream`."""
         if self._offset + len(buffer) > self._end:
             raise DumpError("its data ends too early")
         for start in range(0, len(buffer), _STEP_BYTES):
@@ -69,14 +70,14 @@ class PlainStream:
             if self._expected is not None:
                 self._crc32 = checksum(piece, self._crc32)
 
+    @implements(ByteStream)
     def skip(self, size_bytes: int) -> None:
-        """See `ByteStream`."""
         self._offset += size_bytes
         if self._offset > self._end:
             raise DumpError("its data ends too early")
 
+    @implements(ByteStream)
     def finish(self) -> None:
-        """See `ByteStream`."""
         if self._offset != self._end:
             raise DumpError(f"{self._end - self._offset} bytes follow its data")
         if self._expected is not None:
@@ -102,8 +103,8 @@ class InflatingStream:
         self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
         self._pending = b""
 
+    @implements(ByteStream)
     def fill(self, buffer: memoryview) -> None:
-        """See `ByteStream`."""
         while buffer:
             piece = self._inflated(len(buffer))
             if not piece:
@@ -112,14 +113,14 @@ class InflatingStream:
             buffer = buffer[len(piece) :]
             self._crc32 = checksum(piece, self._crc32)
 
+    @implements(ByteStream)
     def skip(self, size_bytes: int) -> None:
-        """See `ByteStream`."""
         room = memoryview(bytearray(min(size_bytes, _STEP_BYTES)))
         for start in range(0, size_bytes, _STEP_BYTES):
             self.fill(room[: size_bytes - start])
 
+    @implements(ByteStream)
     def finish(self) -> None:
-        """See `ByteStream`."""
         left_over = self._inflated(1) or self._inflater.unused_data or self._offset != self._end
         if left_over or not self._inflater.eof:
             raise DumpError("its compressed data does not end where it should")

@@ -27,6 +27,9 @@ class Wanted:
         per_example: The gradient with respect to each parameter of the loss of each example alone.
         wrt: Which values' gradients; None for all.
         keys: Only these, by key, whatever the rest says; None for no such restriction.
+
+    Raises:
+        UsageError: There is no family of one of the names.
     """
 
     selection: Selection = field(default_factory=Selection)
@@ -38,6 +41,9 @@ class Wanted:
     per_example: bool = False
     wrt: Selection | None = None
     keys: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        naming.family_set(self.families)
 
     @property
     def looks_inside_layers(self) -> bool:

@@ -18,46 +18,57 @@ from typing import Final
 from gradscope import naming
 from gradscope.comparison import Comparison, Row
 from gradscope.comparison.metrics.example_spread import ExampleError
+from gradscope.comparison.metrics.metrics import METRICS, MetricKind
 from gradscope.dump.manifest.json_text import dumps
 from gradscope.dump.record import Json
 from gradscope.naming.wording import counted
 from gradscope.report.render.document import Document, Remark, Remarks
 from gradscope.report.render.heat_strip import heat_strips
 from gradscope.report.render.screen import BAD, DOUBTFUL, GOOD, Screen, style_of_words
-from gradscope.report.tables.column_specs import pick
 from gradscope.report.tables.dump_rows import place
 from gradscope.report.tables.numbers import count
-from gradscope.report.tables.table import Column, Line, Table
+from gradscope.report.tables.table import Column, Kind, Line, Table, column
 
 #: How many reasons of one status a terminal shows.
 _REASONS_PER_STATUS: Final = 10
 #: How many names of either side are shown where the dumps have none in common.
 _SOME_NAMES: Final = 5
 _NAME: Final = Column(heading="name", kind="name")
-_PICKS: Final = (
-    pick("status", 0, "words"),
-    pick("rel_l2", 0),
-    pick("tolerance", 1),
-    pick("rule", 1, "text"),
-    pick("growth", 1),
-    pick("noise", 1),
-    pick("spread", 1),
-    pick("random", 2),
-    pick("bias", 1),
-    pick("1-cos", 6),
-    pick("norm_ratio", 4),
-    pick("max_abs", 2),
-    pick("max_rel", 7),
-    pick("mismatch", 3, "share"),
-    pick("ulp_max", 8, "count"),
-    pick("ulp_share", 9, "share"),
-    pick("sign_flip", 5, "share"),
-    pick("sqnr_db", 9),
-    pick("nonfinite_mismatch", 1, "count", only_nonzero=True),
-    pick("bit_equal", 9, "text"),
-    pick("matched_by", 3, "text"),
-    pick("counterpart", 4, "text"),
-    pick("made_by", 5, "text"),
+_SHOWN_AS: Final[Mapping[MetricKind, Kind]] = MappingProxyType(
+    {"number": "number", "share": "share", "count": "count", "flag": "text", "index": "shape", "element": "number"}
+)
+_METRICS: Final = MappingProxyType({spec.name: spec for spec in METRICS})
+
+
+def _metric(name: str, priority: int, *, only_nonzero: bool = False) -> Column:
+    """The column of a metric, of the kind that the table of all metrics has."""
+    return column(name, priority, _SHOWN_AS[_METRICS[name].kind], only_nonzero=only_nonzero)
+
+
+_COLUMNS: Final = (
+    column("status", 0, "words"),
+    _metric("rel_l2", 0),
+    column("tolerance", 1),
+    column("rule", 1, "text"),
+    _metric("growth", 1),
+    _metric("noise", 1),
+    _metric("spread", 1),
+    _metric("random", 2),
+    _metric("bias", 1),
+    _metric("1-cos", 6),
+    _metric("norm_ratio", 4),
+    _metric("max_abs", 2),
+    _metric("max_rel", 7),
+    _metric("mismatch", 3),
+    _metric("ulp_max", 8),
+    _metric("ulp_share", 9),
+    _metric("sign_flip", 5),
+    _metric("sqnr_db", 9),
+    _metric("nonfinite_mismatch", 1, only_nonzero=True),
+    _metric("bit_equal", 9),
+    column("matched_by", 3, "text"),
+    column("counterpart", 4, "text"),
+    column("made_by", 5, "text"),
 )
 VERDICT_STYLES: Final = MappingProxyType({"same": GOOD, "different": BAD, "nothing compared": DOUBTFUL})
 
@@ -118,7 +129,7 @@ class ComparisonReport:
         for family in sorted(families, key=_place):
             yield Table(
                 title=f"{family} ({len(families[family]):,} of {totals[family]:,})",
-                columns=(_NAME, *(each.column for each in _PICKS)),
+                columns=(_NAME, *_COLUMNS),
                 lines=tuple(map(_line, families[family])),
                 in_order=not self.worst_first,
             )
@@ -177,7 +188,9 @@ def _line(row: Row) -> Line:
         del values["matched_by"]
     if row.rule:  # which is no number, and would take the notation from those that are
         values["rule"] = values.pop("tolerance")
-    return Line(cells=(row.name, *(each.cell(values) for each in _PICKS)), keys=(naming.key_of(row.family, row.name),))
+    return Line(
+        cells=(row.name, *(each.cell(values) for each in _COLUMNS)), keys=(naming.key_of(row.family, row.name),)
+    )
 
 
 def _badness(row: Row) -> float:

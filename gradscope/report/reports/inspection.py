@@ -16,39 +16,38 @@ from gradscope.naming import printable
 from gradscope.naming.sizes import shown_size
 from gradscope.report.render.document import Document, Remark, Remarks
 from gradscope.report.render.screen import DOUBTFUL, Screen
-from gradscope.report.tables.column_specs import Pick, pick
 from gradscope.report.tables.dump_rows import Row, place
 from gradscope.report.tables.numbers import amount, count
 from gradscope.report.tables.query import Query
-from gradscope.report.tables.table import Column, Line, Table
+from gradscope.report.tables.table import Column, Line, Table, column
 
 #: Version of the JSON: it grows when a key changes its meaning or goes away.
 SCHEMA: Final = 1
 
 _NAME: Final = Column(heading="name", kind="name")
 _LAYERS: Final = (
-    pick("shape", 3, "shape"),
-    pick("dtype", 8, "text"),
-    pick("turns", 6, "count"),
-    pick("parameters", 1, "amount"),
-    pick("parameter_share", 7, "share"),
-    pick("flops", 1, "amount"),
-    pick("flops_share", 2, "share"),
-    pick("backward_flops", 4, "amount"),
-    pick("activation_bytes", 3, "amount"),
-    pick("operations", 5, "count"),
-    pick("needed", 2, "count"),
-    pick("source", 6, "text"),
+    column("shape", 3, "shape"),
+    column("dtype", 8, "text"),
+    column("turns", 6, "count"),
+    column("parameters", 1, "amount"),
+    column("parameter_share", 7, "share"),
+    column("flops", 1, "amount"),
+    column("flops_share", 2, "share"),
+    column("backward_flops", 4, "amount"),
+    column("activation_bytes", 3, "amount"),
+    column("operations", 5, "count"),
+    column("needed", 2, "count"),
+    column("source", 6, "text"),
 )
 _ARRAYS: Final = (
-    pick("shape", 1, "shape"),
-    pick("dtype", 2, "text"),
-    pick("parameters", 1, "count"),
-    pick("parameter_share", 3, "share"),
-    pick("bytes", 4, "count"),
-    pick("used_by", 2, "text"),
+    column("shape", 1, "shape"),
+    column("dtype", 2, "text"),
+    column("parameters", 1, "count"),
+    column("parameter_share", 3, "share"),
+    column("bytes", 4, "count"),
+    column("used_by", 2, "text"),
 )
-_PICKS: Final = MappingProxyType({naming.ACTIVATION: _LAYERS})
+_COLUMNS: Final = MappingProxyType({naming.ACTIVATION: _LAYERS})
 _TITLES: Final = MappingProxyType({naming.INPUT: "Inputs", naming.ACTIVATION: "Layers", naming.PARAM: "Parameters"})
 
 
@@ -81,11 +80,11 @@ class InspectionReport:
         return (*tables, Remarks(remarks=tuple(self._totals())))
 
     def _table(self, family: str, rows: Sequence[Row]) -> Table:
-        picks = _PICKS.get(family, _ARRAYS)
+        columns = _COLUMNS.get(family, _ARRAYS)
         return Table(
             title=f"{_TITLES.get(family, family)} ({len(rows):,})",
-            columns=(_NAME, *(each.column for each in picks)),
-            lines=tuple(_line(row, picks) for row in rows),
+            columns=(_NAME, *columns),
+            lines=tuple(_line(row, columns) for row in rows),
             in_order=self.in_order,
         )
 
@@ -185,8 +184,8 @@ def _activations(totals: _Totals) -> str:
     return f"{layers}, {shown_size(totals['residual_bytes'])} kept for the backward pass"
 
 
-def _line(row: Row, picks: Sequence[Pick]) -> Line:
-    return Line(cells=(row.name, *(each.cell(row.values) for each in picks)), keys=(row.key,))
+def _line(row: Row, columns: Sequence[Column]) -> Line:
+    return Line(cells=(row.name, *(each.cell(row.values) for each in columns)), keys=(row.key,))
 
 
 def fragment_sentence(fragment: Mapping[str, Json]) -> str:

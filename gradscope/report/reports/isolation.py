@@ -18,21 +18,20 @@ from gradscope.naming.wording import counted
 from gradscope.report.render.document import Document, Remark, Remarks
 from gradscope.report.render.screen import BAD, Screen
 from gradscope.report.reports.comparison import VERDICT_STYLES
-from gradscope.report.tables.column_specs import pick
-from gradscope.report.tables.table import Column, Line, Table
+from gradscope.report.tables.table import Column, Line, Table, column
 
 #: How many values that were left out a terminal shows.
 _LEFT_OUT: Final = 10
 _NAME: Final = Column(heading="name", kind="name")
-_PICKS: Final = (
-    pick("status", 0, "words"),
-    pick("forward", 0),
-    pick("forward_tolerance", 2, "text"),
-    pick("vjp", 0),
-    pick("vjp_tolerance", 2, "text"),
-    pick("vjp_tensor", 3, "text"),
-    pick("shared_with", 1, "words"),
-    pick("source", 1, "text"),
+_COLUMNS: Final = (
+    column("status", 0, "words"),
+    column("forward", 0),
+    column("forward_tolerance", 2, "text"),
+    column("vjp", 0),
+    column("vjp_tolerance", 2, "text"),
+    column("vjp_tensor", 3, "text"),
+    column("shared_with", 1, "words"),
+    column("source", 1, "text"),
 )
 
 
@@ -85,7 +84,7 @@ class IsolationReport:
         if shown:
             yield Table(
                 title=f"Layers on the reference's inputs and cotangents ({of_all})",
-                columns=(_NAME, *(each.column for each in _PICKS)),
+                columns=(_NAME, *_COLUMNS),
                 lines=tuple(map(_line, shown)),
             )
 
@@ -112,4 +111,4 @@ class IsolationReport:
 
 def _line(row: LocalRow) -> Line:
     values = row.to_json()
-    return Line(cells=(row.name, *(each.cell(values) for each in _PICKS)), keys=row.tensors)
+    return Line(cells=(row.name, *(each.cell(values) for each in _COLUMNS)), keys=row.tensors)

@@ -11,14 +11,13 @@ from typing import Final
 from gradscope.dump.record import Json
 from gradscope.report.render.document import Document, Remark, Remarks
 from gradscope.report.render.screen import BAD, DOUBTFUL, GOOD, Screen
-from gradscope.report.tables.column_specs import pick
-from gradscope.report.tables.table import Column, Line, Table
+from gradscope.report.tables.table import Column, Line, Table, column
 
 #: Version of the JSON: it grows when a key changes its meaning or goes away.
 SCHEMA: Final = 1
 
 _WHAT: Final = Column(heading="what", kind="name")
-_PICKS: Final = (pick("status", 0, "words"), pick("error", 1), pick("expected", 2), pick("source", 3, "text"))
+_COLUMNS: Final = (column("status", 0, "words"), column("error", 1), column("expected", 2), column("source", 3, "text"))
 _STYLES: Final = MappingProxyType({"correct": GOOD, "wrong": BAD, "nothing checked": DOUBTFUL})
 
 
@@ -40,10 +39,10 @@ class ProofReport:
         """The verdict and the table of claims."""
         verdict = Remark(label=self.verdict, text=self._sentence(), style=_STYLES[self.verdict])
         lines = tuple(
-            Line(cells=(str(row["what"]), *(each.cell(row) for each in _PICKS)), keys=(str(row["what"]),))
+            Line(cells=(str(row["what"]), *(each.cell(row) for each in _COLUMNS)), keys=(str(row["what"]),))
             for row in self.claims
         )
-        columns = (_WHAT, *(each.column for each in _PICKS))
+        columns = (_WHAT, *_COLUMNS)
         table = Table(title=f"Claims ({len(lines):,})", columns=columns, lines=lines, in_order=False)
         return Remarks(remarks=(verdict,)), table
 

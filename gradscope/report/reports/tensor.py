@@ -22,6 +22,7 @@ from gradscope.report.tables.dump_rows import Row, rows_of
 from gradscope.report.tables.numbers import count, share
 from gradscope.report.tables.table import Column, Line, Table
 from gradscope.stats import Finding, TensorStats
+from gradscope.stats.columns import ColumnKind, base_of, column_kinds
 
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
@@ -48,9 +49,6 @@ SCHEMA: Final = 1
 #: A histogram has at most so many lines; float64 has two thousand octaves.
 _LINES: Final = 32
 _BAR_WIDTH: Final = 32
-#: Counts of elements, which say more beside their share.
-_COUNTS: Final = frozenset({"zeros", "nan", "inf", "posinf", "neginf", "subnormal"})
-_SHARES: Final = frozenset({"dead", "saturated"})
 _COLUMNS: Final = (
     Column(heading="magnitude", kind="name"),
     Column(heading="count", kind="count"),
@@ -77,7 +75,10 @@ class TensorReport:
 
     def document(self, screen: Screen) -> Document:
         """Every value by name, the histogram, the findings."""
-        values = tuple(Remark(label=name, text=_text(self.row, name)) for name in self.row.values)
+        kinds = column_kinds()
+        values = tuple(
+            Remark(label=name, text=_text(self.row, name, kinds.get(base_of(name)))) for name in self.row.values
+        )
         found = (Remark(label=each.rule, text=each.why, style=style_of_words(each.rule)) for each in self.findings)
         return (
             Remarks(title=self.row.key, remarks=values),
@@ -137,17 +138,17 @@ def _found(rows: Sequence[Row], key: str) -> Row:
     raise UsageError(f"the dump has no tensor {key!r}", hint=nearest_hint(key, list(by_key)))
 
 
-def _text(row: Row, name: str) -> str:
-    """One value of a row, in words."""
+def _text(row: Row, name: str, kind: ColumnKind | None) -> str:
+    """One value of a row, in words; a count of elements with its share, which often says more."""
     value = row.values[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value if isinstance(value, str) else dumps(value)
-    if name in _SHARES or name.startswith("underflow@"):
+    if kind == "share":
         return share(value)
     if not isinstance(value, int):
         return f"{value:.9g}"
     size = row.values.get("size")
-    percent = f" ({share(value / size)})" if name in _COUNTS and isinstance(size, int) and size else ""
+    percent = f" ({share(value / size)})" if kind == "count" and isinstance(size, int) and size else ""
     return count(value) + percent
 
 

@@ -21,7 +21,7 @@ from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
 from gradscope.dump.record import Json
 from gradscope.stats import LayerGains, gradient_ratios, layer_gains
-from gradscope.stats.columns import number
+from gradscope.stats.columns import ColumnKind, base_of, column_kinds, columns_of, number
 
 #: A gradient's place is its value's.
 _PLACES: Final = {family: place for place, family in enumerate(naming.FAMILIES)}
@@ -32,9 +32,9 @@ def place(family: str) -> int:
     return _PLACES.get(family, len(_PLACES))
 
 
-#: Statistics that are no numbers, and those that are no columns.
-_TEXTS: Final = frozenset({"hash"})
-_NO_COLUMNS: Final = frozenset({"shape", "dtype", "size", "histogram"})
+#: What the entry itself knows, and what comes first.
+_OF_ENTRY: Final = ("shape", "dtype")
+_FIRST: Final = "size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +92,7 @@ class _Facts:
         self._layers = {layer.path: layer for layer in manifest.layers}
         self._gains = layer_gains(manifest.layers)
         self._ratios = gradient_ratios(manifest)
+        self._kinds = column_kinds()
 
     def in_order(self) -> list[Entry]:
         """The entries in execution order; those of one moment in the order written."""
@@ -122,11 +123,12 @@ class _Facts:
         yield "shape", list(entry.shape)
         yield "dtype", entry.dtype
         stats = self._statistics(entry)
-        if "size" in stats:
-            yield "size", stats["size"]
+        if _FIRST in stats:
+            yield _FIRST, stats[_FIRST]
         for name in stats:
-            if name not in _NO_COLUMNS:
-                yield name, _checked(stats, name)
+            kind = self._kinds.get(base_of(name), "number")
+            if kind != "histogram" and name not in (_FIRST, *_OF_ENTRY):
+                yield name, _checked(stats, name, kind)
         yield from self._ratios_of(entry)
         yield from _origin(entry)
 
@@ -139,7 +141,7 @@ class _Facts:
             yield "g/w", self._ratios[entry.name]
         layer = self._layer(entry) if value_family(entry.family) == naming.ACTIVATION else None
         if layer is not None:
-            yield from _gains(self._gains[layer.path], backward=naming.is_gradient(entry.family))
+            yield from _gains(self._gains[layer.path], entry.family)
 
 
 def _companions(entry: Entry) -> tuple[str, str]:
@@ -147,12 +149,10 @@ def _companions(entry: Entry) -> tuple[str, str]:
     return value_family(entry.family), entry.site.of or entry.name
 
 
-def _gains(gains: LayerGains, *, backward: bool) -> Iterator[tuple[str, Json]]:
-    """A layer's gains: the forward ones belong to its activation, the backward ones to the gradient."""
-    found = {"bwd_gain": gains.bwd_gain, "bwd_total": gains.bwd_total} if backward else {
-        "fwd_gain": gains.fwd_gain, "fwd_total": gains.fwd_total,
-    }  # fmt: skip
-    yield from ((name, gain) for name, gain in found.items() if gain is not None)
+def _gains(gains: LayerGains, family: str) -> Iterator[tuple[str, Json]]:
+    """The gains of a layer that belong to one of its families: forward to its activation, backward to the gradient."""
+    found = ((spec.name, getattr(gains, spec.name)) for spec in columns_of("layer") if family in spec.families)
+    yield from ((name, gain) for name, gain in found if gain is not None)
 
 
 def _origin(entry: Entry) -> Iterator[tuple[str, Json]]:
@@ -168,9 +168,9 @@ def _origin(entry: Entry) -> Iterator[tuple[str, Json]]:
     yield from ((name, fact) for name, fact in facts.items() if fact is not None)
 
 
-def _checked(stats: Mapping[str, Json], name: str) -> Json:
+def _checked(stats: Mapping[str, Json], name: str, kind: ColumnKind) -> Json:
     """A statistic, its number as a number: JSON has NaN and infinities as strings."""
     value = stats[name]
     if isinstance(value, bool | int | float):
         return value
-    return str(value) if name in _TEXTS else number(stats, name)
+    return str(value) if kind == "text" else number(stats, name)

@@ -6,10 +6,11 @@ format can show what another does not know.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from gradscope.dump.record import Json
 from gradscope.report.tables.numbers import Range
 
 #: What the cells of a column are, which decides how they are written and aligned. `words` are remarks, by meaning
@@ -43,9 +44,36 @@ class Column:
         """The heading with the group's, for formats that know no groups."""
         return f"{self.group} {self.heading}".lstrip()
 
+    def cell(self, values: Mapping[str, Json]) -> Cell:
+        """The value of a row that the column is headed by, a count as a share of the size in a column of shares."""
+        value = values.get(self.heading)
+        if isinstance(value, list):
+            return tuple(each for each in value if isinstance(each, str)) or _sizes(value)
+        if self.kind == "share" and isinstance(value, int):
+            size = values.get("size")
+            return value / size if isinstance(size, int) and size else None
+        return None if isinstance(value, dict) else value
+
     def holds(self, cells: Sequence[Cell]) -> bool:
         """Whether there is anything to show in a column of these cells."""
         return any(cell is not None and not (self.only_nonzero and cell == 0) for cell in cells)
+
+
+def column(name: str, priority: int, kind: Kind = "number", *, group: str = "", only_nonzero: bool = False) -> Column:
+    """The column that shows a value of rows.
+
+    Args:
+        name: The name of the value in a row.
+        priority: As for `Column`.
+        kind: As for `Column`.
+        group: As for `Column`.
+        only_nonzero: As for `Column`.
+    """
+    return Column(heading=name, kind=kind, group=group, priority=priority, only_nonzero=only_nonzero)
+
+
+def _sizes(value: list[Json]) -> tuple[int, ...]:
+    return tuple(size for size in value if isinstance(size, int))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

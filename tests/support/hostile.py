@@ -1,0 +1,285 @@
+"""The hostile corpus: files that break lenient readers, made here byte by byte, each with what is wrong with it.
+
+`FOREIGN` are zip files without a manifest and things that are no zip at all; `OURS` are dumps of gradscope's in which
+one thing has been altered and everything else, offsets and checksums included, made to fit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradscope.dump.storage.partial_file import PartialFile
+from gradscope.dump.zip.zip_writer import Payload, ZipWriter
+from tests.support.dumps import npy, some_of_everything, write
+
+GOOD = npy(np.arange(4.0))
+MANIFEST = "__gradscope__.json"
+
+
+class Canary:
+    """Creates a file when unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("canary",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A zip member; what is None is as it should be."""
+
+    name: bytes = b"a.npy"
+    data: bytes = GOOD
+    method: int = 0
+    flags: int = 0
+    crc32: int | None = None
+    size: int | None = None
+    offset: int | None = None
+    local_name: bytes | None = None
+
+
+def craft(
+    *pieces: Piece, before: bytes = b"", after: bytes = b"", count: int | None = None, directory_extra: bytes = b""
+) -> bytes:
+    """A zip file of pieces."""
+    body, directory = before, b""
+    for piece in pieces:
+        crc32 = zlib.crc32(piece.data) if piece.crc32 is None else piece.crc32
+        size = len(piece.data) if piece.size is None else piece.size
+        common = (20, piece.flags, piece.method, 0, 33, crc32, len(piece.data), size)
+        name = piece.local_name or piece.name
+        offset = len(body) if piece.offset is None else piece.offset
+        body += struct.pack("<4s5H3L2H", b"PK\3\4", *common, len(name), 0) + name + piece.data
+        place = (len(piece.name), 0, 0, 0, 0, 0, offset)
+        directory += struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, *common, *place) + piece.name
+    directory += directory_extra
+    members = len(pieces) if count is None else count
+    return (
+        body
+        + directory
+        + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, members, members, len(directory), len(body), 0)
+        + after
+    )
+
+
+def header(descr: str, shape: str, data: bytes = bytes(16), *, version: int = 1) -> bytes:
+    """A `.npy` file of a header that NumPy would not write."""
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY" + bytes((version, 0)) + len(text).to_bytes(2 if version == 1 else 4, "little") + text + data
+
+
+def raw_header(text: bytes, *, length: int | None = None, version: int = 1) -> bytes:
+    """A `.npy` file whose dictionary is none."""
+    size = len(text) if length is None else length
+    return b"\x93NUMPY" + bytes((version, 0)) + size.to_bytes(2 if version == 1 else 4, "little") + text
+
+
+def deflated(data: bytes) -> bytes:
+    deflater = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return deflater.compress(data) + deflater.flush()
+
+
+def inflating(data: bytes, **facts: Any) -> Piece:
+    """A deflated member."""
+    return Piece(data=deflated(data), method=8, **{"crc32": zlib.crc32(data), "size": len(data), **facts})
+
+
+def as_member(data: bytes) -> bytes:
+    return craft(Piece(data=data))
+
+
+FOREIGN: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "empty"),
+    "text": (b"hello, this is a text file\n" * 9, "not a dump"),
+    "program": (b"\x7fELF" + bytes(100), "not a dump"),
+    "pickle": (pickle.dumps(Canary(), protocol=4), "pickle"),
+    "pickle in a member": (as_member(pickle.dumps(Canary())), "does not start like an npy"),
+    "object array": (as_member(npy(np.array([Canary()], object))), "never unpickled"),
+    "json": (b"{}", "not a dump"),
+    "half a zip": (craft(Piece(), Piece(name=b"b.npy"))[:300], "no zip directory"),
+    "nothing but a signature": (b"PK\3\4", "no zip directory"),
+    "the same name twice": (craft(Piece(), Piece()), "twice"),
+    "climbing name": (craft(Piece(name=b"../../evil.npy")), "leads out of the file"),
+    "climbing name inside": (craft(Piece(name=b"a/../../evil.npy")), "leads out of the file"),
+    "absolute name": (craft(Piece(name=b"/etc/evil.npy")), "leads out of the file"),
+    "drive": (craft(Piece(name=b"C:\\evil.npy")), "leads out of the file"),
+    "drive with slashes": (craft(Piece(name=b"C:/evil.npy")), "leads out of the file"),
+    "nul in a name": (craft(Piece(name=b"a\0b.npy")), "leads out of the file|refused"),
+    "empty name": (craft(Piece(name=b"")), "refused"),
+    "long name": (craft(Piece(name=b"n" * 10_000)), "more than 1000"),
+    "name not in UTF-8": (craft(Piece(name=b"\xff\xfe.npy")), "not UTF-8"),
+    "folder entry": (craft(Piece(name=b"a/", data=b"")), "refused"),
+    "member that is no array": (craft(Piece(name=b"a.txt")), "not an array"),
+    "two names for a member": (craft(Piece(local_name=b"b.npy")), "disagree on its name"),
+    "more elements than bytes": (as_member(header("'<f8'", "(1000000000000,)")), "do not agree"),
+    "many more elements than bytes": (as_member(header("'<f4'", "(1500000000,)")), "do not agree"),
+    "fewer elements than bytes": (as_member(header("'<f4'", "(2,)")), "do not agree"),
+    "shape that overflows": (as_member(header("'<f4'", f"({2**32}, {2**32})")), "larger than any memory"),
+    "negative shape": (as_member(header("'<f4'", "(-2, -2)")), "malformed"),
+    "boolean shape": (as_member(header("'<f4'", "(True, 4)")), "malformed"),
+    "elements without bytes": (as_member(header("'|V0'", "(1000000000000000,)")), "refused"),
+    "strings without bytes": (as_member(header("'|S0'", "(100000000000,)")), "refused"),
+    "strings": (as_member(npy(np.array(["a", "b"]))), "refused"),
+    "struct": (as_member(npy(np.zeros(2, [("x", "f4")]))), "structured"),
+    "any float8": (as_member(header("'|V1'", "(16,)")), "every float8"),
+    "forty axes": (as_member(header("'<f4'", "(" + "1, " * 40 + ")", bytes(4))), "40 axes"),
+    "parentheses": (as_member(raw_header(b"(" * 4000)), "malformed"),
+    "minus signs": (as_member(raw_header(b"-" * 9000)), "more than 4096"),
+    "gibibyte of header": (as_member(raw_header(b" " * 100, length=2**30, version=2)), "more than 4096"),
+    "header behind the end": (as_member(raw_header(b"{", length=4000)), "malformed"),
+    "code in a header": (as_member(raw_header(b"__import__('os').mkdir('canary')")), "malformed"),
+    "wrong CRC in the directory": (craft(Piece(crc32=1)), "CRC-32"),
+    "wrong size": (craft(Piece(size=len(GOOD) - 1)), "two different sizes"),
+    "bomb by its own word": (craft(inflating(GOOD, size=2**31)), "a bomb"),
+    "deflated data cut short": (craft(inflating(GOOD, size=len(GOOD) + 64)), "ends too early"),
+    "deflated garbage": (craft(Piece(data=b"\xff" * 50, method=8, size=192)), "damaged"),
+    "bzip2": (craft(Piece(method=12)), "method 12"),
+    "lzma": (craft(Piece(method=14)), "method 14"),
+    "unknown method": (craft(Piece(method=99)), "method 99"),
+    "encrypted": (craft(Piece(flags=1)), "encrypted"),
+    "overlapping members": (craft(*(Piece(name=f"{n}.npy".encode(), offset=0) for n in range(100))), "overlaps"),
+    "member behind the directory": (craft(Piece(offset=4000)), "overlaps|no header"),
+    "more members claimed than there are": (craft(Piece(), count=2), "room|cut short|damaged"),
+    "fewer members claimed than there are": (craft(Piece(), Piece(name=b"b.npy"), count=1), "longer than its members"),
+    "a million members claimed": (craft(Piece(), count=0xFFFE), "room"),
+    "directory with a tail": (craft(Piece(), directory_extra=b"x" * 30), "longer than its members"),
+    "bytes before": (craft(Piece(), before=b"PK\3\4" + b"x" * 400)[4:], "not a dump"),
+    "no members": (craft(), "not a dump"),
+    "npy cut short": (GOOD[:-1], "do not agree"),
+    "npy with a tail": (GOOD + b"x", "do not agree"),
+}
+
+
+def _safetensors(header_text: str | bytes, data: bytes = b"", *, length: int | None = None) -> bytes:
+    text = header_text.encode() if isinstance(header_text, str) else header_text
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + data
+
+
+def _described(dtype: str = '"F32"', shape: str = "[2]", offsets: str = "[0, 8]", more: str = "") -> str:
+    return f'{{"a": {{"dtype": {dtype}, "shape": {shape}, "data_offsets": {offsets}{more}}}}}'
+
+
+SAFETENSORS: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "ends"),
+    "header behind the end": (_safetensors("{}", length=50), "ends"),
+    "huge header": (_safetensors("{}", length=2**62), "more than"),
+    "not json": (_safetensors("{'a'}"), "malformed"),
+    "not an object": (_safetensors("[]"), "not an object"),
+    "no tensors": (_safetensors("{}"), "no tensors"),
+    "name twice": (_safetensors('{"a": {}, "a": {}}'), "twice"),
+    "unknown dtype": (_safetensors(_described('"F4"'), bytes(8)), "dtype 'F4'"),
+    "negative size": (_safetensors(_described(shape="[-2]"), bytes(8)), "size of -2"),
+    "size not a number": (_safetensors(_described(shape='["2"]'), bytes(8)), "size of '2'"),
+    "wrong size": (_safetensors(_described(shape="[3]"), bytes(8)), "do not agree"),
+    "hole in front": (_safetensors(_described(offsets="[4, 12]"), bytes(12)), "do not follow"),
+    "data behind the end": (_safetensors(_described(offsets="[0, 8]"), bytes(7)), "do not agree"),
+    "tail": (_safetensors(_described(), bytes(9)), "end at byte"),
+    "more facts": (_safetensors(_described(more=', "x": 1'), bytes(8)), "malformed"),
+    "lacks facts": (_safetensors('{"a": {"dtype": "F32"}}'), "malformed"),
+    "overflow": (_safetensors(_described(shape=f"[{2**40}, {2**40}, {2**40}]"), bytes(8)), "larger than any memory"),
+}
+
+Members = dict[str, bytes]
+Alteration = Callable[[Members, Any], None]
+
+
+def _entry(document: Any, number: int = 0) -> Any:
+    return document["entries"][number]
+
+
+def _with(**facts: Any) -> Alteration:
+    return lambda members, document: _entry(document).update(facts)
+
+
+def _with_stored(**facts: Any) -> Alteration:
+    return lambda members, document: _entry(document)["stored"].update(facts)
+
+
+def _extra_member(members: Members, document: Any) -> None:
+    members["activation/extra.npy"] = GOOD
+
+
+def _renamed_entry(members: Members, document: Any) -> None:
+    _entry(document, 1)["name"] = "another"
+
+
+def _entry_twice(members: Members, document: Any) -> None:
+    document["entries"].append(_entry(document, -1))
+
+
+def _alias_of_alias(members: Members, document: Any) -> None:
+    document["entries"].append({**_entry(document, 7), "name": "again", "alias_of": "activation/wrapper"})
+
+
+def _newer(members: Members, document: Any) -> None:
+    document.update(schema=2, new_field={})
+
+
+def _deep(members: Members, document: Any) -> None:
+    nested: Any = 1
+    for _ in range(50):
+        nested = [nested]
+    document["provenance"] = {"a": nested}
+
+
+OURS: dict[str, tuple[Alteration, str]] = {
+    "newer schema": (_newer, "schema 2"),
+    "deep manifest": (_deep, "nested deeper"),
+    "member that the manifest lacks": (_extra_member, "member 'activation/extra.npy' that its manifest does not name"),
+    "member that is missing": (lambda members, document: members.pop("param/w.npy"), "lacks the member 'param/w.npy'"),
+    "entry under another name": (_renamed_entry, "disagree on its name"),
+    "entry twice": (_entry_twice, "twice"),
+    "alias of an alias": (_alias_of_alias, "no tensor of its own"),
+    "alias of nothing": (lambda members, document: _entry(document, 7).update(alias_of="x"), "no tensor of its own"),
+    "other shape": (_with(shape=[3, 2]), "says shape"),
+    "other dtype": (_with(dtype="int32"), "says dtype"),
+    "dtype of another meaning": (_with(dtype="key<fry>"), "says"),
+    "unknown dtype": (_with(dtype="float1"), "says dtype"),
+    "other stored dtype": (_with_stored(dtype="<i4"), "says dtype"),
+    "other CRC": (_with_stored(crc32=1), "CRC-32"),
+    "other offset": (_with_stored(offset=64), "another place"),
+    "other size": (_with_stored(size_bytes=23), "another place"),
+    "other member": (_with_stored(member="activation/codes.npy"), "lacks|disagree|does not name"),
+    "other float8": (lambda members, document: _entry(document, 1).update(dtype="float8_e5m2"), "says dtype"),
+}
+
+
+def relaid(folder: Path, alter: Alteration) -> Path:
+    """A dump of ours with something altered, everything else laid out as the writer would have."""
+    path = write(folder / "altered.npz", [*some_of_everything(), _last()])
+    with zipfile.ZipFile(path) as archive:
+        members = {each.filename: archive.read(each) for each in archive.infolist()}
+        facts = {each.filename: _facts(each.extra) for each in archive.infolist()}
+    document = json.loads(members.pop(MANIFEST))
+    alter(members, document)
+    members[MANIFEST] = json.dumps(document).encode()
+    file = PartialFile(path)
+    file.create()
+    writer = ZipWriter(file)
+    for name, data in members.items():
+        payload = Payload(head=data, array=np.empty(0, np.uint8))
+        writer.add(name, payload, len(data), facts=facts.get(name, b""))
+    file.publish(path, writer.finish())
+    file.close()
+    return path
+
+
+def _last() -> Any:
+    """The record whose member can be taken away without moving another."""
+    from tests.support.dumps import record
+
+    return record("w", np.zeros(3), family="param")
+
+
+def _facts(extra: bytes) -> bytes:
+    return extra[4:] if extra[:2] == b"GS" else b""
