@@ -3,8 +3,8 @@
     python examples/port_from_pytorch.py
 
 The port has two versions. The first uses JAX's GELU with its default, the tanh approximation, where PyTorch's is exact:
-a mistake that training hides. The comparison names the layer. The second version is right, and the comparison finds that
-both are the same within tolerance.
+a mistake that training hides. The comparison names the layer. The second version is right, and the comparison finds
+that both are the same within tolerance.
 
 Without PyTorch the example reports that it was skipped: `pip install 'gradscope-jax[torch]'`.
 """

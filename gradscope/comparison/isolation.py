@@ -71,7 +71,7 @@ class LocalRow:
         return tuple(key_of(row.family, row.name) for row in (self.forward, self.vjp) if row is not None)
 
     def to_json(self) -> dict[str, Json]:
-        """The row as README has it; what does not apply is absent."""
+        """The row as docs/reference/json.md has it; what does not apply is absent."""
         named: dict[str, Json] = {"name": self.name, "status": "different" if self.differs else "same"}
         for direction, row in (("forward", self.forward), ("vjp", self.vjp)):
             if row is not None:

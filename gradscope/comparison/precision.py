@@ -62,7 +62,7 @@ def coarser(first: str, second: str) -> str:
 
 
 def small_magnitude(name: str) -> float:
-    """`small(dtype)` of numbers.md: elements below it take no part in `max_rel` and `sign_flip`.
+    """`small` of docs/reference/metrics.md: elements below it take no part in `max_rel` and `sign_flip`.
 
     2^-14 for float32, 2^-26 for float64, and 2^-p for narrower types of p bits of significand: 2^-11 for float16,
     2^-8 for bfloat16, 2^-4 for float8_e4m3fn.

@@ -78,7 +78,7 @@ class Comparison:
         return different_sentence(self.rows, self.first_divergence, self.blame)
 
     def to_json(self) -> dict[str, Json]:
-        """The comparison as cli.md has it; infinities are floats, which `dump.jsontext` spells out."""
+        """The comparison as docs/reference/json.md has it; infinities are floats."""
         first = self.first_divergence
         names = {"forward": first.forward, "backward": first.backward}
         return {
@@ -147,7 +147,7 @@ class Series:
         return f"{self._judgement()}{self._one_sided()}"
 
     def to_json(self) -> dict[str, Json]:
-        """The series: its verdict, and each comparison as cli.md has it with its `name`."""
+        """The series: its verdict, and each comparison as in docs/reference/json.md, with its `name`."""
         first = self.first_different
         named: dict[str, Json] = {
             "schema": SCHEMA,

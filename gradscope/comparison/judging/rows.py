@@ -64,7 +64,7 @@ class Row:
         return self.tolerance is not None or bool(self.rule)
 
     def to_json(self) -> dict[str, Json]:
-        """The row as cli.md has it; what does not apply is absent."""
+        """The row as docs/reference/json.md has it; what does not apply is absent."""
         named: dict[str, Json] = {
             "name": self.name,
             "family": self.family,
