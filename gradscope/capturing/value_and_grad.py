@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from gradscope import naming
 from gradscope.capturing.execution.calls import Call, is_array
@@ -151,8 +152,8 @@ class _Returned:
         value, aux = _pair(out) if self._signature.has_aux else (out, None)
         self._signature.require_value(value)
         leaves, self._tree = jax.tree_util.tree_flatten((value, aux))
-        self._kept = [_COMPUTED if isinstance(leaf, jax.core.Tracer) else leaf for leaf in leaves]
-        return value, [leaf for leaf in leaves[1:] if isinstance(leaf, jax.core.Tracer)]
+        self._kept = [_COMPUTED if isinstance(leaf, Tracer) else leaf for leaf in leaves]
+        return value, [leaf for leaf in leaves[1:] if isinstance(leaf, Tracer)]
 
     def restored(self, observed: Observed) -> Any:
         """What the function would have returned, of a run of the program that was made of its trace."""
