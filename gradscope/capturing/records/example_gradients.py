@@ -37,7 +37,7 @@ from gradscope.capturing.records.pending_tensors import (
     record_of,
 )
 from gradscope.capturing.timings import Timings
-from gradscope.comparison.precision import default_tolerance, reduced_matmul
+from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
 from gradscope.dump.manifest.manifest import Examples
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError

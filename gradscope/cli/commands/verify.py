@@ -1,4 +1,4 @@
-"""`gradscope verify`: is a dump whole?"""
+"""`gradscope verify` reads a dump completely and checks it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def verify(dump: Dump) -> None:
-    """Read everything in a dump and check it, every CRC included."""
+    """Read everything in a dump and check it, with every CRC."""
     keep_single_threaded()
     from gradscope.cli.printing import print_line
     from gradscope.dump.verify import verify as verified
