@@ -21,7 +21,7 @@ from gradscope.capturing.seen import Seen, require_observable
 from gradscope.capturing.timings import Timings
 from gradscope.capturing.value_and_grad import Keep, Signature, observing_value_and_grad
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.manifest import Manifest, RunFacts
+from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.sources.memory_dump import MemoryDump, MemoryWriter
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import EVERYTHING, Wanted
@@ -217,10 +217,8 @@ def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False
         for record in session.records():
             writer.add(record)
         return writer.commit(
-            RunFacts(
-                layers=session.layers(),
-                ledger=session.ledger(),
-                loss=session.loss(),
+            replace(
+                session.facts(),
                 tier="core" if what.watching.statistics else "full",
                 provenance=machine_provenance(),
             )
