@@ -7,16 +7,19 @@ imported: declaring the options of all nine takes a twentieth of a second.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Annotated, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import typer
 from typer.core import TyperCommand
 
 from gradscope.cli.interrupts import Interrupts
-from gradscope.cli.options.grouping import with_groups
+from gradscope.cli.options.grouping import with_groups, with_parameters
+from gradscope.cli.options.shared import Traceback
 from gradscope.errors import UsageError
 
 #: The commands, in the order of `--help`. Each is the function in the module of its name.
@@ -57,8 +60,20 @@ def _program(commands: Iterable[str]) -> typer.Typer:
     app.callback()(_options)
     for name in commands:
         command = getattr(import_module(f"gradscope.cli.commands.{name}"), name)
-        app.command(cls=_class_of(name))(_without_file_checks(with_groups(command)))
+        app.command(cls=_class_of(name))(_without_file_checks(_with_traceback(with_groups(command))))
     return app
+
+
+def _with_traceback(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that also takes `--traceback`."""
+
+    # The error boundary looks for the option by itself: it also applies where the arguments cannot be parsed.
+    @functools.wraps(command)
+    def called(traceback: bool, **values: Any) -> None:  # noqa: ARG001
+        command(**values)
+
+    option = inspect.Parameter("traceback", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Traceback)
+    return with_parameters(called, [*inspect.signature(command).parameters.values(), option])
 
 
 def _without_file_checks(command: Callable[..., None]) -> Callable[..., None]:

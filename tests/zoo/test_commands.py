@@ -24,15 +24,15 @@ class Net(nnx.Module):
 """
 
 
-README = Path(__file__).parents[2] / "README.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "frameworks.md"
 
-#: Framework and command line of each row of README's table.
-LINES = re.findall(r"^\| ([\w ]+) \| `gradscope (dump [^`]*)` \|$", README.read_text(encoding="utf-8"), re.MULTILINE)
+#: Framework and command line of each row of the guide's table.
+LINES = re.findall(r"^\| ([\w ]+) \| `gradscope (dump [^`]*)` \|$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
 PACKAGES = {"Flax Linen": "flax", "Flax NNX": "flax", "Equinox": "equinox", "Haiku": "haiku", "Keras 3": "keras"}
 
 
 @pytest.mark.parametrize(("framework", "line"), LINES, ids=[framework for framework, _ in LINES])
-def test_a_line_of_readme_runs_as_it_is_pasted(
+def test_a_line_of_the_guide_runs_as_it_is_pasted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, framework: str, line: str
 ) -> None:
     monkeypatch.setattr(command, "TIMEOUT", 300)  # MobileNetV2 takes a minute to compile where others compile, too
@@ -45,14 +45,14 @@ def test_a_line_of_readme_runs_as_it_is_pasted(
     assert linked
 
 
-def test_readme_has_a_line_for_every_framework() -> None:
+def test_the_guide_has_a_line_for_every_framework() -> None:
     assert [framework for framework, _ in LINES] == list(PACKAGES)
 
 
-def test_readmes_lines_for_pytorch_run_as_they_are_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guides_lines_for_pytorch_run_as_they_are_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'gradscope-jax[torch]'")
     monkeypatch.chdir(tmp_path)
-    (lines,) = re.findall(r"```python\n(from gradscope.frameworks.torch [^`]*)```", README.read_text(encoding="utf-8"))
+    (lines,) = re.findall(r"```python\n(from gradscope.frameworks.torch [^`]*)```", GUIDE.read_text(encoding="utf-8"))
     model, images = torch.nn.Sequential(torch.nn.Linear(4, 3)), torch.ones(5, 4)
     given = {"model": model, "images": images, "labels": torch.arange(5) % 3, "F": torch.nn.functional}
     exec(lines, given)

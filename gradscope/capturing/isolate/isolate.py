@@ -24,7 +24,7 @@ from gradscope.comparison.compare_dumps import judged, paired
 from gradscope.comparison.isolation import Isolation, LeftOut, LocalFinding, local_rows
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.comparison.pairing.reverse import Placing
+from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.sources.memory_dump import MemoryDump
@@ -55,7 +55,7 @@ def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timing
     """
     # All values of the reference are pinned, whatever is selected: a value that is not pinned lets errors through.
     pairing = paired(dumps, replace(options, selection=Selection()))
-    placing = Placing(dumps, pairing.matched, pairing.inverse)
+    placing = ReversePairing(dumps, pairing.matched, pairing.inverse)
     with timings.phase("trace"):
         arguments = pinned_arguments(model, dumps, placing)
         pinned = pinned_values(arguments.trace, dumps.cand, placing)

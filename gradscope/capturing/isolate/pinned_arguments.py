@@ -19,7 +19,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import as_numpy_dtype, is_key
 from gradscope.capturing.execution.arguments import Arguments, model_arguments
 from gradscope.comparison.pairing.matching import Dumps
-from gradscope.comparison.pairing.reverse import Placing
+from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.record import Json
@@ -44,7 +44,7 @@ class PinnedArguments:
     origins: Mapping[str, Sequence[str]]
 
 
-def pinned_arguments(model: Model, dumps: Dumps, placing: Placing) -> PinnedArguments:
+def pinned_arguments(model: Model, dumps: Dumps, placing: ReversePairing) -> PinnedArguments:
     """Trace a candidate's model on the shapes of its dump, and find its arguments.
 
     Args:
@@ -120,7 +120,7 @@ def _as_dumped(own: Any, entry: Entry | None) -> Any:
     return own if entry is None else jax.ShapeDtypeStruct(entry.shape, as_numpy_dtype(entry.dtype))
 
 
-def _found(key: str, dumps: Dumps, placing: Placing) -> tuple[str, Array | None]:
+def _found(key: str, dumps: Dumps, placing: ReversePairing) -> tuple[str, Array | None]:
     array = placing.array(key)
     if array is not None:
         return "reference", array

@@ -12,9 +12,10 @@ from gradscope import naming
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import as_numpy_dtype, is_key
 from gradscope.comparison.isolation import LeftOut
-from gradscope.comparison.pairing.reverse import Placing
+from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.instrument.isolating import Held
+from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import ValueKey, iterations
 from gradscope.tracing.jaxpr.iterations import Moment
 from gradscope.tracing.layers.sites import Site
@@ -44,7 +45,7 @@ class PinnedValues:
     left_out: list[LeftOut] = field(default_factory=list[LeftOut])
 
 
-def pinned_values(trace: Trace, cand: DumpSource, placing: Placing) -> PinnedValues:
+def pinned_values(trace: Trace, cand: DumpSource, placing: ReversePairing) -> PinnedValues:
     """Return every output of a layer that a reference has.
 
     Args:
@@ -61,7 +62,7 @@ def pinned_values(trace: Trace, cand: DumpSource, placing: Placing) -> PinnedVal
 class _PinnedValuesBuilder:
     """A `_PinnedValuesBuilder` collects pinned values."""
 
-    def __init__(self, cand: DumpSource, placing: Placing) -> None:
+    def __init__(self, cand: DumpSource, placing: ReversePairing) -> None:
         self._cand = cand
         self._placing = placing
         self._known = frozenset(cand.keys())
@@ -78,7 +79,7 @@ class _PinnedValuesBuilder:
         return self._found
 
     def _pin(self, site: Site) -> None:
-        values: dict[tuple[int, ...], Array] = {}
+        values: dict[IterationIndex, Array] = {}
         for turn in iterations(site.loops):
             key = self._key(site, turn)
             array = None if key is None else self._array(key, site)
@@ -96,7 +97,7 @@ class _PinnedValuesBuilder:
                 cotangents=_stacked(site, cotangents) if cotangents else None,
             )
 
-    def _cotangents(self, site: Site, turns: Mapping[tuple[int, ...], Array]) -> Iterator[tuple[Any, Array]]:
+    def _cotangents(self, site: Site, turns: Mapping[IterationIndex, Array]) -> Iterator[tuple[Any, Array]]:
         for turn in turns if site.differentiable else ():
             moment = Moment(site.value, turn)
             key = gradient_key(self._found.keys[moment])
@@ -107,7 +108,7 @@ class _PinnedValuesBuilder:
             elif key not in self._known or self._placing.absent(key) not in ("disconnected", "not-executed"):
                 self._found.without_cotangent.add(moment)
 
-    def _key(self, site: Site, turn: tuple[int, ...]) -> str | None:
+    def _key(self, site: Site, turn: IterationIndex) -> str | None:
         """Return the candidate's key of a value in one iteration."""
         keys = (naming.key_of(naming.ACTIVATION, str(name.at(turn))) for name in site.names)
         return next((self._cand.resolve(key) for key in keys if key in self._known), None)
@@ -116,7 +117,7 @@ class _PinnedValuesBuilder:
         array = self._placing.array(key)
         return array if array is not None and array.shape == site.shape else None
 
-    def _leave_out(self, site: Site, turn: tuple[int, ...], why: str) -> None:
+    def _leave_out(self, site: Site, turn: IterationIndex, why: str) -> None:
         self._found.left_out.append(LeftOut(name=str(site.names[0].at(turn)), why=why))
 
 
@@ -136,7 +137,7 @@ def _unreachable(site: Site) -> str:
     return ""
 
 
-def _stacked(site: Site, turns: Mapping[tuple[int, ...], Array]) -> Array:
+def _stacked(site: Site, turns: Mapping[IterationIndex, Array]) -> Array:
     """Return the values of some iterations under the axes of the loops, with zeros for the others."""
     lengths = tuple(loop.length or 1 for loop in site.loops)
     stacked = np.zeros((*lengths, *site.shape), as_numpy_dtype(str(site.dtype)))

@@ -27,9 +27,9 @@ from gradscope.capturing.isolate.layer_functions import LayerFunctions
 from gradscope.capturing.isolate.layer_values import LayerValues
 from gradscope.capturing.isolate.pinned_arguments import pinned_arguments
 from gradscope.capturing.isolate.pinned_values import pinned_values
+from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.comparison.pairing.reverse import Placing
-from gradscope.comparison.precision import default_tolerance, reduced_matmul
+from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.errors import UsageError
 from gradscope.tracing.dataflow.forward import Place
@@ -106,7 +106,7 @@ def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
         DumpError: The dump is damaged.
     """
     dumps = Dumps(ref=dump, cand=dump)
-    placing = Placing(dumps, [Match.of(key, key, "name") for key in dump.keys()])  # noqa: SIM118 - no mapping
+    placing = ReversePairing(dumps, [Match.of(key, key, "name") for key in dump.keys()])  # noqa: SIM118 - no mapping
     arguments = pinned_arguments(model, dumps, placing)
     isolated = layer_alone(arguments.trace.layers, name)
     if is_hidden(isolated.layer.frame):

@@ -26,7 +26,6 @@ def calibrate(
     per_example: options.PerExample = False,
     force: options.Force = False,
     quiet: options.Quiet = False,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Dump a reference with its noise floor: how far each tensor moves under changes that make no difference.
 

@@ -20,7 +20,6 @@ def check(
     format_options: FormatOptions,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Compare gradients with finite differences in float64, with jax.grad, and with a second run.
 

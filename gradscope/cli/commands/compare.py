@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradscope.cli.blas import keep_single_threaded
-from gradscope.cli.options import shared as options
 from gradscope.cli.options.report_options import FormatOptions, NameOptions
 
 if TYPE_CHECKING:
-    from gradscope.comparison import CompareOptions, Comparison, MapRule, Rule
+    from gradscope.comparison import CompareOptions, Comparison, MapRule, ToleranceRule
     from gradscope.comparison.isolation import Isolation
     from gradscope.comparison.result import Series
     from gradscope.naming import Selection
@@ -132,7 +131,6 @@ def compare(
         ),
     ] = None,
     format_options: FormatOptions,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Match dumps tensor by tensor and judge them. Without --isolate it runs no model and needs no JAX.
 
@@ -160,19 +158,19 @@ def _compared(ref: Path, cands: list[Path], compare_options: CompareOptions) -> 
     from gradscope.dump.reader import dumps_in
 
     if len(cands) > 1:
-        from gradscope.comparison.result import Member, Series
+        from gradscope.comparison.result import Series, SeriesMember
 
         return Series(
-            members=tuple(Member(name=str(cand), comparison=_one(ref, cand, compare_options)) for cand in cands)
+            members=tuple(SeriesMember(name=str(cand), comparison=_one(ref, cand, compare_options)) for cand in cands)
         )
     ref_steps, cand_steps = dumps_in(ref), dumps_in(cands[0])
     if not ref_steps or not cand_steps:
         return _one(ref, cands[0], compare_options)
-    from gradscope.comparison.result import Member, Series
+    from gradscope.comparison.result import Series, SeriesMember
 
     return Series(
         members=tuple(
-            Member(name=name, comparison=_one(path, cand_steps[name], compare_options))
+            SeriesMember(name=name, comparison=_one(path, cand_steps[name], compare_options))
             for name, path in ref_steps.items()
             if name in cand_steps
         ),
@@ -252,13 +250,13 @@ def _save_map(path: Path, found: Comparison | Series) -> None:
     write_map(path, dict.fromkeys(match for comparison in members for match in comparison.matches))
 
 
-def _rules(spellings: list[str], path: Path | None) -> tuple[Rule, ...]:
+def _rules(spellings: list[str], path: Path | None) -> tuple[ToleranceRule, ...]:
     """Return the rules of `--tol` and of the file, in the order in which they count."""
-    from gradscope.comparison import Rule, read_rules
+    from gradscope.comparison import ToleranceRule, read_rules
     from gradscope.errors import UsageError
 
     try:
-        rules = tuple(map(Rule.parse, spellings))
+        rules = tuple(map(ToleranceRule.parse, spellings))
     except UsageError as error:
         raise UsageError(f"invalid value for '--tol': {error.message}", hint=error.hint) from error
     return rules if path is None else (*rules, *read_rules(path))

@@ -146,7 +146,6 @@ def dump(
     query_options: QueryOptions,
     result_options: ResultOptions,
     format_options: FormatOptions,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Run one batch forward and backward, write every layer's tensors, and print their statistics.
 

@@ -68,7 +68,6 @@ def inspect(
     ] = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Print layers, shapes, parameters, FLOPs and bytes of a model from its trace: nothing is compiled or run.
 

@@ -27,7 +27,6 @@ def isolate(
     ] = Path("repro"),
     force: options.Force = False,
     quiet: options.Quiet = False,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Write one layer as a script of plain jax.lax, with its inputs, cotangents and expected values.
 

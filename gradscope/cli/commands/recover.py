@@ -17,7 +17,6 @@ def recover(
         Path, typer.Option("--output", "-o", metavar="FILE.npz", help="The file for the complete tensors.")
     ],
     force: options.Force = False,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Save the tensors that a killed run had finished."""
     keep_single_threaded()

@@ -36,7 +36,6 @@ def show(
     sort: options.Sort = None,
     no_fold: options.NoFold = False,
     format_options: FormatOptions,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Print the tables of a saved dump: layers, parameters, findings. Runs no model and needs no JAX."""
     keep_single_threaded()

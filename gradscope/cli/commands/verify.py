@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from gradscope.cli.blas import keep_single_threaded
 from gradscope.cli.commands.show import Dump
-from gradscope.cli.options import shared as options
 
 if TYPE_CHECKING:
     from gradscope.dump.verify import Verification
 
 
-def verify(dump: Dump, traceback: options.Traceback = False) -> None:  # noqa: ARG001 - the error boundary reads it
+def verify(dump: Dump) -> None:
     """Read everything in a dump and check it, with every CRC."""
     keep_single_threaded()
     from gradscope.cli.printing import print_line

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, get_type_hints
 
@@ -43,9 +43,14 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
             else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])]
         )
     ]
-    vars(called).update(__signature__=inspect.Signature(spread))
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in spread}
-    return called
+    return with_parameters(called, spread)
+
+
+def with_parameters(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
+    """A command for which typer reads these parameters, whatever its own are."""
+    vars(command).update(__signature__=inspect.Signature(parameters))
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
 
 
 def _parameters_of(group: type) -> Iterator[inspect.Parameter]:

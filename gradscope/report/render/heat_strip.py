@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from gradscope.comparison import Comparison, Row
+from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, TENSOR
 from gradscope.report.render.document import Note, Notes
 from gradscope.report.render.screen import Screen
@@ -49,17 +49,17 @@ def heat_strips(comparison: Comparison, screen: Screen) -> Iterator[Notes]:
         yield Notes(title="Error along depth", notes=(*strips, Note(label="", text=legend)))
 
 
-def _in_order(rows: Sequence[Row], families: Sequence[str]) -> list[Row]:
+def _in_order(rows: Sequence[ComparisonRow], families: Sequence[str]) -> list[ComparisonRow]:
     return sorted((row for row in rows if row.family in families and row.compared), key=lambda row: row.index)
 
 
-def _sparkline(rows: Sequence[Row], characters: str, width: int) -> str:
+def _sparkline(rows: Sequence[ComparisonRow], characters: str, width: int) -> str:
     cells = min(len(rows), width)
     bounds = [len(rows) * cell // cells for cell in range(cells + 1)]
     return "".join(characters[max(map(_level, rows[start:end]))] for start, end in pairwise(bounds))
 
 
-def _level(row: Row) -> int:
+def _level(row: ComparisonRow) -> int:
     needed = math.inf if row.needed is None else row.needed
     if row.tolerance is None or row.tolerance == 0:
         # It is judged by something else than a limit on rel_l2, so only passed or not can be shown.

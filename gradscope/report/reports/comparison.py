@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final
 
 from gradscope import naming
-from gradscope.comparison import Comparison, Row
+from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.comparison.metrics.example_spread import ExampleError
 from gradscope.comparison.metrics.metrics import METRICS, MetricKind
 from gradscope.dump.manifest.json_text import dumps
@@ -118,13 +118,13 @@ class ComparisonReport:
         """Return the comparison as JSON."""
         return self.comparison.to_json()
 
-    def _shown(self) -> list[Row]:
+    def _shown(self) -> list[ComparisonRow]:
         rows = [row for row in self.comparison.rows if self.everything or row.status != "same"]
         return sorted(rows, key=_badness, reverse=True) if self.worst_first else in_tree_order(rows)
 
     def _tables(self) -> Iterator[Table]:
         totals = Counter(row.family for row in self.comparison.rows)
-        families: dict[str, list[Row]] = {}
+        families: dict[str, list[ComparisonRow]] = {}
         for row in self._shown():
             families.setdefault(row.family, []).append(row)
         for family in sorted(families, key=_place):
@@ -158,7 +158,7 @@ def _examples(examples: ExampleError | None) -> Iterator[Note]:
         yield Note(label="examples", text=examples.sentence, style=DOUBTFUL if examples.systematic else GOOD)
 
 
-def _unmatched_names(rows: Sequence[Row]) -> Iterator[Note]:
+def _unmatched_names(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
     """Yield the names of either side, where no name is on both."""
     for label, status in (("reference", "missing"), ("candidate", "extra")):
         keys = [naming.key_of(row.family, row.name) for row in rows if row.status == status]
@@ -167,7 +167,7 @@ def _unmatched_names(rows: Sequence[Row]) -> Iterator[Note]:
             yield Note(label=label, text=f"{counted(len(keys), 'name')}: {some} (--all shows all)")
 
 
-def in_tree_order(rows: Sequence[Row]) -> list[Row]:
+def in_tree_order(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     """Return rows in execution order, each composite layer before its parts."""
     # The output of a composite layer is computed last.
     begins: dict[str, int] = {}
@@ -184,7 +184,7 @@ def _place(family: str) -> tuple[bool, int]:
     return naming.is_gradient(family), place(family)
 
 
-def _line(row: Row) -> Line:
+def _line(row: ComparisonRow) -> Line:
     values = row.to_json()
     if row.matched_by == "name":  # the usual way, which is not shown
         del values["matched_by"]
@@ -195,14 +195,14 @@ def _line(row: Row) -> Line:
     )
 
 
-def _badness(row: Row) -> float:
+def _badness(row: ComparisonRow) -> float:
     """Return how far a row is from passing; infinite for a name on one side only."""
     if row.needed is None:
         return math.inf if row.counts else 0.0
     return row.needed
 
 
-def _what_would_pass(rows: Sequence[Row]) -> Iterator[Note]:
+def _what_would_pass(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
     """Yield the options that would make the differing rows pass, and the number of rows that no option would."""
     differing = [row for row in rows if row.status == "different" and row.judged_by_tolerance]
     needed = [row.needed for row in rows if row.needed is not None and math.isfinite(row.needed)]

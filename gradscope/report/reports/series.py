@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradscope.comparison import Comparison
-from gradscope.comparison.result import Member, Series
+from gradscope.comparison.result import Series, SeriesMember
 from gradscope.dump.record import Json
 from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import Screen
@@ -68,7 +68,7 @@ class SeriesReport:
         return self.series.to_json()
 
 
-def _line(member: Member) -> Line:
+def _line(member: SeriesMember) -> Line:
     comparison, first = member.comparison, member.comparison.first_divergence
     names = (row.name if row is not None else None for row in (first.forward, first.backward))
     return Line(cells=(member.name, (comparison.verdict,), _worst(comparison), *names), keys=())

@@ -20,7 +20,7 @@ _KINDS: Final = (
 )
 
 
-def kind_of(dtype: Any) -> str:
+def dtype_in_words(dtype: Any) -> str:
     """Return the kind of numbers of a dtype in words; the dtype's own name where it is not of numbers."""
     return next((kind for general, kind in _KINDS if jnp.issubdtype(dtype, general)), str(dtype))
 
@@ -48,7 +48,7 @@ def _differences(path: str, needed: Described, found: Described, *, exact: bool)
     if tuple(found.shape) != tuple(needed.shape):
         yield f"{path} has shape {list(found.shape)}, expected {list(needed.shape)}"
     dtypes = [_as_read(found.dtype), _as_read(needed.dtype)]
-    if len(set(dtypes if exact else map(kind_of, dtypes))) > 1:
+    if len(set(dtypes if exact else map(dtype_in_words, dtypes))) > 1:
         yield f"{path} is {found.dtype}, expected {needed.dtype}"
 
 
