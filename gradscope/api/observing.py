@@ -28,7 +28,7 @@ from gradscope.instrument.query.capture_spec import EVERYTHING, Wanted
 from gradscope.instrument.query.trace_query import Inquiry
 from gradscope.naming import Selection, family_set, several
 from gradscope.tracing.loading.model import Model
-from gradscope.tracing.loading.module_models import lifted_model
+from gradscope.tracing.loading.module_models import with_array_variables
 
 
 def capture(
@@ -76,7 +76,7 @@ def capture(
             tensor does not fit, or the batch does not tell its examples.
     """
     name = getattr(loss, "__name__", "loss")
-    model = lifted_model(Model(name=name, init=lambda _: variables, batch=lambda _key, _size: batch, loss=loss))
+    model = with_array_variables(Model(name=name, init=lambda _: variables, batch=lambda _key, _size: batch, loss=loss))
     own = model.init(None)
     arguments = Arguments(shapes=jax.eval_shape(lambda: (own, batch)), make=lambda: (own, batch), batch_size=0)
     request = DumpRequest(

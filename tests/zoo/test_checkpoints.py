@@ -125,7 +125,7 @@ def test_an_equinox_file_of_another_module_is_told_all_that_differs(folder: Path
         "mlp/layers/1/weight has shape [2, 7], expected [2, 8]",
         "it lacks scale float32[]" if saved == "net" else "the model has no tensor 5 float64[]",
     ]
-    start = f"{folder / 'saved.eqx'} is no checkpoint of this module: "
+    start = f"{folder / 'saved.eqx'} is not a checkpoint of this module: "
     assert refused.value.message.startswith(start)
     assert sorted(refused.value.message.removeprefix(start).split("; ")) == sorted(told)
 
@@ -188,7 +188,7 @@ def test_a_keras_file_of_another_model_is_told_all_that_differs(folder: Path, na
     (other.save if name == "saved.keras" else other.save_weights)(folder / name)
     with pytest.raises(DumpError) as refused:
         variables(folder / name)
-    assert refused.value.message == f"{folder / name} is no checkpoint of this module: " + "; ".join([
+    assert refused.value.message == f"{folder / name} is not a checkpoint of this module: " + "; ".join([
         "layers/dense/vars/0 (a) has shape [4, 5], expected [4, 3]",
         "layers/dense/vars/1 (a) has shape [5], expected [3]",
         "layers/dense_1/vars/0 (b) has shape [5, 2], expected [3, 2]",

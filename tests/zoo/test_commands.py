@@ -106,7 +106,7 @@ def test_a_pipeline_describes_the_inputs_and_is_asked_once(tmp_path: Path, batch
     done = gradscope("dump", *asked, "-o", "out.npz", "--json", folder=tmp_path)
     if "file" in batch:
         assert (done.status, done.lines[0]) == (
-            3, "gradscope: error: batch 0 of data.py:loader is no batch for this model: the model has no file"
+            3, "gradscope: error: batch 0 of data.py:loader is not a batch for this model: the model has no file"
         )  # fmt: skip
         return
     assert done.status == 0, done.errors

@@ -192,7 +192,7 @@ def test_a_pair_of_module_and_state_is_taken_as_it_is(folder: Path) -> None:
 def test_a_module_without_its_state_says_what_to_name(folder: Path) -> None:
     with pytest.raises(UsageError) as refused:
         held.dump(f"{held.source(folder, NET)}:alone", "float32[6,4]")
-    assert refused.value.message == "Net takes a state, and the target names the module alone"
+    assert refused.value.message == "Net takes a state, and the target names only the module"
 
 
 def test_a_trace_that_raises_tells_the_users_line(folder: Path) -> None:

@@ -133,7 +133,7 @@ def test_arguments_that_a_class_does_not_take_are_told_before_it_is_made(folder:
     target = held.source(folder, NET)
     with pytest.raises(UsageError, match=r"Net\(width=3\) does not fit its signature \(classes=3, name=None\)"):
         held.dump(f"{target}:Net(width=3)", "float32[6,4]")
-    with pytest.raises(UsageError, match=r"^Net takes \(x, is_training, \*, scale\), and was given float32\[6,4\]"):
+    with pytest.raises(UsageError, match=r"^Net takes \(x, is_training, \*, scale\), and received float32\[6,4\]"):
         held.dump(f"{target}:Net", "float32[6,4]")
 
 

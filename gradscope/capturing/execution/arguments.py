@@ -93,7 +93,7 @@ def model_arguments(
     init_key, batch_key = jax.random.split(jax.random.key(seed))
     size = _default_size(model) if batch_size is None else batch_size
     with user_code(f"init of {model.name}"):
-        maker = _existing if model.held else _deferred
+        maker = _existing if model.initialised else _deferred
         variables, make_variables = maker(lambda: _converted("init", model.init(init_key), dtype))
     with user_code(f"batch of {model.name}"):
         batch, make_batch = _deferred(lambda: _converted("batch", model.batch(batch_key, size), dtype))

@@ -201,13 +201,13 @@ class ModelOptions:
         from gradscope.tracing.data.data_shapes import array_shapes
         from gradscope.tracing.loading.batches import pipeline_leaves
         from gradscope.tracing.loading.loader import load_model
-        from gradscope.tracing.loading.module_models import lifted_model
+        from gradscope.tracing.loading.module_models import with_array_variables
 
         if self.data is None or self._data_file is not None:
-            return lifted_model(load_model(target, request))
+            return with_array_variables(load_model(target, request))
         leaves = pipeline_leaves(self.data, self.batch_index, self.seed)
         model = load_model(target, replace(request, data=array_shapes(leaves)))
-        return replace(lifted_model(model), data=leaves)
+        return replace(with_array_variables(model), data=leaves)
 
     def arguments(self, model: Model, *, dtype: str | None = None, partial: bool = False) -> Arguments:
         """Return the arguments of a model's loss.

@@ -1,4 +1,4 @@
-"""The calls of one run: hooks on every module that write its outputs as it returns, and the layer tree they make."""
+"""The calls of one run are recorded by hooks on every module, which write its outputs when it returns."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from gradscope.frameworks.torch.conversion import tensors_in
 from gradscope.frameworks.torch.torch_values import Value, Values
 from gradscope.stats.power import together
 
-#: What limits the outputs of an autograd node, by the JAX primitive that does the same; see `stats.units`.
+#: The JAX primitive of an autograd node whose outputs are bounded; see `stats.units`.
 _PRIMITIVES: Final = {"TanhBackward0": "tanh", "SigmoidBackward0": "logistic", "ErfBackward0": "erf"}
 _NOT_THE_USERS: Final = (str(Path(torch.__file__).parent) + "/", str(Path(__file__).parent) + "/")
 
 
 @dataclass(slots=True, kw_only=True)
-class Call:
-    """One call of a module.
+class ModuleCall:
+    """A `ModuleCall` is one call of a module.
 
     Attributes:
         path: Its layer path, occurrence included.
         index: Execution index of its beginning.
         parent: Path of the call around it; None at the top.
-        source: Where it was called, `file:line`; None where no file of the user's is on the stack.
+        source: The `file:line` of the call; None where no file of the user's is on the stack.
         params: Names of its own parameters.
-        inputs: The values it was given.
-        outputs: The values it handed on.
+        inputs: The values that it received.
+        outputs: The values that it returned.
         output_names: Their names.
     """
 
@@ -50,7 +50,7 @@ class Call:
     output_names: list[str] = field(default_factory=list[str])
 
     def layer(self) -> Layer:
-        """The call as the manifest has it."""
+        """Return the call as a layer of the manifest."""
         powers = {
             "in": together(value.power for value in self.inputs),
             "out": together(value.power for value in self.outputs),
@@ -71,12 +71,12 @@ class Call:
         )
 
 
-class Calls:
-    """Hooks that record a module's calls; `recording` puts them on and takes them off.
+class ModuleCalls:
+    """`ModuleCalls` record a module's calls by hooks; `recording` installs and removes them.
 
     Args:
         module: The module.
-        values: Takes what it computes.
+        values: Receives the values that it computes.
     """
 
     def __init__(self, module: nn.Module, values: Values) -> None:
@@ -84,14 +84,14 @@ class Calls:
         self._values = values
         self._paths = {each: name.replace(".", "/") for name, each in module.named_modules() if each is not module}
         self._occurrences: Counter[str] = Counter()
-        self._running: list[Call] = []
-        self._calls: list[Call] = []
-        self._users: dict[str, Call] = {}
+        self._running: list[ModuleCall] = []
+        self._calls: list[ModuleCall] = []
+        self._users: dict[str, ModuleCall] = {}
         self._clock = 0
 
     @contextmanager
     def recording(self) -> Generator[None]:
-        """Record what is called inside."""
+        """Record the calls inside a `with` statement."""
         with ExitStack() as hooks:
             for each in self._paths:
                 hooks.callback(each.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
@@ -99,7 +99,7 @@ class Calls:
             yield
 
     def add_root(self, output: Any) -> None:
-        """Write those outputs of the module itself that none of its modules has made, under the name of its class."""
+        """Write the outputs of the module itself that none of its modules has made, under the name of its class."""
         fresh = [(path, tensor) for path, tensor in tensors_in(output) if self._values.known(tensor) is None]
         call = self._call(type(self._module).__name__, (), ())
         self._write_outputs(call, fresh)
@@ -107,14 +107,14 @@ class Calls:
             self._calls.append(call)
 
     def user_of(self, parameter: str) -> SiteFacts:
-        """Where a parameter is first used, as far as calls tell: by the module that has it."""
+        """Return the site of the first use of a parameter: the first call of the module that has it."""
         call = self._users.get(parameter)
         if call is None:
             return SiteFacts(index=0)
         return SiteFacts(index=call.index, layer=call.path, source=call.source)
 
     def layers(self) -> tuple[Layer, ...]:
-        """The layer tree in execution order."""
+        """Return the layer tree in execution order."""
         return tuple(call.layer() for call in sorted(self._calls, key=lambda call: call.index))
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -132,13 +132,13 @@ class Calls:
     def _end(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         self._write_outputs(self._running.pop(), list(tensors_in(output)))
 
-    def _call(self, path: str, inputs: Any, params: tuple[str, ...]) -> Call:
+    def _call(self, path: str, inputs: Any, params: tuple[str, ...]) -> ModuleCall:
         parent = self._running[-1].path if self._running else None
-        return Call(
+        return ModuleCall(
             path=path, index=self._tick(), parent=parent, source=_caller(), params=params, inputs=list(inputs)
         )  # fmt: skip
 
-    def _write_outputs(self, call: Call, found: list[tuple[tuple[str, ...], Tensor]]) -> None:
+    def _write_outputs(self, call: ModuleCall, found: list[tuple[tuple[str, ...], Tensor]]) -> None:
         several = len(found) > 1
         for number, (_, tensor) in enumerate(found):
             name = f"{call.path}.{number}" if several else call.path
@@ -156,7 +156,7 @@ def _primitive(tensor: Tensor) -> str | None:
 
 
 def _caller() -> str | None:
-    """The innermost place on the stack that is neither PyTorch's nor ours."""
+    """Return the innermost location on the stack that is neither PyTorch's nor ours."""
     for frame, line in traceback.walk_stack(None):
         file_name = frame.f_code.co_filename
         if not file_name.startswith((*_NOT_THE_USERS, "<")):

@@ -70,7 +70,7 @@ class DifferenceReport:
         return [{"name": row.name, "family": row.family, **_element(worst)} for worst in self.difference.worst]
 
     def to_json(self) -> dict[str, Json]:
-        """Return the row, the worst elements, the axes, and octaves as pairs of exponent and count."""
+        """Return the row, the worst elements, the axes, and the octaves of the differences with their counts."""
         stats = self._stats()
         octaves = stats.histogram.octaves() if stats.histogram is not None else ()
         return {

@@ -47,7 +47,7 @@ def test_a_traceback_is_shown_on_request_whole(tmp_path: Path) -> None:
         ("resnet", "there is no file, module or zoo model called 'resnet'", "did you mean resnet50?"),
         ("model.py:los", "model.py has no 'los'", "did you mean loss?"),
         ("model.py:forward(x=y)", "argument 'y' is not a literal", "write model.py, model.py:NAME"),
-        ("no.such:model", "there is no module 'no'", "run from the folder that holds it, or install its package"),
+        ("no.such:model", "there is no module 'no'", "run from the folder that contains it, or install its package"),
         ("../", ".. is a folder", "name a file in it"),
         ("dump.npz", "dump.npz is not a Python file", "name a .py file; a dump is shown by 'gradscope show'"),
         ("", "'' does not name a model", "write model.py, model.py:NAME"),

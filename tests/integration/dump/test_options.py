@@ -232,7 +232,7 @@ def test_a_batch_from_a_file_takes_the_place_of_the_models_own(folder: Path) -> 
 def test_a_batch_with_the_wrong_leaves_is_told_what_is_wrong(folder: Path, leaves: dict[str, Any], says: str) -> None:
     np.savez(folder / "batch.npz", **leaves)
     done = dump(folder, "--data", "batch.npz")
-    refused(done, 3, f"batch.npz is no batch for this model: {says}")
+    refused(done, 3, f"batch.npz is not a batch for this model: {says}")
     assert done.lines[1] == "hint: the model's own batch is x float32[4, 3]"
 
 

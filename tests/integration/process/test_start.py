@@ -73,7 +73,7 @@ def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
         ("dump mlp --input f32[8]", "'f32[8]': there is no dtype 'f32'"),
         ("dump mlp --input float32[8]", "--input describe a framework's module, and mlp has its own batch and loss"),
         ("dump mlp --loss cross", "invalid value for '--loss'"),
-        ("dump mlp --eval", "the loss of mlp does not tell training from evaluation"),
+        ("dump mlp --eval", "the loss of mlp does not distinguish training from evaluation"),
         ("dump mlp --dtype int8", "invalid value for '--dtype'"),
         ("show a.npz --format html", "invalid value for '--format'"),
         ("compare a.npz b.npz --tol -1", "invalid value for '--tol'"),

@@ -14,7 +14,7 @@ import pytest
 from gradscope.capturing.dump_model import DumpRequest, dump_model
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.execution.preparation import Bounds
-from gradscope.capturing.execution.segmented import Piecewise
+from gradscope.capturing.execution.segmented import SegmentedProgram
 from gradscope.capturing.timings import Timings
 from gradscope.dump.sources.memory_dump import MemoryDump, MemoryWriter
 from gradscope.errors import MachineError
@@ -110,7 +110,7 @@ def test_segments_take_less_memory_than_one_run() -> None:
     answered = Answer(trace=trace, plan=make_plan(trace, Wanted()), wanted=Wanted())
     shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in trace.arguments]
     segments = Segments(trace, answered.plan, 1_000_000)
-    pieces = Piecewise("deep", answered, segments, shapes, Timings(), scratch=None)
+    pieces = SegmentedProgram("deep", answered, segments, shapes, Timings(), scratch=None)
     pieces.compile()
     made = 40 * 2 * 256 * 64 * 8
     assert 2 * pieces.scratch_bytes < made

@@ -229,7 +229,7 @@ def test_what_the_last_turn_makes_for_nobody_is_disconnected_in_that_turn() -> N
     dump = gs.capture(loss, jnp.ones((3, 4)), ROW[None, :])
     said = {each.name: each.why for each in dump.findings() if each.rule == "zero-grad"}
     assert said == {
-        "carry[2]": "is exactly zero: disconnected: nothing that the loss depends on is made from it in its turn"
+        "carry[2]": "is exactly zero: disconnected: nothing that the loss depends on is made from it in its iteration"
     }
 
 

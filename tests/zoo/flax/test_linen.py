@@ -197,10 +197,10 @@ def test_a_module_in_evaluation_keeps_its_running_averages_and_draws_nothing(fol
 @pytest.mark.parametrize(
     ("inputs", "says"),
     [
-        ((), "Net takes (x, *, scale, train), and was given no --input"),
-        (("float32[6,7]",), "and was given float32[6,7]"),
-        (("float32[6,7]", "float32[6]"), "and was given float32[6,7], float32[6]"),
-        (("float32[6,7]", "x=float32[6,7]", "scale=float32[6]"), "and was given float32[6,7], x=float32[6,7]"),
+        ((), "Net takes (x, *, scale, train), and received no --input"),
+        (("float32[6,7]",), "and received float32[6,7]"),
+        (("float32[6,7]", "float32[6]"), "and received float32[6,7], float32[6]"),
+        (("float32[6,7]", "x=float32[6,7]", "scale=float32[6]"), "and received float32[6,7], x=float32[6,7]"),
     ],
 )
 def test_inputs_that_do_not_fit_are_answered_with_the_signature(

@@ -49,7 +49,7 @@ def test_inputs_go_by_position_or_by_name_and_flags_follow_the_mode(
 
 def test_what_an_adapter_supplies_is_no_input() -> None:
     assert arguments(quiet, "int8[1]", supplied=("key",)) == (("x",), {"deterministic": False})
-    with pytest.raises(UsageError, match=r"^net takes \(x, deterministic, key\), and was given int8\[1\]$"):
+    with pytest.raises(UsageError, match=r"^net takes \(x, deterministic, key\), and received int8\[1\]$"):
         arguments(quiet, "int8[1]")
 
 
@@ -57,7 +57,7 @@ def test_what_an_adapter_supplies_is_no_input() -> None:
     "texts", [(), ("mask=int8[1]",), ("int8[1]",) * 3, ("int8[1]", "x=int8[1]"), ("int8[1]", "y=int8[1]")]
 )
 def test_inputs_that_do_not_fit_are_refused_with_the_signature(texts: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match=r"^net takes \(x, mask=None, \*, train=False\), and was given "):
+    with pytest.raises(UsageError, match=r"^net takes \(x, mask=None, \*, train=False\), and received "):
         arguments(one, *texts)
 
 

@@ -44,13 +44,13 @@ def test_a_spec_says_name_dtype_shape_and_values(
         ("f32[8]", "'f32[8]': there is no dtype 'f32'"),
         ("object[8]", "'object[8]': there is no dtype 'object'"),
         ("float32[8]:", "'float32[8]:' does not describe an input"),
-        ("float32[8]:ones", "'float32[8]:ones' does not say what the input is filled with: 'ones'"),
+        ("float32[8]:ones", "'float32[8]:ones' does not describe the input's values: 'ones'"),
         ("float32[8]:2..1", "'float32[8]:2..1': the range is empty"),
         ("complex64[8]:0..1", "'complex64[8]:0..1': complex numbers have no range"),
         ("int32[8]:normal", "'int32[8]:normal': int32 has no normal distribution"),
-        ("int32[8]:0.5", "'int32[8]:0.5': int32 cannot hold these values"),
-        ("uint8[8]:0..257", "'uint8[8]:0..257': uint8 cannot hold these values"),
-        ("bool[8]:2", "'bool[8]:2': bool cannot hold these values"),
+        ("int32[8]:0.5", "'int32[8]:0.5': int32 cannot represent these values"),
+        ("uint8[8]:0..257", "'uint8[8]:0..257': uint8 cannot represent these values"),
+        ("bool[8]:2", "'bool[8]:2': bool cannot represent these values"),
     ],
 )
 def test_a_wrong_spec_says_what_is_wrong_with_it(text: str, says: str) -> None:

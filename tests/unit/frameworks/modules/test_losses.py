@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from gradscope.errors import ModelError, UsageError
-from gradscope.frameworks.modules.drawing import draw_inputs, require_representable
 from gradscope.frameworks.modules.input_spec import InputSpec, parse_input
 from gradscope.frameworks.modules.losses import labels_spec, loss_value
 from gradscope.frameworks.modules.outputs import named_outputs, updated_leaves
+from gradscope.frameworks.modules.random_inputs import random_inputs, require_representable
 from gradscope.frameworks.modules.request import LossName
 
 ONE = jnp.ones((2, 3))
@@ -106,7 +106,7 @@ def test_floating_inputs_have_the_moments_asked_for(dtype: str) -> None:
 
 
 def test_each_input_has_a_key_of_its_own() -> None:
-    drawn = draw_inputs(jax.random.key(0), {name: parse_input("float32[4]") for name in "ab"})
+    drawn = random_inputs(jax.random.key(0), {name: parse_input("float32[4]") for name in "ab"})
     assert not np.array_equal(drawn["a"], drawn["b"])
 
 
@@ -118,4 +118,4 @@ def test_a_dtype_that_jax_would_narrow_is_refused() -> None:
 
 def draw(text: str) -> Any:
     spec: InputSpec = parse_input(text)
-    return draw_inputs(jax.random.key(0), {"x": spec})["x"]
+    return random_inputs(jax.random.key(0), {"x": spec})["x"]

@@ -126,13 +126,13 @@ def test_names_are_mapped_by_rules_one_after_the_other(tmp_path: Path) -> None:
 
 def test_two_tensors_are_not_given_one_name(tmp_path: Path) -> None:
     np.savez(tmp_path / "saved.npz", a=np.ones(3), b=np.ones(3))
-    with pytest.raises(DumpError, match="gives several tensors the name c"):
+    with pytest.raises(DumpError, match="renames several tensors to c"):
         load(tmp_path / "saved.npz", "a|b -> c", expected=shapes({"c": np.ones(3)}))
 
 
 @pytest.mark.parametrize("line", ["( -> x", r"a -> \2", "no arrow"])
 def test_a_line_that_is_no_rule_is_named(tmp_path: Path, line: str) -> None:
-    with pytest.raises(UsageError, match=r"saved.map:2: .* is no rule"):
+    with pytest.raises(UsageError, match=r"saved.map:2: .* is not a rule"):
         load(npz(tmp_path), "# two lines", line)
 
 
@@ -155,7 +155,7 @@ def test_a_pickle_is_refused_whatever_it_is_called(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["saved.keras", "saved.weights.h5"])
 def test_a_keras_file_is_for_keras(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DumpError, match="only the Keras model that it is of can read it"):
+    with pytest.raises(DumpError, match="only the Keras model that wrote it can read it"):
         variables_from_file(tmp_path / name, shapes(), KeyMap(), dict)
 
 

@@ -39,7 +39,7 @@ def read(folder: Path, expected: Any, **members: np.ndarray) -> FileBatch:
 def problems(folder: Path, expected: Any, **members: np.ndarray) -> list[str]:
     with pytest.raises(DumpError) as refused:
         read(folder, expected, **members)
-    start, _, listed = refused.value.message.partition(" is no batch for this model: ")
+    start, _, listed = refused.value.message.partition(" is not a batch for this model: ")
     assert start == str(folder / "batch.npz")
     return listed.split("; ")
 
@@ -124,7 +124,7 @@ def test_a_change_of_kind_is_refused(tmp_path: Path, given: str, expected: Any, 
 def test_integers_that_would_change_are_refused(tmp_path: Path) -> None:
     expected = {"x": leaf(1, dtype=jnp.int8)}
     told = problems(tmp_path, expected, x=np.array([-1, 128], np.int64))
-    assert told == ["x has values from -1 to 128, which int8 cannot hold"]
+    assert told == ["x has values from -1 to 128, which int8 cannot represent"]
     assert read(tmp_path, expected, x=np.array([-128, 127], np.int64)).batch["x"].tolist() == [-128, 127]
     assert read(tmp_path, expected, x=np.zeros(0, np.int64)).size == 0
 
@@ -222,7 +222,7 @@ def test_a_pipeline_is_an_iterable_or_a_function_that_returns_one(place: str, in
         ("data.py:nothing", None, UsageError, "has no 'nothing'"),
         ("data.py:wrong", None, DumpError, "it lacks x; the model has no y"),
         ("data.py:broken", None, ModelError, "no such bucket"),
-        ("data.npz", 1, UsageError, "holds one batch"),
+        ("data.npz", 1, UsageError, "has one batch"),
     ],
 )
 def test_a_pipeline_that_gives_no_batch_is_refused(place: str, index: int, error: type[Exception], said: str) -> None:

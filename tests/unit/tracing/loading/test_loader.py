@@ -168,7 +168,7 @@ def test_a_missing_file_is_answered_with_its_nearest_neighbour() -> None:
     error = refusal("nets/resnet_.py")
     assert isinstance(error, UsageError)
     assert (error.message, error.hint) == ("there is no file nets/resnet_.py", "did you mean nets/resnet.py?")
-    assert refusal("nowhere/net.py").hint == "nowhere holds no Python file"
+    assert refusal("nowhere/net.py").hint == "nowhere has no Python file"
 
 
 def test_a_folder_and_a_dump_are_no_model_files() -> None:
@@ -277,7 +277,7 @@ def test_a_loss_that_knows_modes_is_run_in_the_one_asked_for() -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request(train=False), "the loss of net does not tell training from evaluation"),
+        (Request(train=False), "the loss of net does not distinguish training from evaluation"),
         (Request(loss="mse"), "--loss describe a framework's module, and net has its own batch and loss"),
         (Request(loss="sum", inputs=(parse_input("int8[1]"),)), "--input and --loss describe a framework's module, "),
     ],

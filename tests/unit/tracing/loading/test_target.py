@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gradscope.errors import UsageError
-from gradscope.tracing.loading.target import Call, Target, parse_target
+from gradscope.tracing.loading.target import LiteralCall, Target, parse_target
 from gradscope.tracing.loading.zoo import zoo_file, zoo_names
 
 
@@ -17,7 +17,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def call_of(text: str) -> Call | None:
+def call_of(text: str) -> LiteralCall | None:
     attribute = parse_target(text).attribute
     assert attribute is not None
     return attribute.call
@@ -87,11 +87,11 @@ def test_a_name_may_be_dotted() -> None:
     ],
 )
 def test_a_call_takes_literals(text: str, positional: tuple[object, ...], keyword: dict[str, object]) -> None:
-    assert call_of(text) == Call(positional=positional, keyword=keyword)
+    assert call_of(text) == LiteralCall(positional=positional, keyword=keyword)
 
 
 def test_a_call_hands_its_arguments_over() -> None:
-    assert Call(positional=("10",), keyword={"base": 2}).of(int) == 2
+    assert LiteralCall(positional=("10",), keyword={"base": 2}).of(int) == 2
 
 
 @pytest.mark.parametrize(
