@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import jax
 
@@ -16,16 +17,16 @@ from gradscope.capturing.gradients import Question, gradients_of
 from gradscope.capturing.records.distributed import Writer, dump_writer, reading_for
 from gradscope.capturing.records.measure import TensorReading
 from gradscope.capturing.run_environment import machine_provenance
-from gradscope.capturing.seen import Seen
+from gradscope.capturing.seen import Seen, require_observable
 from gradscope.capturing.timings import Timings
 from gradscope.capturing.value_and_grad import Keep, Signature, observing_value_and_grad
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.manifest.manifest import Manifest, RunFacts
 from gradscope.dump.sources.memory_dump import MemoryDump, MemoryWriter
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import EVERYTHING, Wanted
 from gradscope.instrument.query.trace_query import Inquiry
-from gradscope.naming import Selection
+from gradscope.naming import Selection, family_set, several
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.loading.module_models import lifted_model
 
@@ -35,16 +36,16 @@ def capture(
     variables: Any,
     batch: Any,
     *,
-    select: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    families: Sequence[str] | None = None,
+    select: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    families: str | Collection[str] | None = None,
     depth: int | None = None,
     ops: bool | Literal["outputs", "inputs"] = False,
     terms: bool = False,
     per_example: bool = False,
-    stop_gradient: Sequence[str] = (),
+    stop_gradients: str | Sequence[str] = (),
     feed: Mapping[str, Any] | None = None,
-    fetch: str | Sequence[str] | None = None,
+    fetch: str | Sequence[str] = (),
     stats_only: bool = False,
     self_check: bool = False,
 ) -> Dump:
@@ -63,9 +64,9 @@ def capture(
         terms: For every value that is used several times, what flows back from each use; they sum to its gradient.
         per_example: Also the gradients of the loss of each example alone, a batch of one: `example_grad`. The leaves of
             the batch that have a leading axis then have one of the same size, which is the example.
-        stop_gradient: Names of values that count as constant.
+        stop_gradients: Names of values that count as constant.
         feed: Values in the place of computed ones, by name; under `gradient/NAME`, of the gradient that arrives there.
-        fetch: Names of the only values asked for; what they do not need is not run. All where None.
+        fetch: Names of the only values asked for; what they do not need is not run. All where empty.
         stats_only: Keep statistics and no tensors.
         self_check: Run the plain program too, and record how far observing changed the gradients.
 
@@ -87,33 +88,42 @@ def capture(
             per_example=per_example,
         ),
         reading=TensorReading(keep=not stats_only),
-        inquiry=Inquiry(stops=_several(stop_gradient), feeds=feed or {}, fetches=_several(fetch or ())),
+        inquiry=Inquiry(stops=several(stop_gradients), feeds=feed or {}, fetches=several(fetch)),
         self_check=self_check,
     )
     writer = MemoryWriter()
     return Dump(writer.dump(dump_model(model, arguments, request, writer, Timings())))
 
 
-def value_and_grad(
-    function: Callable[..., Any],
+def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
+    fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[str] = (),
     *,
     select: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
-    families: Sequence[str] | None = None,
+    families: str | Collection[str] | None = None,
     depth: int | None = None,
     observe: Keep = "stats",
 ) -> Callable[..., tuple[tuple[Any, Any], Seen]]:
     """A drop-in for `jax.value_and_grad` that also observes.
 
-    The result is pure: it composes with `jit`, `vmap`, `shard_map`, `lax.scan` and donation. Value and gradients are
-    those of `jax.value_and_grad`: bit for bit operation by operation, under `jit` up to the rounding of fusions.
+    The result is pure: it composes with `jit`, `vmap`, `shard_map`, `lax.scan` and donation, and can be differentiated
+    again. Value and gradients are those of `jax.value_and_grad`: bit for bit operation by operation, under `jit` up to
+    the rounding of fusions. `fun` is traced, as under `jit`: arrays are tracers in it, and its control flow cannot
+    depend on their elements. An argument that is not differentiated and not an array is passed as it is.
 
     Args:
-        function: Returns a real scalar, or a pair of it and a pytree if `has_aux`.
-        argnums: Which positional arguments to differentiate.
-        has_aux: Whether `function` returns a pair.
+        fun: Returns a real scalar, or a pair of it and a pytree if `has_aux`. Its arguments are any pytrees.
+        argnums: The position of the argument that is differentiated, or those of several; negative ones count from the
+            last.
+        has_aux: Whether `fun` returns a pair. Leaves of the second that are not arrays are returned as they are.
+        holomorphic: Whether `fun` is holomorphic: differentiated arguments and value are then complex.
+        allow_int: Whether differentiated arguments may have integers, whose gradients are of dtype float0.
+        reduce_axes: Nothing, as in JAX, which has withdrawn it.
         select: Patterns of names to observe; all where empty.
         exclude: Patterns of names to leave out.
         families: Families to observe; where None, activations, parameters and the gradients of both.
@@ -122,9 +132,22 @@ def value_and_grad(
 
     Returns:
         A function that returns `((value, gradients), seen)`, or `(((value, aux), gradients), seen)`.
+
+    Raises:
+        TypeError: `fun` cannot be called, `argnums` is not a position; from the function returned: an argument or the
+            value cannot be differentiated.
+        UsageError: A family is not observed, or a pattern is not one; from the function returned: a pattern selects
+            nothing.
     """
-    wanted = _wanted(_several(select), _several(exclude), families, depth)
-    return observing_value_and_grad(function, Signature(argnums=argnums, has_aux=has_aux), wanted, observe)
+    if not callable(fun):
+        raise TypeError(f"expected a function, got {fun!r}")
+    if reduce_axes:
+        raise NotImplementedError("JAX has withdrawn reduce_axes")
+    signature = Signature(argnums=_indices(argnums), has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int)
+    wanted = _wanted(select, exclude, families, depth)
+    if families is not None:
+        require_observable(wanted.families)
+    return observing_value_and_grad(fun, signature, wanted, observe)
 
 
 def gradients(
@@ -159,14 +182,14 @@ def gradients(
     References:
         https://www.tensorflow.org/api_docs/python/tf/gradients
     """
-    names = _several(ys)
+    names = several(ys)
     initial = [None] * len(names) if grad_ys is None else [grad_ys] if isinstance(ys, str) else list(grad_ys)
     if len(initial) != len(names):
         raise UsageError(
             f"there are {len(initial)} initial gradients for {len(names)} values to differentiate",
             hint="give one for each y, None for ones",
         )
-    question = Question(ys=names, xs=_several(xs), grad_ys=initial, stops=_several(stop_gradients))
+    question = Question(ys=names, xs=several(xs), grad_ys=initial, stops=several(stop_gradients))
     by_name = isinstance(args, Mapping)
     return gradients_of(function, () if by_name else args, args if by_name else {}, question)
 
@@ -194,11 +217,13 @@ def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False
         for record in session.records():
             writer.add(record)
         return writer.commit(
-            layers=session.layers(),
-            ledger=session.ledger(),
-            loss=session.loss(),
-            tier="core" if what.watching.statistics else "full",
-            provenance=machine_provenance(),
+            RunFacts(
+                layers=session.layers(),
+                ledger=session.ledger(),
+                loss=session.loss(),
+                tier="core" if what.watching.statistics else "full",
+                provenance=machine_provenance(),
+            )
         )
 
 
@@ -207,27 +232,18 @@ def _save_dump(writer: Writer, source: DumpSource) -> Manifest:
         raise UsageError("the dump is in a file already", hint="copy the file")
     for record in source.records():
         writer.add(record)
-    manifest = source.manifest
-    return writer.commit(
-        layers=manifest.layers,
-        ledger=manifest.ledger,
-        causes=manifest.causes,
-        loss=manifest.loss,
-        tier=manifest.tier,
-        provenance=manifest.provenance,
-        self_check=manifest.self_check,
-        examples=manifest.examples,
-        timings=manifest.timings,
-        origins=manifest.origins,
-        complete=manifest.complete,
-        note=manifest.note,
-    )
+    return writer.commit(source.manifest)
 
 
-def _several(names: str | Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
+def _indices(argnums: SupportsIndex | Iterable[SupportsIndex]) -> int | tuple[int, ...]:
+    """One index or several, of whatever type."""
+    if isinstance(argnums, SupportsIndex):
+        return operator.index(argnums)
+    return tuple(map(operator.index, argnums))
 
 
-def _wanted(select: Sequence[str], exclude: Sequence[str], families: Sequence[str] | None, depth: int | None) -> Wanted:
-    chosen = EVERYTHING if families is None else frozenset(families)
+def _wanted(
+    select: str | Sequence[str], exclude: str | Sequence[str], families: str | Collection[str] | None, depth: int | None
+) -> Wanted:
+    chosen = EVERYTHING if families is None else family_set(families)
     return Wanted(selection=Selection.parse(select, exclude), families=chosen, depth=depth)

@@ -15,7 +15,7 @@ from gradscope.comparison.pairing.map_file import read_map
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Layer, Ledger, Manifest
 from gradscope.dump.reader import open_dump
-from gradscope.naming import Selection
+from gradscope.naming import Selection, several
 from gradscope.report import Query, Screen, dump_report, to_text
 from gradscope.stats import Finding, TensorStats, Thresholds, find
 
@@ -123,9 +123,9 @@ def compare(
     rtol: float | None = None,
     atol: float | None = None,
     bitwise: bool = False,
-    select: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    allow_missing: Sequence[str] = (),
+    select: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    allow_missing: str | Sequence[str] = (),
     map_file: str | os.PathLike[str] | None = None,
 ) -> Comparison:
     """Match two dumps tensor by tensor and judge them; the result's truth value is the verdict.
@@ -151,7 +151,7 @@ def compare(
     options = CompareOptions(
         selection=Selection.parse(select, exclude),
         map_rules=() if map_file is None else read_map(Path(map_file)),
-        allow_missing=tuple(allow_missing),
+        allow_missing=several(allow_missing),
         rules=_rules(tol),
         rel_l2=tol if isinstance(tol, int | float) else None,
         bitwise=bitwise,
@@ -164,4 +164,4 @@ def compare(
 def _rules(tol: float | str | Sequence[str] | None) -> tuple[ToleranceRule, ...]:
     if tol is None or isinstance(tol, int | float):
         return ()
-    return tuple(map(ToleranceRule.parse, [tol] if isinstance(tol, str) else tol))
+    return tuple(map(ToleranceRule.parse, several(tol)))

@@ -21,6 +21,7 @@ from gradscope.naming.families import (
     TERM,
     UPDATE,
     example_axes,
+    family_set,
     gradient_family,
     is_gradient,
     key_of,
@@ -28,9 +29,10 @@ from gradscope.naming.families import (
     subject_family,
     value_family,
 )
-from gradscope.naming.paths import LayerPath
+from gradscope.naming.paths import IterationIndex, LayerPath
 from gradscope.naming.patterns import Selection
 from gradscope.naming.printable import printable
+from gradscope.naming.several import several
 
 __all__ = [
     "ACTIVATION",
@@ -47,13 +49,16 @@ __all__ = [
     "TENSOR",
     "TERM",
     "UPDATE",
+    "IterationIndex",
     "LayerPath",
     "Selection",
     "example_axes",
+    "family_set",
     "gradient_family",
     "is_gradient",
     "key_of",
     "printable",
+    "several",
     "split_key",
     "subject_family",
     "value_family",

@@ -9,7 +9,12 @@ is, of a batch of this one example: its leading axis is the example, the other a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
+
+from gradscope.errors import UsageError
+from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.several import several
 
 ACTIVATION: Final = "activation"
 ACTIVATION_GRAD: Final = "activation_grad"
@@ -61,6 +66,19 @@ def split_key(key: str) -> tuple[str, str]:
     if head in FAMILIES and rest:
         return head, rest
     return TENSOR, key
+
+
+def family_set(names: str | Iterable[str]) -> frozenset[str]:
+    """The families of some names; of a string the family of that one name.
+
+    Raises:
+        UsageError: There is no family of one of the names; the hint names the nearest.
+    """
+    families = several(names)
+    for family in families:
+        if family not in FAMILIES and not family.startswith(f"{SLOT_PREFIX}/"):
+            raise UsageError(f"there is no family {family!r}", hint=nearest_hint(family, FAMILIES))
+    return frozenset(families)
 
 
 def gradient_family(family: str) -> str | None:

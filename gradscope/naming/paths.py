@@ -10,6 +10,10 @@ A path joins the scopes by `/`, the outermost first: `encoder/block[3]/attn`. It
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+#: Which iteration of the loops around something: one index for each loop, outermost first; empty outside loops.
+IterationIndex: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Final
 
 from gradscope.errors import UsageError
 from gradscope.naming.printable import printable
+from gradscope.naming.several import several
 
 #: The largest number of names that a hint lists where none is similar.
 _FEW: Final = 12
@@ -54,13 +55,13 @@ class Selection:
     exclude: tuple[Pattern, ...] = ()
 
     @classmethod
-    def parse(cls, select: Sequence[str] = (), exclude: Sequence[str] = ()) -> Selection:
-        """Returns the selection of patterns as written on a command line.
+    def parse(cls, select: str | Iterable[str] = (), exclude: str | Iterable[str] = ()) -> Selection:
+        """The selection that patterns as users write them describe; a string is a list of one pattern.
 
         Raises:
             UsageError: A `re:` pattern is not a regular expression.
         """
-        return cls(tuple(map(Pattern.parse, select)), tuple(map(Pattern.parse, exclude)))
+        return cls(tuple(map(Pattern.parse, several(select))), tuple(map(Pattern.parse, several(exclude))))
 
     def wants(self, *spellings: str) -> bool:
         """Returns whether a tensor is selected, by any of its `spellings` (its name and its key)."""

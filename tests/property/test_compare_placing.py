@@ -1,4 +1,4 @@
-"""Placing: what is made of the candidate's tensors goes back to where it came from."""
+"""ReversePairing: what is made of the candidate's tensors goes back to where it came from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gradscope.comparison.layout.recipes import (
 )
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.reverse import ReversePairing
-from tests.dumps import dump_of
+from tests.support.dumps import dump_of
 
 SHAPE = (2, 4, 3)
 

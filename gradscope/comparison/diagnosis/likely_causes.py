@@ -17,7 +17,6 @@ from gradscope.arrays.dtypes import encode
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.layouts import agreeing_layouts
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.dump.interfaces import has_elements
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import PARAM, STATE
 
@@ -69,7 +68,7 @@ def _other_order(dumps: Dumps, match: Match) -> str:
     entry = dumps.ref.entry(match.ref)
     if entry.shape != dumps.cand.entry(match.cand).shape or len(entry.shape) < 2:
         return ""
-    if not (has_elements(dumps.ref, match.ref) and has_elements(dumps.cand, match.cand)):
+    if not (dumps.ref.has_tensor(match.ref) and dumps.cand.has_tensor(match.cand)):
         return ""
     ref = dumps.ref.array(match.ref)
     if ref.nbytes > _READ_AGAIN_BYTES:

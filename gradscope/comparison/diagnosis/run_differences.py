@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gradscope.dump.interfaces import DumpSource, has_elements
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, EXAMPLE_GRAD, PARAM, PARAM_GRAD, TENSOR, TERM, key_of
@@ -59,7 +59,7 @@ def _without_tensors(source: DumpSource, other: DumpSource) -> Iterator[str]:
 def _holds_tensors(source: DumpSource) -> bool:
     entries = source.manifest.entries
     own = (key_of(entry.family, entry.name) for entry in entries if entry.alias_of is None and entry.absent is None)
-    return any(has_elements(source, key) for key in own)
+    return any(source.has_tensor(key) for key in own)
 
 
 def _families(own: Manifest, other: Manifest) -> Iterator[str]:

@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from gradscope.comparison.metrics.metrics import METRICS
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
+from gradscope.protocols import implements
 
-#: The metrics that an expression may use.
-METRICS: Final = (
-    *("rel_l2", "1-cos", "norm_ratio", "max_abs", "max_rel", "mismatch", "ulp_max", "ulp_share", "sign_flip"),
-    *("sqnr_db", "nonfinite_mismatch", "bit_equal", "growth", "noise", "spread", "random", "bias"),
-)
+#: The metrics that an expression may name: those that have an order.
+NAMES: Final = tuple(spec.name for spec in METRICS if spec.kind not in ("index", "element"))
 
 OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = MappingProxyType(
     {
@@ -56,16 +55,16 @@ class Limit:
     operator: str
     number: float
 
+    @implements(Expression)
     def holds(self, metrics: Mapping[str, Json]) -> bool | None:
-        """See `Expression`."""
         value = metrics.get(self.metric)
         if value is None:
             return None
         number = float(value) if isinstance(value, bool) else as_float(value)
         return OPERATORS[self.operator](number, self.number)
 
+    @implements(Expression)
     def mentions(self, metric: str) -> bool:
-        """See `Expression`."""
         return metric == self.metric
 
 
@@ -76,15 +75,15 @@ class Both:
     first: Expression
     second: Expression
 
+    @implements(Expression)
     def holds(self, metrics: Mapping[str, Json]) -> bool | None:
-        """See `Expression`."""
         parts = self.first.holds(metrics), self.second.holds(metrics)
         if False in parts:
             return False
         return None if None in parts else True
 
+    @implements(Expression)
     def mentions(self, metric: str) -> bool:
-        """See `Expression`."""
         return self.first.mentions(metric) or self.second.mentions(metric)
 
 
@@ -95,15 +94,15 @@ class Either:
     first: Expression
     second: Expression
 
+    @implements(Expression)
     def holds(self, metrics: Mapping[str, Json]) -> bool | None:
-        """See `Expression`."""
         parts = self.first.holds(metrics), self.second.holds(metrics)
         if True in parts:
             return True
         return None if None in parts else False
 
+    @implements(Expression)
     def mentions(self, metric: str) -> bool:
-        """See `Expression`."""
         return self.first.mentions(metric) or self.second.mentions(metric)
 
 
@@ -113,11 +112,11 @@ class Negation:
 
     expression: Expression
 
+    @implements(Expression)
     def holds(self, metrics: Mapping[str, Json]) -> bool | None:
-        """See `Expression`."""
-        value = self.expression.holds(metrics)
-        return None if value is None else not value
+        held = self.expression.holds(metrics)
+        return None if held is None else not held
 
+    @implements(Expression)
     def mentions(self, metric: str) -> bool:
-        """See `Expression`."""
         return self.expression.mentions(metric)

@@ -8,10 +8,11 @@ from typing import Protocol
 
 from gradscope.arrays.blocks import Array, blocks, stretch_of
 from gradscope.comparison.layout.recipes import Recipe
-from gradscope.dump.interfaces import DumpSource, has_elements
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.errors import UsageError
 from gradscope.naming import printable
+from gradscope.protocols import implements
 
 
 class Operand(Protocol):
@@ -23,8 +24,8 @@ class Operand(Protocol):
         ...
 
     @property
-    def has_elements(self) -> bool:
-        """Whether the elements are available, and not the statistics only."""
+    def has_tensor(self) -> bool:
+        """Whether its elements are there, and not its statistics only."""
         ...
 
     def chunks(self) -> Iterator[Array]:
@@ -44,21 +45,21 @@ class StoredOperand:
     key: str
 
     @property
+    @implements(Operand)
     def entry(self) -> Entry:
-        """See `Operand`."""
         return self.source.entry(self.key)
 
     @property
-    def has_elements(self) -> bool:
-        """See `Operand`."""
-        return has_elements(self.source, self.key)
+    @implements(Operand)
+    def has_tensor(self) -> bool:
+        return self.source.has_tensor(self.key)
 
+    @implements(Operand)
     def chunks(self) -> Iterator[Array]:
-        """See `Operand`."""
         return self.source.chunks(self.key, reused=True)
 
+    @implements(Operand)
     def stretch(self, start: int, stop: int) -> Array:
-        """See `Operand`."""
         return self.source.stretch(self.key, start, stop)
 
 
@@ -71,16 +72,16 @@ class DerivedOperand:
     array: Array | None
 
     @property
-    def has_elements(self) -> bool:
-        """See `Operand`."""
+    @implements(Operand)
+    def has_tensor(self) -> bool:
         return self.array is not None
 
+    @implements(Operand)
     def chunks(self) -> Iterator[Array]:
-        """See `Operand`."""
         return iter(()) if self.array is None else blocks(self.array)
 
+    @implements(Operand)
     def stretch(self, start: int, stop: int) -> Array:
-        """See `Operand`."""
         if self.array is None:
             raise UsageError(f"there are no elements of {printable(self.entry.name)}")
         return stretch_of(self.array, start, stop)
@@ -96,7 +97,7 @@ def counterpart(source: DumpSource, recipe: Recipe) -> Operand:
     if recipe.plain:
         return StoredOperand(source=source, key=source.resolve(recipe.keys[0]))
     entry = source.entry(source.resolve(recipe.keys[0]))
-    if not all(has_elements(source, key) for key in recipe.keys):
+    if not all(source.has_tensor(key) for key in recipe.keys):
         return DerivedOperand(entry=replace(entry, stats={}), array=None)
     array = recipe.array(source)
     return DerivedOperand(entry=replace(entry, shape=array.shape, stats={}), array=array)

@@ -24,6 +24,7 @@ from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.naming import example_axes, printable, split_key
+from gradscope.protocols import implements
 
 
 class RecipeStep(Protocol):
@@ -48,12 +49,12 @@ class Transpose:
 
     axes: tuple[int, ...]
 
+    @implements(RecipeStep)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `RecipeStep`."""
         return [array.transpose(self.axes) for array in arrays]
 
+    @implements(RecipeStep)
     def spelling(self) -> dict[str, Json]:
-        """See `RecipeStep`."""
         return {"transpose": list(self.axes)}
 
 
@@ -63,12 +64,12 @@ class Reshape:
 
     shape: tuple[int, ...]
 
+    @implements(RecipeStep)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `RecipeStep`."""
         return [array.reshape(self.shape) for array in arrays]
 
+    @implements(RecipeStep)
     def spelling(self) -> dict[str, Json]:
-        """See `RecipeStep`."""
         return {"reshape": list(self.shape)}
 
 
@@ -79,12 +80,12 @@ class Split:
     axis: int
     into: int | tuple[int, ...]
 
+    @implements(RecipeStep)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `RecipeStep`."""
         return [part for array in arrays for part in np.split(array, self._cuts(array), axis=self.axis)]
 
+    @implements(RecipeStep)
     def spelling(self) -> dict[str, Json]:
-        """See `RecipeStep`."""
         return {"split": self.axis, "into": self.into if isinstance(self.into, int) else list(self.into)}
 
     def _cuts(self, array: Array) -> int | list[int]:
@@ -101,12 +102,12 @@ class Unstack:
 
     axis: int
 
+    @implements(RecipeStep)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `RecipeStep`."""
         return [part for array in arrays for part in np.moveaxis(array, self.axis, 0)]
 
+    @implements(RecipeStep)
     def spelling(self) -> dict[str, Json]:
-        """See `RecipeStep`."""
         return {"unstack": self.axis}
 
 
@@ -116,12 +117,12 @@ class Concatenate:
 
     axis: int
 
+    @implements(RecipeStep)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `RecipeStep`."""
         return [np.concatenate(arrays, axis=self.axis)]
 
+    @implements(RecipeStep)
     def spelling(self) -> dict[str, Json]:
-        """See `RecipeStep`."""
         return {"concatenate": self.axis}
 
 
@@ -131,12 +132,12 @@ class Stack:
 
     axis: int
 
+    @implements(RecipeStep)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `RecipeStep`."""
         return [np.stack(arrays, axis=self.axis)]
 
+    @implements(RecipeStep)
     def spelling(self) -> dict[str, Json]:
-        """See `RecipeStep`."""
         return {"stack": self.axis}
 
 

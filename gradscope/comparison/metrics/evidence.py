@@ -65,7 +65,7 @@ def evidence_of(ref: Operand, cand: Operand, closeness: tuple[float, float]) -> 
         return PairEvidence(needed=0.0, bit_equal=True, why=f"no tensor on either side ({one.absent})")
     if obstacle := _obstacle(one, other):
         return PairEvidence(why=obstacle)
-    if not (ref.has_elements and cand.has_elements):
+    if not (ref.has_tensor and cand.has_tensor):
         return _from_statistics(one, other)
     return _from_values(ref, cand, closeness)
 

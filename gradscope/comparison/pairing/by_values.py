@@ -30,7 +30,7 @@ from gradscope.comparison.metrics.measure_pair import measure
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.comparison.precision import comparable, scale_of
-from gradscope.dump.interfaces import DumpSource, has_elements
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.record import Json
 from gradscope.naming import TENSOR, key_of, split_key
 from gradscope.stats import stats_of_chunks
@@ -93,7 +93,7 @@ def _verified(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
 def _measurable(source: DumpSource, keys: Iterable[str]) -> Iterator[str]:
     for key in keys:
         entry = source.entry(key)
-        if math.prod(entry.shape) > 1 and entry.alias_of is None and has_elements(source, key):
+        if math.prod(entry.shape) > 1 and entry.alias_of is None and source.has_tensor(key):
             yield key
 
 

@@ -21,7 +21,7 @@ from gradscope.comparison.layout.recipes import Recipe, RecipeStep
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.normal_forms import end_of
 from gradscope.comparison.precision import comparable
-from gradscope.dump.interfaces import DumpSource, has_elements
+from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import split_key
 
 #: Applies a function to matches, perhaps to several at a time.
@@ -103,7 +103,7 @@ def _steps_by_values(dumps: Dumps, match: Match) -> tuple[Steps, ...]:
     """Returns the steps that the values agree with; several where the values are equal in all of them."""
     if not _possible_steps(dumps, match):
         return ()
-    if not (has_elements(dumps.ref, match.ref) and has_elements(dumps.cand, match.cand)):
+    if not (dumps.ref.has_tensor(match.ref) and dumps.cand.has_tensor(match.cand)):
         return ()
     ref = arranged_part(dumps.ref.array(match.ref), dumps.ref.entry(match.ref))
     cand = arranged_part(dumps.cand.array(match.cand), dumps.cand.entry(match.cand))

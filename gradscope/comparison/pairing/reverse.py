@@ -18,7 +18,6 @@ from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.precision import comparable
-from gradscope.dump.interfaces import has_elements
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.record import Reason
 
@@ -81,7 +80,7 @@ class ReversePairing:
 
     def _usable(self, key: str, entry: Entry) -> bool:
         ref = self._dumps.ref
-        return has_elements(ref, key) and comparable(ref.entry(ref.resolve(key)).dtype, entry.dtype)
+        return ref.has_tensor(key) and comparable(ref.entry(ref.resolve(key)).dtype, entry.dtype)
 
     def _scattered(self, own: str, entry: Entry, matches: Sequence[Match]) -> Array | None:
         """Returns a tensor assembled from the reference's tensors that recipes make of it."""

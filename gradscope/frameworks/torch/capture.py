@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gradscope import naming
 from gradscope.api.reading import Dump, load
 from gradscope.dump.interfaces import RecordSink
-from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.manifest.manifest import Manifest, RunFacts
 from gradscope.dump.record import SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryWriter
 from gradscope.dump.writer import DumpWriter
@@ -98,8 +98,8 @@ def _run(module: nn.Module, loss_fn: Callable[[Any], Tensor], inputs: Any, sink:
             _write_gradient(values, value, parameter, gradients.get(id(parameter)))
         values.finish()
     return sink.commit(
-        layers=calls.layers(), ledger=values.ledger(), loss=float(loss.detach()), provenance=facts
-    )  # fmt: skip
+        RunFacts(layers=calls.layers(), ledger=values.ledger(), loss=float(loss.detach()), provenance=facts)
+    )
 
 
 @contextmanager

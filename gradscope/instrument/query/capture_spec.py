@@ -7,7 +7,7 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.errors import UsageError
-from gradscope.naming import Selection
+from gradscope.naming import IterationIndex, Selection
 from gradscope.tracing.layers.sites import SiteName
 
 EVERYTHING: Final = frozenset(naming.FAMILIES)
@@ -27,6 +27,9 @@ class Wanted:
         per_example: The gradient with respect to each parameter of the loss of each example alone.
         wrt: Which values' gradients; None for all.
         keys: Only these, by key, whatever the rest says; None for no such restriction.
+
+    Raises:
+        UsageError: There is no family of one of the names.
     """
 
     selection: Selection = field(default_factory=Selection)
@@ -38,6 +41,9 @@ class Wanted:
     per_example: bool = False
     wrt: Selection | None = None
     keys: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        naming.family_set(self.families)
 
     @property
     def looks_inside_layers(self) -> bool:
@@ -70,7 +76,7 @@ class Wanted:
                 return False
         return family in self.families and self.selection.wants(name, key)
 
-    def wants_layer(self, family: str, name: SiteName, iteration: tuple[int, ...]) -> bool:
+    def wants_layer(self, family: str, name: SiteName, iteration: IterationIndex) -> bool:
         """Whether a layer's output is wanted at one iteration."""
         return self.shows(name) and self.wants(family, str(name.at(iteration)))
 
