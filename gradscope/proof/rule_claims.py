@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.capturing.explain.neighbourhood import Closeup, is_hidden, look_at
+from gradscope.capturing.explain.neighbourhood import Neighbourhood, is_hidden, observe_values
 from gradscope.proof.claims import Claim, Outcome, outcome
 from gradscope.proof.directions import Directions, inner
 from gradscope.proof.float64 import coarsest_epsilon
@@ -54,10 +54,10 @@ def rule_outcomes(trace: Trace, arguments: Sequence[Any], seed: int) -> Iterator
     operands = (Place(call.frame, atom) for call in calls for atom in call.equation.invars if not is_literal(atom))
     if not calls:
         return
-    closeup = look_at(trace, arguments, operands)
+    neighbourhood = observe_values(trace, arguments, operands)
     directions = Directions(seed)
     for call in calls:
-        values = _operands(closeup, call)
+        values = _operands(neighbourhood, call)
         if values is None:
             yield call, Outcome(status="not checked", error=math.nan, expected=math.nan)
         else:
@@ -76,12 +76,12 @@ def _calls(root: Frame) -> Iterator[CustomRuleCall]:
                 yield CustomRuleCall(rule=rule, frame=frame, number=number)
 
 
-def _operands(closeup: Closeup, call: CustomRuleCall) -> list[Any] | None:
+def _operands(neighbourhood: Neighbourhood, call: CustomRuleCall) -> list[Any] | None:
     """Returns the operands of a call in the first iteration of the loops around it; None where they are unknown."""
     iteration = (0,) * len(call.frame.loops)
-    if not closeup.was_executed(call.frame, iteration):
+    if not neighbourhood.was_executed(call.frame, iteration):
         return None
-    values = [closeup.value(Place(call.frame, atom), iteration) for atom in call.equation.invars]
+    values = [neighbourhood.value(Place(call.frame, atom), iteration) for atom in call.equation.invars]
     return None if any(value is None for value in values) else [jnp.asarray(value) for value in values]
 
 
