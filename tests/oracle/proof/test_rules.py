@@ -13,7 +13,7 @@ from jax import lax
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.timings import Timings
 from gradscope.proof import leaf_claims as leaves
-from gradscope.proof.proving import Proof, Row, prove
+from gradscope.proof.proving import Proof, ProofRow, prove
 from gradscope.tracing.loading.model import Model
 from tests.oracle.zoo import ZOO
 
@@ -37,7 +37,7 @@ def together(losses: Mapping[str, Callable[[Any, Any], Any]]) -> Callable[[Any, 
     return lambda parameters, x: sum(losses[name](parameters[name], x) for name in losses)
 
 
-def rule(found: Proof, function: str) -> Row:
+def rule(found: Proof, function: str) -> ProofRow:
     return next(row for row in found.rows if row.what.startswith(f"custom rule of {function}"))
 
 
