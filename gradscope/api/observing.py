@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import jax
 
@@ -16,7 +17,7 @@ from gradscope.capturing.gradients import Question, gradients_of
 from gradscope.capturing.records.distributed import Writer, dump_writer, reading_for
 from gradscope.capturing.records.measure import TensorReading
 from gradscope.capturing.run_environment import machine_provenance
-from gradscope.capturing.seen import Seen
+from gradscope.capturing.seen import Seen, require_observable
 from gradscope.capturing.timings import Timings
 from gradscope.capturing.value_and_grad import Keep, Signature, observing_value_and_grad
 from gradscope.dump.interfaces import DumpSource
@@ -94,10 +95,13 @@ def capture(
     return Dump(writer.dump(dump_model(model, arguments, request, writer, Timings())))
 
 
-def value_and_grad(
-    function: Callable[..., Any],
+def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
+    fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[str] = (),
     *,
     select: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
@@ -107,13 +111,19 @@ def value_and_grad(
 ) -> Callable[..., tuple[tuple[Any, Any], Seen]]:
     """A drop-in for `jax.value_and_grad` that also observes.
 
-    The result is pure: it composes with `jit`, `vmap`, `shard_map`, `lax.scan` and donation. Value and gradients are
-    those of `jax.value_and_grad`: bit for bit operation by operation, under `jit` up to the rounding of fusions.
+    The result is pure: it composes with `jit`, `vmap`, `shard_map`, `lax.scan` and donation, and can be differentiated
+    again. Value and gradients are those of `jax.value_and_grad`: bit for bit operation by operation, under `jit` up to
+    the rounding of fusions. `fun` is traced, as under `jit`: arrays are tracers in it, and its control flow cannot
+    depend on their elements. An argument that is not differentiated and not an array is passed as it is.
 
     Args:
-        function: Returns a real scalar, or a pair of it and a pytree if `has_aux`.
-        argnums: Which positional arguments to differentiate.
-        has_aux: Whether `function` returns a pair.
+        fun: Returns a real scalar, or a pair of it and a pytree if `has_aux`. Its arguments are any pytrees.
+        argnums: The position of the argument that is differentiated, or those of several; negative ones count from the
+            last.
+        has_aux: Whether `fun` returns a pair. Leaves of the second that are not arrays are returned as they are.
+        holomorphic: Whether `fun` is holomorphic: differentiated arguments and value are then complex.
+        allow_int: Whether differentiated arguments may have integers, whose gradients are of dtype float0.
+        reduce_axes: Nothing, as in JAX, which has withdrawn it.
         select: Patterns of names to observe; all where empty.
         exclude: Patterns of names to leave out.
         families: Families to observe; where None, activations, parameters and the gradients of both.
@@ -122,9 +132,22 @@ def value_and_grad(
 
     Returns:
         A function that returns `((value, gradients), seen)`, or `(((value, aux), gradients), seen)`.
+
+    Raises:
+        TypeError: `fun` cannot be called, `argnums` is not a position; from the function returned: an argument or the
+            value cannot be differentiated.
+        UsageError: A family is not observed, or a pattern is not one; from the function returned: a pattern selects
+            nothing.
     """
+    if not callable(fun):
+        raise TypeError(f"expected a function, got {fun!r}")
+    if reduce_axes:
+        raise NotImplementedError("JAX has withdrawn reduce_axes")
+    signature = Signature(argnums=_indices(argnums), has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int)
     wanted = _wanted(select, exclude, families, depth)
-    return observing_value_and_grad(function, Signature(argnums=argnums, has_aux=has_aux), wanted, observe)
+    if families is not None:
+        require_observable(wanted.families)
+    return observing_value_and_grad(fun, signature, wanted, observe)
 
 
 def gradients(
@@ -210,6 +233,13 @@ def _save_dump(writer: Writer, source: DumpSource) -> Manifest:
     for record in source.records():
         writer.add(record)
     return writer.commit(source.manifest)
+
+
+def _indices(argnums: SupportsIndex | Iterable[SupportsIndex]) -> int | tuple[int, ...]:
+    """One index or several, of whatever type."""
+    if isinstance(argnums, SupportsIndex):
+        return operator.index(argnums)
+    return tuple(map(operator.index, argnums))
 
 
 def _wanted(

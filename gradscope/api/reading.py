@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison import CompareOptions, Comparison, Rule
+from gradscope.comparison import CompareOptions, Comparison, ToleranceRule
 from gradscope.comparison import compare as compare_sources
 from gradscope.comparison.pairing.map_file import read_map
 from gradscope.dump.interfaces import DumpSource
@@ -161,7 +161,7 @@ def compare(
     return compare_sources(ref.source, cand.source, options=options)
 
 
-def _rules(tol: float | str | Sequence[str] | None) -> tuple[Rule, ...]:
+def _rules(tol: float | str | Sequence[str] | None) -> tuple[ToleranceRule, ...]:
     if tol is None or isinstance(tol, int | float):
         return ()
-    return tuple(map(Rule.parse, several(tol)))
+    return tuple(map(ToleranceRule.parse, several(tol)))

@@ -13,7 +13,7 @@ The sub-packages follow the order in which a dump is made:
 
 - `execution` makes a model's arguments, compiles the observing program and runs it: at once (`preparation`) or in
   segments that stay below `--max-memory` (`segmented`).
-- `records` turns a run into records: `drafts` (a record without statistics), `measure`, `session`. `term_records`
+- `records` turns a run into records: `pending_tensors` (without statistics yet), `measure`, `session`. `term_records`
   serves `--terms`, `example_gradients` serves `--per-example`, and `distributed` serves several processes.
 - `explain` runs the loss once more to explain a result: `nonfinite` searches for the operation in which a NaN began,
   `zero_gradients` for the reason why a gradient is exactly zero, and `self_check` measures how much observing changed.

@@ -8,7 +8,7 @@ were fixed when the step was traced. On the host it is a run like any other, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -172,7 +172,7 @@ class Seen(Mapping[str, Any]):
         trace = replace(self.watching.trace, auxiliary=())
         observed, kept = self._whole_where_small()
         arguments = [kept.get(number) for number in range(len(trace.arguments))]
-        wanted = replace(self.watching.wanted, families=self.watching.wanted.families - _NOT_SEEN)
+        wanted = replace(self.watching.wanted, families=self.watching.wanted.families.intersection(_SEEN))
         run = Run(
             trace=trace,
             plan=self.watching.plan,
@@ -199,5 +199,18 @@ class Seen(Mapping[str, Any]):
         return cls(watching, *children)
 
 
-#: Families of arguments that a step does not observe: they are the caller's own.
-_NOT_SEEN: Final = frozenset({naming.INPUT, naming.INPUT_GRAD, naming.STATE, naming.AUX})
+#: What a step observes. Other arguments and auxiliary outputs are the caller's own.
+_SEEN: Final = (naming.ACTIVATION, naming.ACTIVATION_GRAD, naming.PARAM, naming.PARAM_GRAD)
+
+
+def require_observable(families: Collection[str]) -> None:
+    """Refuse families that a step does not observe.
+
+    Raises:
+        UsageError: There is one among them.
+    """
+    for family in families:
+        if family not in _SEEN:
+            raise UsageError(
+                f"value_and_grad does not observe the family {family}", hint=f"it observes {', '.join(_SEEN)}"
+            )

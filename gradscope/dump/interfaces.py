@@ -1,6 +1,6 @@
-"""A dump as its readers see it, wherever its tensors are: in a file, or in memory because it was never written.
+"""Declares the two interfaces of a dump, whether it is in a file or in memory.
 
-Sinks: what takes the records of a run, whether into a file or into memory.
+A `DumpSource` returns the manifest and the tensors of a dump. A `RecordSink` writes the records of a run.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from gradscope.protocols import implements
 
 
 class DumpSource(Protocol):
-    """What a dump can be asked. Keys are `<family>/<name>`; a key that is an alias stands for the tensor it names."""
+    """A dump that can be read. Keys are `<family>/<name>`; the key of an alias refers to the tensor that it names."""
 
     @property
     def manifest(self) -> Manifest:
-        """What the dump says about itself."""
+        """The dump's manifest."""
         ...
 
     def keys(self) -> tuple[str, ...]:
-        """The keys of all entries, aliases and those without a tensor included, in the order of the manifest."""
+        """Returns the keys of all entries in the order of the manifest, including aliases and absent tensors."""
         ...
 
     def entry(self, key: str) -> Entry:
-        """The entry of a key.
+        """Returns the entry of a key.
 
         Raises:
             UsageError: There is none.
@@ -40,7 +40,7 @@ class DumpSource(Protocol):
         ...
 
     def resolve(self, key: str) -> str:
-        """The key under which the tensor of a key is stored: another one for an alias.
+        """Returns the key under which the tensor of a key is stored, which differs for an alias.
 
         Raises:
             UsageError: There is no such entry.
@@ -48,11 +48,11 @@ class DumpSource(Protocol):
         ...
 
     def has_tensor(self, key: str) -> bool:
-        """Whether the dump holds the tensor of a key, and not its statistics only; False where there is no such key."""
+        """Returns whether the dump contains the tensor of a key, and not only its statistics."""
         ...
 
     def array(self, key: str) -> Array:
-        """The tensor of a key, in its logical dtype (PRNG keys as their key data).
+        """Returns the tensor of a key in its logical dtype (PRNG keys as their key data).
 
         Raises:
             UsageError: There is no such entry, or no tensor for it.
@@ -62,27 +62,27 @@ class DumpSource(Protocol):
         ...
 
     def chunks(self, key: str, chunk_bytes: int = CHUNK_BYTES, *, reused: bool = False) -> Iterator[Array]:
-        """The elements of a tensor in C order, in one-dimensional arrays of its logical dtype.
+        """Yields the elements of a tensor in C order, in one-dimensional arrays of its logical dtype.
 
         Args:
-            key: Which tensor.
-            chunk_bytes: Upper bound on the bytes of a chunk, but for a single element.
-            reused: Whether an array need be valid only until the next is drawn: reading is faster then.
+            key: The tensor's key.
+            chunk_bytes: Upper bound on the bytes of a chunk; a chunk has at least one element.
+            reused: Whether all chunks may share one buffer, which is faster; a chunk is then valid until the next one.
 
         Raises:
             UsageError: As for `array`.
-            DumpError: As for `array`, at the latest behind the last chunk.
+            DumpError: As for `array`, after the last chunk at the latest.
             MachineError: As for `array`.
         """
         ...
 
     def stretch(self, key: str, start: int, stop: int) -> Array:
-        """The elements of a tensor from `start` to before `stop` in C order, in one dimension; no CRC is checked.
+        """Returns the elements `start:stop` of a flattened tensor, in C order; no CRC is checked.
 
         Args:
-            key: Which tensor.
+            key: The tensor's key.
             start: Index of the first element.
-            stop: Index behind the last, at most their number.
+            stop: Index after the last element, at most the tensor's size.
 
         Raises:
             UsageError: As for `array`.
@@ -93,10 +93,10 @@ class DumpSource(Protocol):
 
 
 class EntryIndex:
-    """The entries of a manifest by key: the part of a `DumpSource` that needs no tensors.
+    """The entries of a manifest by key: the methods of `DumpSource` that need no tensors.
 
     Args:
-        manifest: Whose keys are unique and whose aliases name entries that are none.
+        manifest: A manifest with unique keys, whose aliases refer to entries that are no aliases.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -117,14 +117,14 @@ class EntryIndex:
         return self.entry(key).alias_of or key
 
     def has_tensor(self, key: str, tensors: Container[str]) -> bool:
-        """Whether `tensors` has the tensor of a key; False where there is no such key."""
+        """Returns whether `tensors` has the tensor of a key; False for an unknown key."""
         return key in self._entries and self.resolve(key) in tensors
 
     def tensor_key(self, key: str, tensors: Container[str]) -> str:
-        """The key under which `tensors` has the tensor of a key.
+        """Returns the key under which `tensors` has the tensor of a key.
 
         Raises:
-            UsageError: There is no such entry, or no tensor for it; why is said.
+            UsageError: There is no such entry, or no tensor for it; the message states why.
         """
         own = self.resolve(key)
         if own in tensors:
@@ -134,24 +134,24 @@ class EntryIndex:
 
 
 class RecordSink(Protocol):
-    """Takes records one by one, and at the end what is to be said of them as a whole."""
+    """Writes records one by one, and at the end the manifest."""
 
     def require_space(self, size_bytes: int) -> None:
-        """Refuse to go on where there is no room for that much.
+        """Raises an error where there is not enough free space.
 
         Raises:
-            MachineError: There is less.
+            MachineError: There is less than `size_bytes`.
         """
         ...
 
     def add(self, record: Record) -> Entry:
-        """Take a record."""
+        """Writes a record and returns its entry."""
         ...
 
     def commit(self, facts: RunFacts) -> Manifest:
-        """Make a dump of the records taken and the facts of their run."""
+        """Completes the dump with the facts of the run, and returns its manifest."""
         ...
 
     def commit_incomplete(self, error: str, facts: RunFacts) -> Path | None:
-        """Save what was taken until a run failed; returns where, None where nothing is saved."""
+        """Saves the records that a failed run has written so far; returns their path, or None where none is saved."""
         ...

@@ -128,7 +128,7 @@ class _Inspector:
             {} if not outputs else {"shape": list(outputs[0].shape), "dtype": str(outputs[0].dtype)}
         )
         if turns > 1:
-            values["turns"] = turns
+            values["iterations"] = turns
         values |= self._cost(layer)
         own = sum(math.prod(self._leaves[name].shape) for name in layer.params)
         values |= {"parameters": own, "parameter_share": own / self._parameters if self._parameters else 0.0}

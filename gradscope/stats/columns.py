@@ -1,8 +1,8 @@
-"""The columns of statistics, as one table, and the number that a manifest holds in one.
+"""The table of all columns of statistics, and the number that a manifest holds in one of them.
 
-Everything that handles columns reads the table: the JSON of `TensorStats`, the rows of reports and how a value in them
-is written, the laws about sums of statistics, and the reference page. A derived column of a tensor is one line here and
-one property of `TensorStats`; one of a layer is one line here and one field of `LayerGains`.
+All code that handles columns reads the table: the JSON of `TensorStats`, the rows of reports and the format of their
+values, the laws about sums of statistics, and the reference page. A derived column of a tensor is one line here and one
+property of `TensorStats`; one of a layer is one line here and one field of `LayerGains`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Tier
 from gradscope.dump.record import Json
 
-#: What the values of a column are. A `count` is one of elements, which also reads as a share of the `size`.
+#: The kind of a column's values. A `count` is a number of elements, which reports also show as a share of the `size`.
 ColumnKind: TypeAlias = Literal["number", "share", "count", "size", "shape", "text", "flag", "histogram"]
 
-#: What a column belongs to. One of a layer or of a parameter relates several tensors to each other, one of a
-#: calibration several runs.
+#: The subject of a column. A column of a layer or a parameter relates several tensors to each other, and one of a
+#: calibration relates several runs.
 Subject: TypeAlias = Literal["tensor", "layer", "parameter", "calibration"]
 
-#: How a column of a sum of statistics compares with that of all elements together: the same, the same but for rounding,
-#: or not there.
+#: The relation of a column in a sum of statistics to that of the concatenated elements: equal, equal up to rounding, or
+#: absent.
 InSum: TypeAlias = Literal["exact", "rounded", "lost"]
 
 
@@ -34,14 +34,14 @@ class ColumnSpec:
     """One column of statistics.
 
     Attributes:
-        name: Its name in JSON, in rows and in the heading of tables; `NAME@T` stands for a column for each type `T`.
-        sentence: What it is, with its formula, in Markdown without a full stop.
-        kind: What its values are.
-        unit: The unit of its values; "" where they have none.
-        tier: The first tier that has it.
-        in_sum: What becomes of it where statistics are added.
-        subject: What it belongs to.
-        families: The families whose rows have it; empty for all.
+        name: Name in JSON, in rows and in the headings of tables; `NAME@T` means one column for each type `T`.
+        sentence: Definition, with the formula, in Markdown without a full stop.
+        kind: Kind of the values.
+        unit: Unit of the values; "" where they have none.
+        tier: The first tier that has the column.
+        in_sum: The column's relation to that of the concatenated elements where statistics are added.
+        subject: Subject of the column.
+        families: The families whose rows have the column; empty for all.
     """
 
     name: str
@@ -55,11 +55,11 @@ class ColumnSpec:
 
     @property
     def base(self) -> str:
-        """The name without `@T`: what the columns for all types have in common."""
+        """The name without `@T`."""
         return base_of(self.name)
 
 
-#: The unit of what is measured as the elements are.
+#: The unit of columns that are in the unit of the elements.
 _ELEMENTS_OWN: Final = "that of the elements"
 
 #: Every column, in the order of JSON and rows. Moments, norms, extremes and quantiles are over the finite elements; of
@@ -151,7 +151,7 @@ COLUMNS: Final[tuple[ColumnSpec, ...]] = (
     ),
     ColumnSpec(
         name="saturated",
-        sentence="share of the elements within 0.01 of a limit of the primitive that made them (`tanh`, `erf`, "
+        sentence="share of the elements within 0.01 of a limit of the primitive that computed them (`tanh`, `erf`, "
         "`logistic`)",
         kind="share",
         unit="of the elements",
@@ -167,7 +167,7 @@ COLUMNS: Final[tuple[ColumnSpec, ...]] = (
     ),
     ColumnSpec(
         name="hash",
-        sentence="128-bit hash of the bytes in C order, in hexadecimal: equal where every bit is",
+        sentence="128-bit hash of the bytes in C order, in hexadecimal: equal if every bit is equal",
         kind="text",
         in_sum="lost",
     ),
@@ -192,14 +192,14 @@ COLUMNS: Final[tuple[ColumnSpec, ...]] = (
     ),
     ColumnSpec(
         name="noise",
-        sentence="noise floor in a calibrated dump: the largest `rel_l2` by which the tensor moved in runs with "
-        "changes that make no difference",
+        sentence="noise floor in a calibrated dump: the largest `rel_l2` by which the tensor changed in runs under "
+        "changes that should make no difference",
         in_sum="lost",
         subject="calibration",
     ),
     ColumnSpec(
         name="noise@T",
-        sentence="the `rel_l2` by which the tensor moved in a run of the calibrated model in the type T, bfloat16 or "
+        sentence="the `rel_l2` by which the tensor changed in a run of the calibrated model in the type T, bfloat16 or "
         "(of a model in float64) float32",
         in_sum="lost",
         subject="calibration",
@@ -240,7 +240,7 @@ COLUMNS: Final[tuple[ColumnSpec, ...]] = (
     ColumnSpec(
         name="bwd_total",
         sentence="backward gain accumulated from the end of the network, `rms(gradient of in) / rms(gradient of the "
-        "out of the last layer)`: over the layers, vanishing and exploding gradients are its slope",
+        "out of the last layer)`: vanishing and exploding gradients appear as a slope of it over the layers",
         tier="core",
         in_sum="rounded",
         subject="layer",
@@ -250,22 +250,22 @@ COLUMNS: Final[tuple[ColumnSpec, ...]] = (
 
 
 def columns_of(subject: Subject) -> tuple[ColumnSpec, ...]:
-    """The columns that belong to a tensor by itself, to its layer and so on, in their order."""
+    """Returns the columns of one subject, in the order of the table."""
     return tuple(spec for spec in COLUMNS if spec.subject == subject)
 
 
 def base_of(name: str) -> str:
-    """The part of a column's name before `@`: all of it, but for a column for one of several types."""
+    """Returns the part of a column's name before `@`, which is the full name of a column without types."""
     return name.partition("@")[0]
 
 
 def column_kinds() -> dict[str, ColumnKind]:
-    """The kind of every column by the `base_of` its name."""
+    """Returns the kind of every column, by the name without `@T`."""
     return {spec.base: spec.kind for spec in COLUMNS}
 
 
 def number(columns: Mapping[str, Json], name: str) -> float | None:
-    """The number of one column; None where it does not apply.
+    """Returns the number in one column; None where the column does not apply.
 
     Raises:
         DumpError: The column holds something else.
@@ -274,6 +274,6 @@ def number(columns: Mapping[str, Json], name: str) -> float | None:
 
 
 def is_all_zero(columns: Mapping[str, Json]) -> bool:
-    """Whether a tensor has elements and all of them are zero."""
+    """Returns whether a tensor has elements and all of them are zero."""
     size = number(columns, "size") or 0.0
     return number(columns, "zeros") == size > 0

@@ -1,4 +1,4 @@
-"""The way back from the columns of a tensor's statistics to the `Reduction` that they were computed from."""
+"""Reads the `Reduction` of a tensor back from the columns of its statistics."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gradscope.stats.columns import number
 
 
 def field(columns: Mapping[str, Json], name: str) -> Json:
-    """The value of a column that has to be there.
+    """Returns the value of a column that is required.
 
     Raises:
-        DumpError: It is not.
+        DumpError: The column is missing.
     """
     if name not in columns:
         raise DumpError(f"the statistics of a tensor lack their {name}")
@@ -27,16 +27,16 @@ def field(columns: Mapping[str, Json], name: str) -> Json:
 
 
 def shape_of(columns: Mapping[str, Json]) -> tuple[int, ...]:
-    """The shape that the columns are about.
+    """Returns the shape of the tensor that the columns describe.
 
     Raises:
-        DumpError: There is none, or it is not a list of sizes.
+        DumpError: The shape is missing, or not a list of sizes.
     """
     return _counts(columns, "shape")
 
 
 def reduction_of(columns: Mapping[str, Json], size: int) -> Reduction:
-    """What was reduced of a tensor of `size` elements, from its columns.
+    """Returns the reduction of a tensor of `size` elements from its columns.
 
     Raises:
         DumpError: A column is missing, is not a number, or contradicts another.

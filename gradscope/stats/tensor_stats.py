@@ -1,14 +1,13 @@
-"""The statistics of one tensor, by the names of `columns.COLUMNS`, and how they are measured.
+"""Computes the statistics of one tensor; `TensorStats` holds them, one attribute for each of `columns.COLUMNS`.
 
-A column that does not
-apply (an integer's mean, the extremes of nothing) or was not computed is None here and absent in JSON; None never
-stands for zero.
+A column that does not apply (the mean of integers, the extremes of no elements) or was not computed is None here and
+absent in JSON. None never means zero.
 
-Moments, extremes, norms and quantiles are over the finite elements, and the counts of the others stand beside them.
-Of a complex tensor everything but the counts is about magnitudes.
+Moments, extremes, norms and quantiles are over the finite elements; non-finite ones are counted in columns of their
+own. Of a complex tensor, all columns but the counts are about magnitudes.
 
-The law: `stats(a) + stats(b)` is `stats(a laid before b)`: counts exactly, moments to rounding. Exact quantiles become
-those of the histogram, and the hash is lost.
+Statistics can be added: `stats(a) + stats(b)` equals `stats(concatenate([a, b]))`, counts exactly, moments up to
+rounding. Exact quantiles become those of the histogram, and the hash is lost.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class TensorStats:
     Attributes:
         shape: As the model computed it; `(size,)` after a merge.
         dtype: The logical dtype's name.
-        reduction: What was counted and summed.
-        quantiles: Exact quantiles at `PERCENTS`; None where those of the histogram serve.
+        reduction: The counts, sums and extremes of the elements.
+        quantiles: Exact quantiles at `PERCENTS`; None where quantiles are read from the histogram.
         hash: The 128-bit hash of the bytes in hexadecimal; None in the core tier and after a merge.
         dead: Of an activation: the share of its units that are dead; see `stats.units`. None after a merge.
         saturated: Of an activation: the share of its elements at a limit; see `stats.units`. None after a merge.
@@ -68,17 +67,17 @@ class TensorStats:
         )
 
     def to_json(self) -> dict[str, Json]:
-        """The columns that apply, by name, in the order of `columns.COLUMNS`."""
+        """Returns the columns that apply, by name, in the order of `columns.COLUMNS`."""
         found = ((spec.name, getattr(self, spec.base)) for spec in columns_of("tensor"))
         columns = (each for name, value in found for each in _of_types(name, value))
         return {name: _json(value) for name, value in columns if value is not None and value is not False}
 
     @classmethod
     def from_json(cls, columns: Mapping[str, Json]) -> TensorStats:
-        """The statistics that `to_json` gave these columns for.
+        """Returns the statistics from the columns that `to_json` returned.
 
         Raises:
-            DumpError: They are not such columns; what is wrong is named.
+            DumpError: A column is missing, has the wrong type, or contradicts another; the message names it.
         """
         shape = shape_of(columns)
         exact = columns.get("exact_quantiles") is True
@@ -94,7 +93,7 @@ class TensorStats:
 
     @property
     def tier(self) -> Tier:
-        """Which tier this is; integers have the same columns in both and count as full."""
+        """The tier; integers have the same columns in both tiers and count as full."""
         return "core" if self.nan is not None and self.reduction.magnitudes is None else "full"
 
     @property
@@ -239,12 +238,12 @@ class TensorStats:
         rank = rank_of(PERCENTS[position], zeros + magnitudes.histogram.total)
         if rank <= zeros:
             return 0.0
-        # No element lies in the part of its bin that is beyond an extreme.
+        # The middle of a bin may be beyond an extreme, where no element can be.
         return min(max(magnitudes.histogram.at_rank(rank - zeros), magnitudes.smallest), amax)
 
 
 def _of_types(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The columns of a line of the table: one, or for `NAME@T`, whose property maps types, one for each type."""
+    """Yields the columns of a row of the table: one, or one for each type where the name is `NAME@T`."""
     if name == base_of(name):
         yield name, value
     else:
@@ -262,17 +261,14 @@ def _json(value: Any) -> Json:
 def tensor_stats(
     array: np.ndarray[Any, Any], *, tier: Tier = "full", exact_quantiles: bool = False, hashed: bool = True
 ) -> TensorStats:
-    """The statistics of an array, in one pass over blocks of it (and one more for the hash).
+    """Returns the statistics of an array, computed in one pass over its blocks (and a second one for the hash).
 
     Args:
-        array: Any shape and strides; any NumPy or ml_dtypes dtype. One that is not a number has a size and a hash only.
-        tier: `full`, or `core` for what a compiled step can carry.
-        exact_quantiles: Take quantiles from a sorted copy and not, to 1/32, from the histogram.
-        hashed: Whether the full tier has a hash. It is a third of the time; without it, another thread can call
-            `arrays.digest.content_hash`, which leaves the interpreter free, and put it into the column `hash`.
-
-    Returns:
-        The statistics.
+        array: Any shape, strides and NumPy or ml_dtypes dtype. Without a number dtype, there are only size and hash.
+        tier: `full`, or `core` for the columns that a compiled step can compute.
+        exact_quantiles: Whether to compute exact quantiles from a copy. Those of the histogram are within 1/32.
+        hashed: Whether to compute the hash of the full tier, which takes a third of the time. Without it, another
+            thread can call `arrays.digest.content_hash`, which releases the interpreter lock, and fill in the column.
     """
     reduction = reduce_array(array, magnitudes=tier == "full")
     return TensorStats(

@@ -38,11 +38,11 @@ def assert_moments_close(left: TensorStats, right: TensorStats) -> None:
 @given(PAIRS)
 def test_the_sum_of_statistics_is_the_statistics_of_the_concatenation(pair: tuple[np.ndarray, np.ndarray]) -> None:
     left, right = pair
-    # Nearer to the end of float64, the last rounding decides whether a norm is finite.
+    # Closer to the largest float64, the last rounding decides whether a norm is finite.
     assume(all((part.amax or 0) < 1e307 for part in map(tensor_stats, pair)))
-    merged, whole = tensor_stats(left) + tensor_stats(right), tensor_stats(np.concatenate([left, right]))
-    assert exact_columns(merged) == exact_columns(whole)
-    assert_moments_close(merged, whole)
+    merged, full = tensor_stats(left) + tensor_stats(right), tensor_stats(np.concatenate([left, right]))
+    assert exact_columns(merged) == exact_columns(full)
+    assert_moments_close(merged, full)
     assert (merged.shape, merged.hash) == ((left.size + right.size,), None)
 
 

@@ -1,4 +1,4 @@
-"""Small dumps for tests: records, and the bytes of a file that holds some of everything."""
+"""Makes and reads small dumps for tests, among them one with every kind of record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gradscope.naming import split_key
 
 
 def record(name: str, array: Any, *, family: str = "activation", dtype: str | None = None, **facts: Any) -> Record:
-    """A record of an array, whose shape and dtype are its own unless told otherwise."""
+    """Returns a record of an array, with the array's shape and dtype unless `facts` contains others."""
     return Record(
         family=family,
         name=name,
@@ -34,13 +34,13 @@ def record(name: str, array: Any, *, family: str = "activation", dtype: str | No
 
 
 def without_array(name: str, **facts: Any) -> Record:
-    """A record that has no tensor of its own."""
+    """Returns a record without a tensor."""
     known: dict[str, Any] = {"family": "activation", "shape": (3,), "dtype": "float32", "stats": {}}
     return Record(name=name, array=None, site=SiteFacts(index=0), **{**known, **facts})
 
 
 def some_of_everything() -> list[Record]:
-    """A plain tensor, one of bfloat16, widened integers, PRNG keys, 0-d, empty, odd names, an alias, an absent one."""
+    """Returns one record of each kind: plain, bfloat16, int4, PRNG keys, 0-d, empty, odd name, alias, and absent."""
     return [
         record("conv", np.arange(6, dtype=np.float32).reshape(2, 3), stats={"mean": 2.5}),
         record("blocks[3]/attn#2", np.array([1.5, -0.0, np.nan], ml_dtypes.bfloat16)),
@@ -55,7 +55,7 @@ def some_of_everything() -> list[Record]:
 
 
 def write(path: Path, records: Iterable[Record], *, force: bool = True, **fields: Any) -> Path:
-    """A dump of records."""
+    """Writes records into a dump and returns its path."""
     with DumpWriter(path, force=force) as writer:
         for each in records:
             writer.add(each)
@@ -64,14 +64,14 @@ def write(path: Path, records: Iterable[Record], *, force: bool = True, **fields
 
 
 def dump_of(tensors: Mapping[str, Any]) -> MemoryDump:
-    """A dump in memory of tensors by key."""
+    """Returns a dump in memory of tensors by key."""
     families = ((*split_key(key), array) for key, array in tensors.items())
     records = (record(name, array, family=family) for family, name, array in families)
     return MemoryDump(Manifest(entries=tuple(map(Entry.of, records))), tensors)
 
 
 def read_all(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """Every tensor of a dump, read whole: dtype, shape and bytes by key."""
+    """Returns dtype, shape and bytes of every tensor of a dump, by key."""
     with open_dump(path) as dump:
         found: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
         keys = dump.keys()
@@ -83,12 +83,12 @@ def read_all(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 
 def litter(folder: Path) -> list[str]:
-    """The names of temporary files that writers left in a folder."""
+    """Returns the names of the temporary files that writers left in a folder."""
     return [path.name for path in folder.iterdir() if path.name.endswith(".partial")]
 
 
 def npy(array: Any) -> bytes:
-    """An array as the bytes of a `.npy` file, as NumPy writes it."""
+    """Returns the bytes of a `.npy` file that NumPy writes for an array."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=True)
     return buffer.getvalue()

@@ -1,7 +1,7 @@
-"""The hostile corpus: files that break lenient readers, made here byte by byte, each with what is wrong with it.
+"""The hostile corpus: files that break lenient readers, made byte by byte, each with the error that it must cause.
 
-`FOREIGN` are zip files without a manifest and things that are no zip at all; `OURS` are dumps of gradscope's in which
-one thing has been altered and everything else, offsets and checksums included, made to fit.
+`FOREIGN` contains zip files without a manifest, and files that are not zip files. `OURS` contains dumps in which one
+fact is altered and everything else, offsets and checksums included, is consistent.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Canary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
-    """A zip member; what is None is as it should be."""
+class Crafted:
+    """A zip member to be written; a field that is None gets its correct value."""
 
     name: bytes = b"a.npy"
     data: bytes = GOOD
@@ -49,37 +49,37 @@ class Piece:
 
 
 def craft(
-    *pieces: Piece, before: bytes = b"", after: bytes = b"", count: int | None = None, directory_extra: bytes = b""
+    *members: Crafted, before: bytes = b"", after: bytes = b"", count: int | None = None, directory_extra: bytes = b""
 ) -> bytes:
-    """A zip file of pieces."""
+    """Returns a zip file of crafted members."""
     body, directory = before, b""
-    for piece in pieces:
-        crc32 = zlib.crc32(piece.data) if piece.crc32 is None else piece.crc32
-        size = len(piece.data) if piece.size is None else piece.size
-        common = (20, piece.flags, piece.method, 0, 33, crc32, len(piece.data), size)
-        name = piece.local_name or piece.name
-        offset = len(body) if piece.offset is None else piece.offset
-        body += struct.pack("<4s5H3L2H", b"PK\3\4", *common, len(name), 0) + name + piece.data
-        place = (len(piece.name), 0, 0, 0, 0, 0, offset)
-        directory += struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, *common, *place) + piece.name
+    for member in members:
+        crc32 = zlib.crc32(member.data) if member.crc32 is None else member.crc32
+        size = len(member.data) if member.size is None else member.size
+        common = (20, member.flags, member.method, 0, 33, crc32, len(member.data), size)
+        name = member.local_name or member.name
+        offset = len(body) if member.offset is None else member.offset
+        body += struct.pack("<4s5H3L2H", b"PK\3\4", *common, len(name), 0) + name + member.data
+        location = (len(member.name), 0, 0, 0, 0, 0, offset)
+        directory += struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, *common, *location) + member.name
     directory += directory_extra
-    members = len(pieces) if count is None else count
+    claimed = len(members) if count is None else count
     return (
         body
         + directory
-        + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, members, members, len(directory), len(body), 0)
+        + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, claimed, claimed, len(directory), len(body), 0)
         + after
     )
 
 
 def header(descr: str, shape: str, data: bytes = bytes(16), *, version: int = 1) -> bytes:
-    """A `.npy` file of a header that NumPy would not write."""
+    """Returns a `.npy` file with a header that NumPy would not write."""
     text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     return b"\x93NUMPY" + bytes((version, 0)) + len(text).to_bytes(2 if version == 1 else 4, "little") + text + data
 
 
 def raw_header(text: bytes, *, length: int | None = None, version: int = 1) -> bytes:
-    """A `.npy` file whose dictionary is none."""
+    """Returns a `.npy` file whose header is not a dictionary."""
     size = len(text) if length is None else length
     return b"\x93NUMPY" + bytes((version, 0)) + size.to_bytes(2 if version == 1 else 4, "little") + text
 
@@ -89,13 +89,13 @@ def deflated(data: bytes) -> bytes:
     return deflater.compress(data) + deflater.flush()
 
 
-def inflating(data: bytes, **facts: Any) -> Piece:
-    """A deflated member."""
-    return Piece(data=deflated(data), method=8, **{"crc32": zlib.crc32(data), "size": len(data), **facts})
+def inflating(data: bytes, **facts: Any) -> Crafted:
+    """Returns a deflated member."""
+    return Crafted(data=deflated(data), method=8, **{"crc32": zlib.crc32(data), "size": len(data), **facts})
 
 
 def as_member(data: bytes) -> bytes:
-    return craft(Piece(data=data))
+    return craft(Crafted(data=data))
 
 
 FOREIGN: dict[str, tuple[bytes, str]] = {
@@ -106,21 +106,21 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "pickle in a member": (as_member(pickle.dumps(Canary())), "does not start like an npy"),
     "object array": (as_member(npy(np.array([Canary()], object))), "never unpickled"),
     "json": (b"{}", "not a dump"),
-    "half a zip": (craft(Piece(), Piece(name=b"b.npy"))[:300], "no zip directory"),
+    "half a zip": (craft(Crafted(), Crafted(name=b"b.npy"))[:300], "no zip directory"),
     "nothing but a signature": (b"PK\3\4", "no zip directory"),
-    "the same name twice": (craft(Piece(), Piece()), "twice"),
-    "climbing name": (craft(Piece(name=b"../../evil.npy")), "leads out of the file"),
-    "climbing name inside": (craft(Piece(name=b"a/../../evil.npy")), "leads out of the file"),
-    "absolute name": (craft(Piece(name=b"/etc/evil.npy")), "leads out of the file"),
-    "drive": (craft(Piece(name=b"C:\\evil.npy")), "leads out of the file"),
-    "drive with slashes": (craft(Piece(name=b"C:/evil.npy")), "leads out of the file"),
-    "nul in a name": (craft(Piece(name=b"a\0b.npy")), "leads out of the file|refused"),
-    "empty name": (craft(Piece(name=b"")), "refused"),
-    "long name": (craft(Piece(name=b"n" * 10_000)), "more than 1000"),
-    "name not in UTF-8": (craft(Piece(name=b"\xff\xfe.npy")), "not UTF-8"),
-    "folder entry": (craft(Piece(name=b"a/", data=b"")), "refused"),
-    "member that is no array": (craft(Piece(name=b"a.txt")), "not an array"),
-    "two names for a member": (craft(Piece(local_name=b"b.npy")), "disagree on its name"),
+    "the same name twice": (craft(Crafted(), Crafted()), "twice"),
+    "climbing name": (craft(Crafted(name=b"../../evil.npy")), "leads out of the file"),
+    "climbing name inside": (craft(Crafted(name=b"a/../../evil.npy")), "leads out of the file"),
+    "absolute name": (craft(Crafted(name=b"/etc/evil.npy")), "leads out of the file"),
+    "drive": (craft(Crafted(name=b"C:\\evil.npy")), "leads out of the file"),
+    "drive with slashes": (craft(Crafted(name=b"C:/evil.npy")), "leads out of the file"),
+    "nul in a name": (craft(Crafted(name=b"a\0b.npy")), "leads out of the file|refused"),
+    "empty name": (craft(Crafted(name=b"")), "refused"),
+    "long name": (craft(Crafted(name=b"n" * 10_000)), "more than 1000"),
+    "name not in UTF-8": (craft(Crafted(name=b"\xff\xfe.npy")), "not UTF-8"),
+    "folder entry": (craft(Crafted(name=b"a/", data=b"")), "refused"),
+    "member that is no array": (craft(Crafted(name=b"a.txt")), "not an array"),
+    "two names for a member": (craft(Crafted(local_name=b"b.npy")), "disagree on its name"),
     "more elements than bytes": (as_member(header("'<f8'", "(1000000000000,)")), "do not agree"),
     "many more elements than bytes": (as_member(header("'<f4'", "(1500000000,)")), "do not agree"),
     "fewer elements than bytes": (as_member(header("'<f4'", "(2,)")), "do not agree"),
@@ -138,22 +138,25 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "gibibyte of header": (as_member(raw_header(b" " * 100, length=2**30, version=2)), "more than 4096"),
     "header behind the end": (as_member(raw_header(b"{", length=4000)), "malformed"),
     "code in a header": (as_member(raw_header(b"__import__('os').mkdir('canary')")), "malformed"),
-    "wrong CRC in the directory": (craft(Piece(crc32=1)), "CRC-32"),
-    "wrong size": (craft(Piece(size=len(GOOD) - 1)), "two different sizes"),
-    "bomb by its own word": (craft(inflating(GOOD, size=2**31)), "a bomb"),
+    "wrong CRC in the directory": (craft(Crafted(crc32=1)), "CRC-32"),
+    "wrong size": (craft(Crafted(size=len(GOOD) - 1)), "two different sizes"),
+    "bomb by its claimed size": (craft(inflating(GOOD, size=2**31)), "a bomb"),
     "deflated data cut short": (craft(inflating(GOOD, size=len(GOOD) + 64)), "ends too early"),
-    "deflated garbage": (craft(Piece(data=b"\xff" * 50, method=8, size=192)), "damaged"),
-    "bzip2": (craft(Piece(method=12)), "method 12"),
-    "lzma": (craft(Piece(method=14)), "method 14"),
-    "unknown method": (craft(Piece(method=99)), "method 99"),
-    "encrypted": (craft(Piece(flags=1)), "encrypted"),
-    "overlapping members": (craft(*(Piece(name=f"{n}.npy".encode(), offset=0) for n in range(100))), "overlaps"),
-    "member behind the directory": (craft(Piece(offset=4000)), "overlaps|no header"),
-    "more members claimed than there are": (craft(Piece(), count=2), "room|cut short|damaged"),
-    "fewer members claimed than there are": (craft(Piece(), Piece(name=b"b.npy"), count=1), "longer than its members"),
-    "a million members claimed": (craft(Piece(), count=0xFFFE), "room"),
-    "directory with a tail": (craft(Piece(), directory_extra=b"x" * 30), "longer than its members"),
-    "bytes before": (craft(Piece(), before=b"PK\3\4" + b"x" * 400)[4:], "not a dump"),
+    "deflated garbage": (craft(Crafted(data=b"\xff" * 50, method=8, size=192)), "damaged"),
+    "bzip2": (craft(Crafted(method=12)), "method 12"),
+    "lzma": (craft(Crafted(method=14)), "method 14"),
+    "unknown method": (craft(Crafted(method=99)), "method 99"),
+    "encrypted": (craft(Crafted(flags=1)), "encrypted"),
+    "overlapping members": (craft(*(Crafted(name=f"{n}.npy".encode(), offset=0) for n in range(100))), "overlaps"),
+    "member behind the directory": (craft(Crafted(offset=4000)), "overlaps|no header"),
+    "more members claimed than there are": (craft(Crafted(), count=2), "room|cut short|damaged"),
+    "fewer members claimed than there are": (
+        craft(Crafted(), Crafted(name=b"b.npy"), count=1),
+        "longer than its members",
+    ),
+    "a million members claimed": (craft(Crafted(), count=0xFFFE), "room"),
+    "directory with a tail": (craft(Crafted(), directory_extra=b"x" * 30), "longer than its members"),
+    "bytes before": (craft(Crafted(), before=b"PK\3\4" + b"x" * 400)[4:], "not a dump"),
     "no members": (craft(), "not a dump"),
     "npy cut short": (GOOD[:-1], "do not agree"),
     "npy with a tail": (GOOD + b"x", "do not agree"),
@@ -241,21 +244,21 @@ OURS: dict[str, tuple[Alteration, str]] = {
     "entry twice": (_entry_twice, "twice"),
     "alias of an alias": (_alias_of_alias, "no tensor of its own"),
     "alias of nothing": (lambda members, document: _entry(document, 7).update(alias_of="x"), "no tensor of its own"),
-    "other shape": (_with(shape=[3, 2]), "says shape"),
-    "other dtype": (_with(dtype="int32"), "says dtype"),
-    "dtype of another meaning": (_with(dtype="key<fry>"), "says"),
-    "unknown dtype": (_with(dtype="float1"), "says dtype"),
-    "other stored dtype": (_with_stored(dtype="<i4"), "says dtype"),
+    "other shape": (_with(shape=[3, 2]), "states shape"),
+    "other dtype": (_with(dtype="int32"), "states dtype"),
+    "dtype of another meaning": (_with(dtype="key<fry>"), "states"),
+    "unknown dtype": (_with(dtype="float1"), "states dtype"),
+    "other stored dtype": (_with_stored(dtype="<i4"), "states dtype"),
     "other CRC": (_with_stored(crc32=1), "CRC-32"),
-    "other offset": (_with_stored(offset=64), "another place"),
-    "other size": (_with_stored(size_bytes=23), "another place"),
+    "other offset": (_with_stored(offset=64), "disagree on its offset"),
+    "other size": (_with_stored(size_bytes=23), "disagree on its offset"),
     "other member": (_with_stored(member="activation/codes.npy"), "lacks|disagree|does not name"),
-    "other float8": (lambda members, document: _entry(document, 1).update(dtype="float8_e5m2"), "says dtype"),
+    "other float8": (lambda members, document: _entry(document, 1).update(dtype="float8_e5m2"), "states dtype"),
 }
 
 
 def relaid(folder: Path, alter: Alteration) -> Path:
-    """A dump of ours with something altered, everything else laid out as the writer would have."""
+    """Writes a dump whose manifest or members are altered, with everything else as the writer would write it."""
     path = write(folder / "altered.npz", [*some_of_everything(), _last()])
     with zipfile.ZipFile(path) as archive:
         members = {each.filename: archive.read(each) for each in archive.infolist()}
@@ -275,7 +278,7 @@ def relaid(folder: Path, alter: Alteration) -> Path:
 
 
 def _last() -> Any:
-    """The record whose member can be taken away without moving another."""
+    """Returns a last record, whose member can be removed without moving another."""
     from tests.support.dumps import record
 
     return record("w", np.zeros(3), family="param")

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gradscope.comparison import Comparison
-from gradscope.comparison import Row as ComparedRow
+from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.dump.manifest.manifest import Entry, Layer, Ledger, LedgerLine, Manifest
 from gradscope.dump.record import Json, Reason, SiteFacts
 from gradscope.report import DumpReport, Query, Screen, dump_report, to_text
@@ -141,10 +140,10 @@ def scanned_network(iterations: int = 3) -> Manifest:
     return Manifest(entries=tuple(entries), layers=layers, loss=5.0)
 
 
-def compared(family: str, name: str, rel_l2: float, *, index: int = 0, tolerance: float = 1e-4) -> ComparedRow:
+def compared(family: str, name: str, rel_l2: float, *, index: int = 0, tolerance: float = 1e-4) -> ComparisonRow:
     """A row of a comparison, judged by its `rel_l2`."""
     passes = rel_l2 <= tolerance
-    return ComparedRow(
+    return ComparisonRow(
         name=name,
         family=family,
         status="same" if passes else "different",
@@ -166,7 +165,7 @@ def different_runs() -> Comparison:
         rows=(
             compared("input", "image", 0.0),
             compared("param", "stem/conv/kernel", 0.0, index=1),
-            ComparedRow(name="head/bias", family="param", status="missing", index=9, why="not in the candidate"),
+            ComparisonRow(name="head/bias", family="param", status="missing", index=9, why="not in the candidate"),
             compared("activation", "stem", 3.1e-7, index=1),
             compared("activation", "block1/conv", 2.4e-3, index=2),
             compared("activation", "block1/bn", 1.1e-3, index=3),

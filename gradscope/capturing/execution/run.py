@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradscope.capturing.execution.order import Iteration
 from gradscope.instrument.observing_program import Observed, Reached
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.instrument.rewriting.interpreter import Captured
+from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import iterations
 from gradscope.tracing.tracer import Trace
 
@@ -56,8 +56,8 @@ class Turn(NamedTuple):
     """
 
     at: tuple[int, ...]
-    nominal: Iteration
-    iteration: Iteration
+    nominal: IterationIndex
+    iteration: IterationIndex
     executed: bool
 
 

@@ -9,19 +9,20 @@ from itertools import chain
 import numpy as np
 
 from gradscope import naming
-from gradscope.capturing.execution.order import ExecutionOrder, Iteration
+from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.explain.zero_gradients import Zero, causes_of
-from gradscope.capturing.records.drafts import Draft, drafts
-from gradscope.capturing.records.example_gradients import ExampleGradients, example_drafts
+from gradscope.capturing.records.example_gradients import ExampleGradients, pending_examples
 from gradscope.capturing.records.layer_tree import LayerTree
 from gradscope.capturing.records.measure import Reading
+from gradscope.capturing.records.pending_tensors import PendingTensor, pending_tensors
 from gradscope.capturing.records.prefetch import Ahead, in_order
-from gradscope.capturing.records.term_records import term_drafts, why_no_term
+from gradscope.capturing.records.term_records import pending_terms, why_no_term
 from gradscope.dump.manifest.manifest import Cause, Layer, Ledger, LedgerLine
 from gradscope.dump.record import Reason, Record
 from gradscope.instrument.query.planning import wants_site
 from gradscope.instrument.query.terms import Terms
+from gradscope.naming import IterationIndex
 from gradscope.stats.columns import is_all_zero
 from gradscope.tracing.dataflow.gradient_barriers import Barriers
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
@@ -33,17 +34,17 @@ AHEAD = Ahead(batches=4, batch_items=64, batch_bytes=4 << 20)
 
 
 class Session:
-    """Hands out a run's records one by one; layers, ledger and loss are complete when the last has been handed out.
+    """A `Session` yields the records of a run one by one; layers, ledger and loss are complete after the last.
 
     Args:
         run: The run.
         reading: How observations become statistics.
-        further: Runs of the same loss that observe more of it, each started when the one before has been handed out.
+        further: Runs of the same loss that observe more of it, each started after the last record of the one before.
 
     Attributes:
-        nonfinite: Whether the loss or a gradient handed out so far has a NaN or an infinity. A value that has one may
+        nonfinite: Whether the loss or a gradient yielded so far has a NaN or an infinity. A value that has one may
             be meant so, as a mask is.
-        zeros: The gradients handed out so far that are exactly zero.
+        zeros: The gradients yielded so far that are exactly zero.
     """
 
     def __init__(self, run: Run, reading: Reading, further: Iterable[Run] = ()) -> None:
@@ -61,46 +62,46 @@ class Session:
         self._accounted: set[tuple[ValueKey | UseKey, str]] = set()
 
     def records(self) -> Iterator[Record]:
-        """Every record of the run, in the order in which a dump holds them."""
+        """Yields every record of the run, in the order in which a dump holds them."""
         yield from self._records_of(self._run)
         self._run = self._run.without_tensors()
         for run in self._further:
             yield from self._records_of(run)
             if not run.sites_only:
                 self._run = run.without_tensors()
-            del run  # what it handed out must not stay until the next has run
+            del run  # its tensors must not stay in memory until the next has run
 
     @property
     def run(self) -> Run:
-        """The run, without the tensors that have been handed out."""
+        """The run, without the tensors whose records have been yielded."""
         return self._run
 
     def _records_of(self, run: Run) -> Iterator[Record]:
-        return self._measured(chain(drafts(run, self._order), term_drafts(run, self._order)))
+        return self._measured(chain(pending_tensors(run, self._order), pending_terms(run, self._order)))
 
     def example_records(self, gradients: ExampleGradients, count: int) -> Iterator[Record]:
-        """The records of the gradients of each of so many examples, behind those of the run."""
-        return self._measured(example_drafts(self._run, self._order, gradients, count))
+        """Yields the records of the gradients of each of so many examples, which come after those of the run."""
+        return self._measured(pending_examples(self._run, self._order, gradients, count))
 
-    def _measured(self, pieces: Iterable[Draft]) -> Iterator[Record]:
+    def _measured(self, pieces: Iterable[PendingTensor]) -> Iterator[Record]:
         for measured in in_order(self._reading.measured, pieces, ahead=AHEAD, size_of=_size_bytes):
-            self._tree.note(measured.draft, measured.power)
+            self._tree.note(measured.pending, measured.power)
             for record in map(self._reading.kept, measured.records):
                 self.nonfinite |= _flows(record.family) and _nonfinite(record)
-                self._account(measured.draft, record)
+                self._account(measured.pending, record)
                 yield record
 
     def loss(self) -> float | None:
-        """The loss; None where it was not asked for."""
+        """Returns the loss; None where it was not requested."""
         loss = self._run.observed.loss
         return None if loss is None else float(np.asarray(loss))
 
     def layers(self) -> tuple[Layer, ...]:
-        """The layer tree."""
+        """Returns the layer tree."""
         return self._tree.layers()
 
     def ledger(self) -> Ledger:
-        """The account of every site: what was captured and why the others were not."""
+        """Returns the account of every site: what was captured and why the others were not."""
         return Ledger(captured=self._captured, missing=(*self._missing, *self._left_out()))
 
     def causes(self, most_bytes: int) -> tuple[Cause, ...]:
@@ -114,9 +115,9 @@ class Session:
         """
         return causes_of(self._run, self.zeros, self._flowing, most_bytes)
 
-    def _account(self, draft: Draft, record: Record) -> None:
-        value = draft.origin.value
-        self._accounted.add((value, draft.family))
+    def _account(self, pending: PendingTensor, record: Record) -> None:
+        value = pending.origin.value
+        self._accounted.add((value, pending.family))
         whole = value if isinstance(value, ValueKey) and _flows(record.family) else None
         if record.absent is not None:
             of_loss = self._run.plan.is_of_loss
@@ -126,22 +127,22 @@ class Session:
         elif record.alias_of is None and record.shard is None:
             self._captured += 1
             if whole is not None:
-                self._note_gradient(whole, draft.origin.turn, record)
+                self._note_gradient(whole, pending.origin.turn, record)
 
-    def _note_gradient(self, value: ValueKey, turn: Iteration, record: Record) -> None:
+    def _note_gradient(self, value: ValueKey, turn: IterationIndex, record: Record) -> None:
         if is_all_zero(record.stats):
             self.zeros.append(Zero(family=record.family, name=record.name, value=value, turn=turn))
         else:
             self._flowing.add(value)
 
     def _why(self, site: Site, family: str) -> Reason:
-        """Why a site was never drafted; what the user left out is the user's word first."""
+        """Returns why a run has no tensor for a site; that the user left it out comes before all other reasons."""
         if not wants_site(self._run.wanted, site, family):
             return "filtered"
         return "opaque" if site.opaque else "eliminated"
 
     def _left_out(self) -> Iterator[LedgerLine]:
-        """What was never drafted: sites and terms, by their names without iterations, and arguments."""
+        """Yields what the run has no tensor for: sites and terms, by their names without iterations, and arguments."""
         shown = self._run.wanted.operations
         for site in (site for site in self._run.trace.sites if shown or not all(n.operation for n in site.names)):
             for family in (naming.ACTIVATION, naming.ACTIVATION_GRAD):
@@ -158,8 +159,8 @@ class Session:
                     yield LedgerLine(name=leaf.name, family=family, reason="filtered")
 
 
-def _size_bytes(draft: Draft) -> int:
-    return 0 if draft.observation is None else draft.observation.size_bytes
+def _size_bytes(pending: PendingTensor) -> int:
+    return 0 if pending.observation is None else pending.observation.size_bytes
 
 
 def _flows(family: str) -> bool:

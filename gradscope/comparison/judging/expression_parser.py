@@ -1,4 +1,4 @@
-"""Parsing the expressions of tolerances, by recursive descent: one method per line of the grammar in `expressions`."""
+"""`parse_expression` parses a tolerance by recursive descent: one method per line of the grammar in `expressions`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gradscope.naming.patterns import nearest_hint
 _WORDS: Final = ("and", "or", "not")
 _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 
-#: How deep parentheses and negations may be nested: more is no tolerance, and would exhaust the stack.
+#: How deep parentheses and negations may be nested; deeper nesting would exhaust the stack.
 _DEEPEST: Final = 50
 
-# `1-cos` is a metric that begins like a number, so metrics come first.
+# Metrics come first, because `1-cos` begins like a number.
 _TOKEN: Final = re.compile(
     rf"\s*({'|'.join(map(re.escape, sorted(NAMES, key=len, reverse=True)))})(?!\w)"
     r"|\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.])"
@@ -26,10 +26,10 @@ _TOKEN: Final = re.compile(
 
 
 def parse_expression(text: str) -> Expression:
-    """The expression that a text stands for; a number by itself means `rel_l2 <= number`.
+    """Returns the expression of a text; a number by itself means `rel_l2 <= number`.
 
     Raises:
-        UsageError: It is none; what was found where is said.
+        UsageError: The text is not an expression; the message names what was found and what was expected.
     """
     tokens = _tokens(text)
     if len(tokens) == 1 and _is_number(tokens[0]):

@@ -1,12 +1,12 @@
-"""Expressions over the metrics of a row: what a tolerance asks for, `rel_l2 < 1e-4 and max_abs < 1`.
+"""Expressions over the metrics of a pair, such as `rel_l2 < 1e-4 and max_abs < 1`.
 
     expression = term {"or" term}            comparison = metric operator number | number operator metric
     term       = factor {"and" factor}       operator   = "<" | "<=" | ">" | ">=" | "==" | "!="
     factor     = "not" factor | "(" expression ")" | "bit_equal" | comparison
 
-They are parsed by `expressionparser` and never evaluated as Python. An expression *holds*, does not hold, or cannot
-tell: a metric that a row lacks (integers have no `ulp_max`, a dump of statistics has no `max_abs`) makes a comparison
-that cannot tell, and `and`, `or`, `not` are Kleene's.
+Expressions are parsed by `expression_parser` and never evaluated as Python. The value of an expression is true, false
+or undecided: a comparison is undecided where the pair lacks its metric (integers have no `ulp_max`, a dump of
+statistics has no `max_abs`). `and`, `or` and `not` are those of Kleene's three-valued logic.
 
 References:
     S. C. Kleene, "Introduction to Metamathematics" (1952), section 64: the strong three-valued connectives.
@@ -36,20 +36,20 @@ OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = MappingProxyTyp
 
 
 class Expression(Protocol):
-    """Something that a row's metrics satisfy or not."""
+    """Expression is a condition on metrics."""
 
     def holds(self, metrics: Mapping[str, Json]) -> bool | None:
-        """Whether the metrics satisfy it; None where they cannot tell."""
+        """Returns whether the metrics satisfy the condition; None where they do not decide it."""
         ...
 
     def mentions(self, metric: str) -> bool:
-        """Whether it speaks of a metric."""
+        """Returns whether the condition uses a metric."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """`metric operator number`."""
+    """Limit is the condition `metric operator number`."""
 
     metric: str
     operator: str
@@ -70,7 +70,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """`first and second`."""
+    """Both is the condition `first and second`."""
 
     first: Expression
     second: Expression
@@ -89,7 +89,7 @@ class Both:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """`first or second`."""
+    """Either is the condition `first or second`."""
 
     first: Expression
     second: Expression
@@ -108,7 +108,7 @@ class Either:
 
 @dataclass(frozen=True, slots=True)
 class Negation:
-    """`not expression`."""
+    """Negation is the condition `not expression`."""
 
     expression: Expression
 

@@ -1,8 +1,8 @@
-"""The metrics of one pair of tensors, by the names of their columns.
+"""`Metrics` stores all metrics of one pair of tensors, and returns them by the names of their columns.
 
-Law: the metrics of two stretches of a pair add up to the metrics of the whole, whatever the stretches: counts, maxima
-and the position of the worst element exactly, norms and angles to rounding. The metrics of no stretch at all have the
-columns of two equal tensors, which are the same whatever is in them.
+Law: the metrics of two ranges of elements add up to the metrics of both ranges together. Counts, maxima and the
+position of the worst element add up exactly, norms and angles up to rounding. The metrics of an empty range have the
+columns of two equal tensors: equal tensors have the same metrics, whatever their elements are.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from gradscope.comparison.metrics.alignment import Alignment
-from gradscope.comparison.metrics.deviation import Deviation, Peak, Scalar
+from gradscope.comparison.metrics.elementwise import ElementwiseErrors, Peak, Scalar
+from gradscope.comparison.metrics.rel_l2_and_cosine import Alignment
 from gradscope.dump.record import Json
 
 #: What the values of a metric are. An `index` and an `element` belong to the worst element and have no order.
@@ -143,15 +143,15 @@ _DTYPES: Final = {spec.name: spec.dtypes for spec in METRICS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """What the elements of a pair say about each other.
+    """Metrics stores how the elements of a pair differ.
 
     Attributes:
-        kind: What sort of numbers they are, as `precision.kind_of` has it.
+        kind: The kind of the elements, see `precision.kind_of`.
         size: Number of positions.
-        nonfinite_mismatch: Positions where one side is not finite and the other is, or is so in another way. Two NaNs
-            agree, and so do two infinities of one sign.
-        alignment: Lengths and directions, over positions where both sides are finite.
-        deviation: Elements, over the same positions.
+        nonfinite_mismatch: Number of positions where one element is not finite and the other is finite, or another
+            non-finite value. Two NaNs agree, and so do two infinities of one sign.
+        alignment: Norms and angle over the positions where both elements are finite.
+        elementwise: Elementwise errors over the same positions.
         bit_equal: Whether the bytes are the same.
     """
 
@@ -159,7 +159,7 @@ class Metrics:
     size: int = 0
     nonfinite_mismatch: int = 0
     alignment: Alignment = field(default_factory=Alignment)
-    deviation: Deviation = field(default_factory=Deviation)
+    elementwise: ElementwiseErrors = field(default_factory=ElementwiseErrors)
     bit_equal: bool = True
 
     def __add__(self, other: Metrics) -> Metrics:
@@ -168,7 +168,7 @@ class Metrics:
             size=self.size + other.size,
             nonfinite_mismatch=self.nonfinite_mismatch + other.nonfinite_mismatch,
             alignment=self.alignment + other.alignment,
-            deviation=self.deviation + other.deviation.moved(self.size),
+            elementwise=self.elementwise + other.elementwise.shifted(self.size),
             bit_equal=self.bit_equal and other.bit_equal,
         )
 
@@ -178,28 +178,28 @@ class Metrics:
         return math.inf if self.nonfinite_mismatch else self.alignment.rel_l2
 
     def columns(self, shape: tuple[int, ...]) -> dict[str, Json]:
-        """Every metric that applies, by its column's name.
+        """Returns every metric that applies, by the name of its column.
 
         Args:
             shape: The shape of the tensors, for the index of the worst element.
 
         Returns:
-            Numbers, and for the worst element `max_abs_index` and both values; complex ones as `[real, imaginary]`.
-            Where no position is finite on both sides, and they do not agree, there is nothing that others could tell.
+            Numbers, and for the worst element `max_abs_index` and both values; complex values as `[real, imaginary]`.
         """
-        if self.nonfinite_mismatch and not self.deviation.count:
+        # Without a position that is finite in both tensors, the other metrics would be those of two equal tensors.
+        if self.nonfinite_mismatch and not self.elementwise.count:
             return {"nonfinite_mismatch": self.nonfinite_mismatch, "bit_equal": self.bit_equal}
-        relations, ulps = self.deviation.relations, self.deviation.ulps
+        relative, ulps = self.elementwise.relative, self.elementwise.ulps
         found: dict[str, Json] = {
             "rel_l2": self.alignment.rel_l2,
             "1-cos": self.alignment.one_minus_cosine,
             "norm_ratio": self.alignment.norm_ratio,
-            **_peak_columns(self.deviation.peak, shape),
-            "mismatch": self._share(self.deviation.mismatched),
-            "max_rel": relations.max_rel,
+            **_peak_columns(self.elementwise.peak, shape),
+            "mismatch": self._share(self.elementwise.mismatched),
+            "max_rel": relative.max_rel,
             "ulp_max": ulps.largest,
             "ulp_share": self._share(ulps.above),
-            "sign_flip": relations.flipped / relations.large if relations.large else 0.0,
+            "sign_flip": relative.flipped / relative.large if relative.large else 0.0,
             "sqnr_db": self.alignment.sqnr_db,
             "nonfinite_mismatch": self.nonfinite_mismatch,
             "bit_equal": self.bit_equal,
@@ -207,7 +207,7 @@ class Metrics:
         return {name: value for name, value in found.items() if not _DTYPES[name] or self.kind in _DTYPES[name]}
 
     def _share(self, count: int) -> float:
-        return count / self.deviation.count if self.deviation.count else 0.0
+        return count / self.elementwise.count if self.elementwise.count else 0.0
 
 
 def _peak_columns(peak: Peak | None, shape: tuple[int, ...]) -> dict[str, Json]:

@@ -1,4 +1,4 @@
-"""A dump that was never written: the manifest and the tensors of a capture, with the interface of a dump in a file."""
+"""A dump in memory: the manifest and the tensors of a capture, with the interface of a dump file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gradscope.protocols import implements
 
 
 class MemoryDump:
-    """A `DumpSource` in memory.
+    """A `DumpSource` whose tensors are in memory.
 
     Args:
-        manifest: As a written dump's; where the tensors would be stored in a file is not looked at.
+        manifest: The manifest; the file locations in its entries are ignored.
         arrays: The tensors by key, in their logical dtypes.
     """
 
@@ -61,14 +61,14 @@ class MemoryDump:
         return stretch_of(self.array(key), start, stop)
 
     def records(self) -> Iterator[Record]:
-        """The records it was made of, as a writer takes them."""
+        """Yields the dump's records, so that a writer can write them to a file."""
         for entry in self._manifest.entries:
             array = self._arrays.get(key_of(entry.family, entry.name))
             yield Record(**fields_of(TensorFacts, entry), array=array)
 
 
 class MemoryWriter:
-    """A `RecordSink` that keeps what it takes."""
+    """A `RecordSink` that keeps its records in memory."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
@@ -76,7 +76,7 @@ class MemoryWriter:
 
     @implements(RecordSink)
     def require_space(self, size_bytes: int) -> None:
-        """Do nothing: memory that is full reports that by itself."""
+        """Does nothing: memory is not checked in advance."""
 
     @implements(RecordSink)
     def add(self, record: Record) -> Entry:
@@ -95,5 +95,5 @@ class MemoryWriter:
         """Save nothing: the caller has the error itself."""
 
     def dump(self, manifest: Manifest) -> MemoryDump:
-        """What was taken, as a dump."""
+        """Returns the added records as a dump."""
         return MemoryDump(manifest, self._arrays)

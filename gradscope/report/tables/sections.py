@@ -1,7 +1,7 @@
-"""Sections: the tables of a dump, values and their gradients side by side on one line.
+"""Sections are the tables of a dump, with a value and its gradient on one line.
 
-There is one section per family of values, in the order of execution: inputs, layers, parameters, then what else there
-is. The cells of a line are the values of at most two rows; nothing is computed here but shares of counts.
+There is one section per family of values, in the order of execution: inputs, layers, parameters, then the others. The
+cells of a line are the values of at most two rows; only shares of counts are computed here.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gradscope.report.tables.dump_rows import Row, place, value_family
 from gradscope.report.tables.table import Cell, Column, Kind, Line, Table, column
 from gradscope.stats.columns import ColumnKind, column_kinds
 
-#: The dtype that goes without saying.
+#: The usual dtype, which is not shown.
 _USUAL_DTYPE: Final = "float32"
-#: Reasons for a missing tensor that are no news: the user's own wish, and a dtype that has no gradient.
+#: Reasons for a missing tensor that are not shown: the user excluded it, or its dtype has no gradient.
 _EXPECTED: Final = frozenset({"filtered", "non-differentiable"})
 #: The group of columns that show the gradient's row; all others show the value's.
 _GRADIENT: Final = "gradient"
@@ -37,12 +37,12 @@ _KINDS: Final = MappingProxyType(column_kinds())
 def _statistic(
     name: str, priority: int, kind: Kind | None = None, *, group: str = "", only_nonzero: bool = False
 ) -> Column:
-    """The column of a statistic: of the kind that the table of all has, unless it reads better as another."""
+    """Return the column of a statistic, of the kind in the table of statistics unless `kind` is set."""
     return column(name, priority, kind or _SHOWN_AS[_KINDS[name]], group=group, only_nonzero=only_nonzero)
 
 
 def _nonfinite(group: str = "") -> tuple[Column, ...]:
-    """Counts of what is not finite: of the first importance, and no columns where all is well."""
+    """Return the columns of counts of non-finite elements, which are shown only where there are any."""
     return tuple(_statistic(name, 1, group=group, only_nonzero=True) for name in ("nan", "inf"))
 
 
@@ -77,14 +77,14 @@ _PARAMETERS: Final = (
     *_nonfinite(_GRADIENT),
     _statistic("g/w", 1, group=_GRADIENT),
 )
-_PARTS: Final = (
+_GRADIENTS_ONLY: Final = (
     _statistic("l2", 1, group=_GRADIENT),
     _statistic("rms", 4, group=_GRADIENT),
     _statistic("amax", 5, group=_GRADIENT),
     _statistic("zeros", 6, "share", group=_GRADIENT),
     *_nonfinite(_GRADIENT),
 )
-_TERMS: Final = (column("of", 2, "name", group=_GRADIENT), *_PARTS)
+_TERMS: Final = (column("of", 2, "name", group=_GRADIENT), *_GRADIENTS_ONLY)
 _OTHERS: Final = (
     _statistic("mean", 3),
     _statistic("std", 1),
@@ -97,7 +97,7 @@ _OTHERS: Final = (
     *_nonfinite(_GRADIENT),
 )
 _COLUMNS: Final = MappingProxyType(
-    {naming.ACTIVATION: _LAYERS, naming.PARAM: _PARAMETERS, naming.EXAMPLE_GRAD: _PARTS, naming.TERM: _TERMS}
+    {naming.ACTIVATION: _LAYERS, naming.PARAM: _PARAMETERS, naming.EXAMPLE_GRAD: _GRADIENTS_ONLY, naming.TERM: _TERMS}
 )
 _TITLES: Final = MappingProxyType(
     {
@@ -116,7 +116,7 @@ _TITLES: Final = MappingProxyType(
 
 @dataclass(slots=True, kw_only=True)
 class _Pair:
-    """The rows of one line: of a value, of its gradient, or of both."""
+    """A `_Pair` has the rows of one line: of a value, of its gradient, or of both."""
 
     value: Row | None = None
     gradient: Row | None = None
@@ -126,21 +126,21 @@ class _Pair:
         return tuple(row for row in (self.value, self.gradient) if row is not None)
 
     def values(self, group: str) -> Mapping[str, Json]:
-        """The values that a column of some group shows."""
+        """Return the values that a column of some group shows."""
         row = self.gradient if group == _GRADIENT else self.value
         return {} if row is None else row.values
 
 
 def sections(rows: Sequence[Row], notes: Mapping[str, Sequence[str]], *, in_order: bool) -> tuple[Table, ...]:
-    """The tables of some rows.
+    """Return the tables of some rows.
 
     Args:
-        rows: The rows, in the order in which lines are to stand.
-        notes: Words to put beside a tensor, such as the rules that found something in it, by key.
+        rows: The rows, in the order of the lines.
+        notes: Words to show next to a tensor, such as the rules that found something in it, by key.
         in_order: Whether that is execution order.
 
     Returns:
-        One table per family of values, whatever the order of lines in it; every row is in one line.
+        One table per family of values; every row is in one line.
     """
     families: dict[str, dict[str, _Pair]] = {}
     for row in rows:
@@ -173,6 +173,6 @@ def _line(name: str, pair: _Pair, columns: Sequence[Column], notes: Mapping[str,
 
 
 def _words(row: Row, notes: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    """What was found in a tensor; where nothing was, why it is not there."""
+    """Return the findings in a tensor; without any, the reason why the tensor is missing."""
     found, absent = notes.get(row.own_key, ()), row.values.get("absent")
     return found if found or absent is None or absent in _EXPECTED else (str(absent),)

@@ -23,8 +23,8 @@ _KINDS: Final = (
 )
 
 
-def kind_of(dtype: Any) -> str:
-    """What sort of numbers a dtype holds, in words; the dtype's own name for what are none."""
+def dtype_in_words(dtype: Any) -> str:
+    """Returns what sort of numbers a dtype holds, in words; the dtype's own name where it holds none."""
     return next((kind for general, kind in _KINDS if jnp.issubdtype(dtype, general)), str(dtype))
 
 
@@ -51,7 +51,7 @@ def _differences(path: str, wanted: Described, found: Described, *, exact: bool)
     if tuple(found.shape) != tuple(wanted.shape):
         yield f"{path} has shape {list(found.shape)}, expected {list(wanted.shape)}"
     dtypes = [_as_read(found.dtype), _as_read(wanted.dtype)]
-    if len(set(dtypes if exact else map(kind_of, dtypes))) > 1:
+    if len(set(dtypes if exact else map(dtype_in_words, dtypes))) > 1:
         yield f"{path} is {found.dtype}, expected {wanted.dtype}"
 
 

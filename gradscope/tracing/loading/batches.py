@@ -24,7 +24,7 @@ from gradscope import naming
 from gradscope.dump.reader import DumpFile, open_dump
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming import printable
-from gradscope.tracing.data.mismatches import kind_of
+from gradscope.tracing.data.mismatches import dtype_in_words
 from gradscope.tracing.loading.loader import named_object, seed_generators
 from gradscope.tracing.user_frames import user_code
 
@@ -175,7 +175,7 @@ def _problems(wanted: Mapping[str, Any], arrays: Mapping[str, np.ndarray], lacki
 def _leaf_problems(name: str, leaf: Any, array: np.ndarray) -> Iterator[str]:
     if array.ndim != leaf.ndim or array.shape[1:] != leaf.shape[1:]:
         yield f"{printable(name)} has shape {list(array.shape)}, expected {_any_size(leaf.shape)}"
-    found, expected = kind_of(array.dtype), kind_of(leaf.dtype)
+    found, expected = dtype_in_words(array.dtype), dtype_in_words(leaf.dtype)
     if found != expected:
         yield f"{printable(name)} is {found} ({array.dtype}), expected {expected} ({leaf.dtype})"
     elif expected == "integer" and not _fits(leaf.dtype, array):

@@ -62,7 +62,7 @@ def test_what_the_reference_lacks_is_listed_with_the_reason(folder: Path) -> Non
     assert dumped.status == 0
     done = gradscope("compare", "part.npz", "a.npz", "--isolate", "model.py", "--allow-missing", ".*", folder=folder)
     assert done.status == 0
-    assert "\nnot judged  relu: the reference holds no such activation\n" in done.output
+    assert "\nnot judged  relu: the reference has no such activation\n" in done.output
 
 
 def test_other_weights_are_no_layers_fault(folder: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_candidate_runs_again_as_its_dump_says_it_was_run(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("a.npz a.npz b.npz --isolate model.py", "--isolate is about one reference and one candidate"),
+        ("a.npz a.npz b.npz --isolate model.py", "--isolate applies to one reference and one candidate"),
         ("a.npz b.npz --isolate absent.py", "there is no file absent.py"),
         ("a.npz b.npz --isolate linear_regression", "the dump is not one of linear_regression"),
     ],

@@ -64,7 +64,7 @@ def test_a_wrong_rule_exits_1_and_is_wrong_backward_alone(folder: Path) -> None:
         ("lasst right.npz right.py", "no layer is called lasst"),
         ("last absent.npz right.py", "absent.npz"),
         ("last right.npz mlp", "the dump is not one of mlp"),
-        ("last right.npz right.py -o right.py", "right.py is no folder"),
+        ("last right.npz right.py -o right.py", "right.py is not a folder"),
     ],
 )
 def test_what_cannot_be_reproduced_is_said_in_a_line(folder: Path, line: str, says: str) -> None:

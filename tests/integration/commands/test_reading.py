@@ -89,7 +89,7 @@ def test_what_is_recovered_is_a_dump_that_says_so(files: Path, tmp_path: Path) -
     saved = tmp_path / "saved.npz"
     done = gradscope("recover", "truncated.npz", "-o", saved, folder=files)
     assert (done.status, done.errors) == (0, "")
-    assert re.fullmatch(r"\S+/saved\.npz: \d+ tensors \([\d,]+ bytes\) saved; .* bytes behind them .*\n", done.output)
+    assert re.fullmatch(r"\S+/saved\.npz: \d+ tensors \([\d,]+ bytes\) saved; .* bytes after them .*\n", done.output)
     shown = gradscope("show", saved, folder=files)
     assert shown.status == 0
     assert "the run that wrote this dump did not finish" in shown.output

@@ -94,8 +94,8 @@ def test_the_nth_batch_of_a_pipeline(folder: Path) -> None:
     [
         (("--data", "data.py:batches", "--batch-index", 7), 2, "ends before batch 7"),
         (("--data", "data.py:broken"), 4, "no such bucket"),
-        (("--batch-index", 1), 2, "--batch-index without --data means nothing"),
-        (("--map-keys", "names.txt"), 2, "--map-keys without --checkpoint means nothing"),
+        (("--batch-index", 1), 2, "--batch-index without --data has no meaning"),
+        (("--map-keys", "names.txt"), 2, "--map-keys without --checkpoint has no meaning"),
     ],
 )
 def test_what_cannot_be_is_told_with_its_status(

@@ -81,7 +81,7 @@ def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
         ("dump mlp --per-example --max-memory 1GiB", "--per-example and --max-memory contradict each other"),
         ("dump mlp --per-example --distributed auto", "--per-example and --distributed contradict each other"),
         ("show a.npz --tensor x --ledger", "--tensor and --ledger contradict each other"),
-        ("show a.npz --diff b.npz", "--diff is about one tensor"),
+        ("show a.npz --diff b.npz", "--diff applies to one tensor"),
         ("dump mlp --batch-size 3 --data x.npz", "--batch-size and --data contradict each other"),
         ("show a.npz --families params", "there is no family 'params'"),
         ("show a.npz --families ,", "the list of family names is empty"),

@@ -204,4 +204,4 @@ def test_a_while_loop_is_named_as_a_whole() -> None:
 
     found = origin_of(loss)
     assert found.primitive == "while"
-    assert "in a turn that is not observed" in found.why
+    assert "in an iteration that is not observed" in found.why

@@ -134,7 +134,7 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
     "where in a scan of which only the end is used": (
         last_of_a_scan,
         jnp.ones((3, 4)),
-        "masked: where never takes it, select_n at .*; masked: turn 0 of scan at .* is not taken",
+        "masked: where never takes it, select_n at .*; masked: iteration 0 of scan at .* is not taken",
     ),
     "a rule that hands nothing on": (
         lambda w, x: deaf(w).sum(),
@@ -280,5 +280,5 @@ def test_what_does_not_fit_in_memory_is_not_looked_into() -> None:
     zero = Zero(family="param_grad", name="value", value=ValueKey((), OPERAND, 0), turn=())
     (small,) = causes_of(prepared.start(), [zero], [], most_bytes=16)
     (large,) = causes_of(prepared.start(), [zero], [])
-    assert small.why == "not looked into, because its way to the loss does not fit in memory"
+    assert small.why == "not looked into, because its path to the loss does not fit in memory"
     assert "multiplied by exact zeros" in large.why

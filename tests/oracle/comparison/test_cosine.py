@@ -12,7 +12,7 @@ import pytest
 from gradscope.comparison.metrics.block_pairs import block_pairs
 from gradscope.comparison.metrics.measure_pair import measure
 from gradscope.comparison.metrics.metrics import Metrics
-from gradscope.comparison.precision import yardstick_of
+from gradscope.comparison.precision import scale_of
 
 Array = np.ndarray[Any, Any]
 
@@ -27,7 +27,7 @@ def exact_one_minus_cosine(a: Array, b: Array) -> float:
 
 
 def metrics(a: Array, b: Array) -> Metrics:
-    return measure(block_pairs([a], [b]), yardstick_of(a.dtype.name, b.dtype.name, rtol=0, atol=0))
+    return measure(block_pairs([a], [b]), scale_of(a.dtype.name, b.dtype.name, rtol=0, atol=0))
 
 
 def nearly_parallel(dtype: Any, scale: float, noise: float) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ import pytest
 
 from gradscope.comparison.metrics.block_pairs import block_pairs
 from gradscope.comparison.metrics.measure_pair import measure
-from gradscope.comparison.precision import yardstick_of
+from gradscope.comparison.precision import scale_of
 
 RTOL, ATOL = 1e-3, 1e-6
 FLOATS = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
@@ -27,8 +27,8 @@ ALLOWANCE = {"float64": 32, "float32": 32, "float16": 1, "bfloat16": 1, "float8_
 
 
 def columns(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> dict[str, Any]:
-    yardstick = yardstick_of(a.dtype.name, b.dtype.name, rtol=RTOL, atol=ATOL)
-    return measure(block_pairs([a.reshape(-1)], [b.reshape(-1)]), yardstick).columns(a.shape)
+    scale = scale_of(a.dtype.name, b.dtype.name, rtol=RTOL, atol=ATOL)
+    return measure(block_pairs([a.reshape(-1)], [b.reshape(-1)]), scale).columns(a.shape)
 
 
 def noisy_pair(dtype: Any, seed: int = 0, noise: float = 0.1) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

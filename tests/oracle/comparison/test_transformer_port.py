@@ -163,12 +163,12 @@ def test_a_right_port_is_the_same_layer_by_layer(arguments: tuple[Any, Any], sca
     found = judged(scanned, ported(arguments), rules)
     assert found.verdict == "same", found.sentence
     rows = {f"{row.family}/{row.name}": row for row in found.rows}
-    assert {row.matched_by for row in found.rows} == {"name", "path", "map", "turns", None}
+    assert {row.matched_by for row in found.rows} == {"name", "path", "map", "iterations", None}
     query = rows["param_grad/block/attn/query/kernel"]
     assert (query.matched_by, query.made_by) == ("map", "transpose [1, 0], reshape [8, 2, 4], stack 0")
     assert rows["param_grad/block/norm1/scale"].made_by == "stack 0"
     assert rows["activation/block[1]/attn/query"].made_by == "reshape [2, 5, 2, 4]"
-    assert rows["activation/block"].matched_by == "turns"
+    assert rows["activation/block"].matched_by == "iterations"
 
 
 def test_an_off_by_one_mask_in_one_block_of_the_port_is_found_there(
@@ -187,4 +187,4 @@ def test_what_was_found_of_a_port_is_found_again_by_the_map_that_is_written(
     write_map(rules, found.matches)
     again = judged(scanned, port, rules)
     assert again.verdict == "same"
-    assert {row.matched_by for row in again.rows} == {"name", "map", "turns", None}
+    assert {row.matched_by for row in again.rows} == {"name", "map", "iterations", None}

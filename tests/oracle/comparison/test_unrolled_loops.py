@@ -14,7 +14,7 @@ import pytest
 from jax import Array, lax
 
 import gradscope as gs
-from gradscope.comparison import CompareOptions, Comparison, Row, compare
+from gradscope.comparison import CompareOptions, Comparison, ComparisonRow, compare
 from gradscope.comparison.pairing.map_file import read_map, write_map
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.naming import Selection
@@ -122,12 +122,12 @@ def captured(network: str, loop: Loop, *, ops: bool = False) -> gs.Dump:
     return gs.capture(loss_of(NETWORKS[network], loop), *arguments(), ops=ops)
 
 
-def by_key(found: Comparison) -> dict[str, Row]:
+def by_key(found: Comparison) -> dict[str, ComparisonRow]:
     return {f"{row.family}/{row.name}": row for row in found.rows}
 
 
 def through_turns(found: Comparison) -> dict[str, str]:
-    return {key: row.counterpart for key, row in by_key(found).items() if row.matched_by == "turns"}
+    return {key: row.counterpart for key, row in by_key(found).items() if row.matched_by == "iterations"}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_loop_and_its_turns_are_the_same_whichever_is_the_reference(network: s
         rows = by_key(found)
         output = rows["activation/cell" if network in ("carry", "nested") else "activation/cell.0"]
         last = "cell[0]" if way == "backwards" else f"cell[{TURNS - 1}]"
-        assert (output.status, output.matched_by) == ("same", "turns")
+        assert (output.status, output.matched_by) == ("same", "iterations")
         assert output.counterpart.startswith(last)
 
 
@@ -173,7 +173,7 @@ def test_a_part_is_not_held_against_the_whole_under_the_name_of_a_scope_around_e
         found = gs.compare(ref, cand)
         assert found.verdict == "same"
         rows = by_key(found)
-        assert rows["activation/net.0"].matched_by == ("turns" if ref is loop else "name")
+        assert rows["activation/net.0"].matched_by == ("iterations" if ref is loop else "name")
         assert rows["activation_grad/net.0"].counts is (ref is turns)
 
 
@@ -187,7 +187,7 @@ def test_among_operations_a_slice_of_a_stack_is_compared_with_the_stack(network:
             "activation/cell[1]/squeeze": ("same", "param/w", "unstack 0"),
             "activation_grad/cell[1]/squeeze": ("same", "param_grad/w", "unstack 0"),
         }
-        assert rows["activation/cell[1]/squeeze"].matched_by == "turns"
+        assert rows["activation/cell[1]/squeeze"].matched_by == "iterations"
         assert found.verdict == "same"
 
 

@@ -168,7 +168,7 @@ def test_what_the_reference_does_not_hold_is_said_and_falls_to_the_layer_behind_
     one = gs.capture(chain, VARIABLES, BATCH, exclude=["activation*/dense"])
     found = isolated(one, gs.capture(loss, VARIABLES, BATCH), loss, VARIABLES, BATCH)
     assert wrong(found) == ["square"]
-    assert [(each.name, each.why) for each in found.left_out] == [("dense", "the reference holds no such activation")]
+    assert [(each.name, each.why) for each in found.left_out] == [("dense", "the reference has no such activation")]
 
 
 def test_a_gradient_that_needs_a_cotangent_nobody_has_is_not_judged() -> None:
@@ -176,7 +176,7 @@ def test_a_gradient_that_needs_a_cotangent_nobody_has_is_not_judged() -> None:
     found = isolated(one, gs.capture(chain, VARIABLES, BATCH), chain, VARIABLES, BATCH)
     assert wrong(found) == []
     assert [(each.name, each.why) for each in found.left_out] == [
-        ("activation_grad/dense", "it is made of activation_grad/square, which the reference does not hold")
+        ("activation_grad/dense", "it depends on activation_grad/square, which the reference does not have")
     ]
     by_name = {row.name: row for row in found.rows}
     assert by_name["square"].vjp is None
@@ -235,8 +235,8 @@ def test_a_reference_of_statistics_holds_nothing_to_judge_by() -> None:
     found = isolated(one, gs.capture(chain, VARIABLES, BATCH), chain, VARIABLES, BATCH)
     assert (found.verdict, found.rows) == ("nothing compared", ())
     assert {each.name: each.why for each in found.left_out} == {
-        **dict.fromkeys(("dense", "square", "tail"), "the reference holds no such activation"),
-        **dict.fromkeys(("param_grad/w", "input_grad/x"), "the reference holds its statistics only"),
+        **dict.fromkeys(("dense", "square", "tail"), "the reference has no such activation"),
+        **dict.fromkeys(("param_grad/w", "input_grad/x"), "the reference has only its statistics"),
     }
 
 
@@ -257,7 +257,7 @@ def test_terms_are_left_to_the_gradients_that_they_are_parts_of() -> None:
     found = of_losses(after_all_layers, after_all_layers, VARIABLES, BATCH, terms=True)
     terms = [each for each in found.left_out if each.name.startswith("term/")]
     assert terms
-    assert {each.why for each in terms} == {"it is a part of a gradient, which is judged as a whole"}
+    assert {each.why for each in terms} == {"it is a term of a gradient, and only the full gradient is judged"}
 
 
 def test_a_dump_of_another_model_is_refused() -> None:

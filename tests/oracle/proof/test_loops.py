@@ -69,7 +69,7 @@ def test_the_loop_as_a_whole_is_what_its_last_turn_made(scanned: Path, unrolled:
     for pair in ((scanned, unrolled), (unrolled, scanned)):
         rows = gradscope("compare", *pair, "--select", "activation*/block", "--json").report["rows"]
         assert [(row["name"], row["matched_by"], row["counterpart"]) for row in rows] == [
-            ("block", "turns", "block[1]/add2")
+            ("block", "iterations", "block[1]/add2")
         ] * 2
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from gradscope.comparison.isolation import Isolation, LocalFinding, local_rows
-from gradscope.comparison.judging.rows import Row
+from gradscope.comparison.judging.rows import ComparisonRow
 
 SOURCES = {"dense": "model.py:1", "left": "model.py:2", "right": None, "sum": "model.py:4"}
 
@@ -15,7 +15,7 @@ SOURCES = {"dense": "model.py:1", "left": "model.py:2", "right": None, "sum": "m
 def finding(key: str, error: float, *layers: str) -> LocalFinding:
     """A tensor with an error, judged by a tolerance of 1e-3."""
     family, _, name = key.partition("/")
-    row = Row(
+    row = ComparisonRow(
         name=name, family=family, status="different" if error > 1e-3 else "same", index=0,
         metrics={"rel_l2": error}, tolerance=1e-3, needed=error,
     )  # fmt: skip

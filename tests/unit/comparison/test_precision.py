@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
 from gradscope.comparison.precision import (
     coarser,
     comparable,
-    default_tolerance,
-    reduced_matmul,
     small_magnitude,
     ulp_allowance,
 )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gradscope.comparison import Comparison
-from gradscope.comparison.result import Member, Series
+from gradscope.comparison.result import Series, SeriesMember
 from gradscope.report import SeriesReport, to_markdown
 from tests.support.report_samples import different_runs, same_runs
 
 
 def series(*comparisons: Comparison, **facts: object) -> Series:
-    members = (Member(name=f"step_{number}", comparison=each) for number, each in enumerate(comparisons))
+    members = (SeriesMember(name=f"step_{number}", comparison=each) for number, each in enumerate(comparisons))
     return Series(members=tuple(members), **facts)  # type: ignore[arg-type]
 
 

@@ -105,7 +105,9 @@ def test_what_cannot_be_subtracted_is_told(key: str, says: str) -> None:
 
 def test_the_report_says_where_the_error_sits() -> None:
     text = to_text(report(wrong_head()), Screen()).plain
-    assert text.startswith("activation/a\ndifferent           the error sits at index 2 along axis 2 (100% of it)\n")
+    assert text.startswith(
+        "activation/a\ndifferent           the error is concentrated at index 2 along axis 2 (100% of it)\n"
+    )
     assert all(title in text for title in ("Along each axis", "The worst elements", "Differences by magnitude"))
     assert "the error is spread along every axis" in to_text(report(HEADS + np.float32(1)), Screen()).plain
     assert "every element is equal" in to_text(report(HEADS.copy()), Screen()).plain

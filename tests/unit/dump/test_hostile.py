@@ -1,4 +1,4 @@
-"""Files from strangers: every one is refused quickly, with one line that says what is wrong, and never run."""
+"""Untrusted files: each is refused quickly, with one line that states the problem, and no code of it runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.hostile import FOREIGN, OURS, SAFETENSORS, Alteration, relaid
 
 @pytest.fixture(autouse=True)
 def contained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No file outside the folder, no memory to speak of."""
+    """Checks that a test creates no file and allocates little memory."""
     monkeypatch.chdir(tmp_path)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield

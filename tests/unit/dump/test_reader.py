@@ -1,4 +1,4 @@
-"""Reading gives back what was written, whole or in chunks, from a file or from memory, from any thread."""
+"""Reading returns the written tensors, in full or in chunks, from a file or from memory, from any thread."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_every_dtype_and_layout_comes_back_bit_for_bit(tmp_path: Path, scalar: A
 
 @pytest.fixture(params=["file", "memory"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DumpSource]:
-    """The same dump from a file and from memory."""
+    """Yields the same dump from a file and from memory."""
     arrays = {key_of(each.family, each.name): each.array for each in some_of_everything() if each.array is not None}
     with open_dump(write(tmp_path / "dump.npz", some_of_everything(), loss=0.5)) as dump:
         yield dump if request.param == "file" else MemoryDump(dump.manifest, arrays)
@@ -87,7 +87,7 @@ def test_keys_and_entries_are_those_written_in_order(source: DumpSource) -> None
         assert (entry.stats, entry.site, entry.absent) == (each.stats, each.site, each.absent)
 
 
-def test_an_alias_stands_for_its_tensor(source: DumpSource) -> None:
+def test_an_alias_resolves_to_its_tensor(source: DumpSource) -> None:
     assert source.resolve("activation/wrapper") == "activation/conv"
     assert source.resolve("activation/conv") == "activation/conv"
     assert source.array("activation/wrapper").tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -105,7 +105,7 @@ def test_chunks_are_flat_and_in_order(source: DumpSource) -> None:
     assert list(source.chunks("activation/none")) == []
 
 
-def test_a_stretch_is_flat_and_nothing_but_itself(source: DumpSource) -> None:
+def test_a_stretch_is_flat_and_contains_the_requested_elements_only(source: DumpSource) -> None:
     assert source.stretch("activation/conv", 1, 4).tolist() == [1, 2, 3]
     assert source.stretch("activation/wrapper", 4, 6).tolist() == [4, 5]
     assert source.stretch("activation/none", 0, 0).shape == (0,)
@@ -117,7 +117,7 @@ def test_a_chunk_outlives_the_next(tmp_path: Path) -> None:
     assert np.concatenate(chunks).tolist() == list(range(100))
 
 
-def test_a_reused_chunk_is_right_until_the_next_is_drawn(source: DumpSource) -> None:
+def test_a_reused_chunk_is_valid_until_the_next_one(source: DumpSource) -> None:
     keys = [key for key in source.keys() if source.entry(key).absent is None]  # noqa: SIM118 - no mapping
     for key in keys:
         own = b"".join(chunk.tobytes() for chunk in source.chunks(key, chunk_bytes=10))

@@ -28,7 +28,7 @@ def partial_of_a_killed_run(folder: Path) -> Path:
 
 def test_every_finished_tensor_comes_back(tmp_path: Path) -> None:
     result = recover(partial_of_a_killed_run(tmp_path), tmp_path / "saved.npz")
-    expected = read_all(write(tmp_path / "whole.npz", some_of_everything()))
+    expected = read_all(write(tmp_path / "complete.npz", some_of_everything()))
     assert read_all(tmp_path / "saved.npz") == {key: each for key, each in expected.items() if "wrapper" not in key}
     assert (result.tensors, result.lost_bytes) == (7, 0)
     with open_dump(tmp_path / "saved.npz") as saved:
@@ -38,21 +38,21 @@ def test_every_finished_tensor_comes_back(tmp_path: Path) -> None:
         assert saved.entry("input/keys").shape == (2,)
 
 
-def test_a_cut_anywhere_loses_only_what_lies_behind_it(tmp_path: Path) -> None:
+def test_a_cut_anywhere_loses_only_what_is_behind_it(tmp_path: Path) -> None:
     killed = partial_of_a_killed_run(tmp_path)
     content = killed.read_bytes()
-    whole = read_all(write(tmp_path / "whole.npz", some_of_everything()))
-    with open_dump(tmp_path / "whole.npz") as dump:
-        ends = [place.offset + place.size_bytes for entry in dump.manifest.entries if (place := entry.stored)]
+    complete = read_all(write(tmp_path / "complete.npz", some_of_everything()))
+    with open_dump(tmp_path / "complete.npz") as dump:
+        ends = [stored.offset + stored.size_bytes for entry in dump.manifest.entries if (stored := entry.stored)]
     for size in range(0, len(content), 23):
         killed.write_bytes(content[:size])
         finished = sum(end <= size for end in ends)
         if finished:
             assert recover(killed, tmp_path / "saved.npz", force=True).tensors == finished
             saved = read_all(tmp_path / "saved.npz")
-            assert saved == {key: whole[key] for key in saved}
+            assert saved == {key: complete[key] for key in saved}
         else:
-            with pytest.raises(DumpError, match="no tensor in it is whole"):
+            with pytest.raises(DumpError, match="no tensor in it is complete"):
                 recover(killed, tmp_path / "nothing.npz")
 
 

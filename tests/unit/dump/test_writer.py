@@ -1,4 +1,4 @@
-"""Writing: an ordinary `.npz` comes out; targets are judged before any work; what is not committed leaves no trace."""
+"""The writer makes an ordinary `.npz`, checks the target before any work, and removes an uncommitted file."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_it_is_stored_dated_1980_and_aligned(dump: Path) -> None:
     with zipfile.ZipFile(dump) as archive:
         assert {(each.compress_type, each.date_time) for each in archive.infolist()} == {(0, (1980, 1, 1, 0, 0, 0))}
     with open_dump(dump) as opened:
-        places = [entry.stored for entry in opened.manifest.entries if entry.stored is not None]
-    assert all(place.offset % 64 == 0 for place in places)
-    first = np.memmap(dump, dtype="<f4", mode="r", offset=places[0].offset, shape=(2, 3))
+        stored = [entry.stored for entry in opened.manifest.entries if entry.stored is not None]
+    assert all(each.offset % 64 == 0 for each in stored)
+    first = np.memmap(dump, dtype="<f4", mode="r", offset=stored[0].offset, shape=(2, 3))
     assert first.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
@@ -233,12 +233,12 @@ def test_remains_of_a_dead_writer_are_swept_by_the_next(tmp_path: Path) -> None:
     other.close()
     assert len(litter(tmp_path)) == 3
     write(target, [])
-    assert len(litter(tmp_path)) == 2, "the living one's, and what belongs to another target"
+    assert len(litter(tmp_path)) == 2, "the living writer's, and that of another target"
     living.close()
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_file_it_replaces_is_let_go_of(dump: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+def test_the_replaced_file_is_closed(dump: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, "?")
 

@@ -86,7 +86,7 @@ def test_a_layer_in_a_loop_is_one_row_for_all_turns() -> None:
             return jax.lax.scan(step, x, w)[0].sum()
 
     values = by_name(inspected(loss, jnp.ones((3, 4, 4)), jnp.ones((2, 4))))["block[*]/dense"].values
-    assert values["turns"] == 3
+    assert values["iterations"] == 3
     assert values["flops"] == 3 * (2 * 2 * 4 * 4 + 8)
     assert values["activation_bytes"] == 3 * 2 * 4 * 4
     assert values["parameters"] == 48

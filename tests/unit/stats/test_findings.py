@@ -1,4 +1,4 @@
-"""Findings: each rule trips on what it is for, and not on what merely looks like it."""
+"""Each rule finds the tensors that it describes, and none that only look similar."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def absent(key: str, reason: str, index: int = 0, *, layer: str | None = None) -
 
 
 def found(rule: str, *entries: Entry, thresholds: Thresholds | None = None, **fields: object) -> dict[str, str]:
-    """What one rule says, by name; every other rule is left out."""
+    """Returns the findings of one rule, by the tensor's name."""
     manifest = Manifest(entries=entries, **fields)  # type: ignore[arg-type]
     return {each.name: each.why for each in find(manifest, thresholds) if each.rule == rule}
 
@@ -57,35 +57,35 @@ def test_every_rule_has_a_unique_name_a_sentence_and_thresholds_that_exist() -> 
 
 def test_nonfinite_names_the_first_value_as_the_origin() -> None:
     broken = [[np.nan, np.inf, 1.0]]
-    says = found(
+    whys = found(
         "nonfinite",
         entry("activation/late", broken, 9),
         entry("activation/early", broken, 4),
         entry("activation_grad/late", broken, 9),
     )
-    assert list(says) == ["early", "late"]
-    assert says["early"].startswith("has 1 NaN and 1 Inf of 3 elements; the origin may be here")
-    assert "origin" not in says["late"]
+    assert list(whys) == ["early", "late"]
+    assert whys["early"].startswith("has 1 NaN and 1 Inf of 3 elements; the origin may be here")
+    assert "origin" not in whys["late"]
 
 
 def test_nonfinite_gradients_of_finite_values_start_at_the_last_layer() -> None:
-    says = found(
+    whys = found(
         "nonfinite",
         entry("activation/a", [[1.0]], 1),
         entry("activation_grad/a", [[np.inf]], 1),
         entry("activation_grad/b", [[np.inf]], 2),
         entry("param_grad/w", [np.nan], 3),
     )
-    assert {name for name, why in says.items() if "origin" in why} == {"b"}
+    assert {name for name, why in whys.items() if "origin" in why} == {"b"}
 
 
 @pytest.mark.parametrize(("tier", "name"), [("full", "mean |g|"), ("core", "rms g")])
 def test_vanishing_is_a_mean_magnitude_below_the_threshold(tier: str, name: str) -> None:
-    says = found("vanishing", entry("param_grad/w", [3e-8, -3e-8], tier=tier), entry("param/w", [1e-9], tier=tier))
-    assert says == {"w": f"has a {name} of 3e-08, below 1e-07"}
+    whys = found("vanishing", entry("param_grad/w", [3e-8, -3e-8], tier=tier), entry("param/w", [1e-9], tier=tier))
+    assert whys == {"w": f"has a {name} of 3e-08, below 1e-07"}
 
 
-def test_vanishing_leaves_exact_zeros_and_nothing_finite_alone() -> None:
+def test_vanishing_ignores_exact_zeros_and_tensors_without_finite_elements() -> None:
     assert not found("vanishing", entry("param_grad/w", [0.0, 0.0]), entry("param_grad/v", [np.nan]))
 
 
@@ -96,13 +96,13 @@ def test_vanishing_is_over_finite_elements() -> None:
 
 
 def test_exploding_is_a_gradient_larger_than_its_parameter() -> None:
-    says = found("exploding", entry("param/w", [1.0, 0.0]), entry("param_grad/w", [3.0, 4.0]))
-    assert says == {"w": "has g/w of 5, above 1"}
+    whys = found("exploding", entry("param/w", [1.0, 0.0]), entry("param_grad/w", [3.0, 4.0]))
+    assert whys == {"w": "has g/w of 5, above 1"}
 
 
-def test_a_number_is_told_apart_from_its_limit() -> None:
-    says = found("exploding", entry("param/w", [1.0]), entry("param_grad/w", [1.0001]))
-    assert says == {"w": "has g/w of 1.0001, above 1"}
+def test_a_number_has_enough_digits_to_differ_from_its_limit() -> None:
+    whys = found("exploding", entry("param/w", [1.0]), entry("param_grad/w", [1.0001]))
+    assert whys == {"w": "has g/w of 1.0001, above 1"}
 
 
 def test_a_parameter_of_zeros_has_no_ratio_to_its_gradient() -> None:
@@ -112,35 +112,35 @@ def test_a_parameter_of_zeros_has_no_ratio_to_its_gradient() -> None:
 
 
 def test_exploding_is_also_one_huge_element_of_any_gradient() -> None:
-    says = found("exploding", entry("activation_grad/a", [[0.0, -2e4]]), entry("activation/a", [[1e9]]))
-    assert says == {"a": "has a |g| of 2e+04, above 1e+04"}
+    whys = found("exploding", entry("activation_grad/a", [[0.0, -2e4]]), entry("activation/a", [[1e9]]))
+    assert whys == {"a": "has a |g| of 2e+04, above 1e+04"}
 
 
 def test_dead_is_more_than_half_of_the_units() -> None:
     relu = [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]]
     half = [[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.0]]
-    says = found("dead", entry("activation/relu", relu), entry("activation/half", half))
-    assert says == {"relu": "has 75.0% dead units, above 50%"}
+    whys = found("dead", entry("activation/relu", relu), entry("activation/half", half))
+    assert whys == {"relu": "has 75.0% dead units, above 50%"}
 
 
 def test_log_probabilities_are_not_dead() -> None:
     assert not found("dead", entry("activation/log_softmax", [[-1.0, -2.0], [-3.0, -0.5]]))
 
 
-def test_zero_gradients_of_a_dead_activation_say_so() -> None:
+def test_zero_gradients_of_a_dead_activation_have_that_cause() -> None:
     layer = Layer(path="block", index=1, params=("w",), outputs=("block",))
-    says = found(
+    whys = found(
         "zero-grad",
         entry("activation/block", [[0.0, 0.0], [0.0, 0.0]], 1),
         entry("activation_grad/block", [[0.0, 0.0], [0.0, 0.0]], 1),
         entry("param_grad/w", [0.0, 0.0], 1, layer="block"),
         layers=(layer,),
     )
-    assert set(says.values()) == {"is exactly zero: every unit of block is dead"}
-    assert set(says) == {"block", "w"}
+    assert set(whys.values()) == {"is exactly zero: every unit of block is dead"}
+    assert set(whys) == {"block", "w"}
 
 
-def test_zero_gradients_without_a_known_cause_say_so() -> None:
+def test_zero_gradients_may_have_an_unknown_cause() -> None:
     assert found("zero-grad", entry("param_grad/w", [0.0])) == {"w": "is exactly zero: cause not determined"}
 
 
@@ -148,7 +148,7 @@ def test_an_empty_gradient_is_not_zero() -> None:
     assert not found("zero-grad", entry("param_grad/w", []))
 
 
-def test_a_disconnected_parameter_is_told_from_one_that_was_filtered_or_cannot_have_a_gradient() -> None:
+def test_a_disconnected_parameter_differs_from_one_that_was_filtered_or_cannot_have_a_gradient() -> None:
     entries = (
         entry("param/w", [1.0]),
         absent("param_grad/w", "disconnected"),
@@ -160,14 +160,14 @@ def test_a_disconnected_parameter_is_told_from_one_that_was_filtered_or_cannot_h
         "w": "has no gradient: only in the metrics"
     }
     assert found("unused-param", *entries) == {"w": "does not reach the loss"}
-    says = found("unused-param", *entries, ledger=Ledger(missing=(detail,)))
-    assert says == {"w": "does not reach the loss: only in the metrics"}
+    whys = found("unused-param", *entries, ledger=Ledger(missing=(detail,)))
+    assert whys == {"w": "does not reach the loss: only in the metrics"}
 
 
-def test_a_zero_gradient_has_the_cause_that_the_dump_tells() -> None:
+def test_a_zero_gradient_has_the_cause_in_the_manifest() -> None:
     cause = Cause(family="param_grad", name="w", why="masked: multiplied by exact zeros in mul at model.py:3")
-    says = found("zero-grad", entry("param_grad/w", [0.0]), causes=(cause,))
-    assert says == {"w": "is exactly zero: masked: multiplied by exact zeros in mul at model.py:3"}
+    whys = found("zero-grad", entry("param_grad/w", [0.0]), causes=(cause,))
+    assert whys == {"w": "is exactly zero: masked: multiplied by exact zeros in mul at model.py:3"}
 
 
 def test_side_outputs_of_a_layer_that_is_reached_are_no_finding() -> None:
@@ -193,7 +193,7 @@ def test_init_compares_neighbouring_leaves_in_execution_order() -> None:
     def leaf(path: str, index: int, parent: str | None = None) -> Layer:
         return Layer(path=path, index=index, parent=parent, outputs=(path,))
 
-    says = found(
+    whys = found(
         "init",
         entry("activation/a", [[-1.0, 1.0]], 1),
         entry("activation/loss", 5.0, 4),
@@ -202,13 +202,13 @@ def test_init_compares_neighbouring_leaves_in_execution_order() -> None:
         entry("activation/c", [[-5.0, 5.0]], 3),
         layers=(leaf("c", 3), leaf("block", 2), leaf("block/b", 2, "block"), leaf("a", 1), leaf("loss", 4)),
     )
-    assert says == {"block/b": "changes the std from 1 to 30 after a, by more than a factor of 10"}
+    assert whys == {"block/b": "changes the std from 1 to 30 after a, by more than a factor of 10"}
 
 
 def test_self_check_findings_name_the_parameters() -> None:
     check: Mapping[str, object] = {"beyond_rounding": ["w", "gone"]}
-    says = found("self-check", entry("param_grad/w", [1.0]), self_check=check)
-    assert list(says) == ["w", "gone"]
+    whys = found("self-check", entry("param_grad/w", [1.0]), self_check=check)
+    assert list(whys) == ["w", "gone"]
     assert not found("self-check", entry("param_grad/w", [1.0]), self_check={"beyond_rounding": []})
 
 

@@ -17,7 +17,7 @@ def chain() -> tuple[Layer, ...]:
     )
 
 
-def test_a_gain_is_what_comes_out_over_what_goes_in() -> None:
+def test_a_gain_is_output_over_input() -> None:
     gains = layer_gains(chain())
     assert [(each.fwd_gain, each.bwd_gain) for each in gains.values()] == [(2.0, 3.0), (5.0, 0.5), (0.1, 4.0)]
 

@@ -1,4 +1,4 @@
-"""Tensors that come without statistics are measured where they are read; the others are left alone."""
+"""Tensors without statistics are read and measured; the others are unchanged."""
 
 from __future__ import annotations
 

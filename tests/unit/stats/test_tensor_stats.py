@@ -1,4 +1,4 @@
-"""Tensor statistics: what they say where a naive implementation says something else."""
+"""Statistics of tensors for which a naive implementation would be wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_float16_of_sixty_thousands_does_not_overflow() -> None:
 
 
 def test_a_billion_elements_of_one_sign_sum_to_a_billion() -> None:
-    # One block's statistics merged with themselves thirteen times stand for 2^30 elements.
+    # One block's statistics merged with themselves thirteen times are those of 2^30 elements.
     stats = tensor_stats(np.full(BLOCK_ELEMENTS, 0.1, np.float32))
     for _ in range(13):
         stats += stats
@@ -183,7 +183,7 @@ def test_infinite_numbers_are_words_in_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "says"),
+    ("column", "value", "problem"),
     [
         ("shape", "4", "expected a list of counts for shape, found str"),
         ("shape", [-1], "expected a count for shape, found a negative number"),
@@ -198,9 +198,9 @@ def test_infinite_numbers_are_words_in_json() -> None:
         ("histogram", {"first": 10**9, "counts": [1]}, "beyond the last of 32752 bins"),
     ],
 )
-def test_malformed_columns_are_refused(column: str, value: object, says: str) -> None:
+def test_malformed_columns_are_refused(column: str, value: object, problem: str) -> None:
     columns = tensor_stats(np.arange(4, dtype=np.float32)).to_json()
-    with pytest.raises(DumpError, match=says):
+    with pytest.raises(DumpError, match=problem):
         TensorStats.from_json({**columns, column: value})  # type: ignore[dict-item]
 
 
@@ -242,11 +242,11 @@ def test_shares_of_units_apply_to_real_numbers_only(array: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("make", [np.ascontiguousarray, np.asfortranarray, lambda a: a[::-1], lambda a: a[:, ::2]])
-def test_blocks_laid_end_to_end_are_the_array_in_c_order(make: object) -> None:
+def test_concatenated_blocks_are_the_array_in_c_order(make: object) -> None:
     array = make(np.arange(7 * 8 * 6).reshape(7, 8, 6))  # type: ignore[operator]
     for elements in (1, 6, 24, 100, 10_000):
-        pieces = list(blocks(array, elements))
-        assert np.array_equal(np.concatenate(pieces), array.reshape(-1))
-        assert max(piece.size for piece in pieces) <= elements
+        parts = list(blocks(array, elements))
+        assert np.array_equal(np.concatenate(parts), array.reshape(-1))
+        assert max(part.size for part in parts) <= elements
         if elements % 6 == 0:
-            assert all(piece.size % 6 == 0 for piece in pieces)
+            assert all(part.size % 6 == 0 for part in parts)

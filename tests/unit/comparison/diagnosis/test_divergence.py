@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gradscope.comparison import Row, Status
+from gradscope.comparison import ComparisonRow, Status
 from gradscope.comparison.diagnosis.divergence import first_divergence
 
 
-def row(family: str, name: str, index: int, status: Status = "different") -> Row:
-    return Row(name=name, family=family, status=status, index=index)
+def row(family: str, name: str, index: int, status: Status = "different") -> ComparisonRow:
+    return ComparisonRow(name=name, family=family, status=status, index=index)
 
 
 def test_forward_is_the_first_in_execution_order_whatever_the_order_of_rows() -> None:

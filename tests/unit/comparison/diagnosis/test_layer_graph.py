@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradscope.comparison import Comparison, Row
+from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.comparison.diagnosis.divergence import blame_of, first_divergence
 from gradscope.comparison.diagnosis.layer_graph import consequences, readers_of, sources_of
 from gradscope.dump.manifest.manifest import Layer
@@ -31,14 +31,14 @@ INDEX = {
 }
 
 
-def row(family: str, name: str, *, growth: float = 1.0, agrees: bool = False) -> Row:
-    return Row(
+def row(family: str, name: str, *, growth: float = 1.0, agrees: bool = False) -> ComparisonRow:
+    return ComparisonRow(
         name=name, family=family, status="same" if agrees else "different", index=INDEX[name], matched_by="name",
         metrics={"rel_l2": 0.021, "growth": growth, "nonfinite_mismatch": 0}, needed=0.021,
     )  # fmt: skip
 
 
-def sentence(*rows: Row) -> str:
+def sentence(*rows: ComparisonRow) -> str:
     blame = blame_of(first_divergence(rows), LAYERS, lambda key: key)
     return Comparison(rows=rows, blame=blame).sentence
 
@@ -97,7 +97,7 @@ def test_the_sentence_counts_what_follows_and_names_who_made_it() -> None:
     assert found == (
         "Backward only: forward agrees, backward first differs at `block/left` (rel_l2 2.1e-2, 50x its inputs, made in "
         "`block/add`); 2 parameter gradients, 1 input gradient and 1 per-example gradient above it follow from that; "
-        "1 parameter gradient and 1 per-example gradient differ beside."
+        "1 parameter gradient and 1 per-example gradient differ in addition."
     )
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradscope.comparison import CompareOptions, Rule, compare, read_rules
+from gradscope.comparison import CompareOptions, ToleranceRule, compare, read_rules
 from gradscope.comparison.judging.expression_parser import parse_expression
 from gradscope.comparison.judging.tolerance_rules import Tolerance
-from gradscope.comparison.metrics.evidence import Evidence
+from gradscope.comparison.metrics.evidence import PairEvidence
 from gradscope.errors import DumpError, UsageError
 from tests.unit.comparison.judging.test_verdicts import MODEL, NUMBERS, changed, dump, off_by, row
 
@@ -66,19 +66,19 @@ def test_what_is_no_expression_is_refused_by_what_was_found(text: str, says: str
     ],
 )
 def test_a_rule_is_cut_where_its_expression_begins(spelling: str, regex: str, tolerance: str) -> None:
-    rule = Rule.parse(spelling)
+    rule = ToleranceRule.parse(spelling)
     assert (rule.pattern.regex.pattern, rule.tolerance.spelling) == (regex, tolerance)
 
 
 @pytest.mark.parametrize("spelling", ["a=", "(=1", "a=nonsense < 1", "conv", "a=-1"])
 def test_what_is_no_rule_is_refused(spelling: str) -> None:
     with pytest.raises(UsageError):
-        Rule.parse(spelling)
+        ToleranceRule.parse(spelling)
 
 
 def test_the_first_rule_that_matches_judges_and_the_rest_is_by_default() -> None:
     other = dump({key: off_by(key, 3e-4) for key in MODEL})
-    rules = tuple(map(Rule.parse, ("activation/first=1e-2", "first=1e-9", ".*second=max_abs < 1")))
+    rules = tuple(map(ToleranceRule.parse, ("activation/first=1e-2", "first=1e-9", ".*second=max_abs < 1")))
     found = compare(dump(), other, options=CompareOptions(rules=rules))
     assert (row(found, "activation/first").status, row(found, "activation/first").tolerance) == ("same", 1e-2)
     assert (row(found, "activation_grad/first").status, row(found, "activation_grad/first").tolerance) == (
@@ -92,7 +92,7 @@ def test_the_first_rule_that_matches_judges_and_the_rest_is_by_default() -> None
 def test_a_row_that_fails_a_rule_says_which() -> None:
     found = compare(
         dump(), dump({key: off_by(key, 3e-4) for key in MODEL}),
-        options=CompareOptions(rules=(Rule.parse("max_abs < 1e-9"),)),
+        options=CompareOptions(rules=(ToleranceRule.parse("max_abs < 1e-9"),)),
     )  # fmt: skip
     assert row(found, "param/first/w").why == "it does not satisfy max_abs < 1e-9"
 
@@ -103,7 +103,7 @@ def test_no_rule_is_blind_to_what_is_not_finite_unless_it_says_so() -> None:
     ref, cand = dump({"activation/a": NUMBERS}), dump({"activation/a": broken})
 
     def verdict(rule: str) -> str:
-        return compare(ref, cand, options=CompareOptions(rules=(Rule.parse(rule),))).verdict
+        return compare(ref, cand, options=CompareOptions(rules=(ToleranceRule.parse(rule),))).verdict
 
     assert (verdict("max_abs < 1"), verdict("1e30")) == ("different", "different")
     assert verdict("nonfinite_mismatch <= 1 and rel_l2 < 1e-4") == "same"
@@ -113,13 +113,13 @@ def test_no_rule_is_blind_to_what_is_not_finite_unless_it_says_so() -> None:
 def test_what_cannot_be_compared_passes_no_rule(rule: str) -> None:
     found = compare(
         dump({"activation/a": NUMBERS}), dump({"activation/a": NUMBERS.T}),
-        options=CompareOptions(rules=(Rule.parse(rule),)),
+        options=CompareOptions(rules=(ToleranceRule.parse(rule),)),
     )  # fmt: skip
     assert found.verdict == "different"
 
 
 def test_equal_bytes_pass_every_rule() -> None:
-    assert Tolerance.parse("rel_l2 < 0").admits(Evidence(needed=0.0, bit_equal=True))
+    assert Tolerance.parse("rel_l2 < 0").admits(PairEvidence(needed=0.0, bit_equal=True))
 
 
 def test_numpys_rule_judges_where_it_is_asked_for() -> None:
@@ -146,12 +146,12 @@ def test_a_file_of_rules_has_one_on_each_line(tmp_path: Path) -> None:
 
 
 def test_rules_and_bitwise_contradict_each_other() -> None:
-    for asked in ({"rules": (Rule.parse("1"),)}, {"rtol": 1.0}, {"atol": 1.0}):
+    for asked in ({"rules": (ToleranceRule.parse("1"),)}, {"rtol": 1.0}, {"atol": 1.0}):
         with pytest.raises(UsageError):
             CompareOptions(bitwise=True, **asked)
 
 
 def test_the_needed_tolerance_is_told_whatever_the_rule() -> None:
     found = compare(dump(), dump(changed(param__first__w=off_by("param/first/w", 0.02))),
-                    options=CompareOptions(rules=(Rule.parse("bit_equal"),)))  # fmt: skip
+                    options=CompareOptions(rules=(ToleranceRule.parse("bit_equal"),)))  # fmt: skip
     assert row(found, "param/first/w").needed == pytest.approx(0.02, rel=1e-4)

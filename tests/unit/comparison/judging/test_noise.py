@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradscope.comparison import CompareOptions, Rule, compare
+from gradscope.comparison import CompareOptions, ToleranceRule, compare
 from gradscope.comparison.judging.noise import noise_floor
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.sources.memory_dump import MemoryDump
@@ -68,7 +68,7 @@ def test_single_precision_is_held_against_single_precision_where_the_reference_h
 
 
 def test_what_is_asked_for_goes_before_noise() -> None:
-    options = CompareOptions(rules=(Rule.parse("first=noise < 2"), Rule.parse("1e-9")))
+    options = CompareOptions(rules=(ToleranceRule.parse("first=noise < 2"), ToleranceRule.parse("1e-9")))
     found = compare(NOISY, dump({key: off_by(key, 1e-3) for key in MODEL}), options=options)
     assert [row(found, f"activation/{name}").status for name in ("first", "second")] == ["same", "different"]
 

@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradscope.comparison import CompareOptions, Comparison, Row, compare
-from gradscope.comparison.judging.tolerance_rules import Rule
+from gradscope.comparison import CompareOptions, Comparison, ComparisonRow, compare
+from gradscope.comparison.judging.tolerance_rules import ToleranceRule
 from gradscope.dump.manifest.json_text import dumps, loads
 from gradscope.dump.manifest.manifest import Entry, Layer, Ledger, LedgerLine, Manifest, RunFacts
 from gradscope.dump.reader import open_dump
@@ -69,7 +69,7 @@ def changed(**arrays: Array) -> dict[str, Array]:
     return {**MODEL, **{key.replace("__", "/"): array for key, array in arrays.items()}}
 
 
-def row(comparison: Comparison, key: str) -> Row:
+def row(comparison: Comparison, key: str) -> ComparisonRow:
     (found,) = [each for each in comparison.rows if f"{each.family}/{each.name}" == key]
     return found
 
@@ -206,7 +206,7 @@ def test_where_nothing_is_finite_on_both_sides_no_metric_says_that_they_agree() 
     assert "rel_l2" not in found.sentence
     same = compare(cand, dump({"activation/a": -broken}))  # a NaN is one whatever its sign
     assert (same.verdict, same.rows[0].metrics["rel_l2"]) == ("same", 0.0)
-    lenient = CompareOptions(rules=(Rule.parse("rel_l2 <= 1 and nonfinite_mismatch <= 100"),))
+    lenient = CompareOptions(rules=(ToleranceRule.parse("rel_l2 <= 1 and nonfinite_mismatch <= 100"),))
     assert compare(ref, cand, options=lenient).verdict == "different"
 
 
@@ -367,7 +367,7 @@ def test_without_hash_or_tensor_sameness_is_not_proved_but_reported_as_what_it_i
     bitwise = compare(stats_only(hashed=False), stats_only(hashed=False), options=CompareOptions(bitwise=True))
     assert bitwise.verdict == "different"
     assert {each.why for each in bitwise.rows} == {
-        "nothing tells whether its bytes are equal: there is neither a tensor nor a hash"
+        "it is unknown whether its bytes are equal: there is neither a tensor nor a hash"
     }
 
 

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradscope.comparison import CompareOptions, Comparison, Rule, compare
+from gradscope.comparison import CompareOptions, Comparison, ToleranceRule, compare
 from gradscope.comparison.layout.recipes import Transpose
 from gradscope.comparison.metrics import example_errors as examplemeasuring
 from gradscope.comparison.metrics.example_spread import ExampleError
@@ -201,7 +201,7 @@ def test_other_gradients_and_statistics_alone_have_no_such_metrics() -> None:
 
 
 def test_tolerances_may_ask_for_them() -> None:
-    rules = (Rule.parse("example_grad/.*=bias < 0.02 and random < 0.2"),)
+    rules = (ToleranceRule.parse("example_grad/.*=bias < 0.02 and random < 0.2"),)
     assert found(moved(noise=0.1), rules=rules).verdict == "same"
     assert found(moved(noise=0.1, shift=0.1), rules=rules).verdict == "different"
 
@@ -254,7 +254,7 @@ def test_the_verdict_says_whether_it_is_noise_or_bias() -> None:
         "Per example the error is 8 % of the batch's own spread: 0.8 % random, 8 % systematic bias."
     )
     flat = replace(noisy, batch_variance=0.0)
-    assert flat.sentence == "Per example there is an error, and the batch has no spread of its own to hold it against."
+    assert flat.sentence == "Per example there is an error, and the batch has no spread of its own to compare it with."
 
 
 def test_it_stands_below_the_verdict_in_every_format() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradscope.comparison import CompareOptions, Comparison, Row, compare
+from gradscope.comparison import CompareOptions, Comparison, ComparisonRow, compare
 from gradscope.comparison.pairing.map_file import read_map, write_map
 from gradscope.comparison.pairing.normal_forms import spelt, tokens_of
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
@@ -46,11 +46,11 @@ def foreign(tensors: Mapping[str, Array]) -> MemoryDump:
     return MemoryDump(Manifest(entries=bare), {f"tensor/{name}": array for name, array in tensors.items()})
 
 
-def rows(found: Comparison) -> dict[str, Row]:
+def rows(found: Comparison) -> dict[str, ComparisonRow]:
     return {f"{row.family}/{row.name}": row for row in found.rows}
 
 
-def only(found: Comparison) -> Row:
+def only(found: Comparison) -> ComparisonRow:
     (row,) = found.rows
     return row
 

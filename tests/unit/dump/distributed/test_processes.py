@@ -1,4 +1,4 @@
-"""A dump of several processes: a file from each, an index from the first, and one dump to whoever opens the folder."""
+"""A dump of several processes: each writes a file, process 0 an index, and the folder opens as one dump."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
 
 import gradscope
 from gradscope.arrays.dtypes import dtype_name
-from gradscope.dump.distributed.process_writer import ProcessWriter, Together
+from gradscope.dump.distributed.process_writer import ProcessGroup, ProcessWriter
 from gradscope.dump.manifest.manifest import Layer, RunFacts
 from gradscope.dump.reader import open_dump
-from gradscope.dump.record import ProcessPlace, Record, Shard, SiteFacts
+from gradscope.dump.record import Process, Record, Shard, SiteFacts
 from gradscope.dump.verify import verify
 from gradscope.errors import DumpError, UsageError
 from gradscope.stats import TensorStats, merged_manifest, tensor_stats
@@ -32,8 +32,8 @@ KEYS = np.arange(8, dtype=np.uint32).reshape(4, 2)
 SCALAR = np.array(2.5)
 EMPTY = np.zeros((0, 3), np.float32)
 
-#: By key: the whole, its dtype where the array does not tell, and by process where its parts lie.
-WHOLES: dict[str, tuple[Any, str | None, list[list[tuple[slice, ...]]]]] = {
+#: By key: the global array, its logical dtype where NumPy has none, and the boxes of each process.
+ARRAYS: dict[str, tuple[Any, str | None, list[list[tuple[slice, ...]]]]] = {
     "activation/rows": (ROWS, None, [[np.s_[0:3, :]], [np.s_[3:6, :]]]),
     "activation/columns": (HALVES, None, [[np.s_[:, 0:1], np.s_[:, 1:2]], [np.s_[:, 2:3], np.s_[:, 3:4]]]),
     "activation/grid": (ROWS, None, [[np.s_[0:4, 0:2], np.s_[4:6, 0:2]], [np.s_[0:4, 2:4], np.s_[4:6, 2:4]]]),
@@ -46,46 +46,47 @@ WHOLES: dict[str, tuple[Any, str | None, list[list[tuple[slice, ...]]]]] = {
 
 
 def outline() -> Iterator[Record]:
-    for key, (whole, dtype, _) in WHOLES.items():
-        yield of_whole(key, whole, dtype)
-    alias = of_whole("activation/again", ROWS, None)
+    for key, (array, dtype, _) in ARRAYS.items():
+        yield global_record(key, array, dtype)
+    alias = global_record("activation/again", ROWS, None)
     yield replace(alias, alias_of="activation/rows")
-    yield replace(of_whole("param_grad/unused", HALVES, None), absent="disconnected")
+    yield replace(global_record("param_grad/unused", HALVES, None), absent="disconnected")
 
 
-def of_whole(key: str, whole: Any, dtype: str | None) -> Record:
+def global_record(key: str, array: Any, dtype: str | None) -> Record:
     family, _, name = key.partition("/")
-    shape = whole.shape[:-1] if dtype else whole.shape
+    shape = array.shape[:-1] if dtype else array.shape
     facts: dict[str, Any] = {"array": None, "stats": {}, "site": SiteFacts(index=0)}
-    return Record(family=family, name=name, shape=shape, dtype=dtype or dtype_name(whole.dtype), **facts)
+    return Record(family=family, name=name, shape=shape, dtype=dtype or dtype_name(array.dtype), **facts)
 
 
 def shards(index: int) -> Iterator[Record]:
-    for key, (whole, dtype, boxes) in WHOLES.items():
+    for key, (array, dtype, boxes) in ARRAYS.items():
         for box in boxes[index]:
-            yield shard(of_whole(key, whole, dtype), whole, box)
+            yield shard(global_record(key, array, dtype), array, box)
 
 
-def shard(record: Record, whole: Any, box: tuple[slice, ...]) -> Record:
-    array = whole[box]
+def shard(record: Record, full: Any, box: tuple[slice, ...]) -> Record:
+    array = full[box]
     shape = array.shape[: len(record.shape)]
     starts = tuple(each.start or 0 for each in box) if isinstance(box, tuple) else (box.start or 0,)
-    place = Shard(of=record.name, whole=record.shape, start=starts)
+    box_of_shard = Shard(of=record.name, whole=record.shape, start=starts)
     stats = tensor_stats(array).to_json()
-    return replace(record, name=place.name(shape), shape=shape, array=array, stats=stats, shard=place)
+    return replace(record, name=box_of_shard.name(shape), shape=shape, array=array, stats=stats, shard=box_of_shard)
 
 
-def together(index: int, meet: Callable[[], Any] = lambda: None) -> Together:
-    return Together(place=ProcessPlace(index=index, count=COUNT), meet=meet, merge=merged_manifest)
+def group(index: int, barrier: Callable[[], Any] = lambda: None) -> ProcessGroup:
+    process = Process(index=index, count=COUNT)
+    return ProcessGroup(process=process, barrier=barrier, merge=merged_manifest)
 
 
 def write_together(folder: Path, *, records: Callable[[int], Any] = shards, force: bool = False) -> None:
-    """Every process in a thread of its own."""
+    """Writes a dump with one thread for each process."""
     barrier = threading.Barrier(COUNT)
 
     def process(index: int) -> None:
         try:
-            with ProcessWriter(folder, together(index, barrier.wait), force=force) as writer:
+            with ProcessWriter(folder, group(index, barrier.wait), force=force) as writer:
                 for record in (*outline(), *records(index)):
                     writer.add(record)
                 layer = Layer(path="net", index=0, rms={"out": 1.0 + index}, elements={"out": 1 + 2 * index})
@@ -119,31 +120,31 @@ def test_a_processs_file_is_an_ordinary_npz(folder: Path) -> None:
         assert np.array_equal(members["param/elsewhere"], ROWS)
 
 
-@pytest.mark.parametrize("key", WHOLES)
-def test_a_tensor_is_whole_again_bit_for_bit(folder: Path, key: str) -> None:
-    whole, dtype, _ = WHOLES[key]
+@pytest.mark.parametrize("key", ARRAYS)
+def test_a_tensor_is_assembled_bit_for_bit(folder: Path, key: str) -> None:
+    array, dtype, _ = ARRAYS[key]
     with open_dump(folder) as dump:
         found = dump.array(key)
-        assert (found.dtype, found.shape, found.tobytes()) == (whole.dtype, whole.shape, whole.tobytes())
-        assert dump.entry(key).dtype == (dtype or dtype_name(whole.dtype))
+        assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
+        assert dump.entry(key).dtype == (dtype or dtype_name(array.dtype))
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 8, 24, 4 << 20])
-@pytest.mark.parametrize("key", WHOLES)
+@pytest.mark.parametrize("key", ARRAYS)
 def test_its_elements_come_in_order_and_in_bounded_chunks(folder: Path, key: str, chunk_bytes: int) -> None:
-    whole = WHOLES[key][0]
+    array = ARRAYS[key][0]
     with open_dump(folder) as dump:
         chunks = list(dump.chunks(key, chunk_bytes))
-        stretch = dump.stretch(key, whole.size // 3, whole.size)
-    assert all(chunk.nbytes <= max(chunk_bytes, whole.itemsize) for chunk in chunks)
-    assert b"".join(chunk.tobytes() for chunk in chunks) == whole.tobytes()
-    assert stretch.tobytes() == whole.tobytes()[whole.size // 3 * whole.itemsize :]
+        stretch = dump.stretch(key, array.size // 3, array.size)
+    assert all(chunk.nbytes <= max(chunk_bytes, array.itemsize) for chunk in chunks)
+    assert b"".join(chunk.tobytes() for chunk in chunks) == array.tobytes()
+    assert stretch.tobytes() == array.tobytes()[array.size // 3 * array.itemsize :]
 
 
-def test_statistics_are_those_of_the_whole(folder: Path) -> None:
+def test_statistics_are_those_of_the_global_array(folder: Path) -> None:
     with open_dump(folder) as dump:
         for key in ("activation/rows", "activation/columns", "activation/grid", "param/replicated"):
-            found, expected = TensorStats.from_json(dump.entry(key).stats), tensor_stats(WHOLES[key][0])
+            found, expected = TensorStats.from_json(dump.entry(key).stats), tensor_stats(ARRAYS[key][0])
             assert (found.shape, found.dtype, found.zeros) == (expected.shape, expected.dtype, expected.zeros)
             assert (found.min, found.max, found.histogram) == (expected.min, expected.max, expected.histogram)
             assert [found.mean, found.std, found.l2] == pytest.approx([expected.mean, expected.std, expected.l2])
@@ -162,18 +163,18 @@ def test_layers_are_measured_over_all_processes(folder: Path) -> None:
     assert layer.rms["out"] == pytest.approx(((1 * 1.0**2 + 3 * 2.0**2) / 4) ** 0.5)
 
 
-def test_entries_have_the_order_of_the_outline_aliases_and_absences_included(folder: Path) -> None:
+def test_entries_are_in_the_order_in_which_they_were_added_with_aliases_and_absent_ones(folder: Path) -> None:
     with open_dump(folder) as dump:
-        assert dump.keys() == (*WHOLES, "activation/again", "param_grad/unused")
+        assert dump.keys() == (*ARRAYS, "activation/again", "param_grad/unused")
         assert np.array_equal(dump.array("activation/again"), ROWS)
         assert dump.entry("param_grad/unused").absent == "disconnected"
-        assert dump.manifest.ledger.captured == len(WHOLES)
+        assert dump.manifest.ledger.captured == len(ARRAYS)
         assert (dump.manifest.loss, dump.manifest.complete) == (1.5, True)
 
 
 def test_it_is_verified_shown_and_compared_like_any_other(folder: Path, tmp_path: Path) -> None:
-    assert verify(folder).tensors == len(WHOLES)
-    single = [replace(each, array=WHOLES[f"{each.family}/{each.name}"][0]) for each in list(outline())[: len(WHOLES)]]
+    assert verify(folder).tensors == len(ARRAYS)
+    single = [replace(each, array=ARRAYS[f"{each.family}/{each.name}"][0]) for each in list(outline())[: len(ARRAYS)]]
     with gradscope.load(folder) as dump, gradscope.load(write(tmp_path / "one.npz", single)) as one:
         assert "rows" in dump.table()
         assert gradscope.compare(one, dump, bitwise=True, allow_missing=["again", "unused"])
@@ -186,7 +187,7 @@ def test_without_its_index_it_reads_as_incomplete(folder: Path) -> None:
         assert not dump.manifest.complete
         assert dump.manifest.note == (
             "index.json is missing, so the run did not finish: 1 of 2 processes' files are there, "
-            "and 4 tensors lack a part"
+            "and 4 tensors lack a shard"
         )
         assert set(dump.keys()) == {"param/replicated", "activation/scalar", "activation/empty"}
         assert dump.array("param/replicated").tobytes() == HALVES.tobytes()
@@ -212,45 +213,45 @@ def test_a_dump_is_replaced_only_with_force(folder: Path) -> None:
     verify(folder)
 
 
-def test_a_dump_of_another_number_of_processes_is_replaced_as_a_whole(folder: Path) -> None:
+def test_all_files_of_a_dump_of_another_number_of_processes_are_replaced(folder: Path) -> None:
     (folder / "proc-00000-of-00002.npz").rename(folder / "proc-00002-of-00003.npz")
     write_together(folder, force=True)
     assert not (folder / "proc-00002-of-00003.npz").exists()
 
 
-def test_a_tensor_has_to_say_which_part_it_is(tmp_path: Path) -> None:
+def test_a_tensor_has_to_be_a_shard(tmp_path: Path) -> None:
     with (
-        ProcessWriter(tmp_path / "run", together(0)) as writer,
-        pytest.raises(UsageError, match="not said to be a sha"),
+        ProcessWriter(tmp_path / "run", group(0)) as writer,
+        pytest.raises(UsageError, match="has a tensor and is not a shard"),
     ):
-        writer.add(replace(of_whole("param/w", ROWS, None), array=ROWS))
+        writer.add(replace(global_record("param/w", ROWS, None), array=ROWS))
 
 
-@pytest.mark.parametrize(("place", "said"), [("a/run", "no folder"), ("file", "a folder, and that is none")])
-def test_a_folder_that_cannot_be_is_refused(tmp_path: Path, place: str, said: str) -> None:
+@pytest.mark.parametrize(("path", "problem"), [("a/run", "no folder"), ("file", "a folder, and that is not one")])
+def test_a_folder_that_cannot_be_is_refused(tmp_path: Path, path: str, problem: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=said):
-        ProcessWriter(tmp_path / place, together(0))
+    with pytest.raises(UsageError, match=problem):
+        ProcessWriter(tmp_path / path, group(0))
 
 
 def boxes_of(key: str, *boxes: Sequence[tuple[slice, ...]]) -> Callable[[int], Iterator[Record]]:
-    """Shards of one tensor only, lying elsewhere than they should."""
-    whole, dtype, _ = WHOLES[key]
-    return lambda index: (shard(of_whole(key, whole, dtype), whole, box) for box in boxes[index])
+    """Returns shards of one tensor only, of any boxes."""
+    array, dtype, _ = ARRAYS[key]
+    return lambda index: (shard(global_record(key, array, dtype), array, box) for box in boxes[index])
 
 
 @pytest.mark.parametrize(
-    ("boxes", "said"),
+    ("boxes", "problem"),
     [
         (([np.s_[0:3, :]], [np.s_[2:6, :]]), "overlaps another or leaves a gap"),
         (([np.s_[0:3, :]], [np.s_[4:6, :]]), "overlaps another or leaves a gap"),
-        (([np.s_[0:3, :]], [np.s_[0:6, :]]), "two parts of it begin at the same place"),
-        (([np.s_[0:3, 0:2]], [np.s_[3:6, 0:2], np.s_[3:6, 2:4]]), r"its part at \[0, 2\] is missing"),
-        (([], [np.s_[3:6, :]]), r"its part at \[0, 0\] is missing"),
+        (([np.s_[0:3, :]], [np.s_[0:6, :]]), "two shards of it start at the same index"),
+        (([np.s_[0:3, 0:2]], [np.s_[3:6, 0:2], np.s_[3:6, 2:4]]), r"its shard at \[0, 2\] is missing"),
+        (([], [np.s_[3:6, :]]), r"its shard at \[0, 0\] is missing"),
     ],
 )
-def test_shards_that_do_not_make_up_a_whole_are_refused(tmp_path: Path, boxes: Any, said: str) -> None:
-    with pytest.raises(DumpError, match=said):
+def test_shards_that_do_not_tile_the_array_are_refused(tmp_path: Path, boxes: Any, problem: str) -> None:
+    with pytest.raises(DumpError, match=problem):
         write_together(tmp_path / "run", records=boxes_of("activation/rows", *boxes))
 
 
@@ -270,7 +271,7 @@ def test_a_missing_process_is_named(folder: Path) -> None:
         open_dump(folder)
 
 
-def test_a_file_of_another_run_is_told_from_the_right_one(folder: Path, tmp_path: Path) -> None:
+def test_a_file_of_another_run_is_recognised(folder: Path, tmp_path: Path) -> None:
     write_together(tmp_path / "other", records=boxes_of("activation/rows", [np.s_[0:3, :]], [np.s_[3:6, :]]))
     (tmp_path / "other" / "proc-00001-of-00002.npz").replace(folder / "proc-00001-of-00002.npz")
     with pytest.raises(DumpError, match="is of another run than index"):
@@ -281,9 +282,9 @@ def without_entry(index: dict[str, Any]) -> None:
     del index["manifest"]["entries"][1]
 
 
-def with_a_place(index: dict[str, Any]) -> None:
-    place = {"member": "a.npy", "dtype": "<f4", "crc32": 0, "offset": 0, "size_bytes": 0}
-    index["manifest"]["entries"][0]["stored"] = place
+def with_a_location(index: dict[str, Any]) -> None:
+    location = {"member": "a.npy", "dtype": "<f4", "crc32": 0, "offset": 0, "size_bytes": 0}
+    index["manifest"]["entries"][0]["stored"] = location
 
 
 def with_an_absent_tensor(index: dict[str, Any]) -> None:
@@ -307,10 +308,10 @@ def of_a_newer_schema(index: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("alter", "said"),
+    ("alter", "problem"),
     [
         (without_entry, "does not name 'activation/columns'"),
-        (with_a_place, "says where its bytes lie"),
+        (with_a_location, "states the location of its bytes"),
         (with_an_absent_tensor, "has no tensor of its own, and there are shards"),
         (with_an_alias_of_nothing, "which is no tensor of its own"),
         (with_another_shape, "do not agree"),
@@ -318,11 +319,11 @@ def of_a_newer_schema(index: dict[str, Any]) -> None:
         (of_a_newer_schema, "follows schema 2"),
     ],
 )
-def test_an_altered_index_is_refused(folder: Path, alter: Callable[[Any], None], said: str) -> None:
+def test_an_altered_index_is_refused(folder: Path, alter: Callable[[Any], None], problem: str) -> None:
     index = json.loads((folder / "index.json").read_text())
     alter(index)
     (folder / "index.json").write_text(json.dumps(index))
-    with pytest.raises(DumpError, match=said):
+    with pytest.raises(DumpError, match=problem):
         open_dump(folder)
 
 

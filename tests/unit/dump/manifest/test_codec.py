@@ -1,4 +1,4 @@
-"""The manifest survives JSON, and whatever else claims to be one is refused field by field."""
+"""A manifest survives a JSON round trip, and a malformed one is refused with the name of the field."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def test_records_of_a_dump_in_memory_have_every_fact_of_their_entries() -> None:
     assert found.array is array
 
 
-def test_what_has_its_default_takes_no_room() -> None:
+def test_a_field_at_its_default_is_left_out() -> None:
     assert json.loads(manifest_to_text(Manifest(entries=()))) == {"schema": 1, "entries": []}
 
 
-def altered(place: str, value: Any) -> bytes:
-    """The manifest's text with another value at `entries.0.shape`; without the field where the value is `...`."""
+def altered(field: str, value: Any) -> bytes:
+    """Returns the manifest's text with another value at a field such as `entries.0.shape`; `...` removes the field."""
     document: Any = json.loads(manifest_to_text(MANIFEST))
-    *parents, last = (int(part) if part.isdigit() else part for part in place.split("."))
+    *parents, last = (int(part) if part.isdigit() else part for part in field.split("."))
     at = document
     for part in parents:
         at = at[part]
@@ -101,7 +101,7 @@ def altered(place: str, value: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "problem"),
+    ("field", "value", "problem"),
     [
         ("schema", 2, "schema 2"),
         ("schema", ..., "which schema"),
@@ -130,26 +130,26 @@ def altered(place: str, value: Any) -> bytes:
         ("loss", None, "loss"),
         ("examples.combined_by", "product", "combined_by should be one of mean, sum"),
         ("examples.rel_l2", None, "rel_l2"),
-        ("examples.count", ..., "what is said of the examples in the manifest lacks count"),
+        ("examples.count", ..., "the summary of the examples in the manifest lacks count"),
         ("complete", 1, "complete should be true or false"),
         ("tier", "all", "tier should be one of"),
         ("timings", {"run": []}, "timings"),
     ],
 )
-def test_a_field_of_the_wrong_kind_is_refused_by_name(place: str, value: Any, problem: str) -> None:
+def test_a_field_of_the_wrong_kind_is_refused_by_name(field: str, value: Any, problem: str) -> None:
     with pytest.raises(DumpError, match=problem):
-        manifest_from_text(altered(place, value))
+        manifest_from_text(altered(field, value))
 
 
-def test_a_newer_schema_says_which_version_is_needed() -> None:
+def test_the_error_of_a_newer_schema_names_the_needed_version() -> None:
     with pytest.raises(DumpError) as refused:
         manifest_from_text(b'{"schema": 9, "new_field": {}}')
     assert refused.value.hint == "open it with a gradscope that reads schema 9"
 
 
 def test_reading_and_writing_grow_with_the_entries_and_no_faster() -> None:
-    def there_and_back(entries: int) -> None:
+    def round_trip(entries: int) -> None:
         manifest = Manifest(entries=tuple(replace(ENTRY, name=f"layer{number}") for number in range(entries)))
         assert manifest_from_text(manifest_to_text(manifest).encode()) == manifest
 
-    assert calls(lambda: there_and_back(5000)) < 11 * calls(lambda: there_and_back(500))
+    assert calls(lambda: round_trip(5000)) < 11 * calls(lambda: round_trip(500))

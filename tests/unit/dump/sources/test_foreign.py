@@ -1,4 +1,4 @@
-"""Files that gradscope did not write open as dumps: names become names, statistics are empty, a note says so."""
+"""Foreign files open as dumps: names of arrays become names of tensors, without statistics, with a note."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def assert_holds(path: Path, arrays: dict[str, Any]) -> None:
         for key, array in keys.items():
             found = dump.array(key)
             assert found.shape == array.shape == dump.entry(key).shape
-            assert found.dtype == array.dtype.newbyteorder("="), "as the machine has it"
+            assert found.dtype == array.dtype.newbyteorder("="), "native byte order"
             assert np.array_equal(found, array)
             assert dump.entry(key).stats == {}
             chunks = [np.empty(0, found.dtype), *dump.chunks(key, chunk_bytes=8)]
@@ -85,7 +85,7 @@ def test_numpys_own_spelling_of_float8_e5m2(tmp_path: Path) -> None:
     assert_holds(tmp_path / "a.npy", {"a": array})
 
 
-def test_bytes_behind_a_foreign_npz_are_ignored_and_said(tmp_path: Path) -> None:
+def test_bytes_behind_a_foreign_npz_are_ignored_with_a_note(tmp_path: Path) -> None:
     np.savez(tmp_path / "foreign.npz", a=ARRAYS["a"])
     with (tmp_path / "foreign.npz").open("ab") as file:
         file.write(b"x" * 100)
@@ -100,7 +100,7 @@ def test_an_npy_is_a_dump_of_one_tensor(tmp_path: Path) -> None:
 
 
 def safetensors(path: Path, arrays: dict[str, Any]) -> None:
-    """A `.safetensors` file, written by the format's description."""
+    """Writes a `.safetensors` file by the specification of the format."""
     names = {"float64": "F64", "int16": "I16", "bool": "BOOL", "complex64": "C64", "float16": "F16", "bfloat16": "BF16"}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""

@@ -1,4 +1,4 @@
-"""The checksum of members: zlib's value, whichever library gives it."""
+"""The checksum of members is zlib's value, whichever library computes it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 from gradscope.dump.storage import checksum as module
 
-PIECES = [b"", b"a", bytes(range(256)) * 4096, b"\x00" * 100_001]
+CHUNKS = [b"", b"a", bytes(range(256)) * 4096, b"\x00" * 100_001]
 
 
 @pytest.fixture(params=["zlib_ng", "zlib"])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The module as it is with that library to be had."""
+    """Reloads the module with or without zlib-ng."""
     if request.param == "zlib":
         monkeypatch.setitem(sys.modules, "zlib_ng", None)
         monkeypatch.delitem(sys.modules, "zlib_ng.zlib_ng", raising=False)
@@ -28,9 +28,9 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     importlib.reload(module)
 
 
-def test_it_is_zlibs_over_pieces_of_any_size(library: str) -> None:
+def test_it_is_zlibs_over_chunks_of_any_size(library: str) -> None:
     assert module.checksum.__module__.partition(".")[0] == library
     ours = theirs = 0
-    for piece in PIECES:
-        ours, theirs = module.checksum(memoryview(piece), ours), zlib.crc32(piece, theirs)
+    for chunk in CHUNKS:
+        ours, theirs = module.checksum(memoryview(chunk), ours), zlib.crc32(chunk, theirs)
         assert ours == theirs

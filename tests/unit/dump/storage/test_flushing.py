@@ -1,4 +1,4 @@
-"""What is written reaches the disk on the way, and that is only about time."""
+"""The flusher syncs written bytes early, and the final sync still reports every error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = 30
 
 
 class Disk:
-    """Stands in for the system's sync; counts, and may fail."""
+    """Replaces the system's sync; counts calls, and raises an error if it has one."""
 
     def __init__(self, error: OSError | None = None) -> None:
         self.synced = threading.Semaphore(0)
@@ -75,7 +75,7 @@ def test_its_thread_ends_when_it_is_stopped(tmp_path: Path, disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("disk", [OSError("the disk is on fire")], indirect=True)
-def test_what_fails_on_the_way_is_left_to_the_last_sync(tmp_path: Path, disk: Disk) -> None:
+def test_an_error_of_a_flush_is_left_to_the_final_sync(tmp_path: Path, disk: Disk) -> None:
     target = tmp_path / "file"
     partial = PartialFile(target)
     partial.create()

@@ -1,4 +1,4 @@
-"""The `.npy` header: NumPy reads what is written here, and here is read what NumPy writes and nothing worse."""
+"""NumPy reads the `.npy` headers written here; those that NumPy writes are read, and hostile ones are refused."""
 
 from __future__ import annotations
 

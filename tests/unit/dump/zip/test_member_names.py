@@ -1,4 +1,4 @@
-"""A member's name is its key, save for what would be taken for something else."""
+"""The name of a member is the key of its tensor, with ambiguous characters escaped."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SMALL = b"behind four gibibytes"
 
 
 def sparse_zip(path: Path) -> None:
-    """A zip file of a member of more than 4 GiB and one behind it; the file takes no room on the disk."""
+    """Writes a sparse zip file of a member of more than 4 GiB and one behind it, which takes no space on the disk."""
     first = WrittenMember(name=b"large.npy", crc32=0, size_bytes=LARGE, header_offset=0, facts=b"")
     first_header = local_header(first)
     offset = len(first_header) + LARGE

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gradscope.comparison import Comparison, Row
+from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.report import Screen
 from gradscope.report.render.heat_strip import heat_strips
 from tests.support.report_samples import compared
@@ -15,15 +15,11 @@ TERMINAL = Screen(width=80)
 LEVELS = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1.0)
 
 
-def strip(*rows: Row, screen: Screen = TERMINAL) -> dict[str, str]:
-    return {
-        remark.label: remark.text
-        for remarks in heat_strips(Comparison(rows=rows), screen)
-        for remark in remarks.remarks
-    }
+def strip(*rows: ComparisonRow, screen: Screen = TERMINAL) -> dict[str, str]:
+    return {note.label: note.text for notes in heat_strips(Comparison(rows=rows), screen) for note in notes.notes}
 
 
-def layers(*errors: float, family: str = "activation") -> list[Row]:
+def layers(*errors: float, family: str = "activation") -> list[ComparisonRow]:
     return [compared(family, f"layer{number}", error, index=number) for number, error in enumerate(errors)]
 
 

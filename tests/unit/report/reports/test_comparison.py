@@ -10,15 +10,15 @@ from dataclasses import replace
 
 import pytest
 
-from gradscope.comparison import Comparison, Row
+from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.report import ComparisonReport, to_csv, to_json, to_text
 from gradscope.report.reports.comparison import rounded_up
 from tests.support.report_samples import PIPE, compared, different_runs, same_runs
 
-MISSING = Row(name="head/bias", family="param", status="missing", index=9, why="not in the candidate")
+MISSING = ComparisonRow(name="head/bias", family="param", status="missing", index=9, why="not in the candidate")
 
 
-def text_of(*rows: Row, everything: bool = False, worst_first: bool = False) -> str:
+def text_of(*rows: ComparisonRow, everything: bool = False, worst_first: bool = False) -> str:
     comparison = Comparison(rows=rows)
     return to_text(ComparisonReport(comparison=comparison, everything=everything, worst_first=worst_first), PIPE).plain
 

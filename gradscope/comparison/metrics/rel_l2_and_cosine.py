@@ -1,26 +1,28 @@
-"""Alignment: how long two vectors are, how far apart, and in what directions they point.
+"""Computes `rel_l2`, `1-cos`, `norm_ratio` and `sqnr_db` of two tensors in one pass over their blocks.
+
+`alignment_of` returns the `Alignment` of one block; the alignments of blocks add up to that of the tensor.
 
     ============  ======================================================================================
     a, b          reference and candidate; d = b - a
-    slope         t = <a, b> / |a|^2: the multiple of a that is nearest to b
-    residual      |b - t a|: the part of b across a, so that sin(a, b) = residual / |b|
+    slope         t = <a, b> / |a|^2: t a is the multiple of a that is nearest to b
+    residual      |b - t a|: the part of b orthogonal to a, so that sin(a, b) = residual / |b|
     ============  ======================================================================================
 
 Why not `1 - <a, b> / (|a| |b|)`: for nearly parallel vectors it subtracts two numbers that agree in every digit.
-`|a/|a| - b/|b||^2 / 2` does not, but needs both norms before it can start: a second pass. Here one pass keeps the slope
-and the residual of what it has seen, and parts merge without subtracting anything,
+`|a/|a| - b/|b||^2 / 2` does not, but needs both norms first, which takes a second pass. Here one pass keeps the slope
+and the residual of the blocks so far, and two parts merge without a subtraction,
 
     residual^2 = residual_1^2 + residual_2^2 + (t_1 - t_2)^2 |a_1|^2 |a_2|^2 / (|a_1|^2 + |a_2|^2),
 
 the update of Chan, Golub and LeVeque for a regression through the origin. At the end, with s and c the sine and cosine
 of the angle, `1 - c = s^2 / (1 + c)` where c > 0, and `1 - c` itself where that cannot cancel.
 
-Accuracy: within a block the residual is taken across a multiple of `a` that floating point represents exactly, so the
-sine has a relative error near 1e-15 for types of up to 24 bits and, in float64, an absolute one near 1e-16; it is
-better still where the vectors differ by little but direction. `1-cos` is then right for values far below 1e-16.
+Accuracy: within a block the residual is relative to a multiple of `a` that floating point represents exactly. The sine
+has a relative error near 1e-15 for types of up to 24 bits and, in float64, an absolute error near 1e-16; it is more
+accurate where the vectors differ mostly in direction. So `1-cos` is correct for values far below 1e-16.
 
-Sharp edges, all in float64: of two sides one of which is 2^450 times smaller than the other, the smaller counts as
-zero; a norm beyond 1.8e308 is kept by a common exponent, so ratios of such norms are right.
+Sharp edges, all in float64: where one tensor is 2^450 times smaller than the other, the smaller counts as zero. Norms
+beyond 1.8e308 share a common exponent, so ratios of such norms are correct.
 
 References:
     T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for computing the sample variance", The American Statistician
@@ -38,27 +40,27 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.moments import inner
 from gradscope.arrays.scratch import scratch
-from gradscope.comparison.metrics.block_pairs import Slot
+from gradscope.comparison.metrics.block_pairs import BlockBuffer
 
-#: Sums of squares in this range have lost nothing to underflow or overflow.
+#: Sums of squares in this range have lost no digits to underflow or overflow.
 SQUARES: Final = (2.0**-900, 2.0**900)
 
-#: Bits of a slope whose product with a number of 24 bits float64 holds without rounding.
+#: Bits of a slope: its product with a number of 24 bits then fits the 53 bits of float64 without rounding.
 _SLOPE_BITS: Final = 29
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """The lengths and directions of a pair of vectors.
+    """Alignment stores the norms of two vectors, of their difference, and their angle as slope and residual.
 
     Attributes:
-        ref: |a|, like all lengths in units of 2^exponent.
+        ref: |a|; all norms are in units of 2^exponent.
         cand: |b|.
         difference: |d|.
         residual: |b - t a|.
-        slope: The slope t, to a few digits.
-        correction: What is to be added to `slope` for all digits; a sum would round it away.
-        exponent: The unit of the lengths, as a power of two; 0 unless float64 needs it.
+        slope: The slope t to a few digits.
+        correction: The rest of t. It is stored apart, because a sum in float64 would round it away.
+        exponent: The unit of the norms as a power of two; 0 unless they exceed the range of float64.
     """
 
     ref: float = 0.0
@@ -70,26 +72,26 @@ class Alignment:
     exponent: int = 0
 
     def __add__(self, other: Alignment) -> Alignment:
-        # Zero vectors have a unit of lengths like any other, and must not press it upon the rest.
+        # A zero vector must not impose its exponent on the other part.
         if not (self.ref or self.cand) or not (other.ref or other.cand):
             return other if other.ref or other.cand else self
         exponent = max(self.exponent, other.exponent)
-        here, there = sorted((self.in_units(exponent), other.in_units(exponent)), key=lambda part: -part.ref)
-        ref = math.hypot(here.ref, there.ref)
-        major, minor = (here.ref / ref, there.ref / ref) if ref else (1.0, 0.0)
-        apart = (there.slope - here.slope) + (there.correction - here.correction)
+        large, small = sorted((self.in_units(exponent), other.in_units(exponent)), key=lambda part: -part.ref)
+        ref = math.hypot(large.ref, small.ref)
+        major, minor = (large.ref / ref, small.ref / ref) if ref else (1.0, 0.0)
+        apart = (small.slope - large.slope) + (small.correction - large.correction)
         return Alignment(
             ref=ref,
-            cand=math.hypot(here.cand, there.cand),
-            difference=math.hypot(here.difference, there.difference),
-            residual=math.hypot(here.residual, there.residual, apart * there.ref * major),
-            slope=here.slope,
-            correction=here.correction + apart * minor * minor,
+            cand=math.hypot(large.cand, small.cand),
+            difference=math.hypot(large.difference, small.difference),
+            residual=math.hypot(large.residual, small.residual, apart * small.ref * major),
+            slope=large.slope,
+            correction=large.correction + apart * minor * minor,
             exponent=exponent,
         )
 
     def in_units(self, exponent: int) -> Alignment:
-        """The same lengths in units of 2^exponent."""
+        """Returns the same alignment with norms in units of 2^exponent."""
         if exponent == self.exponent:
             return self
         power = self.exponent - exponent
@@ -109,7 +111,7 @@ class Alignment:
 
     @property
     def norm_ratio(self) -> float:
-        """`l2(b) / l2(a)`; 1 where both are zero, since they are equally long."""
+        """`l2(b) / l2(a)`; 1 where both are zero, because equal tensors have equal metrics whatever their values."""
         return _ratio(self.cand, self.ref, of_nothing=1.0)
 
     @property
@@ -121,7 +123,7 @@ class Alignment:
 
     @property
     def one_minus_cosine(self) -> float:
-        """`1 - cos(a, b)`; two zero vectors are parallel (0), a zero vector is across any other (1)."""
+        """`1 - cos(a, b)`; 0 for two zero vectors, 1 for a zero vector and any other."""
         if self.ref == 0 or self.cand == 0:
             return 0.0 if self.ref == self.cand else 1.0
         cosine = (self.slope + self.correction) * (self.ref / self.cand)
@@ -131,16 +133,13 @@ class Alignment:
 
 
 def alignment_of(ref: Array, cand: Array, difference: Array, square: float) -> Alignment:
-    """The alignment of a block.
+    """Returns the alignment of one block.
 
     Args:
-        ref: One-dimensional, contiguous, float64, all finite.
-        cand: The same; only its norm counts where the difference is given more exactly.
+        ref: The reference's elements: one-dimensional, contiguous, float64, all finite.
+        cand: The candidate's elements, likewise; used for their norm where `difference` is more exact.
         difference: `cand - ref`.
-        square: Its inner product with itself.
-
-    Returns:
-        Its alignment.
+        square: The inner product of `difference` with itself.
     """
     squares = _Squares(inner(ref, ref), inner(cand, cand), square)
     if not _in_range(max(squares.ref, squares.cand)) and (exponent := _exponent(ref, cand)):
@@ -149,7 +148,7 @@ def alignment_of(ref: Array, cand: Array, difference: Array, square: float) -> A
 
 
 class _Squares(NamedTuple):
-    """The inner product of each of the vectors with itself."""
+    """_Squares stores the inner product of each vector with itself."""
 
     ref: float
     cand: float
@@ -164,7 +163,7 @@ def _plain_alignment(ref: Array, cand: Array, difference: Array, known: _Squares
         residual = square - along * along / squares if squares else square
         return replace(lengths, residual=math.sqrt(residual), correction=along / squares if squares else 0.0)
     slope = _short(inner(ref, cand) / squares)
-    rest = np.multiply(ref, slope, out=scratch(Slot.WORK, ref.size, np.float64))
+    rest = np.multiply(ref, slope, out=scratch(BlockBuffer.WORK, ref.size, np.float64))
     np.subtract(cand, rest, out=rest)
     along = inner(ref, rest)
     residual = max(inner(rest, rest) - along * along / squares, 0.0)
