@@ -39,6 +39,15 @@ class Comparison:
             gradients on both sides, or all are equal.
         extent_differences: In what the two captures did not look at the same things, in sentences.
         provenance_differences: `field`, `ref` and `cand` of what the runs did not have in common, culprits first.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradscope as gs
+        >>> for name, scale in (("one.npz", 1.0), ("other.npz", 1.5)):
+        ...     np.savez(name, kernel=np.eye(2) * scale, bias=np.zeros(2))
+        >>> result = gs.compare(gs.load("one.npz"), gs.load("other.npz"))
+        >>> result.verdict, [(row.name, row.status) for row in result.rows]
+        ('different', [('kernel', 'different'), ('bias', 'same')])
     """
 
     rows: tuple[Row, ...]

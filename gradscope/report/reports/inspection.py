@@ -58,7 +58,7 @@ class InspectionReport:
 
     Attributes:
         target: The model, as the user named it.
-        batch_size: Number of examples that the numbers are for.
+        batch_size: Number of examples that the numbers are for; None where it is not known.
         selected: The rows asked for, in the order asked for.
         totals: Numbers about the whole model.
         fetch: Which part of it a fetch needs: `needed` and `total` operations, and the `inputs`; None without one.
@@ -66,7 +66,7 @@ class InspectionReport:
     """
 
     target: str
-    batch_size: int
+    batch_size: int | None
     selected: tuple[Row, ...]
     totals: Mapping[str, Json]
     fetch: Mapping[str, Json] | None
@@ -91,7 +91,8 @@ class InspectionReport:
 
     def _totals(self) -> Iterator[Remark]:
         totals = _Totals(self.totals)
-        yield Remark(label="model", text=f"{self.target}, batch size {self.batch_size:,}")
+        size = "" if self.batch_size is None else f", batch size {self.batch_size:,}"
+        yield Remark(label="model", text=f"{self.target}{size}")
         yield Remark(
             label="parameters", text=f"{count(totals['parameters'])} ({shown_size(totals['parameter_bytes'])})"
         )
@@ -125,7 +126,7 @@ class InspectionReport:
 
 def inspection_report(
     target: str,
-    batch_size: int,
+    batch_size: int | None,
     rows: Sequence[Row],
     totals: Mapping[str, Json],
     *,
@@ -136,7 +137,7 @@ def inspection_report(
 
     Args:
         target: The model, as the user named it.
-        batch_size: Number of examples.
+        batch_size: Number of examples; None where it is not known.
         rows: Every row, in the order of the model.
         totals: Numbers about the whole.
         fetch: As for `InspectionReport`.
