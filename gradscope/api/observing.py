@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, ParamSpec, SupportsIndex
 
 from gradscope.api.reading import Dump
 from gradscope.capturing.execution.calls import indices
@@ -21,9 +21,11 @@ from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.naming import several
 
+Parameters = ParamSpec("Parameters")
+
 
 def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
-    fun: Callable[..., Any],
+    fun: Callable[Parameters, Any],
     argnums: SupportsIndex | Sequence[SupportsIndex] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
@@ -35,7 +37,7 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
     families: str | Collection[str] | None = None,
     depth: int | None = None,
     observe: Keep = "stats",
-) -> Callable[..., tuple[tuple[Any, Any], Seen]]:
+) -> Callable[Parameters, tuple[tuple[Any, Any], Seen]]:
     """A drop-in for `jax.value_and_grad` that also observes.
 
     The result is pure: it composes with `jit`, `vmap`, `shard_map`, `lax.scan` and donation, and can be differentiated
