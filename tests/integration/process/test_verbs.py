@@ -31,7 +31,9 @@ LINES = {
 PLACES = {"process": gradscope_process, "here": gradscope}
 
 #: What a clock says, and where the folder is.
-VARYING = re.compile(r"\b(trace|compile|initialise|run|write) <?[\d.]+|\"timings\": \{[^}]*\}|/\S*/(process|here)\b")
+VARYING = re.compile(
+    r"\b(trace|compile|initialise|run|write) <?[\d.]+|[\d,]+ bytes|\"timings\": \{[^}]*\}|/\S*/(process|here)\b"
+)
 
 
 def run(command: Callable[..., Finished], folder: Path) -> dict[str, tuple[Finished, list[str]]]:
