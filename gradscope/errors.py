@@ -1,7 +1,7 @@
 """The exceptions gradscope raises on purpose, and what each means to a shell.
 
 Every error says what failed, on what, what was expected and what came; `hint` says what to do about it. The class
-decides the exit status (the table in README), so a caller never chooses a number:
+decides the exit status (the table in docs/reference/cli.md), so a caller never chooses a number:
 
     ======================  ====  ==========================================================
     class                   exit  meaning
@@ -26,6 +26,14 @@ class GradscopeError(Exception):
     Args:
         message: What failed, on what, expected and found; one sentence without a full stop at the end.
         hint: What the user can do about it, as an imperative sentence; None where there is nothing to say.
+
+    Example:
+        >>> import gradscope as gs
+        >>> try:
+        ...     gs.load("missing.npz")
+        ... except gs.GradscopeError as error:
+        ...     print(type(error).__name__, error.exit_code)
+        DumpError 3
     """
 
     exit_code: ClassVar[int]
@@ -42,6 +50,13 @@ class UsageError(GradscopeError):
 
     exit_code = 2
     slug = "usage"
+
+
+class MissingKeyError(UsageError, KeyError):
+    """A dump, or what a step observed, has no tensor of a key: also Python's error for a mapping without one."""
+
+    def __str__(self) -> str:
+        return self.message  # KeyError would show its repr
 
 
 class DumpError(GradscopeError):

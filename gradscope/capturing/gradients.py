@@ -77,7 +77,7 @@ def gradients_of(
     program, reached = observing_program(trace, plan)
     observed = jax.jit(program)(jax.tree_util.tree_leaves(given), {}, initial)
     arrived = {plan.sites[number].value: observed.cotangents[number] for number in plan.gradients & reached.sites}
-    return [arrived[x.value][x.turn] if x.value in arrived else None for x in xs]
+    return [arrived[x.value][x.turn] if x.value is not None and x.value in arrived else None for x in xs]
 
 
 def _plan(trace: Trace, xs: Sequence[NamedValue]) -> Plan:

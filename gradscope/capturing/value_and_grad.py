@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
 from gradscope import naming
+from gradscope.capturing.execution.calls import Call, is_array, positions
 from gradscope.capturing.seen import Seen, Watching
 from gradscope.instrument.observing_program import Observed, observing_program
 from gradscope.instrument.query.capture_spec import Wanted
@@ -24,19 +28,49 @@ Keep: TypeAlias = Literal["stats", "tensors"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """How a function is differentiated, in `jax.value_and_grad`'s terms."""
+    """How a function is differentiated, in `jax.value_and_grad`'s terms.
 
-    argnums: int | Sequence[int] = 0
+    Attributes:
+        argnums: The position of the differentiated argument, or those of several.
+        has_aux: Whether the function returns a pair of its value and a pytree.
+        holomorphic: Whether arguments and value are complex and the function is holomorphic.
+        allow_int: Whether integers may be differentiated; their gradients are of dtype float0.
+    """
+
+    argnums: int | tuple[int, ...] = 0
     has_aux: bool = False
+    holomorphic: bool = False
+    allow_int: bool = False
 
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The positions of the differentiated arguments."""
-        return (self.argnums,) if isinstance(self.argnums, int) else tuple(self.argnums)
+    def require_input(self, leaf: Leaf) -> None:
+        """Refuse a leaf of a differentiated argument that cannot be differentiated.
 
-    def like(self, gradients: Sequence[Any]) -> Any:
-        """Gradients per differentiated argument in the shape that `jax.value_and_grad` returns them."""
-        return gradients[0] if isinstance(self.argnums, int) else tuple(gradients)
+        Raises:
+            TypeError: It is not of the dtype that is needed.
+        """
+        if self.holomorphic and not jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+            raise TypeError(f"holomorphic=True needs complex arguments, and {leaf.name} is {leaf.dtype}")
+        if not self.allow_int and not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise TypeError(
+                f"gradients need real or complex arguments, and {leaf.name} is {leaf.dtype}: pass allow_int=True if "
+                "it is to have a gradient of dtype float0"
+            )
+
+    def require_value(self, value: Any) -> None:
+        """Refuse a value that has no gradient.
+
+        Raises:
+            TypeError: It is not a scalar, or not of the dtype that is needed.
+        """
+        if isinstance(value, tuple | list) and not self.has_aux:
+            raise TypeError("the function returns several values: pass has_aux=True if it returns a pair (value, aux)")
+        aval = jax.typeof(value)
+        if aval.shape != ():
+            raise TypeError(f"the function must return a scalar, and what it returns has shape {aval.shape}")
+        if self.holomorphic and not jnp.issubdtype(aval.dtype, jnp.complexfloating):
+            raise TypeError(f"holomorphic=True needs a function that returns a complex number, not {aval.dtype}")
+        if not self.holomorphic and not jnp.issubdtype(aval.dtype, jnp.floating):
+            raise TypeError(f"the function must return a real floating-point number, and returns {aval.dtype}")
 
 
 def observing_value_and_grad(
@@ -45,59 +79,104 @@ def observing_value_and_grad(
     """A function that returns what `jax.value_and_grad(function, ...)` returns, and what was seen on the way.
 
     Args:
-        function: Returns a real scalar, or a pair of it and a pytree if `signature.has_aux`.
-        signature: Which arguments are differentiated.
+        function: Returns a scalar, or a pair of it and a pytree if `signature.has_aux`.
+        signature: How it is differentiated.
         wanted: What is observed.
         keep: What is kept of it.
     """
 
+    @functools.wraps(function, updated=())
     def observing(*args: Any, **kwargs: Any) -> tuple[tuple[Any, Any], Seen]:
-        leaves = _leaves(signature, args, kwargs)
-        trace = trace_function(lambda a, k: function(*a, **k), (args, kwargs), leaves)
-        _require_aux(trace.aux_tree, signature)
+        differentiated = positions(signature.argnums, len(args))
+        call = Call(function, args, kwargs, differentiated, is_array)
+        leaves = _leaves(call, signature)
+        returned = _Returned(function, call, signature)
+        arrays = (call.variables, call.batch)
+        trace = trace_function(returned.traced, arrays, leaves, holomorphic=signature.holomorphic)
         plan = make_plan(trace, wanted, core_statistics if keep == "stats" else whole_tensor)
         program, reached = observing_program(trace, plan)
-        values = jax.tree_util.tree_leaves((args, kwargs))
+        values = jax.tree_util.tree_leaves(arrays)
         observed = program(values)
-        value = observed.loss
-        if signature.has_aux:
-            value = (value, jax.tree_util.tree_unflatten(trace.aux_tree, observed.auxiliary))
+        gradients = dict(zip(dict.fromkeys(differentiated), _gradients(call, leaves, observed), strict=True))
+        own = tuple(gradients[position] for position in differentiated)
         seen = _seen(Watching(trace, plan, wanted, reached), observed, values)
-        return (value, _gradients(signature, args, observed)), seen
+        return (returned.restored(observed), own[0] if isinstance(signature.argnums, int) else own), seen
 
     return observing
 
 
-def _leaves(signature: Signature, args: Sequence[Any], kwargs: Any) -> list[Leaf]:
-    leaves: list[Leaf] = []
-    for number, arg in enumerate(args):
-        if number in signature.numbers:
-            leaves += [_differentiated(leaf) for leaf in variable_leaves(arg)]
-        else:
-            leaves += leaves_of(arg, naming.INPUT)
-    return [*leaves, *leaves_of(kwargs, naming.INPUT)]
+#: Marks, among the leaves that a traced function returned, one whose value the program computes.
+_COMPUTED: Final = object()
 
 
-def _differentiated(leaf: Leaf) -> Leaf:
-    """The leaf as `jax.value_and_grad` treats it: differentiated whatever collection it is in."""
-    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-        raise TypeError(f"gradients need real or complex arguments, and {leaf.name} is {leaf.dtype}")
-    return Leaf(family=leaf.family, name=leaf.name, shape=leaf.shape, dtype=leaf.dtype, differentiated=True)
+class _Returned:
+    """What a function returns: the values that depend on its arrays leave through its trace, all others are kept here.
+
+    Args:
+        function: The function.
+        call: A call of it.
+        signature: How it is differentiated.
+
+    Attributes:
+        traced: The function of variables and batch that is traced: its value and the traced leaves of its aux.
+    """
+
+    def __init__(self, function: Callable[..., Any], call: Call, signature: Signature) -> None:
+        self._call = call
+        self._signature = signature
+        self._kept: list[Any] = []
+        self._tree: Any = None
+
+        @functools.wraps(function, updated=())  # JAX's messages about what is traced name the user's function
+        def traced(variables: Any, batch: Any) -> tuple[Any, list[Any]]:
+            return self._split(variables, batch)
+
+        self.traced = traced
+
+    def _split(self, variables: Any, batch: Any) -> tuple[Any, list[Any]]:
+        out = self._call.loss(variables, batch)
+        value, aux = _pair(out) if self._signature.has_aux else (out, None)
+        self._signature.require_value(value)
+        leaves, self._tree = jax.tree_util.tree_flatten((value, aux))
+        self._kept = [_COMPUTED if isinstance(leaf, Tracer) else leaf for leaf in leaves]
+        return value, [leaf for leaf in leaves[1:] if isinstance(leaf, Tracer)]
+
+    def restored(self, observed: Observed) -> Any:
+        """What the function would have returned, of a run of the program that was made of its trace."""
+        auxiliary = iter(observed.auxiliary)
+        kept, *leaves = self._kept
+        computed = [next(auxiliary) if leaf is _COMPUTED else leaf for leaf in leaves]
+        first = observed.loss if kept is _COMPUTED else kept
+        value, aux = jax.tree_util.tree_unflatten(self._tree, [first, *computed])
+        return (value, aux) if self._signature.has_aux else value
 
 
-def _require_aux(aux_tree: Any, signature: Signature) -> None:
-    if aux_tree != jax.tree_util.tree_structure(None) and not signature.has_aux:
-        raise TypeError("the function returns a pair: pass has_aux=True")
+def _pair(out: Any) -> tuple[Any, Any]:
+    if isinstance(out, tuple | list) and len(out) == 2:
+        return out[0], out[1]
+    raise TypeError(f"with has_aux=True the function must return a pair (value, aux), not {type(out).__name__}")
 
 
-def _gradients(signature: Signature, args: Sequence[Any], observed: Observed) -> Any:
-    sizes = [len(jax.tree_util.tree_leaves(arg)) for arg in args]
-    gradients: list[Any] = []
-    for number in signature.numbers:
-        first = sum(sizes[:number])
-        own = [observed.gradients[n] for n in range(first, first + sizes[number])]
-        gradients.append(jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(args[number]), own))
-    return signature.like(gradients)
+def _leaves(call: Call, signature: Signature) -> list[Leaf]:
+    """What each leaf of the variables and the batch is; all variables are differentiated, whatever their collection."""
+    variables = [replace(leaf, differentiated=_is_inexact(leaf)) for leaf in variable_leaves(call.variables)]
+    for leaf in variables:
+        signature.require_input(leaf)
+    return [*variables, *leaves_of(call.batch, naming.INPUT)]
+
+
+def _is_inexact(leaf: Leaf) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
+
+
+def _gradients(call: Call, leaves: Sequence[Leaf], observed: Observed) -> list[Any]:
+    """The gradients with respect to each differentiated argument."""
+    tree = jax.tree_util.tree_structure(call.variables)
+    flat = [
+        observed.gradients[number] if leaf.differentiated else np.zeros(leaf.shape, jax.dtypes.float0)
+        for number, leaf in enumerate(leaves[: tree.num_leaves])
+    ]
+    return call.differentiated_in(jax.tree_util.tree_unflatten(tree, flat))
 
 
 def _seen(watching: Watching, observed: Observed, values: Sequence[Any]) -> Seen:
@@ -105,5 +184,5 @@ def _seen(watching: Watching, observed: Observed, values: Sequence[Any]) -> Seen
     chosen = {holder: {place.number for place in watching.places.values() if place.holder == holder}
               for holder in ("arguments", "gradients")}  # fmt: skip
     gradients = {number: observe(observed.gradients[number]) for number in sorted(chosen["gradients"])}
-    arguments = {number: observe(values[number]) for number in sorted(chosen["arguments"])}
+    arguments = {number: observe(jnp.asarray(values[number])) for number in sorted(chosen["arguments"])}
     return Seen(watching, observed._replace(auxiliary=[], gradients=gradients), arguments)

@@ -1,4 +1,4 @@
-"""The floating-point operations of a whole frame, and which of an equation's frames count how often."""
+"""The floating-point operations of a frame, and how often each frame of an equation counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradscope.tracing.jaxpr.frames import Frame
 
 
 def program_flops(frame: Frame, liveness: Liveness) -> int:
-    """The operations that a frame's used equations take, those of a loop once for each iteration."""
+    """Returns the operations of a frame's used equations, with every iteration of its loops."""
     return sum(_equation_flops(frame, number, liveness) for number in liveness.used(frame))
 
 
@@ -18,11 +18,14 @@ def _equation_flops(frame: Frame, number: int, liveness: Liveness) -> int:
     inside = counted_frames(frame, number, liveness)
     if not inside:
         return flops_of(frame.jaxpr.eqns[number])
-    return sum(program_flops(child, liveness) * turns_of(child) for child in inside)
+    return sum(program_flops(child, liveness) * iterations_of(child) for child in inside)
 
 
 def counted_frames(frame: Frame, number: int, liveness: Liveness) -> Sequence[Frame]:
-    """The frames whose operations are an equation's; of branches the dearest, none where it has a cost of its own."""
+    """Returns the frames whose operations count as an equation's: of branches the most expensive.
+
+    Empty where the cost of the equation follows from its primitive.
+    """
     inside = frame.children.get(number, [])
     if not inside or has_own_cost(frame.jaxpr.eqns[number]):
         return []
@@ -31,8 +34,8 @@ def counted_frames(frame: Frame, number: int, liveness: Liveness) -> Sequence[Fr
     return [max(inside, key=lambda branch: program_flops(branch, liveness))]
 
 
-def turns_of(frame: Frame) -> int:
-    """How often a frame runs when its equation does; 1 where only running tells."""
+def iterations_of(frame: Frame) -> int:
+    """Returns how often a frame runs when its equation does; 1 for loops of unknown length."""
     if frame.parent is None or len(frame.loops) == len(frame.parent.loops):
         return 1
     length = frame.loops[-1].length

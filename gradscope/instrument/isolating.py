@@ -18,6 +18,7 @@ from gradscope.instrument.observing_program import Observed, observing_program
 from gradscope.instrument.plan import Plan, Seed
 from gradscope.instrument.query.planning import has_gradient
 from gradscope.instrument.taps import whole_tensor
+from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.reachability import reachability_from
 from gradscope.tracing.jaxpr.frames import ValueKey, resolve
 from gradscope.tracing.tracer import Trace, as_reached
@@ -35,7 +36,7 @@ class Held:
     """
 
     values: Any
-    turns: frozenset[tuple[int, ...]]
+    turns: frozenset[IterationIndex]
     cotangents: Any = None
 
 

@@ -99,7 +99,12 @@ def trace_loss(loss: Callable[[Any, Any], Any], variables: Any, batch: Any, *, o
 
 
 def trace_function(
-    function: Callable[..., Any], args: tuple[Any, ...], arguments: Sequence[Leaf], *, operations: bool = False
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    arguments: Sequence[Leaf],
+    *,
+    operations: bool = False,
+    holomorphic: bool = False,
 ) -> Trace:
     """Trace a scalar function of any arguments.
 
@@ -108,12 +113,13 @@ def trace_function(
         args: Its arguments or their shapes.
         arguments: What each leaf of `args` is.
         operations: Whether operations count as layers.
+        holomorphic: Whether the scalar is complex, and not real.
 
     Raises:
-        ModelError: The function does not return a real scalar.
+        ModelError: The function does not return such a scalar.
     """
     jaxpr, constants, out = jaxcompat.trace(_anew(function), *args)
-    aux = _auxiliary(out)
+    aux = _auxiliary(out, jnp.complexfloating if holomorphic else jnp.floating)
     auxiliary = leaves_of(aux, naming.AUX)
     trace = _analysed(jaxpr, constants, arguments, ["loss", *(leaf.name for leaf in auxiliary)], operations=operations)
     return replace(trace, auxiliary=auxiliary, aux_tree=jax.tree_util.tree_structure(aux))
@@ -214,7 +220,7 @@ def _parameter_names(arguments: Sequence[Leaf]) -> dict[int, str]:
     return {at: leaf.name for at, leaf in enumerate(arguments) if leaf.family == naming.PARAM}
 
 
-def _auxiliary(out: Any) -> Any:
+def _auxiliary(out: Any, kind: Any) -> Any:
     """What a loss returns beside the scalar; None for a bare scalar."""
     scalar, aux = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
     if not isinstance(scalar, jax.ShapeDtypeStruct):
@@ -227,7 +233,7 @@ def _auxiliary(out: Any) -> Any:
             f"the loss must be a scalar, and has shape {scalar.shape}",
             hint="reduce it over the batch, with .mean() or .sum()",
         )
-    if not jnp.issubdtype(scalar.dtype, jnp.floating):
+    if not jnp.issubdtype(scalar.dtype, kind):
         raise ModelError(
             f"the loss must be a real floating-point number to be differentiated, and is {scalar.dtype.name}",
             hint="return the loss itself, not a count or an index",

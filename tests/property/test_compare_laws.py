@@ -18,7 +18,7 @@ from gradscope.comparison.metrics.metrics import Metrics
 from gradscope.comparison.pairing.by_path import by_path
 from gradscope.comparison.pairing.by_values import by_fingerprint
 from gradscope.comparison.pairing.matching import Dumps, by_name, by_order, pair
-from gradscope.comparison.precision import yardstick_of
+from gradscope.comparison.precision import scale_of
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump
@@ -40,8 +40,8 @@ ROUNDED = ("rel_l2", "1-cos", "norm_ratio", "sqnr_db")
 
 
 def measured(a: Array, b: Array) -> Metrics:
-    yardstick = yardstick_of(a.dtype.name, b.dtype.name, rtol=1e-3, atol=1e-6)
-    return measure(block_pairs([a], [b]), yardstick)
+    scale = scale_of(a.dtype.name, b.dtype.name, rtol=1e-3, atol=1e-6)
+    return measure(block_pairs([a], [b]), scale)
 
 
 def columns(a: Array, b: Array) -> dict[str, Any]:
@@ -87,12 +87,12 @@ def test_metrics_merge_over_any_chunking(tensors: tuple[Array, Array], data: st.
 @given(pairs(), st.integers(1, 7), st.integers(1, 7))
 def test_the_sides_may_come_in_chunks_of_their_own(tensors: tuple[Array, Array], one: int, other: int) -> None:
     a, b = tensors
-    yardstick = yardstick_of(a.dtype.name, b.dtype.name, rtol=1e-3, atol=1e-6)
+    scale = scale_of(a.dtype.name, b.dtype.name, rtol=1e-3, atol=1e-6)
 
     def cut(side: Array, size: int) -> list[Array]:
         return [side[start : start + size] for start in range(0, side.size, size)]
 
-    chunked = measure(block_pairs(cut(a, one), cut(b, other)), yardstick).columns(a.shape)
+    chunked = measure(block_pairs(cut(a, one), cut(b, other)), scale).columns(a.shape)
     whole = columns(a, b)
     assert chunked.keys() == whole.keys()
     for name in whole.keys() & ROUNDED:

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from jax.extend.core import Literal, jaxpr_as_fun
 from jax.sharding import AxisType, PartitionSpec
 
@@ -25,7 +24,8 @@ from gradscope.tracing.jaxpr.jaxcompat import Equation, FrameKind, bind, sub_jax
 from gradscope.tracing.jaxpr.transfers import TRANSFERS, Transfer
 from gradscope.tracing.tracer import Trace, trace_loss
 from tests.oracle.engine import assert_close
-from tests.property.test_instrument_laws import INPUTS, WEIGHTS, Node, loss_of, programs
+from tests.property.test_instrument_laws import INPUTS, WEIGHTS, Node, first, loss_of
+from tests.property.test_instrument_laws import traced as traced_program
 
 # --- evaluation by the table --------------------------------------------------------------------------------------
 
@@ -290,18 +290,16 @@ def test_a_construct_is_what_its_transfer_states(kind: str, check: Callable[...,
     assert kind in checked
 
 
-@given(programs())
-@settings(max_examples=10)
+@first(8)
 def test_random_programs_are_what_their_transfers_state(program: tuple[Node, ...]) -> None:
-    trace = trace_loss(loss_of(program), WEIGHTS, INPUTS)
+    trace = traced_program(program)
     (loss,) = evaluated(trace.root, trace.constants, [WEIGHTS, INPUTS], check_values)
     assert_close(loss, loss_of(program)(WEIGHTS, INPUTS))
 
 
-@given(programs(depth=1))
-@settings(max_examples=6)
+@first(8)
 def test_gradients_pass_random_programs_as_their_transfers_state(program: tuple[Node, ...]) -> None:
-    trace = trace_loss(loss_of(program), WEIGHTS, INPUTS)
+    trace = traced_program(program)
     evaluated(trace.root, trace.constants, [WEIGHTS, INPUTS], check_gradients)
 
 

@@ -29,9 +29,15 @@ from gradscope.capturing.execution.plain_loss import PlainLoss
 from gradscope.capturing.execution.preparation import Prepared
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.explain.self_check import length, separation
-from gradscope.capturing.records.drafts import Draft, argument_origins, draft_of, gradient_of_argument, record_of
+from gradscope.capturing.records.pending_tensors import (
+    PendingTensor,
+    argument_origins,
+    gradient_of_argument,
+    pending_of,
+    record_of,
+)
 from gradscope.capturing.timings import Timings
-from gradscope.comparison.precision import default_tolerance, reduced_matmul
+from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
 from gradscope.dump.manifest.manifest import Examples
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
@@ -51,7 +57,7 @@ class ExampleProgram:
     Args:
         model: The model.
         prepared: Its run, of the loss as it is.
-        batch_size: Number of examples as far as the caller knows; 0 for what the batch says.
+        batch_size: Number of examples; None where only the batch tells.
         timings: Receives the seconds of compiling, and of running under `examples`.
 
     Raises:
@@ -59,7 +65,7 @@ class ExampleProgram:
         ModelError: The loss fails on a batch of one.
     """
 
-    def __init__(self, model: Model, prepared: Prepared, batch_size: int, timings: Timings) -> None:
+    def __init__(self, model: Model, prepared: Prepared, batch_size: int | None, timings: Timings) -> None:
         trace, wanted = prepared.answer.trace, prepared.answer.wanted
         batch = {number: leaf for number, leaf in enumerate(trace.arguments) if leaf.family == naming.INPUT}
         self.count = example_count(list(batch.values()), batch_size)
@@ -108,18 +114,18 @@ class ExampleProgram:
         return self._loss({**alone, **chosen}, leaves)
 
 
-def example_count(batch: Sequence[Leaf], batch_size: int) -> int:
+def example_count(batch: Sequence[Leaf], batch_size: int | None) -> int:
     """How many examples a batch has.
 
     Args:
         batch: Its leaves.
-        batch_size: What is said of it; 0 for nothing.
+        batch_size: The number that the caller knows; None where only the batch tells.
 
     Raises:
         UsageError: No leaf has an axis of examples, or several have leading axes that could be it.
     """
     sizes = {leaf.shape[0] for leaf in batch if leaf.shape}
-    if batch_size in sizes - {0}:
+    if batch_size is not None and batch_size in sizes - {0}:
         return batch_size
     if len(sizes) == 1 and 0 not in sizes:
         return sizes.pop()
@@ -132,8 +138,10 @@ def example_count(batch: Sequence[Leaf], batch_size: int) -> int:
     )
 
 
-def example_drafts(run: Run, order: ExecutionOrder, gradients: ExampleGradients, count: int) -> Iterator[Draft]:
-    """The drafts of the gradients of each example, in the order in which layers use the parameters.
+def pending_examples(
+    run: Run, order: ExecutionOrder, gradients: ExampleGradients, count: int
+) -> Iterator[PendingTensor]:
+    """Yields the gradients of each example, in the order in which layers use the parameters.
 
     Args:
         run: The run of the whole batch, which knows what the loss depends on.
@@ -148,7 +156,7 @@ def example_drafts(run: Run, order: ExecutionOrder, gradients: ExampleGradients,
         stacked = replace(leaf, shape=(count, *leaf.shape))
         batch = gradient_of_argument(run, number)
         source = batch if isinstance(batch, str) else Observation(value=gradients[number])
-        yield draft_of(record_of(naming.EXAMPLE_GRAD, leaf.name, stacked, origin), origin, source)
+        yield pending_of(record_of(naming.EXAMPLE_GRAD, leaf.name, stacked, origin), origin, source)
 
 
 def combination(run: Run, gradients: ExampleGradients, count: int, machine: Mapping[str, Json]) -> Examples | None:

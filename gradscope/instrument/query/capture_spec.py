@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from gradscope import naming
 from gradscope.errors import UsageError
-from gradscope.naming import Selection
+from gradscope.naming import IterationIndex, Selection
 from gradscope.tracing.layers.sites import SiteName
 
 EVERYTHING: Final = frozenset(naming.FAMILIES)
@@ -27,6 +28,9 @@ class Wanted:
         per_example: The gradient with respect to each parameter of the loss of each example alone.
         wrt: Which values' gradients; None for all.
         keys: Only these, by key, whatever the rest says; None for no such restriction.
+
+    Raises:
+        UsageError: There is no family of one of the names.
     """
 
     selection: Selection = field(default_factory=Selection)
@@ -38,6 +42,21 @@ class Wanted:
     per_example: bool = False
     wrt: Selection | None = None
     keys: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        naming.family_set(self.families)
+
+    @classmethod
+    def of(
+        cls,
+        select: str | Sequence[str],
+        exclude: str | Sequence[str],
+        families: str | Collection[str] | None,
+        depth: int | None,
+    ) -> Wanted:
+        """The layers and arguments that patterns, families (all where None) and a depth select."""
+        chosen = EVERYTHING if families is None else naming.family_set(families)
+        return cls(selection=Selection.parse(select, exclude), families=chosen, depth=depth)
 
     @property
     def looks_inside_layers(self) -> bool:
@@ -70,7 +89,7 @@ class Wanted:
                 return False
         return family in self.families and self.selection.wants(name, key)
 
-    def wants_layer(self, family: str, name: SiteName, iteration: tuple[int, ...]) -> bool:
+    def wants_layer(self, family: str, name: SiteName, iteration: IterationIndex) -> bool:
         """Whether a layer's output is wanted at one iteration."""
         return self.shows(name) and self.wants(family, str(name.at(iteration)))
 

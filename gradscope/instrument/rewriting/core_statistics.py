@@ -45,7 +45,10 @@ def core_statistics(value: Any, *, passing: bool = False) -> Any:
         passing: Whether it is a cotangent, which nobody reads again when it has been passed on.
     """
     on_host = _on_host if passing else _bits_on_host
-    return jax.lax.platform_dependent(_as_whole_bytes(whole_tensor(value)), cpu=on_host, default=_on_device)
+    # Whoever differentiates a step again differentiates its gradients, of which statistics are none; JAX cannot
+    # differentiate a host callback at all.
+    constant = jax.lax.stop_gradient(whole_tensor(value))
+    return jax.lax.platform_dependent(_as_whole_bytes(constant), cpu=on_host, default=_on_device)
 
 
 def _as_whole_bytes(value: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Queries: which rows of a dump are shown, and in which order."""
+"""Queries select which rows of a dump are shown, and in which order."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from gradscope import naming
 from gradscope.errors import UsageError
@@ -15,34 +15,52 @@ from gradscope.report.tables.dump_rows import Row, value_family
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """What is asked of a dump's rows.
+    """A `Query` selects the rows of a dump that are shown, and their order.
 
     Attributes:
-        selection: Which names or keys.
+        select: Patterns of names or keys; all where empty. A string is one pattern.
+        exclude: Patterns of names or keys that are left out.
         families: Which families; None for all.
-        depth: Layers of at most so many path components; None for all. Parameters and inputs are no layers.
+        depth: The largest number of path components of a layer; None for all. Parameters and inputs are not layers.
         sort: Column to sort by, `-COLUMN` for the largest first; None for execution order. Rows without it come last.
+
+    Raises:
+        UsageError: A pattern is not one, or there is no family of one of the names.
+
+    Example:
+        >>> import gradscope as gs
+        >>> gs.Query(select="encoder/*", families=["param_grad"], sort="-l2").sort
+        '-l2'
     """
 
-    selection: Selection = field(default_factory=Selection)
-    families: frozenset[str] | None = None
+    select: str | Sequence[str] = ()
+    exclude: str | Sequence[str] = ()
+    families: str | Collection[str] | None = None
     depth: int | None = None
     sort: str | None = None
 
+    def __post_init__(self) -> None:
+        _ = self._selection, self._families
+
+    @property
+    def _selection(self) -> Selection:
+        return Selection.parse(self.select, self.exclude)
+
+    @property
+    def _families(self) -> frozenset[str] | None:
+        return None if self.families is None else naming.family_set(self.families)
+
     def __call__(self, rows: Sequence[Row]) -> tuple[Row, ...]:
-        """The rows asked for.
+        """Return the rows that are selected.
 
         Raises:
             UsageError: A pattern selects nothing, or no row has the column to sort by; the hint names the nearest.
         """
-        if self.selection.select:
-            self.selection.require_matches([*(row.name for row in rows), *(row.key for row in rows)])
-        return _sorted([row for row in rows if self._wants(row)], self.sort)
-
-    def _wants(self, row: Row) -> bool:
-        if self.families is not None and row.family not in self.families:
-            return False
-        return self._shallow(row) and self.selection.wants(row.name, row.key)
+        selection, families = self._selection, self._families
+        if selection.select:
+            selection.require_matches([*(row.name for row in rows), *(row.key for row in rows)])
+        chosen = (row for row in rows if families is None or row.family in families)
+        return _sorted([row for row in chosen if self._shallow(row) and selection.wants(row.name, row.key)], self.sort)
 
     def _shallow(self, row: Row) -> bool:
         if self.depth is None or value_family(row.family) != naming.ACTIVATION:

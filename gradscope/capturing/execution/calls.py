@@ -1,0 +1,162 @@
+"""Calls of any function, brought into the form in which losses are traced: `loss(variables, batch)`.
+
+The *variables* are the arguments that are differentiated; the *batch* is the arrays among all other arguments. What is
+not an array (a bool, an int, a string, a function) is not traced: the function receives it as the caller passed it, so
+that `if train:` works.
+
+A single differentiated argument is the variables itself, whose leaves keep their names. Of several, each leaf's name
+begins with the name of its argument, `encoder/kernel`, so that no two have the same. The batch is made likewise of the
+other arguments that have arrays.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, SupportsIndex
+
+import jax
+import numpy as np
+
+from gradscope.naming.wording import counted
+
+#: Flax's collection of parameters, which holds several differentiated arguments by their names.
+_PARAMS: Final = "params"
+
+
+class Call:
+    """One call of a function as a loss of two pytrees of arrays.
+
+    Args:
+        function: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        differentiated: The positions of the arguments that are differentiated, counted from the first.
+        is_traced: Whether a leaf of any other argument is part of the batch.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        differentiated: Sequence[int],
+        is_traced: Callable[[Any], bool],
+    ) -> None:
+        names = _names(function, len(args), kwargs)
+        self._function = function
+        self._is_traced = is_traced
+        self._args = dict(zip(names, args, strict=True))
+        self._kwargs = dict(kwargs)
+        self._differentiated = {names[position]: args[position] for position in differentiated}
+        others = {**self._args, **self._kwargs}
+        traced = {name: self._arrays(value) for name, value in others.items() if name not in self._differentiated}
+        self._traced = {name: arrays for name, arrays in traced.items() if jax.tree_util.tree_leaves(arrays)}
+
+    @property
+    def variables(self) -> Any:
+        """The differentiated arguments: the argument itself, or several by name in the collection `params`."""
+        joined = _joined(self._differentiated)
+        return joined if len(self._differentiated) == 1 else {_PARAMS: joined}
+
+    @property
+    def batch(self) -> Any:
+        """The arrays of the other arguments: of a single argument that has any, or of several by name."""
+        return _joined(self._traced)
+
+    def differentiated_in(self, variables: Any) -> list[Any]:
+        """The parts of a pytree like `variables` that belong to each differentiated argument."""
+        return list(self._by_name(variables).values())
+
+    def loss(self, variables: Any, batch: Any) -> Any:
+        """What the function returns when its arrays are those of `variables` and `batch`."""
+        arrays = _parted(self._traced, batch)
+        others = {**self._args, **self._kwargs}
+        values = {
+            **others,
+            **self._by_name(variables),
+            **{name: self._with_arrays(others[name], each) for name, each in arrays.items()},
+        }
+        return self._function(*(values[name] for name in self._args), **{name: values[name] for name in self._kwargs})
+
+    def _by_name(self, variables: Any) -> dict[str, Any]:
+        several = len(self._differentiated) != 1
+        return _parted(self._differentiated, variables[_PARAMS] if several else variables)
+
+    def _arrays(self, value: Any) -> Any:
+        """The pytree of a value with None in the place of every leaf that is not traced."""
+        if all(map(self._is_traced, jax.tree_util.tree_leaves(value))):
+            return value
+        return jax.tree_util.tree_map(lambda leaf: leaf if self._is_traced(leaf) else None, value)
+
+    def _with_arrays(self, value: Any, arrays: Any) -> Any:
+        """A value with other arrays in the place of its own."""
+        leaves, tree = jax.tree_util.tree_flatten(value)
+        replaced = iter(jax.tree_util.tree_leaves(arrays))
+        return jax.tree_util.tree_unflatten(
+            tree, [next(replaced) if self._is_traced(leaf) else leaf for leaf in leaves]
+        )
+
+
+def indices(argnums: SupportsIndex | Iterable[SupportsIndex]) -> int | tuple[int, ...]:
+    """One index or several, whatever their types.
+
+    Raises:
+        TypeError: Something is not an index.
+    """
+    return operator.index(argnums) if isinstance(argnums, SupportsIndex) else tuple(map(operator.index, argnums))
+
+
+def positions(argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The positions that one index or several mean among `count` arguments, counted from the first.
+
+    Raises:
+        TypeError: There are fewer arguments.
+        ValueError: A negative index is before the first argument, or there is none.
+    """
+    numbers = (argnums,) if isinstance(argnums, int) else argnums
+    if max(numbers) >= count:
+        raise TypeError(f"argnums is {argnums}, and the call has {counted(count, 'positional argument')}")
+    if min(numbers) < -count:
+        raise ValueError(f"argnums is {argnums}, and the call has {counted(count, 'positional argument')}")
+    return tuple(number % count for number in numbers)
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is an array of a type that JAX has; NumPy's and Python's scalars are none."""
+    return isinstance(leaf, jax.Array | np.ndarray) and is_traceable(leaf)
+
+
+def is_traceable(leaf: Any) -> bool:
+    """Whether a leaf is of a type that JAX has: an array that is not one of strings or objects, or a number."""
+    try:
+        jax.typeof(leaf)
+    except TypeError:
+        return False
+    return True
+
+
+def is_array_or_real(leaf: Any) -> bool:
+    """Whether a leaf is an array, or a floating-point or complex number, which can be differentiated."""
+    return is_array(leaf) or isinstance(leaf, float | complex | np.inexact)
+
+
+def _names(function: Callable[..., Any], count: int, kwargs: Mapping[str, Any]) -> list[str]:
+    """The names of a call's positional arguments; the position of one that has no name, or the name of a keyword."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a built-in function
+        parameters = ()
+    fixed = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return [fixed[at] if at < len(fixed) and fixed[at] not in kwargs else str(at) for at in range(count)]
+
+
+def _joined(parts: Mapping[str, Any]) -> Any:
+    """A single part itself, or several by name."""
+    return next(iter(parts.values())) if len(parts) == 1 else dict(parts)
+
+
+def _parted(names: Mapping[str, Any], joined: Any) -> dict[str, Any]:
+    """The inverse of `_joined`, in the order of `names`."""
+    return dict.fromkeys(names, joined) if len(names) == 1 else {name: joined[name] for name in names}
