@@ -146,7 +146,7 @@ class Metrics:
     """Metrics stores how the elements of a pair differ.
 
     Attributes:
-        kind: The kind of the elements, see `precision.kind_of`.
+        kind: The class of the elements, see `precision.dtype_class`.
         size: Number of positions.
         nonfinite_mismatch: Number of positions where one element is not finite and the other is finite, or another
             non-finite value. Two NaNs agree, and so do two infinities of one sign.
