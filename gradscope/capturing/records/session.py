@@ -91,9 +91,9 @@ class Session:
                 yield record
 
     def loss(self) -> float | None:
-        """The loss; None where it was not asked for."""
+        """The loss; None where it was not asked for, or is a complex value."""
         loss = self._run.observed.loss
-        return None if loss is None else float(np.asarray(loss))
+        return None if loss is None or np.iscomplexobj(loss) else float(np.asarray(loss))
 
     def layers(self) -> tuple[Layer, ...]:
         """The layer tree."""
