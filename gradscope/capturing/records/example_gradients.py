@@ -57,7 +57,7 @@ class ExampleProgram:
     Args:
         model: The model.
         prepared: Its run, of the loss as it is.
-        batch_size: Number of examples as far as the caller knows; 0 for what the batch says.
+        batch_size: Number of examples; None where only the batch tells.
         timings: Receives the seconds of compiling, and of running under `examples`.
 
     Raises:
@@ -65,7 +65,7 @@ class ExampleProgram:
         ModelError: The loss fails on a batch of one.
     """
 
-    def __init__(self, model: Model, prepared: Prepared, batch_size: int, timings: Timings) -> None:
+    def __init__(self, model: Model, prepared: Prepared, batch_size: int | None, timings: Timings) -> None:
         trace, wanted = prepared.answer.trace, prepared.answer.wanted
         batch = {number: leaf for number, leaf in enumerate(trace.arguments) if leaf.family == naming.INPUT}
         self.count = example_count(list(batch.values()), batch_size)
@@ -114,18 +114,18 @@ class ExampleProgram:
         return self._loss({**alone, **chosen}, leaves)
 
 
-def example_count(batch: Sequence[Leaf], batch_size: int) -> int:
+def example_count(batch: Sequence[Leaf], batch_size: int | None) -> int:
     """How many examples a batch has.
 
     Args:
         batch: Its leaves.
-        batch_size: What is said of it; 0 for nothing.
+        batch_size: The number that the caller knows; None where only the batch tells.
 
     Raises:
         UsageError: No leaf has an axis of examples, or several have leading axes that could be it.
     """
     sizes = {leaf.shape[0] for leaf in batch if leaf.shape}
-    if batch_size in sizes - {0}:
+    if batch_size is not None and batch_size in sizes - {0}:
         return batch_size
     if len(sizes) == 1 and 0 not in sizes:
         return sizes.pop()

@@ -1,4 +1,4 @@
-"""`gradscope check`: gradients proved by a real process."""
+"""`gradscope check`: gradients proved."""
 
 from __future__ import annotations
 
