@@ -67,7 +67,7 @@ def _floor(stats: Mapping[str, object], name: str) -> float | None:
 
 
 class DefaultLimits:
-    """DefaultLimits returns the default tolerance and the noise floor of pairs, given how the dumps were computed.
+    """DefaultLimits returns the default tolerance and the noise floor of pairs, from how the dumps were computed.
 
     Args:
         dumps: The dumps.
