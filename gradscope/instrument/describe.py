@@ -25,7 +25,7 @@ from gradscope.instrument.query.planning import make_plan
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, Loop, ValueKey
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.loading.loader import load_model
-from gradscope.tracing.loading.module_models import lifted_model
+from gradscope.tracing.loading.module_models import with_array_variables
 from gradscope.tracing.tracer import Trace, trace_loss
 from gradscope.tracing.user_frames import user_code
 
@@ -58,7 +58,7 @@ def describe_target(target: str, *, operations: bool, batch_size: int) -> str:
         UsageError: There is no such model.
         ModelError: The model's functions fail.
     """
-    model = lifted_model(load_model(target))
+    model = with_array_variables(load_model(target))
     with user_code(f"loss of {model.name}"):
         init_key, batch_key = jax.random.split(jax.random.key(0))
         variables = jax.eval_shape(model.init, init_key)

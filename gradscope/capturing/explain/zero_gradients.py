@@ -54,7 +54,7 @@ class Zero:
 def causes_of(
     run: Run, zeros: Sequence[Zero], flowing: Collection[ValueKey], most_bytes: int = MOST_BYTES
 ) -> tuple[Cause, ...]:
-    """Return why each of some gradients is exactly zero; those without a known reason are left out.
+    """Returns why each of some gradients is exactly zero; those without a known reason are left out.
 
     Args:
         run: The run that found them.
@@ -121,7 +121,7 @@ class _Search:
         }
 
     def causes(self, start: Place, turn: _Turn) -> list[str]:
-        """Return why the gradient with respect to a value is zero, the cause nearest to the value first."""
+        """Returns why the gradient with respect to a value is zero, the cause nearest to the value first."""
         waiting = [_Moment(start, turn)]
         seen = set(waiting)
         found: dict[str, None] = {}
@@ -134,7 +134,7 @@ class _Search:
         return list(found)
 
     def _look(self, moment: _Moment) -> tuple[list[str], list[_Moment]]:
-        """Return the causes at one value, and the values at which the arriving gradient is zero already."""
+        """Returns the causes at one value, and the values at which the arriving gradient is zero already."""
         zero_derivatives: list[str] = []
         further: list[_Moment] = []
         flowing: dict[str, None] = {}
@@ -155,7 +155,7 @@ class _Search:
         return zero_derivatives, further
 
     def _computed(self, moment: _Moment) -> Iterator[_Result]:
-        """Yield the result for each equation that computes with a value."""
+        """Yields the result for each equation that computes with a value."""
         steps = [step for step in self._descent.steps(moment.place) if step.way == "compute" and differentiably(step)]
         for frame, number in dict.fromkeys((step.frame, step.number) for step in steps):
             use = self._use(frame, number, moment)
@@ -170,7 +170,7 @@ class _Search:
                 yield _ZeroDerivative(use.reason())
 
     def _use(self, frame: Frame, number: int, moment: _Moment) -> EquationUse | None:
-        """Return an equation's use of a value, with numbers; None where not all of them are known."""
+        """Returns an equation's use of a value, with numbers; None where not all of them are known."""
         equation = frame.jaxpr.eqns[number]
         operands = [self._neighbourhood.value(Place(frame, atom), moment.turn) for atom in equation.invars]
         if any(each is None for each in operands):
@@ -190,7 +190,7 @@ class _Search:
         )
 
     def _renamed(self, moment: _Moment) -> Iterator[_Result]:
-        """Yield the result for each variable of another frame that is the same value."""
+        """Yields the result for each variable of another frame that is the same value."""
         for step in self._descent.steps(moment.place):
             if step.way == "compute" or not differentiably(step):
                 continue
@@ -210,7 +210,7 @@ class _Search:
 
 
 def _turns(step: Step, moment: _Moment) -> Sequence[_Turn]:
-    """Return the iterations in which a step from a value leads to another."""
+    """Returns the iterations in which a step from a value leads to another."""
     turn, there = moment.turn, step.to.frame
     loops_here, loops_there = moment.place.frame.loops, there.loops
     if step.way in ("leave", "stack") and len(loops_there) < len(loops_here):
@@ -226,7 +226,7 @@ def _turns(step: Step, moment: _Moment) -> Sequence[_Turn]:
 
 
 def _in_order(body: Frame) -> range:
-    """Return the iterations of a scan, given its body, in the order in which they run."""
+    """Returns the iterations of a scan, given its body, in the order in which they run."""
     loop = body.loops[-1]
     turns = range(loop.length or 0)
     return turns[::-1] if loop.backwards else turns
