@@ -1,7 +1,7 @@
 """The exceptions gradscope raises on purpose, and what each means to a shell.
 
 Every error says what failed, on what, what was expected and what came; `hint` says what to do about it. The class
-decides the exit status (the table in README), so a caller never chooses a number:
+decides the exit status (the table in docs/reference/cli.md), so a caller never chooses a number:
 
     ======================  ====  ==========================================================
     class                   exit  meaning

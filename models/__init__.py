@@ -1,1 +1,1 @@
-"""The zoo: models in plain JAX, each one file to read from top to bottom, importing nothing of gradscope."""
+"""The zoo: models in plain JAX, one file each, to be read from top to bottom. They do not import gradscope."""

@@ -5,7 +5,7 @@ r = prediction - y the gradient fits on one line,
 
     d loss / d weight = 2 mean(r x)        d loss / d bias = 2 mean(r)
 
-so every number that a tool shows of this model can be checked by hand.
+so every number that a tool reports for this model can be checked by hand.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ NOISE = 0.1  # standard deviation of the points around the line
 
 
 def init(key: Array) -> dict[str, Array]:
-    """A line through the origin with a random slope; both parameters are scalars."""
+    """Returns a line through the origin with a random slope; both parameters are scalars."""
     return {"weight": jax.random.normal(key), "bias": jnp.zeros(())}
 
 
 def batch(key: Array, size: int = 32) -> dict[str, Array]:
-    """`size` points around the true line, with x between -1 and 1."""
+    """Returns `size` points around the true line, with x between -1 and 1."""
     x_key, noise_key = jax.random.split(key)
     x = jax.random.uniform(x_key, (size,), minval=-1.0, maxval=1.0)
     return {"x": x, "y": SLOPE * x + INTERCEPT + NOISE * jax.random.normal(noise_key, (size,))}
 
 
 def loss(variables: dict[str, Array], batch: dict[str, Array]) -> Array:
-    """Mean squared distance between the predicted and the given y."""
+    """Returns the mean squared error of the predicted y."""
     prediction = forward(variables, batch)
     with jax.named_scope("loss"):
         return jnp.square(prediction - batch["y"].astype(prediction.dtype)).mean()
 
 
 def forward(variables: dict[str, Array], batch: dict[str, Array]) -> Array:
-    """The predicted y of each point, [N]."""
+    """Returns the predicted y of each point, [N]."""
     weight, bias = variables["weight"], variables["bias"]
     with jax.named_scope("line"):
         return weight * batch["x"].astype(weight.dtype) + bias

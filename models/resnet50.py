@@ -1,6 +1,6 @@
-"""ResNet-50 v1.5, the image classifier, and its siblings of 18, 34, 101 and 152 layers.
+"""ResNet-50 v1.5, an image classifier, and its variants with 18, 34, 101 and 152 layers.
 
-An image passes through a *stem* (one large convolution and a max pool), four *stages* of residual *blocks*, a global
+The network consists of a *stem* (one large convolution and a max pool), four *stages* of residual *blocks*, a global
 average *pool* and a linear *head*:
 
     image   [N, 224, 224,    3]
@@ -12,20 +12,20 @@ average *pool* and a linear *head*:
     pool    [N,            2048]
     head    [N,            1000]   one logit per class
 
-A block adds what its *branch* of convolutions makes of its input to that input, so the branch only has to learn the
-difference ("residual") and the gradient has a way around it. In the deeper networks the branch is a *bottleneck*: 1x1
-down to the block's width, 3x3 there, 1x1 up to four times the width. In the two shallow ones it is two 3x3
-convolutions. Where the shape changes, the shortcut is *projected* by a 1x1 convolution.
+A block adds the output of its *branch* of convolutions to its input. So the branch only has to learn the difference
+("residual"), and the gradient can bypass it. In the deeper networks the branch is a *bottleneck*: 1x1 down to the
+block's width, 3x3 at that width, 1x1 up to four times the width. In the two shallow ones it is two 3x3 convolutions.
+Where the shape changes, a 1x1 convolution *projects* the shortcut.
 
-Version 1.5 is what is meant by ResNet-50 today: a stage's first block halves the image in its 3x3 convolution, not in
-the 1x1 before it, which would throw away three pixels of four unseen.
+Version 1.5 is the one usually called ResNet-50: a stage's first block halves the image in its 3x3 convolution, and not
+in the 1x1 before it, which would ignore three of four pixels.
 
 Variables have two collections, as in Flax: `params`, learned by gradient, and `batch_stats`, each batch norm's running
-mean and variance, which `loss` returns updated. Both are nested by the names that `jax.named_scope` gives the
-computation: `params["stage1_block1"]["conv1"]["kernel"]` is used by the layer `stage1_block1/conv1`.
+mean and variance, which `loss` returns updated. Both are nested by the names of the `jax.named_scope`s in which they
+are used: `params["stage1_block1"]["conv1"]["kernel"]` is used by the layer `stage1_block1/conv1`.
 
-Sharp edges: arrays are NHWC and kernels HWIO. In training every image's logits depend on the whole batch, through batch
-norm; in a batch of one image nothing varies where the image has shrunk to one pixel.
+Sharp edges: arrays are NHWC and kernels HWIO. In training, the logits of an image depend on all images of the batch,
+through batch norm. In a batch of one image, the variance is zero where the image has shrunk to one pixel.
 
 References:
     He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, 2015. https://arxiv.org/abs/1512.03385
@@ -52,13 +52,13 @@ STAGE_WIDTHS = (64, 128, 256, 512)
 SHALLOWEST_BOTTLENECK, BOTTLENECK_EXPANSION = 50, 4
 
 NORM_EPSILON = 1e-5  # added to the variance, so that a constant channel is not divided by zero
-NORM_MOMENTUM = 0.9  # how much of the running statistics one step keeps
-HEAD_DEVIATION = 0.01  # small, so that an untrained network finds all classes about equally likely
+NORM_MOMENTUM = 0.9  # weight of the old running statistics in one step's update
+HEAD_DEVIATION = 0.01  # small, so that an untrained network predicts about equal probabilities for all classes
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """A square convolution and the batch norm behind it, whose bias makes one of its own superfluous."""
+    """A square convolution without a bias, and the batch norm behind it, which has one."""
 
     name: str
     window: int
@@ -68,12 +68,12 @@ class Convolution:
 
     @property
     def norm(self) -> str:
-        """The name of its batch norm: `conv2` has `bn2`, `proj_conv` has `proj_bn`."""
+        """Name of the batch norm: `bn2` for `conv2`, `proj_bn` for `proj_conv`."""
         return self.name.replace("conv", "bn")
 
     @property
     def kernel_shape(self) -> tuple[int, int, int, int]:
-        """Height, width, channels in, channels out."""
+        """Shape of the kernel: height, width, channels in, channels out."""
         return (self.window, self.window, self.channels_in, self.channels_out)
 
 
@@ -87,7 +87,7 @@ class Block:
 
     @property
     def convolutions(self) -> tuple[Convolution, ...]:
-        """All of them, in the order they run."""
+        """All convolutions in execution order."""
         return self.branch if self.projection is None else (*self.branch, self.projection)
 
 
@@ -101,7 +101,7 @@ class ResNet:
     Attributes:
         depth: Number of layers with kernels along the branches: 18, 34, 50, 101 or 152.
         classes: Number of labels.
-        image_size: Height and width of the images of `batch`; the network takes others, too.
+        image_size: Height and width of the images of `batch`; the network accepts other sizes, too.
     """
 
     depth: int = 50
@@ -113,10 +113,10 @@ class ResNet:
             raise ValueError(f"no ResNet has {self.depth} layers: expected one of {sorted(BLOCKS_PER_STAGE)}")
 
     def init(self, key: Array) -> Tree:
-        """Fresh variables: `{"params": ..., "batch_stats": ...}`.
+        """Returns initial variables: `{"params": ..., "batch_stats": ...}`.
 
         Every batch norm starts with scale 1. Setting the last one of a block to 0, as is often done for training,
-        would start each block as the identity, but leave its branch without any gradient to look at in the first step.
+        would start each block as the identity, but its branch would have no gradient to inspect in the first step.
         """
         scopes = {"stem": (STEM,)} | {block.name: block.convolutions for block in self.blocks()}
         shapes = {(scope, layer.name): layer.kernel_shape for scope in scopes for layer in scopes[scope]}
@@ -134,16 +134,16 @@ class ResNet:
         return {"params": params, "batch_stats": batch_stats}
 
     def batch(self, key: Array, size: int = 2) -> Tree:
-        """`size` images of white noise, scaled as normalised photographs are, with labels drawn at random."""
+        """Returns `size` images of white noise, with the scale of normalised photographs, and random labels."""
         image_key, label_key = jax.random.split(key)
         shape = (size, self.image_size, self.image_size, 3)
         return {
-            "image": jax.random.normal(image_key, (math.prod(shape),)).reshape(shape),  # flat, it compiles faster
+            "image": jax.random.normal(image_key, (math.prod(shape),)).reshape(shape),  # a flat draw compiles faster
             "label": jax.random.randint(label_key, (size,), 0, self.classes, jnp.int32),
         }
 
     def loss(self, variables: Tree, batch: Tree, *, train: bool = True) -> tuple[Array, Tree]:
-        """Mean cross-entropy of the labels, and `{"batch_stats": ...}`."""
+        """Returns the mean cross-entropy of the labels, and `{"batch_stats": ...}`."""
         logits, batch_stats = self.forward(variables, batch, train=train)
         with jax.named_scope("loss"):
             log_likelihoods = jax.nn.log_softmax(logits)  # [N, classes]
@@ -151,10 +151,10 @@ class ResNet:
         return loss, {"batch_stats": batch_stats}
 
     def forward(self, variables: Tree, batch: Tree, *, train: bool = True) -> tuple[Array, Tree]:
-        """Logits [N, classes], and the running statistics after this batch.
+        """Returns logits [N, classes], and the running statistics after this batch.
 
-        With `train`, batch norm takes mean and variance from the batch and updates the running ones; without, it takes
-        the running ones, as in use.
+        With `train`, batch norm normalises by mean and variance of the batch, and updates the running ones. Without, it
+        normalises by the running ones, as in inference.
         """
         params, batch_stats = variables["params"], variables["batch_stats"]
         updated: Tree = {}
@@ -170,7 +170,7 @@ class ResNet:
         return logits, updated
 
     def blocks(self) -> list[Block]:
-        """The residual blocks, `stage1_block1` first. A stage's first block widens, and halves all but stage 1."""
+        """Returns the residual blocks in order. A stage's first block widens; it halves the image except in stage 1."""
         make = bottleneck if self.depth >= SHALLOWEST_BOTTLENECK else basic
         blocks: list[Block] = []
         channels = STEM.channels_out
@@ -183,7 +183,7 @@ class ResNet:
 
 
 def bottleneck(name: str, channels: int, width: int, stride: int) -> Block:
-    """1x1 down, 3x3, 1x1 up."""
+    """Returns a block whose branch is 1x1 down, 3x3, 1x1 up."""
     out = BOTTLENECK_EXPANSION * width
     branch = (
         Convolution("conv1", 1, channels, width),
@@ -194,18 +194,18 @@ def bottleneck(name: str, channels: int, width: int, stride: int) -> Block:
 
 
 def basic(name: str, channels: int, width: int, stride: int) -> Block:
-    """Two 3x3."""
+    """Returns a block whose branch is two 3x3 convolutions."""
     branch = (Convolution("conv1", 3, channels, width, stride), Convolution("conv2", 3, width, width))
     return Block(name, branch, projection(channels, width, stride))
 
 
 def projection(channels: int, out: int, stride: int) -> Convolution | None:
-    """What brings a shortcut to the branch's shape; None where it has that shape already."""
+    """Returns the convolution that maps a shortcut to the branch's shape; None where the shapes are equal."""
     return None if (channels, stride) == (out, 1) else Convolution("proj_conv", 1, channels, out, stride)
 
 
 def stem(params: Tree, stats: Tree, image: Array, train: bool) -> tuple[Array, Tree]:
-    """Image [N, H, W, 3] to [N, H/4, W/4, 64]."""
+    """Maps images [N, H, W, 3] to [N, H/4, W/4, 64]."""
     x, norm = convolve_and_normalise(STEM, params, stats, image, train)
     with jax.named_scope("relu"):
         x = jax.nn.relu(x)
@@ -214,7 +214,7 @@ def stem(params: Tree, stats: Tree, image: Array, train: bool) -> tuple[Array, T
 
 
 def residual(block: Block, params: Tree, stats: Tree, x: Array, train: bool) -> tuple[Array, Tree]:
-    """[N, H, W, channels] to [N, H/stride, W/stride, channels out]: the shortcut plus the branch."""
+    """Maps [N, H, W, channels] to [N, H/stride, W/stride, channels out]: the shortcut plus the branch."""
     shortcut = x
     updated: Tree = {}
     for number, layer in enumerate(block.branch, 1):
@@ -232,7 +232,7 @@ def residual(block: Block, params: Tree, stats: Tree, x: Array, train: bool) -> 
 
 
 def convolve_and_normalise(layer: Convolution, params: Tree, stats: Tree, x: Array, train: bool) -> tuple[Array, Tree]:
-    """A convolution, then its batch norm; returns the norm's running statistics, too."""
+    """Applies a convolution and its batch norm; returns the norm's running statistics, too."""
     with jax.named_scope(layer.name):
         x = convolve(params[layer.name]["kernel"], x, layer.stride)
     with jax.named_scope(layer.norm):
@@ -240,15 +240,15 @@ def convolve_and_normalise(layer: Convolution, params: Tree, stats: Tree, x: Arr
 
 
 def convolve(kernel: Array, x: Array, stride: int) -> Array:
-    """[N, H, W, channels in] to [N, H/stride, W/stride, channels out], in the kernel's dtype."""
-    # As much on either side. "SAME" would pad an even image unevenly under stride 2, unlike the published weights.
+    """Maps [N, H, W, channels in] to [N, H/stride, W/stride, channels out], in the kernel's dtype."""
+    # Equal padding on both sides. "SAME" would pad an even image unevenly at stride 2, unlike the published weights.
     pad, layout = kernel.shape[0] // 2, ("NHWC", "HWIO", "NHWC")
     x = x.astype(kernel.dtype)
     return lax.conv_general_dilated(x, kernel, (stride, stride), ((pad, pad), (pad, pad)), dimension_numbers=layout)
 
 
 def batch_norm(params: Tree, stats: Tree, x: Array, train: bool) -> tuple[Array, Tree]:
-    """Each channel shifted and scaled to mean `bias` and deviation `scale`; and the running statistics."""
+    """Shifts and scales each channel to mean `bias` and deviation `scale`; returns the running statistics, too."""
     mean, variance = moments(x) if train else (stats["mean"], stats["var"])
     factor = params["scale"] * lax.rsqrt(variance + NORM_EPSILON)
     y = (x - per_channel(mean)) * per_channel(factor) + per_channel(params["bias"])
@@ -258,42 +258,42 @@ def batch_norm(params: Tree, stats: Tree, x: Array, train: bool) -> tuple[Array,
 
 
 def moments(x: Array) -> tuple[Array, Array]:
-    """Mean and variance of each channel, [channels] both, over images and pixels."""
+    """Returns mean and variance of each channel over images and pixels; both are [channels]."""
     mean = x.mean(axis=(0, 1, 2))
-    # Not E[x^2] - E[x]^2: that is cheaper, but cancels where the mean is large beside the deviation.
+    # Not E[x^2] - E[x]^2, which is cheaper, but cancels where the mean is large compared to the deviation.
     return mean, jnp.square(x - per_channel(mean)).mean(axis=(0, 1, 2))
 
 
 def running(average: Array, new: Array) -> Array:
-    """The running average, one batch later."""
+    """Returns the running average after one more batch."""
     return NORM_MOMENTUM * average + (1 - NORM_MOMENTUM) * new
 
 
 def per_channel(vector: Array) -> Array:
-    """[channels] as [1, 1, 1, channels], ready to meet an image."""
+    """Reshapes [channels] to [1, 1, 1, channels], which broadcasts over an image."""
     return vector[None, None, None, :]
 
 
 def max_pool(x: Array) -> Array:
-    """The largest of each 3x3 window, at every second pixel."""
+    """Returns the maximum of each 3x3 window, at every second pixel."""
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0)))
 
 
 def he_scaled(normal: Array) -> Array:
-    """Standard normal numbers, scaled so that a ReLU behind the kernel keeps the size of what comes in."""
+    """Scales standard normal numbers so that the kernel, followed by a ReLU, preserves the scale of its input."""
     return math.sqrt(2 / math.prod(normal.shape[:-1])) * normal
 
 
-def normals(key: Array, shapes: Mapping[Any, tuple[int, ...]], turn: int = 1 << 16) -> dict[Any, Array]:
-    """Independent standard normal arrays of these shapes, under the same keys.
+def normals(key: Array, shapes: Mapping[Any, tuple[int, ...]], step: int = 1 << 16) -> dict[Any, Array]:
+    """Returns independent standard normal arrays of these shapes, under the same keys.
 
-    One long draw, cut up: fifty draws would be fifty copies of the random generator to compile. In a loop, because the
-    compiler would put what it can of the generator into each of the cuts.
+    All arrays are slices of one long draw, because fifty draws would compile fifty copies of the random generator. The
+    draw is a loop, because the compiler would otherwise fuse parts of the generator into each slice.
     """
     ends = list(itertools.accumulate(math.prod(shape) for shape in shapes.values()))
-    drawn = lax.map(lambda i: jax.random.normal(jax.random.fold_in(key, i), (turn,)), jnp.arange(-(-ends[-1] // turn)))
-    pieces = jnp.split(drawn.reshape(-1)[: ends[-1]], ends[:-1])
-    return {name: piece.reshape(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)}
+    drawn = lax.map(lambda i: jax.random.normal(jax.random.fold_in(key, i), (step,)), jnp.arange(-(-ends[-1] // step)))
+    slices = jnp.split(drawn.reshape(-1)[: ends[-1]], ends[:-1])
+    return {name: array.reshape(shapes[name]) for name, array in zip(shapes, slices, strict=True)}
 
 
 resnet18, resnet34, resnet50, resnet101, resnet152 = map(ResNet, BLOCKS_PER_STAGE)

@@ -1,26 +1,26 @@
-"""A transformer that predicts the next token: a decoder, its layers run by `lax.scan`.
+"""A transformer that predicts the next token: a decoder whose layers are run by `lax.scan`.
 
     tokens   [N, T]           T integers below the vocabulary's size
     embed    [N, T, D]        a vector for each token, plus one for its position
-    block    [N, T, D]        layers times: attention across the positions, then an MLP at each
+    block    [N, T, D]        repeated `layers` times: attention across positions, then an MLP at each position
     norm     [N, T, D]
-    head     [N, T, V]        logits of the token that comes next
+    head     [N, T, V]        logits of the next token
 
-Each *block* adds to its input twice: x + attention(norm1(x)), then x + mlp(norm2(x)). Norms stand before what they
-feed ("pre-norm"), so that the sum runs from the embedding to the last norm undisturbed, and its gradient back.
+Each *block* adds to its input twice: x + attention(norm1(x)), then x + mlp(norm2(x)). Norms precede attention and MLP
+("pre-norm"), so that the sum passes unchanged from the embedding to the last norm, and its gradient passes back.
 
-*Attention* lets a position gather from others: it holds its query against their keys, and takes their values by how
-well those match. Being *causal*, it looks at itself and what came before, never ahead: else the next token could be
-copied instead of predicted.
+*Attention* computes, at each position, a mean of the other positions' values, weighted by the match of its query with
+their keys. It is *causal*: a position only attends to itself and earlier ones. Otherwise the model could copy the next
+token instead of predicting it.
 
 All blocks have the same shape, so their parameters are stacked along a leading axis and `lax.scan` runs one block over
-them: traced and compiled once, however deep the network. `jax.checkpoint` keeps only each block's input for the
-backward pass and computes the rest again there: memory for time. Neither changes a result, and `unroll` and
-`checkpoint` switch them off on the same variables. Unrolled, block 2 runs under the scope `block[2]`, which is
-gradscope's name for the scan's third turn under the scope `block`.
+them, which is traced and compiled once for any depth. `jax.checkpoint` stores only each block's input for the backward
+pass and recomputes the rest there, which trades time for memory. Neither changes a result; `unroll` and `checkpoint`
+switch between the variants on the same variables. Unrolled, block 2 runs under the scope `block[2]`, which is
+gradscope's name for the scan's third iteration under the scope `block`.
 
 The head has a kernel of its own. Sharing the embedding's would save parameters, but a shared parameter's gradient is
-a sum of two, and cannot be told apart.
+a sum of two, which cannot be inspected separately.
 
 Letters for axes: N examples, T positions, D width, H heads, K width of a head, F width inside the MLP, V vocabulary.
 
@@ -58,9 +58,9 @@ class Transformer:
         width: Features of each position; a multiple of `heads`.
         heads: Attention heads.
         vocabulary: Number of different tokens.
-        length: Most positions that can be embedded, and what `batch` gives.
+        length: Number of positions of `batch`, and the largest number that can be embedded.
         unroll: Run the blocks one after another in the trace instead of under `lax.scan`.
-        checkpoint: Compute a block again in the backward pass instead of keeping what it made.
+        checkpoint: Recompute a block in the backward pass instead of storing its intermediate values.
     """
 
     layers: int = 4
@@ -76,10 +76,10 @@ class Transformer:
             raise ValueError(f"width {self.width} does not divide among {self.heads} heads")
 
     def init(self, key: Array) -> Tree:
-        """Fresh variables: `{"params": ...}`; those of the blocks have a leading axis of `layers`.
+        """Returns initial variables, `{"params": ...}`; those of the blocks have a leading axis of `layers`.
 
-        A sum of n products starts with weights of deviation 1/sqrt(n), which keeps the size of what comes in. What
-        leaves a branch starts smaller by sqrt(2 layers) again, so that all branches together have the size of one.
+        The weights of a sum of n products start with deviation 1/sqrt(n), which preserves the scale of the input. The
+        last kernel of a branch is divided by sqrt(2 layers), so that all branches together have the scale of one.
         """
         normal = normals(key, self.kernel_shapes())
         per_feature, per_inner = 1 / math.sqrt(self.width), 1 / math.sqrt(MLP_EXPANSION * self.width)
@@ -106,7 +106,7 @@ class Transformer:
         return {"params": {"embed": embeddings, "block": blocks, "norm": norm, "head": head}}
 
     def kernel_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of all parameters but the norms'."""
+        """Returns the shapes of all parameters but the norms'."""
         to_heads = (self.layers, self.width, self.heads, self.width // self.heads)
         return {
             "token": (self.vocabulary, self.width),
@@ -121,7 +121,7 @@ class Transformer:
         }
 
     def batch(self, key: Array, size: int = 8) -> Tree:
-        """`size` texts that count up in steps, modulo the vocabulary: 7 9 11 13 ..., and the same one step on."""
+        """Returns `size` texts that count up in steps, modulo the vocabulary (7 9 11 ...), and their next tokens."""
         start_key, step_key = jax.random.split(key)
         start = jax.random.randint(start_key, (size, 1), 0, self.vocabulary, jnp.int32)
         step = jax.random.randint(step_key, (size, 1), 1, LARGEST_STEP + 1, jnp.int32)
@@ -129,14 +129,14 @@ class Transformer:
         return {"tokens": text[:, :-1], "targets": text[:, 1:]}
 
     def loss(self, variables: Tree, batch: Tree) -> Array:
-        """Mean cross-entropy of the tokens that come next."""
+        """Returns the mean cross-entropy of the next tokens."""
         logits = self.forward(variables, batch)
         with jax.named_scope("loss"):
             log_likelihoods = jax.nn.log_softmax(logits)  # [N, T, V]
             return -jnp.take_along_axis(log_likelihoods, batch["targets"][:, :, None], axis=2).mean()
 
     def forward(self, variables: Tree, batch: Tree) -> Array:
-        """Logits [N, T, V]."""
+        """Returns logits [N, T, V]."""
         params = variables["params"]
         with jax.named_scope("embed"):
             x = embed(params["embed"], batch["tokens"])
@@ -147,8 +147,9 @@ class Transformer:
             return jnp.einsum("ntd,dv->ntv", x, params["head"]["kernel"])
 
     def run_blocks(self, stacked: Tree, x: Array) -> Array:
-        """[N, T, D] to [N, T, D], through all blocks."""
-        # Unrolled, the compiler would merge a block with its recomputation, unless kept from it; in a loop it cannot.
+        """Maps [N, T, D] to [N, T, D], through all blocks."""
+        # Unrolled, the compiler would merge a block with its recomputation unless `prevent_cse` forbids it. In a loop
+        # it cannot.
         run = jax.checkpoint(block, prevent_cse=self.unroll) if self.checkpoint else block
         if not self.unroll:
             with jax.named_scope("block"):
@@ -160,7 +161,7 @@ class Transformer:
 
 
 def embed(params: Tree, tokens: Array) -> Array:
-    """[N, T] to [N, T, D]: what the token is, plus where it stands."""
+    """Maps [N, T] to [N, T, D]: the embedding of the token plus that of its position."""
     with jax.named_scope("token"):
         token = params["token"]["embedding"][tokens]  # [N, T, D]
     with jax.named_scope("position"):
@@ -170,23 +171,23 @@ def embed(params: Tree, tokens: Array) -> Array:
 
 
 def block(params: Tree, x: Array) -> Array:
-    """[N, T, D] to [N, T, D]: attention, then the MLP, both added to what comes in."""
+    """Maps [N, T, D] to [N, T, D]: adds attention to the input, then the MLP to that sum."""
     with jax.named_scope("norm1"):
         normal = layer_norm(params["norm1"], x)
     with jax.named_scope("attn"):
-        gathered = attention(params["attn"], normal)
+        attended = attention(params["attn"], normal)
     with jax.named_scope("add1"):
-        x = x + gathered
+        x = x + attended
     with jax.named_scope("norm2"):
         normal = layer_norm(params["norm2"], x)
     with jax.named_scope("mlp"):
-        thought = mlp(params["mlp"], normal)
+        transformed = mlp(params["mlp"], normal)
     with jax.named_scope("add2"):
-        return x + thought
+        return x + transformed
 
 
 def attention(params: Tree, x: Array) -> Array:
-    """[N, T, D] to [N, T, D]; here t is the position that asks and s the one that answers."""
+    """Maps [N, T, D] to [N, T, D]; in the einsums, t indexes the positions of queries, s those of keys and values."""
     with jax.named_scope("query"):
         query = jnp.einsum("ntd,dhk->nthk", x, params["query"]["kernel"])
     with jax.named_scope("key"):
@@ -194,7 +195,7 @@ def attention(params: Tree, x: Array) -> Array:
     with jax.named_scope("value"):
         value = jnp.einsum("nsd,dhk->nshk", x, params["value"]["kernel"])
     with jax.named_scope("scores"):
-        # A sum of K products has the deviation sqrt(K); divided by it, the softmax starts far from saturation.
+        # A sum of K products has deviation sqrt(K). Dividing by it keeps the softmax far from saturation at the start.
         scores = jnp.einsum("nthk,nshk->nhts", query, key) / math.sqrt(query.shape[-1])
     with jax.named_scope("softmax"):
         weights = causal_softmax(scores)  # [N, H, T, T]; each row sums to 1
@@ -205,15 +206,15 @@ def attention(params: Tree, x: Array) -> Array:
 
 
 def causal_softmax(scores: Array) -> Array:
-    """Softmax over the last of [N, H, T, T], with nothing for positions ahead."""
+    """Returns the softmax over the last axis of [N, H, T, T], with zero weight for later positions."""
     length = scores.shape[-1]
     visible = jnp.tri(length, dtype=bool)[None, None, :, :]
-    # The lowest finite number, not -inf: its exponential is as exactly 0, and no infinity appears for somebody to find.
+    # The lowest finite number, not -inf: its exponential is exactly 0, too, and a search for infinities finds none.
     return jax.nn.softmax(jnp.where(visible, scores, jnp.finfo(scores.dtype).min), axis=-1)
 
 
 def mlp(params: Tree, x: Array) -> Array:
-    """[N, T, D] to [N, T, D], each position by itself."""
+    """Maps [N, T, D] to [N, T, D], separately at each position."""
     with jax.named_scope("up"):
         x = jnp.einsum("ntd,df->ntf", x, params["up"]["kernel"])
     with jax.named_scope("gelu"):
@@ -223,7 +224,7 @@ def mlp(params: Tree, x: Array) -> Array:
 
 
 def layer_norm(params: Tree, x: Array) -> Array:
-    """Each vector of [N, T, D] shifted and scaled to mean 0 and deviation 1, then by the learned bias and scale."""
+    """Normalises each vector of [N, T, D] to mean 0 and deviation 1, then applies the learned scale and bias."""
     centred = x - x.mean(axis=-1, keepdims=True)
     variance = jnp.square(centred).mean(axis=-1, keepdims=True)
     normal = centred * lax.rsqrt(variance + NORM_EPSILON)
@@ -231,23 +232,23 @@ def layer_norm(params: Tree, x: Array) -> Array:
 
 
 def unstack(stacked: Tree, number: int) -> Tree:
-    """The parameters of one block."""
+    """Returns the parameters of one block."""
     return jax.tree.map(lambda parameter: parameter[number], stacked)
 
 
 def init_norm(shape: tuple[int, ...]) -> Tree:
-    """A norm that changes nothing yet."""
+    """Returns the parameters of a norm with scale 1 and bias 0."""
     return {"scale": jnp.ones(shape), "bias": jnp.zeros(shape)}
 
 
 def normals(key: Array, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
-    """Independent standard normal arrays of these shapes, under the same names.
+    """Returns independent standard normal arrays of these shapes, under the same names.
 
-    One long draw, cut up: every draw of its own would be another copy of the random generator to compile.
+    All arrays are slices of one long draw, because each draw would be another copy of the random generator to compile.
     """
     ends = list(itertools.accumulate(math.prod(shape) for shape in shapes.values()))
-    pieces = jnp.split(jax.random.normal(key, (ends[-1],)), ends[:-1])
-    return {name: piece.reshape(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)}
+    slices = jnp.split(jax.random.normal(key, (ends[-1],)), ends[:-1])
+    return {name: array.reshape(shapes[name]) for name, array in zip(shapes, slices, strict=True)}
 
 
 transformer = Transformer()

@@ -22,7 +22,7 @@ from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.instrument.query.trace_query import Inquiry
 from gradscope.naming import several
 from gradscope.tracing.loading.model import Model
-from gradscope.tracing.loading.module_models import lifted_model
+from gradscope.tracing.loading.module_models import with_array_variables
 
 
 def capture(
@@ -105,7 +105,7 @@ def capture(
     _require_untraced(args)
     call = Call(fun, args, {}, positions(indices(argnums), len(args)), is_array_or_real)
     name = getattr(fun, "__name__", "loss")
-    model = lifted_model(Model.of_values(name, _as_loss(call, has_aux=has_aux), call.variables, call.batch))
+    model = with_array_variables(Model.of_values(name, _as_loss(call, has_aux=has_aux), call.variables, call.batch))
     request = DumpRequest(
         wanted=replace(
             Wanted.of(select, exclude, families, depth),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gradscope.api.reading import Dump
-from gradscope.comparison import CompareOptions, Comparison, Rule
+from gradscope.comparison import CompareOptions, Comparison, ToleranceRule
 from gradscope.comparison import compare as compare_sources
 from gradscope.comparison.pairing.map_file import read_map
 from gradscope.naming import Selection, several
@@ -75,7 +75,7 @@ def compare(
     return compare_sources(ref.source, cand.source, options=options)
 
 
-def _rules(tol: float | str | Sequence[str] | None) -> tuple[Rule, ...]:
+def _rules(tol: float | str | Sequence[str] | None) -> tuple[ToleranceRule, ...]:
     if tol is None or isinstance(tol, int | float):
         return ()
-    return tuple(map(Rule.parse, several(tol)))
+    return tuple(map(ToleranceRule.parse, several(tol)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ParamSpec, SupportsIndex
 
 from gradscope.api.reading import Dump
@@ -187,11 +188,11 @@ def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False
         for record in session.records():
             writer.add(record)
         return writer.commit(
-            layers=session.layers(),
-            ledger=session.ledger(),
-            loss=session.loss(),
-            tier="core" if what.watching.statistics else "full",
-            provenance=machine_provenance(),
+            replace(
+                session.facts(),
+                tier="core" if what.watching.statistics else "full",
+                provenance=machine_provenance(),
+            )
         )
 
 
@@ -200,18 +201,4 @@ def _save_dump(writer: Writer, source: DumpSource) -> Manifest:
         raise UsageError("the dump is in a file already", hint="copy the file")
     for record in source.records():
         writer.add(record)
-    manifest = source.manifest
-    return writer.commit(
-        layers=manifest.layers,
-        ledger=manifest.ledger,
-        causes=manifest.causes,
-        loss=manifest.loss,
-        tier=manifest.tier,
-        provenance=manifest.provenance,
-        self_check=manifest.self_check,
-        examples=manifest.examples,
-        timings=manifest.timings,
-        origins=manifest.origins,
-        complete=manifest.complete,
-        note=manifest.note,
-    )
+    return writer.commit(source.manifest)

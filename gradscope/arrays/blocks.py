@@ -1,7 +1,6 @@
-"""Blocks: the elements of an array in C order, a cache's worth at a time, without a copy of the whole.
+"""Cuts an array into blocks that fit in the cache, in C order, without copying the complete array.
 
-A reduction that walks an array once per column reads it from memory once per column. Walking it by blocks, and each
-block once per column, reads memory once.
+Computing k reductions over a large array reads it from memory k times. Computing all k block by block reads it once.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ BLOCK_ELEMENTS: Final = 1 << 17
 
 
 def blocks(array: Array, elements: int = BLOCK_ELEMENTS) -> Iterator[Array]:
-    """The elements of `array` in C order, as contiguous one-dimensional blocks in the machine's byte order.
+    """Yields the elements of `array` in C order, as contiguous one-dimensional blocks in native byte order.
 
     Args:
         array: Any shape, strides and byte order.
-        elements: Upper bound on the size of a block. Where it is a multiple of the last axis, every block holds whole
-            rows of that axis.
+        elements: Upper bound on the size of a block. Where it is a multiple of the last axis' length, every block
+            consists of complete rows of that axis.
 
     Yields:
-        Views where the array is contiguous, copies of a block's size where it is not; nothing for an empty array.
+        Views where the array is contiguous, copies of one block where it is not; nothing for an empty array.
     """
     native = array.dtype.newbyteorder("=")
     if array.flags.c_contiguous and array.dtype == native:
@@ -41,7 +40,7 @@ def blocks(array: Array, elements: int = BLOCK_ELEMENTS) -> Iterator[Array]:
 
 
 def stretch_of(array: Array, start: int, stop: int) -> Array:
-    """The elements of `array` from `start` to before `stop` in C order, in one dimension; no copy of any other."""
+    """Returns the elements `start:stop` of the flattened array, in C order; no other elements are copied."""
     return array.reshape(-1)[start:stop] if array.flags.c_contiguous else array.flat[start:stop]
 
 

@@ -1,4 +1,4 @@
-"""The hash of a tensor's bytes, by which two dumps without tensors can still say "bit for bit the same"."""
+"""Hashes a tensor's bytes, so that two dumps without tensors can still be compared bit for bit."""
 
 from __future__ import annotations
 
@@ -12,46 +12,44 @@ from gradscope.arrays.blocks import Array, blocks
 
 _HEX_DIGITS: Final = 128 // 4
 
-#: Elements that are hashed in one call, in which the interpreter lock is free: few calls, and yet bounded copies of an
-#: array that is not contiguous.
+#: Elements per call of the hash function: many, because a call releases the interpreter lock; bounded, because a block
+#: of an array that is not contiguous is a copy.
 _ELEMENTS: Final = 1 << 22
 
 
 class Digest:
-    """The hash of bytes that arrive in pieces: the first 128 bits of their SHA-256.
-
-    Why SHA-256: of the algorithms in `hashlib` it and SHA-1 are the fastest where the processor has SHA instructions
-    (1.8 GB/s, against 0.9 for BLAKE2b, 0.8 for MD5), and a dump from a stranger should not be able to fake equality.
-    """
+    """The hash of the bytes of several blocks: the first 128 bits of their SHA-256."""
 
     def __init__(self) -> None:
+        # Of the algorithms in `hashlib`, SHA-256 and SHA-1 are the fastest where the processor has SHA instructions
+        # (1.8 GB/s, against 0.9 for BLAKE2b and 0.8 for MD5). SHA-1 would let an untrusted dump fake equality.
         self._hash = hashlib.sha256()
 
     def add(self, block: Array) -> None:
-        """Take in the bytes of a contiguous block."""
-        # The interpreter lock is free while a block is hashed, so another thread may compute at the same time. The view
-        # is needed because the buffer protocol does not know the dtypes of ml_dtypes.
+        """Adds the bytes of a contiguous block."""
+        # The interpreter lock is released while a block is hashed, so that another thread can compute. The view is
+        # needed because the buffer protocol does not support the dtypes of ml_dtypes.
         self._hash.update(block.view(np.uint8).data)
 
     def hexadecimal(self) -> str:
-        """The 32 hexadecimal digits of what has been taken in so far."""
+        """Returns the hash of all added bytes as 32 hexadecimal digits."""
         return self._hash.hexdigest()[:_HEX_DIGITS]
 
 
 def content_hash(array: np.ndarray[Any, Any]) -> str:
-    """The 128-bit hash of an array's elements in C order, each in the machine's byte order.
+    """Returns the 128-bit hash of an array's elements in C order and native byte order.
 
     Args:
         array: Any shape and strides.
 
     Returns:
-        32 hexadecimal digits. Shape and dtype do not enter.
+        32 hexadecimal digits. They do not depend on shape and dtype.
     """
     return hash_of_blocks(blocks(array, _ELEMENTS))
 
 
 def hash_of_blocks(contiguous: Iterable[Array]) -> str:
-    """The hash of blocks laid end to end, as `content_hash` gives it for the array that they make up."""
+    """Returns the hash of concatenated blocks, which equals `content_hash` of the array that they make up."""
     digest = Digest()
     for block in contiguous:
         digest.add(block)

@@ -1,15 +1,16 @@
-"""Logical dtypes: what a tensor's elements mean, and the plain NumPy dtype in which a file holds them.
+"""Maps logical dtypes, those of JAX, to the plain NumPy dtypes in which files store them, and converts arrays.
 
-The *logical* dtype is the one the model computed with, by JAX's name: `float32`, `bfloat16`, `int4`, `key<fry>`. The
-*stored* dtype is one that every NumPy reads back, little-endian:
+The *logical* dtype is the one that the model computed with, by JAX's name: `float32`, `bfloat16`, `int4`, `key<fry>`.
+The *stored* dtype is a little-endian one that every NumPy can read:
 
-- a plain dtype (bool, integers, float16 to float64, complex) is stored as it is;
-- bfloat16 and every smaller float is *viewed* as `|V2` or `|V1`: same bytes, and arithmetic on it fails loudly where an
-  integer view would give wrong numbers. float8_e5m2 too: NumPy cannot read back the header it writes for that one;
+- a plain dtype (bool, integers, float16 to float64, complex) is stored unchanged;
+- bfloat16 and every smaller float is *viewed* as `|V2` or `|V1`: the same bytes, on which arithmetic raises an error
+  (with an integer view it would return wrong numbers). This includes float8_e5m2, because NumPy cannot read the header
+  that it writes for it;
 - an integer of less than a byte is *widened* to int8 or uint8, exactly;
-- a typed PRNG key is stored as its key data (uint32, one axis more), which is also what stands for it in memory.
+- a typed PRNG key is stored as its key data (uint32, one axis more), which also represents it in memory.
 
-Anything else, longdouble, objects, strings and structs among them, is refused by name.
+Every other dtype is refused by name: longdouble, objects, strings, structs and more.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _PLAIN: Final = {
 
 
 def _known_to_ml_dtypes(*names: str) -> dict[str, np.dtype[Any]]:
-    """Those of the named dtypes that the installed ml_dtypes has; each release adds some."""
+    """Returns the named dtypes that the installed ml_dtypes defines; each of its releases adds some."""
     return {name: np.dtype(getattr(ml_dtypes, name)) for name in names if hasattr(ml_dtypes, name)}
 
 
@@ -48,37 +49,37 @@ _IN_MEMORY: Final = {**_PLAIN, **_VIEWED, **_WIDENED}
 _KEY: Final = re.compile(r"key<[^<>]+>")
 
 
-@lru_cache(maxsize=64)  # NumPy makes a name anew each time, which takes as long as reducing a small block
+@lru_cache(maxsize=64)  # NumPy builds the name on each access, which takes as long as reducing a small block
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """The logical name of an array's dtype; byte order is no part of it, and a name may be one that is not storable."""
+    """Returns the logical name of an array's dtype, without byte order. The dtype need not be storable."""
     return "float0" if dtype.names == ("float0",) else dtype.name
 
 
 def storable(name: str) -> bool:
-    """Whether tensors of a logical dtype can be stored."""
+    """Returns whether tensors of a logical dtype can be stored."""
     return name in _IN_MEMORY or is_key(name)
 
 
 def is_key(name: str) -> bool:
-    """Whether a logical dtype is a typed PRNG key's, whose data has one axis more than the keys."""
+    """Returns whether a logical dtype is that of typed PRNG keys, whose key data has one axis more than the keys."""
     return _KEY.fullmatch(name) is not None
 
 
 def is_floating(name: str) -> bool:
-    """Whether a logical dtype is a real floating-point one."""
+    """Returns whether a logical dtype is a real floating-point one."""
     return name in _VIEWED or (name in _PLAIN and _PLAIN[name].kind == "f")
 
 
 def is_complex(name: str) -> bool:
-    """Whether a logical dtype is a complex one."""
+    """Returns whether a logical dtype is a complex one."""
     return name in _PLAIN and _PLAIN[name].kind == "c"
 
 
 def as_numpy_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of an array in memory that holds elements of a logical dtype: NumPy's own or ml_dtypes'.
+    """Returns the NumPy or ml_dtypes dtype of an array in memory with elements of a logical dtype.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The logical dtype cannot be stored.
     """
     if is_key(name):
         return _PLAIN["uint32"]
@@ -92,10 +93,10 @@ def as_numpy_dtype(name: str) -> np.dtype[Any]:
 
 @lru_cache(maxsize=64)
 def stored_dtype(name: str) -> np.dtype[Any]:
-    """The plain NumPy dtype, little-endian, in which a file holds elements of a logical dtype.
+    """Returns the plain little-endian NumPy dtype in which files store elements of a logical dtype.
 
     Raises:
-        UsageError: Such elements cannot be stored.
+        UsageError: The logical dtype cannot be stored.
     """
     in_memory = as_numpy_dtype(name)
     if name in _VIEWED:
@@ -106,16 +107,16 @@ def stored_dtype(name: str) -> np.dtype[Any]:
 
 
 def itemsize(name: str) -> int:
-    """Bytes of one stored element of a logical dtype (of a key: of one word of its data).
+    """Returns the bytes of one stored element of a logical dtype (of a PRNG key: of one word of its key data).
 
     Raises:
-        UsageError: Such elements cannot be stored.
+        UsageError: The logical dtype cannot be stored.
     """
     return stored_dtype(name).itemsize
 
 
 def encode(array: Array) -> Array:
-    """An array as it is stored.
+    """Converts an array to its stored dtype.
 
     Args:
         array: Any shape, strides and byte order.
@@ -124,7 +125,7 @@ def encode(array: Array) -> Array:
         The same elements in the stored dtype; a view wherever the bytes are the same.
 
     Raises:
-        UsageError: Its dtype cannot be stored, or it is a masked array, whose mask would be lost.
+        UsageError: The dtype cannot be stored, or the array is masked, and its mask would be lost.
     """
     if _is_masked(array):
         raise UsageError("a masked array cannot be stored", hint="fill it first: array.filled(value)")
@@ -134,12 +135,12 @@ def encode(array: Array) -> Array:
 
 
 def _is_masked(array: Array) -> bool:
-    # There is none where nobody imported them, and to ask NumPy for their class would import them: 35 ms.
+    # Without the module there is no masked array. Accessing `np.ma` would import it, which takes 35 ms.
     return "numpy.ma" in sys.modules and isinstance(array, np.ma.MaskedArray)
 
 
 def decode(stored: Array, name: str) -> Array:
-    """The inverse of `encode`.
+    """Converts an array from its stored dtype to its logical one. It is the inverse of `encode`.
 
     Args:
         stored: An array of `stored_dtype(name)`, or of that dtype in the other byte order.
@@ -149,8 +150,8 @@ def decode(stored: Array, name: str) -> Array:
         The same elements in `as_numpy_dtype(name)`; a view wherever the bytes are the same.
 
     Raises:
-        UsageError: There is no such dtype.
-        DumpError: A value does not fit in `name`, an integer of less than a byte.
+        UsageError: `name` is not a dtype that can be stored.
+        DumpError: `name` is an integer dtype of less than a byte, and a value does not fit in it.
     """
     in_memory = as_numpy_dtype(name)
     if name in _VIEWED:

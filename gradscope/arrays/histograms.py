@@ -1,10 +1,10 @@
-"""Magnitude histograms: how large the non-zero finite elements of a tensor are, in logarithmic bins.
+"""Magnitude histograms count the non-zero finite elements of a tensor by magnitude, in logarithmic bins.
 
-A *bin* is named by the exponent and the top four mantissa bits of a float64, so it is a sixteenth of an octave. Bins
-are open below and closed above: `(edge, next edge]`. That is what makes counts at a power of two exact, as in "how many
-of these round to zero in float16": exactly half of the smallest subnormal still does (ties go to even).
+A *bin* is identified by the exponent and the top four mantissa bits of a float64, so each octave has sixteen bins. Bins
+are open below and closed above: `(edge, next edge]`. This makes counts up to a power of two exact, such as the number
+of elements that round to zero in float16: half of its smallest subnormal still does (ties go to even).
 
-Sharp edge: float64's own subnormals, below 2.2e-308, share sixteen bins of equal width.
+Sharp edge: the subnormals of float64, below 2.2e-308, share sixteen bins of equal width.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 BINS_PER_OCTAVE: Final = 16
 EXPONENT_BIAS: Final = 1023
-#: The last of them ends where float64 does.
+#: Number of bins; the last one ends at the largest float64.
 BINS: Final = 2047 * BINS_PER_OCTAVE
 _EDGE_SHIFT: Final = 52 - 4
 
@@ -33,7 +33,7 @@ UNDERFLOW_LIMITS: Final[Mapping[str, float]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class MagnitudeHistogram:
-    """Counts of non-zero finite magnitudes by bin.
+    """The number of non-zero finite magnitudes in each bin.
 
     Attributes:
         first: Number of the first bin in `counts`; 0 where there are none.
@@ -59,29 +59,29 @@ class MagnitudeHistogram:
 
     @property
     def total(self) -> int:
-        """How many elements were counted: the non-zero finite ones."""
+        """Number of counted elements: the non-zero finite ones."""
         return sum(self.counts)
 
     def at_most_power(self, limit: float) -> int:
-        """How many magnitudes are at most `limit`, a normal power of two; exact."""
+        """Returns the exact number of magnitudes that are at most `limit`, a normal power of two."""
         end = (math.frexp(limit)[1] - 1 + EXPONENT_BIAS) * BINS_PER_OCTAVE
         return sum(self.counts[: max(end - self.first, 0)])
 
     def at_rank(self, rank: int) -> float:
-        """The magnitude at a rank, to 1/32 of it.
+        """Returns the magnitude at a rank, with a relative error of at most 1/32.
 
         Args:
             rank: 1 for the smallest, `total` for the largest.
 
         Returns:
-            The middle of the bin that holds that element.
+            The middle of the bin that contains the element.
         """
         position = bisect_left(list(accumulate(self.counts)), rank)
         low, high = _edge(self.first + position), _edge(self.first + position + 1)
         return low / 2 + high / 2
 
     def octaves(self) -> Iterator[tuple[int, int]]:
-        """Pairs of exponent `e` and how many magnitudes are in `(2^e, 2^(e+1)]`, in order, without gaps."""
+        """Yields pairs of an exponent `e` and the number of magnitudes in `(2^e, 2^(e+1)]`, in order, without gaps."""
         for octave in range(self.first // BINS_PER_OCTAVE, -(-self.end // BINS_PER_OCTAVE)):
             start = octave * BINS_PER_OCTAVE - self.first
             yield octave - EXPONENT_BIAS, sum(self.counts[max(start, 0) : start + BINS_PER_OCTAVE])

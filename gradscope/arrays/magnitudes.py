@@ -1,4 +1,4 @@
-"""Magnitudes: how large the finite elements of an array are, counted from their bit patterns block by block."""
+"""Counts the finite elements of an array by magnitude, from their bit patterns, block by block."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.histograms import BINS_PER_OCTAVE, EXPONENT_BIAS, MagnitudeHistogram
-from gradscope.arrays.scratch import Slot, scratch
+from gradscope.arrays.scratch import ScratchSlot, scratch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Magnitudes:
-    """The magnitudes of the finite elements: what only the full tier knows.
+    """The reductions of the finite elements' magnitudes, which only the full tier has.
 
     Attributes:
         total: Their sum, the l1 norm.
-        smallest: The smallest that is not zero; infinite where all are.
-        subnormal: How many are subnormal in the array's own dtype.
-        histogram: The non-zero ones, counted by bin.
+        smallest: The smallest magnitude that is not zero; infinite where all are zero.
+        subnormal: Number of elements that are subnormal in the array's own dtype.
+        histogram: The non-zero magnitudes, counted by bin.
     """
 
     total: float
@@ -42,7 +42,7 @@ class MagnitudeCounter:
     """Counts the magnitudes of finite float32 and float64 blocks.
 
     Args:
-        smallest_normal: Magnitudes below it, other than zero, are the subnormal ones.
+        smallest_normal: The smallest normal number of the array's dtype; smaller magnitudes count as subnormal.
     """
 
     def __init__(self, smallest_normal: float) -> None:
@@ -50,49 +50,49 @@ class MagnitudeCounter:
         self._total = 0.0
         self._smallest = math.inf
         self._subnormal = 0
-        self._tallies: dict[_Layout, Array] = {}
+        self._tallies: dict[_FloatFormat, Array] = {}
 
     def add(self, values: Array, total: float) -> int:
-        """Take in a block.
+        """Adds a block.
 
         Args:
             values: One-dimensional, contiguous, float32 or float64, not empty, all finite.
             total: The sum of their magnitudes.
 
         Returns:
-            How many of them are zero: those that no bin has.
+            The number of zeros, which are in no bin.
         """
-        layout = _LAYOUTS[values.dtype]
-        ordinals = layout.ordinals(values)
+        bits = _FORMATS[values.dtype]
+        ordinals = bits.ordinals(values)
         lowest = ordinals.min()
         self._total += total
-        self._smallest = min(self._smallest, layout.magnitude_of(lowest))
-        if lowest < (limit := layout.ordinal_of(self._smallest_normal)):
+        self._smallest = min(self._smallest, bits.magnitude_of(lowest))
+        if lowest < (limit := bits.ordinal_of(self._smallest_normal)):
             self._subnormal += int(np.count_nonzero(ordinals < limit))
-        if lowest < layout.first_normal and layout is not _FLOAT64:
-            # A subnormal has no exponent of its own to be counted by; as a float64 it is normal.
-            layout, ordinals = _FLOAT64, _FLOAT64.ordinals(values.astype(np.float64))
-        # `bincount` is two fifths of the whole pass; sorting, `histogram` and 16-bit bin numbers were slower.
-        numbers = scratch(Slot.WORK, ordinals.size, np.intp)
-        np.right_shift(ordinals, layout.shift, out=numbers, casting="unsafe")
-        tally = np.bincount(numbers, minlength=layout.bins)[: layout.bins]
-        known = self._tallies.get(layout)
-        self._tallies[layout] = tally if known is None else known + tally
+        if lowest < bits.first_normal and bits is not _FLOAT64:
+            # A float32 subnormal has no exponent that would identify its bin. As a float64 it is normal.
+            bits, ordinals = _FLOAT64, _FLOAT64.ordinals(values.astype(np.float64))
+        # `bincount` takes two fifths of the complete pass; sorting, `histogram` and 16-bit bin numbers were slower.
+        numbers = scratch(ScratchSlot.WORK, ordinals.size, np.intp)
+        np.right_shift(ordinals, bits.shift, out=numbers, casting="unsafe")
+        tally = np.bincount(numbers, minlength=bits.bins)[: bits.bins]
+        known = self._tallies.get(bits)
+        self._tallies[bits] = tally if known is None else known + tally
         return values.size - int(tally.sum())
 
     def result(self) -> Magnitudes:
-        """What has been counted so far."""
+        """Returns the reductions of all added blocks."""
         return Magnitudes(
             total=self._total, smallest=self._smallest, subnormal=self._subnormal, histogram=self._histogram()
         )
 
     def _histogram(self) -> MagnitudeHistogram:
-        histograms = (_histogram(tally, layout.offset) for layout, tally in self._tallies.items())
+        histograms = (_histogram(tally, bits.offset) for bits, tally in self._tallies.items())
         return sum(histograms, MagnitudeHistogram())
 
 
 def _histogram(tally: Array, offset: int) -> MagnitudeHistogram:
-    """The histogram of a tally whose first bin has the number `offset`."""
+    """Returns the histogram of counts whose first bin has the number `offset`."""
     occupied = np.flatnonzero(tally)
     if not occupied.size:
         return MagnitudeHistogram()
@@ -100,11 +100,12 @@ def _histogram(tally: Array, offset: int) -> MagnitudeHistogram:
     return MagnitudeHistogram(offset + first, tuple(tally[first : last + 1].tolist()))
 
 
-class _Layout:
-    """How the bit patterns of one float format become bin numbers.
+class _FloatFormat:
+    """Maps the bit patterns of one floating-point format to bin numbers.
 
-    The *ordinal* of a value is the bit pattern of its magnitude less one. It orders magnitudes, closes bins above and
-    not below, and wraps zero round to the largest ordinal of all: beyond the bins of all finite values.
+    The *ordinal* of a value is the bit pattern of its magnitude, minus one. Ordinals are in the order of magnitudes.
+    Because of the minus one, bins are closed above and open below, and zero wraps around to the largest ordinal, behind
+    the bins of all finite values.
     """
 
     def __init__(self, dtype: type[np.floating[Any]], word: type[np.unsignedinteger[Any]]) -> None:
@@ -119,21 +120,21 @@ class _Layout:
         self.first_normal = self.ordinal_of(float(info.smallest_normal))
 
     def ordinals(self, values: Array) -> Array:
-        """The ordinal of each value, whatever its sign."""
-        ordinals = scratch(Slot.ORDINALS, values.size, self.word)
+        """Returns the ordinal of each value's magnitude."""
+        ordinals = scratch(ScratchSlot.ORDINALS, values.size, self.word)
         np.subtract(values.view(self.word), self.one, out=ordinals)
         return np.bitwise_and(ordinals, self.zero_ordinal, out=ordinals)
 
     def ordinal_of(self, magnitude: float) -> np.unsignedinteger[Any]:
-        """The ordinal of one positive magnitude."""
+        """Returns the ordinal of one positive magnitude."""
         return np.array([magnitude], self.dtype).view(self.word)[0] - self.one
 
     def magnitude_of(self, ordinal: np.unsignedinteger[Any]) -> float:
-        """The magnitude of an ordinal; infinite for that of zero."""
+        """Returns the magnitude of an ordinal; infinity for the ordinal of zero."""
         if ordinal == self.zero_ordinal:
             return math.inf
         return float(np.array([ordinal + self.one], self.word).view(self.dtype)[0])
 
 
-_FLOAT64: Final = _Layout(np.float64, np.uint64)
-_LAYOUTS: Final = {layout.dtype: layout for layout in (_FLOAT64, _Layout(np.float32, np.uint32))}
+_FLOAT64: Final = _FloatFormat(np.float64, np.uint64)
+_FORMATS: Final = {each.dtype: each for each in (_FLOAT64, _FloatFormat(np.float32, np.uint32))}

@@ -1,16 +1,14 @@
-"""Moments: count, mean, standard deviation and norms of finite elements, in float64, that merge without loss.
+"""Computes count, mean, standard deviation and norms of finite elements in float64, and merges those of two blocks.
 
-Blocks merge by the update of Chan, Golub and LeVeque. Root mean squares are kept rather than sums of squares, and merge
-through `hypot`: so float64 tensors of 1e200 or 1e-200 have a norm, and a power of two in the data is a power of two in
-every moment.
+Blocks merge by the update of Chan, Golub and LeVeque. Moments hold root mean squares instead of sums of squares, and
+merge them with `hypot`. So tensors of 1e200 or 1e-200 have a norm, and scaling the data by a power of two scales every
+moment exactly.
 
 Accuracy: relative errors stay below 1e-9 for any finite input (tested against exact sums; 1e-12 is typical).
 
 References:
     T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for computing the sample variance", The American Statistician
     37 (1983) 242-247.
-
-Inner products that stay on the calling thread.
 """
 
 from __future__ import annotations
@@ -22,31 +20,35 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.arrays.scratch import Slot, scratch
+from gradscope.arrays.scratch import ScratchSlot, scratch
 
-#: OpenBLAS splits a dot product of more than 10,000 elements among threads, which quarrel with the threads that work on
-#: other tensors; rows of this size stay where they are.
+#: OpenBLAS splits a dot product of more than 10,000 elements among threads, which compete with the threads that work on
+#: other tensors. Dot products of this size stay on the calling thread.
 _ROW_ELEMENTS: Final = 8192
 
 
 def inner(first: Array, second: Array) -> float:
-    """The inner product of two one-dimensional arrays of one size and dtype, by rows, the rows summed in float64."""
+    """Returns the inner product of two one-dimensional arrays of equal size and dtype, on the calling thread.
+
+    It is computed in rows of `_ROW_ELEMENTS`, whose products are summed in float64.
+    """
     rows = first.size // _ROW_ELEMENTS
-    whole = rows * _ROW_ELEMENTS
-    by_row = np.matmul(first[:whole].reshape(rows, 1, _ROW_ELEMENTS), second[:whole].reshape(rows, _ROW_ELEMENTS, 1))
-    return float(by_row.sum(dtype=np.float64) + np.dot(first[whole:], second[whole:]))
+    end = rows * _ROW_ELEMENTS
+    by_row = np.matmul(first[:end].reshape(rows, 1, _ROW_ELEMENTS), second[:end].reshape(rows, _ROW_ELEMENTS, 1))
+    return float(by_row.sum(dtype=np.float64) + np.dot(first[end:], second[end:]))
 
 
 #: Squares of magnitudes in this range, and sums of 2^60 of them, neither overflow nor lose digits in float64.
 _SQUARABLE: Final = (2.0**-450, 2.0**450)
 
-#: The same in float32, of sums of 2^20 squares; smaller magnitudes beside one of this range do not count.
+#: The corresponding range in float32, for sums of 2^20 squares. It has to contain the largest magnitude of a block;
+#: much smaller ones do not change the sum.
 _NARROW_SQUARABLE: Final = (2.0**-30, 2.0**50)
 
-#: Least share of the variance in the mean square that float32 can tell.
+#: Smallest ratio of variance to mean square at which float32 resolves the variance.
 _NARROW_CANCELLATION: Final = 0.1
 
-#: Least share of the variance in the mean square at which their difference keeps nine digits of the variance.
+#: Smallest ratio of variance to mean square at which `mean_square - mean**2` keeps nine digits of the variance.
 _CANCELLATION: Final = 1e-3
 
 
@@ -75,7 +77,7 @@ class Moments:
         count = self.count + other.count
         here, there = self.count / count, other.count / count
         root_here, root_there = math.sqrt(here), math.sqrt(there)
-        # Halved, because the distance between two float64 may be more than a float64 can say.
+        # Halved, because the distance between two float64 numbers may overflow float64.
         half_apart = other.mean / 2 - self.mean / 2
         return Moments(
             count=count,
@@ -86,7 +88,7 @@ class Moments:
 
 
 def moments_of(values: Array, total: float, low: float, high: float) -> Moments:
-    """The moments of a block.
+    """Returns the moments of a block.
 
     Args:
         values: One-dimensional, contiguous, float64, not empty, all finite.
@@ -98,7 +100,7 @@ def moments_of(values: Array, total: float, low: float, high: float) -> Moments:
         Their moments.
     """
     if low == high:
-        # Exactly, though the sum may have been rounded. Adding zero makes the mean of negative zeros plain zero.
+        # The mean is exact here, while the sum may be rounded. Adding zero turns the mean of negative zeros into zero.
         return Moments(count=values.size, mean=low + 0.0, std=0.0, rms=abs(low))
     largest = max(high, -low)
     if not _SQUARABLE[0] < largest < _SQUARABLE[1]:
@@ -110,9 +112,9 @@ def moments_of(values: Array, total: float, low: float, high: float) -> Moments:
 
 
 def narrow_moments(values: Array, low: float, high: float) -> Moments | None:
-    """The moments of a block of float32, computed in float32 at three times the speed; None where that loses digits.
+    """Returns the moments of a float32 block, computed in float32 at three times the speed; None where digits are lost.
 
-    Accuracy: relative errors stay below 1e-5, which suits numbers that are float32 themselves when they are read.
+    Accuracy: relative errors stay below 1e-5, which suffices for statistics of float32 data.
 
     Args:
         values: One-dimensional, contiguous, float32, not empty.
@@ -130,11 +132,11 @@ def narrow_moments(values: Array, low: float, high: float) -> Moments | None:
 
 
 def sum_of_magnitudes(values: Array, total: float, low: float, high: float) -> float:
-    """The l1 norm of a block; arguments as for `moments_of`."""
-    # Activations behind a rectifier have one sign only, and need no second pass.
+    """Returns the l1 norm of a block; arguments as for `moments_of`."""
+    # Elements of one sign, such as activations behind a rectifier, need no second pass.
     if low >= 0 or high <= 0:
         return abs(total)
-    magnitudes = np.abs(values, out=scratch(Slot.WORK, values.size, np.float64))
+    magnitudes = np.abs(values, out=scratch(ScratchSlot.WORK, values.size, np.float64))
     with np.errstate(over="ignore"):
         return float(magnitudes.sum())
 
@@ -154,5 +156,5 @@ def _variance(values: Array, mean: float, mean_square: float) -> float:
     difference = mean_square - mean * mean
     if difference > _CANCELLATION * mean_square:
         return difference
-    centred = np.subtract(values, mean, out=scratch(Slot.WORK, values.size, np.float64))
+    centred = np.subtract(values, mean, out=scratch(ScratchSlot.WORK, values.size, np.float64))
     return inner(centred, centred) / values.size

@@ -1,4 +1,4 @@
-"""Exact quantiles of magnitudes, where a histogram's 3 % are too coarse: a copy of the tensor, partitioned."""
+"""Computes exact quantiles of magnitudes from a partitioned copy of the tensor; those of a histogram are within 3 %."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from gradscope.arrays.widening import real_values
 
 
 def rank_of(percent: int, count: int) -> int:
-    """The rank, from 1, of the first of `count` elements that `percent` % of them are at or below."""
+    """Returns the rank, from 1, of the smallest of `count` elements that `percent` % of them do not exceed."""
     return max(-(-percent * count // 100), 1)
 
 
 def exact_quantiles(array: Array, percents: Sequence[int]) -> tuple[float, ...] | None:
-    """Quantiles of the magnitudes of the finite elements, each one that occurs in the array.
+    """Returns quantiles of the finite elements' magnitudes; each quantile is the magnitude of an element.
 
     Args:
         array: Floating-point or complex, of any shape.
-        percents: Which quantiles, in percent.
+        percents: The requested quantiles, in percent.
 
     Returns:
-        One magnitude per percent; None where no element is finite.
+        One magnitude per percentage; None where no element is finite.
     """
     parts = [np.abs(values[np.isfinite(values)]) for values in map(real_values, blocks(array))]
     magnitudes = np.concatenate(parts) if parts else np.empty(0)

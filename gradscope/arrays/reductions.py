@@ -1,7 +1,7 @@
-"""Reductions: everything counted and summed over an array, as values that add up.
+"""Defines reductions: the counts, sums and extremes of an array, as values that can be added.
 
-The reduction of two arrays laid end to end is the sum of theirs. None stands for "does not apply", "was not computed"
-or "no such element"; each attribute says which. It never stands for zero.
+The reduction of two concatenated arrays is the sum of theirs. None means "does not apply", "was not computed" or "there
+is no such element", as each attribute states. It never means zero.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _Part = TypeVar("_Part")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonFinite:
-    """How many elements are not finite.
+    """The numbers of elements that are not finite.
 
     Attributes:
         nan: NaNs.
         inf: Infinities of either sign.
-        neginf: Negative infinities; None where the signs were not told apart.
+        neginf: Negative infinities; None where they were not counted separately.
     """
 
     nan: int

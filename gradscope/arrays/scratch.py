@@ -1,7 +1,7 @@
-"""Scratch: the buffers that a block's intermediate results go into, one set per thread, used again for every block.
+"""Provides buffers for the intermediate results of a block: one set per thread, reused for every block.
 
-Why not let NumPy allocate: a megabyte that is freed goes back to the operating system, and comes back as pages that
-fault one by one. That took two thirds of the time of a full pass (0.5 GB/s against 1.4).
+Why not let NumPy allocate: a freed megabyte returns to the operating system, and a new one consists of pages that fault
+one by one. That took two thirds of the time of a full pass (0.5 GB/s against 1.4).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.typing import DTypeLike
 from gradscope.arrays.blocks import Array
 
 
-class Slot(Enum):
-    """The intermediate results that are alive at the same time."""
+class ScratchSlot(Enum):
+    """The intermediate results that are in use at the same time; each has a buffer of its own."""
 
     NARROW = "a block of a narrow float as float32"
     WIDE = "a block as float64"
@@ -34,13 +34,16 @@ _buffers = _Buffers()
 
 
 def scratch(slot: Enum, size: int, dtype: DTypeLike) -> np.ndarray[Any, Any]:
-    """A buffer of `size` elements with whatever is in it, valid until this thread asks for the same slot again.
+    """Returns an uninitialised buffer, which is valid until this thread requests the same slot again.
 
-    A slot is a member of `Slot`, or of another room's own enumeration.
+    Args:
+        slot: A member of `ScratchSlot`, or of another package's enumeration.
+        size: Number of elements.
+        dtype: Their dtype.
     """
-    wanted = np.dtype(dtype)
-    size_bytes = size * wanted.itemsize
+    element = np.dtype(dtype)
+    size_bytes = size * element.itemsize
     buffer = _buffers.bytes_of.get(slot)
     if buffer is None or buffer.size < size_bytes:
         buffer = _buffers.bytes_of[slot] = np.empty(size_bytes, np.uint8)
-    return buffer[:size_bytes].view(wanted)
+    return buffer[:size_bytes].view(element)

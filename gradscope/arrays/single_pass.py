@@ -1,7 +1,6 @@
-"""The one pass over an array that computes its `Reduction`.
+"""Computes the `Reduction` of an array in one pass over its blocks.
 
-Non-finite elements are counted and left out of everything else. They are looked for only in a block whose sum is not
-finite, which one of them makes it without fail; extremes are no witness, since a compiled minimum may lose a NaN.
+Non-finite elements are counted, and are left out of all other reductions.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ from gradscope.arrays.dtypes import dtype_name, encode, is_complex, is_floating,
 from gradscope.arrays.magnitudes import MagnitudeCounter
 from gradscope.arrays.moments import moments_of, narrow_moments, sum_of_magnitudes
 from gradscope.arrays.reductions import Extremes, NonFinite, Reduction
-from gradscope.arrays.scratch import Slot, scratch
+from gradscope.arrays.scratch import ScratchSlot, scratch
 from gradscope.arrays.widening import real_values
 
-#: Elements of a block without magnitudes, which has no copy beside it in the cache: so fewer calls into NumPy will do.
+#: Elements of a block whose magnitudes are not computed. It is larger, for fewer calls into NumPy, because no float64
+#: copy shares the cache with it.
 _PLAIN_ELEMENTS: Final = 1 << 19
 
 #: The reduction of no elements.
@@ -29,14 +29,14 @@ _NONE: Final = Reduction(zeros=0, nonfinite=NonFinite(nan=0, inf=0, neginf=0))
 
 
 def reduce_array(array: Array, *, magnitudes: bool) -> Reduction:
-    """The reductions of an array.
+    """Returns the reductions of an array.
 
     Args:
-        array: Any shape, strides and dtype; of a complex one the magnitudes are reduced.
-        magnitudes: Whether to compute what only the full tier has; it takes three times as long.
+        array: Any shape, strides and dtype. A complex array is reduced to its magnitudes first.
+        magnitudes: Whether to compute the reductions that only the full tier has; it takes three times as long.
 
     Returns:
-        Its reductions; all None for a dtype that JAX does not compute with.
+        The reductions; all are None for a dtype that JAX does not compute with.
     """
     name = dtype_name(array.dtype)
     if is_floating(name) or is_complex(name):
@@ -59,16 +59,16 @@ def _reduce_real(array: Array, *, magnitudes: bool) -> Reduction:
 
 
 def _reduce_plainly(values: Array) -> Reduction:
-    """The reductions of a large block without magnitudes, in its own float32 where that will do."""
-    quick = _quickly(values) if values.dtype == np.float32 else None
-    return sum((_reduce_block(block, None) for block in blocks(values)), _NONE) if quick is None else quick
+    """Returns the reductions of a large block without magnitudes, computed in float32 where that is accurate enough."""
+    narrow = _reduce_in_float32(values) if values.dtype == np.float32 else None
+    return sum((_reduce_block(block, None) for block in blocks(values)), _NONE) if narrow is None else narrow
 
 
-def _quickly(values: Array) -> Reduction | None:
+def _reduce_in_float32(values: Array) -> Reduction | None:
     low, high = float(values.min()), float(values.max())
     with np.errstate(over="ignore", invalid="ignore"):
         moments = narrow_moments(values, low, high)
-    if moments is None or not math.isfinite(moments.mean):  # a NaN may have escaped the extremes, not the sum
+    if moments is None or not math.isfinite(moments.mean):  # `min` and `max` may miss a NaN, the sum does not
         return None
     return Reduction(
         zeros=_zeros(values),
@@ -79,16 +79,18 @@ def _quickly(values: Array) -> Reduction | None:
 
 
 def _zeros(values: Array) -> int:
-    return int(np.count_nonzero(np.equal(values, 0, out=scratch(Slot.WORK, values.size, np.bool_))))
+    return int(np.count_nonzero(np.equal(values, 0, out=scratch(ScratchSlot.WORK, values.size, np.bool_))))
 
 
 def _reduce_block(values: Array, counter: MagnitudeCounter | None) -> Reduction:
     wide = _as_float64(values)
     with np.errstate(over="ignore", invalid="ignore"):
         total = float(wide.sum())
+    # A NaN or an infinity always makes the sum non-finite, so only such blocks are searched. Extremes would not do: a
+    # vectorised minimum may miss a NaN.
     if not math.isfinite(total) and not (finite := np.isfinite(values)).all():
-        broken = Reduction(zeros=0, nonfinite=_nonfinite(values))
-        return broken + _reduce_block(values[finite], counter) if finite.any() else broken
+        counts = Reduction(zeros=0, nonfinite=_nonfinite(values))
+        return counts + _reduce_block(values[finite], counter) if finite.any() else counts
     low, high = float(values.min()), float(values.max())
     zeros = _zeros(values) if counter is None else counter.add(values, sum_of_magnitudes(wide, total, low, high))
     return Reduction(
@@ -102,7 +104,7 @@ def _reduce_block(values: Array, counter: MagnitudeCounter | None) -> Reduction:
 def _as_float64(values: Array) -> Array:
     if values.dtype == np.float64:
         return values
-    wide = scratch(Slot.WIDE, values.size, np.float64)
+    wide = scratch(ScratchSlot.WIDE, values.size, np.float64)
     np.copyto(wide, values)
     return wide
 

@@ -1,7 +1,7 @@
-"""Widening: any floating-point or complex block as float32 or float64 values that are exactly the same.
+"""Converts a block of any floating-point dtype to float32 or float64 exactly, and a complex block to magnitudes.
 
-Every float of at most 16 bits is a float32, and every float32 a float64, without rounding. So one set of reductions, on
-the two formats that NumPy is fast in, serves them all. A complex element stands for its magnitude, in float64.
+Every float of at most 16 bits is exactly representable in float32. So one set of reductions is enough, on the two
+dtypes in which NumPy is fast.
 """
 
 from __future__ import annotations
@@ -12,30 +12,32 @@ from typing import Any, Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.arrays.scratch import Slot, scratch
+from gradscope.arrays.scratch import ScratchSlot, scratch
 
 _WIDE: Final = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def real_values(block: Array) -> Array:
-    """The elements of `block` as float32 or float64, exactly; the magnitudes of complex ones.
+    """Returns the elements of `block` as float32 or float64, exactly; of complex elements, their magnitudes in float64.
 
     Args:
         block: One-dimensional, contiguous, floating-point (ml_dtypes included) or complex.
 
     Returns:
-        An array of the same size; `block` itself where it is float32 or float64 already. The magnitude of a finite
-        complex128 above 1.8e308 is infinite.
+        An array of the same size; `block` itself where it already is float32 or float64. The magnitude of a finite
+        complex128 overflows to infinity above 1.8e308.
     """
     if block.dtype.kind == "c":
         with np.errstate(over="ignore"):
             return np.abs(block.astype(np.complex128))
     if block.dtype in _WIDE:
         return block
-    # A table of all codes: NumPy's and ml_dtypes' own casts took 1.5 times (bfloat16) to 8 times (float8) as long.
+    # A table of all bit patterns: NumPy's and ml_dtypes' casts took 1.5 times (bfloat16) to 8 times (float8) as long.
     codes = block.view(_code_type(block.dtype))
-    # Every code is in the table; only in this mode does `take` write straight into its target.
-    return np.take(_float32_of_code(block.dtype), codes, out=scratch(Slot.NARROW, block.size, np.float32), mode="wrap")
+    # No index needs wrapping, but only in this mode does `take` write directly into `out`.
+    return np.take(
+        _float32_of_code(block.dtype), codes, out=scratch(ScratchSlot.NARROW, block.size, np.float32), mode="wrap"
+    )
 
 
 @cache

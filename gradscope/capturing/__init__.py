@@ -1,19 +1,22 @@
-"""Capturing: an observing program run, and what it observed turned into the records of a dump.
+"""Capturing runs an observing program and turns what it observed into the records of a dump.
 
-Two ways in. `preparation` makes a model's `arguments` and compiles its observing program side by side, for the one-shot
-`dump`; what does not fit into memory runs `piecewise`. `observe` is the drop-in for `jax.value_and_grad` in a user's
-own step; what it hands out (`seen`) becomes a run on the host when it is saved. Either way a *run* is cut into *drafts*
-(one tensor each), drafts are *measured* in a thread into records, and a *session* streams those while it keeps the
-*ledger* and the *layer tree*. Where it is asked for, the *plain* loss (`plainloss`) runs for each of the `examples`.
+The modules at the top are the entry points:
 
-What is asked afterwards runs the loss once more: where a NaN began (`origins`, on a `replay`, and the `traps` it fell
-into), why a gradient is exactly zero (`zeros`, with a `closeup` of what multiplied it and the `cuts` on its way), how
-much observing changed (`selfcheck`). `gradients` answers `tf.gradients`; `calibration` measures a reference's noise.
+- `dump_model` does everything of `gradscope dump` between its options and its table.
+- `value_and_grad` is the drop-in for `jax.value_and_grad` in a user's own training step; `seen` makes a run of what it
+  returned, when that is saved.
+- `gradients` computes the gradients of any values with respect to any others.
+- `calibration` measures the noise floor of a reference, for `gradscope calibrate`.
+- `run_environment` records versions, devices and settings; `timings` records the seconds of each phase.
 
-A candidate is *isolated* when its layers run one by one: values and cotangents of a reference are *held* at every layer
-that both dumps know (`holding`), on arguments that are *given* likewise, and what comes out at the *ends* is judged
-(`isolation`). A *reproduction* is one layer as a script of its own (`repro`, `reproscript`).
+The sub-packages follow the order in which a dump is made:
 
-Under `jax.distributed` a tensor may lie on the devices of several processes. Then each of them measures and writes the
-*pieces* that its own devices hold (`observation`, `processes`), and nobody gathers a tensor.
+- `execution` makes a model's arguments, compiles the observing program and runs it: at once (`preparation`) or in
+  segments that stay below `--max-memory` (`segmented`).
+- `records` turns a run into records: `pending_tensors` (without statistics yet), `measure`, `session`. `term_records`
+  serves `--terms`, `example_gradients` serves `--per-example`, and `distributed` serves several processes.
+- `explain` runs the loss once more to explain a result: `nonfinite` searches for the operation in which a NaN began,
+  `zero_gradients` for the reason why a gradient is exactly zero, and `self_check` measures how much observing changed.
+- `isolate` runs layers one by one on the values of a reference (`isolate`, for `compare --isolate`), or writes one
+  layer as a script of its own (`reproduction`, for `gradscope isolate`).
 """

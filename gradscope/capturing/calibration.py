@@ -1,15 +1,16 @@
-"""Calibration: a run together with its own noise floor, tensor by tensor.
+"""Calibration runs a model several times and measures the noise floor of each of its tensors.
 
-The same model runs again under changes that nobody would call a difference, and how far each tensor moves, as `rel_l2`,
-is its *noise floor*:
+The model runs again under changes that should make no difference. The distance that a tensor moves, as `rel_l2`, is its
+*noise floor*. The changes are:
 
-- every element of variables and batch changed in its last bit, up or down at random, twice;
-- matrices multiplied with the highest precision that the backend has;
-- the examples of the batch in reverse order, for parameter gradients, where that leaves the loss alone.
+- every element of variables and batch changes in its last bit, up or down at random, twice;
+- matrices are multiplied with the highest precision that the backend has;
+- the examples of the batch come in reverse order; this counts for parameter gradients only, and only where the loss
+  stays the same.
 
-The largest of these is the statistic `noise`. A run in bfloat16 gives another, `noise@bfloat16`: what low precision
-does to this very model; so does one in float32, `noise@float32`, where the model computes in float64. Parameters, state
-and inputs are given and not computed; they have no noise.
+The largest of these distances is the statistic `noise`. A run in bfloat16 gives the statistic `noise@bfloat16`: the
+error of low precision in this model. A run in float32 gives `noise@float32`, where the model computes in float64.
+Parameters, state and inputs are not computed, so they have no noise.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _NUDGES: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """A run in memory, and the noise floors of its tensors.
+    """A `Calibrated` holds a run in memory and the noise floors of its tensors.
 
     Attributes:
         dump: The run.
@@ -57,35 +58,33 @@ class Calibrated:
     noise: Mapping[str, Mapping[str, float]]
 
     def write_to(self, sink: RecordSink) -> Manifest:
-        """Make a dump of it, the noise floors among the statistics of its tensors.
+        """Write the run as a dump, with the noise floors among the statistics of its tensors.
+
+        Args:
+            sink: Receives the records.
+
+        Returns:
+            The manifest of the dump.
 
         Raises:
-            MachineError: There is no room for it, or the disk fails.
+            MachineError: There is not enough space, or the disk fails.
         """
-        manifest = self.dump.manifest
         sink.require_space(sum(record.array.nbytes for record in self.dump.records() if record.array is not None))
         for record in self.dump.records():
             floors = self.noise.get(key_of(record.family, record.name), {})
             sink.add(replace(record, stats={**record.stats, **floors}) if record.stats else record)
-        return sink.commit(
-            layers=manifest.layers,
-            ledger=manifest.ledger,
-            loss=manifest.loss,
-            provenance=manifest.provenance,
-            examples=manifest.examples,
-            timings=manifest.timings,
-        )
+        return sink.commit(self.dump.manifest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rerun:
-    """One change under which the model runs again.
+    """A `_Rerun` describes one change under which the model runs again.
 
     Attributes:
-        statistic: Which noise floor it is about.
-        arguments: What the loss is given.
-        settings: JAX's settings while it runs.
-        reordered: Whether the examples come in another order, so that only sums over them compare.
+        statistic: The noise floor that it measures.
+        arguments: The arguments of the loss.
+        settings: Makes the context with JAX's settings for this run.
+        reordered: Whether the examples come in another order, so that only sums over examples compare.
     """
 
     statistic: str
@@ -97,15 +96,13 @@ class _Rerun:
 def calibrate(
     model: Model, arguments: Arguments, lower: Mapping[str, Arguments], request: DumpRequest, timings: Timings
 ) -> Calibrated:
-    """Run a model, and again under changes that make no difference.
-
-    Two runs are held in memory at a time.
+    """Run a model, and run it again under changes that make no difference.
 
     Args:
         model: The model.
         arguments: Its arguments.
-        lower: The same in lower precision, by dtypes that `compare.noise` has a noise floor for.
-        request: What the dump is to hold.
+        lower: The arguments in lower precision, by the dtypes for which `comparison.judging.noise` has a noise floor.
+        request: What the dump contains.
         timings: Receives the seconds of each phase.
 
     Returns:
@@ -121,7 +118,7 @@ def calibrate(
         writer = MemoryWriter()
         return writer.dump(dump_model(model, changed, replace(request, reading=reading), writer, timings))
 
-    reference = run(arguments, request.reading)
+    reference = run(arguments, request.reading)  # this run and one other are in memory at a time
     noise: dict[str, dict[str, float]] = {}
     for rerun in _reruns(arguments, lower):
         with rerun.settings():
@@ -159,8 +156,9 @@ def _reversed(pair: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 def _distances(reference: MemoryDump, moved: MemoryDump, rerun: _Rerun) -> Iterator[tuple[str, float]]:
-    """How far each computed tensor moved; nothing where the change was no innocent one for this model."""
+    """Yield the distance that each computed tensor moved."""
     one, other = reference.manifest.loss, moved.manifest.loss
+    # Where the loss depends on the order of the examples, another order is a difference and not noise.
     if rerun.reordered and (one is None or other is None or not np.isclose(one, other, rtol=_SAME_LOSS)):
         return
     for row in compare(reference, moved).rows:

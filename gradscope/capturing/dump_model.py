@@ -1,11 +1,14 @@
-"""One batch of one model into one dump: everything that `gradscope dump` does between its options and its table."""
+"""`dump_model` runs one batch of one model and writes one dump.
+
+It does everything of `gradscope dump` between reading the options and printing the table.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
@@ -22,7 +25,7 @@ from gradscope.capturing.records.session import Session
 from gradscope.capturing.run_environment import machine_provenance, model_provenance
 from gradscope.capturing.timings import Timings
 from gradscope.dump.interfaces import RecordSink
-from gradscope.dump.manifest.manifest import Cause, Examples, Manifest, Origin
+from gradscope.dump.manifest.manifest import Cause, Examples, Manifest, Origin, RunFacts
 from gradscope.dump.manifest.provenance import command_line, content_hash
 from gradscope.dump.record import Json
 from gradscope.errors import MachineError, ModelError
@@ -37,16 +40,17 @@ from gradscope.tracing.user_frames import user_code
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpRequest:
-    """What a dump is to hold.
+    """A `DumpRequest` states what a dump contains.
 
     Attributes:
-        wanted: Which tensors.
-        inquiry: What is asked beyond the loss and its gradients.
-        reading: How they are measured, and whether they are kept.
-        self_check: Whether to run the plain program too.
+        wanted: Which tensors are captured.
+        inquiry: Which gradients and values other than the loss's own are computed.
+        reading: How tensors are measured, and whether they are stored.
+        self_check: Whether the plain program runs too.
         facts: Provenance that only the caller knows, such as the seed.
-        bounds: How much a run may take; the loss runs in segments for that where it has to. None for any.
-        tell: Receives sentences: how much there will be, before anything is run; that examples are coupled, behind it.
+        bounds: The memory that a run may use. Where it is not enough, the loss runs in segments. None for no bound.
+        tell: Receives messages for the user: before the run the size of the tensors, after it that examples are
+            coupled.
     """
 
     wanted: Wanted = field(default_factory=Wanted)
@@ -65,21 +69,21 @@ def dump_model(
     writer: RecordSink,
     timings: Timings,
 ) -> Manifest:
-    """Run a model's loss on its arguments, forward and backward, and write what was seen.
+    """Run a model's loss on its arguments, forward and backward, and write what was observed.
 
     Args:
         model: The model.
         arguments: Its arguments.
-        request: What the dump is to hold.
-        writer: Takes the records.
+        request: What the dump contains.
+        writer: Receives the records.
         timings: Receives the seconds of each phase.
 
     Returns:
-        The manifest of the dump, which is whole by then.
+        The manifest of the finished dump.
 
     Raises:
         ModelError: The user's code failed.
-        MachineError: Memory or disk ran out. What was captured until then is saved beside the asked path.
+        MachineError: Memory or disk ran out. What was captured until then is saved next to the requested path.
         UsageError: A pattern selects nothing.
     """
     prepared = prepare(model, arguments, request.wanted, request.inquiry, timings, bounds=request.bounds)
@@ -88,19 +92,21 @@ def dump_model(
         request.tell("no value that is shown is used more than once, so that no gradient has terms")
     examples = ExampleProgram(model, prepared, arguments.batch_size, timings) if request.wanted.per_example else None
     size = _tensor_bytes(prepared) + (0 if examples is None else examples.size_bytes)
-    if prepared.runs > 1:
-        request.tell(f"{shown_size(size)} of tensors are captured in {prepared.runs} runs")
+    program = prepared.program
+    if program.runs > 1:
+        request.tell(f"{shown_size(size)} of tensors are captured in {program.runs} runs")
     if request.reading.keep:
-        writer.require_space(size + prepared.scratch_bytes)
+        writer.require_space(size + program.scratch_bytes)
     first = prepared.start()
-    session = Session(first, reading_for(writer, request.reading), prepared.further(first))
+    session = Session(first, reading_for(writer, request.reading), program.further(prepared.leaves, first))
+    del first  # the session lets go of its tensors when they are written
     provenance = _provenance(model, prepared, request)
     with _salvaging(writer, provenance):
         with timings.phase("write"):
             for record in session.records():
                 writer.add(record)
-        # Of another question than the loss's own, a search would give the answer to the wrong one; and it needs all
-        # values in one place, so that every process would have to take part in it.
+        # The search follows the loss's own gradients, so it would explain the wrong run for any other query. It also
+        # needs all values in one process.
         searchable = not request.inquiry and not is_shared()
         origins = _origins(model, prepared, timings) if searchable and session.nonfinite else ()
         causes = _causes(model, session, request.bounds, timings) if searchable and session.zeros else ()
@@ -110,22 +116,22 @@ def dump_model(
                 checked = self_check(model.loss, prepared, session.run)
         combined = None if examples is None else _add_examples(writer, session, examples, request, timings)
     return writer.commit(
-        layers=session.layers(),
-        ledger=session.ledger(),
-        causes=causes,
-        loss=session.loss(),
-        provenance=provenance,
-        self_check=checked,
-        examples=combined,
-        timings=timings.seconds,
-        origins=origins,
+        replace(
+            session.facts(),
+            causes=causes,
+            provenance=provenance,
+            self_check=checked,
+            examples=combined,
+            timings=timings.seconds,
+            origins=origins,
+        )
     )
 
 
 def _add_examples(
     writer: RecordSink, session: Session, program: ExampleProgram, request: DumpRequest, timings: Timings
 ) -> Examples | None:
-    """Write the gradients of each example; how they combine, which the user is told where it is not as expected."""
+    """Write the gradients of each example, and return how they combine to the batch's gradient."""
     gradients = program.run()
     with timings.phase("write"):
         for record in session.example_records(gradients, program.count):
@@ -137,14 +143,14 @@ def _add_examples(
 
 
 def _causes(model: Model, session: Session, bounds: Bounds | None, timings: Timings) -> tuple[Cause, ...]:
-    """Why gradients are exactly zero."""
+    """Return the causes of gradients that are exactly zero."""
     with timings.phase("explain"), user_code(f"explaining gradients of {model.name}"):
         return session.causes(MOST_BYTES if bounds is None else min(bounds.run_bytes, MOST_BYTES))
 
 
 def _require_memory(prepared: Prepared, request: DumpRequest) -> None:
-    """Refuse a run that does not fit in the memory allowed."""
-    if request.bounds is not None and (needed := prepared.size_bytes()) > request.bounds.memory:
+    """Raise `MachineError` where the run does not fit into the memory allowed."""
+    if request.bounds is not None and (needed := prepared.program.size_bytes) > request.bounds.memory:
         raise MachineError(
             f"a run of the model needs {shown_size(needed)}, above the "
             f"{shown_size(request.bounds.memory)} of --max-memory",
@@ -153,26 +159,31 @@ def _require_memory(prepared: Prepared, request: DumpRequest) -> None:
 
 
 def _origins(model: Model, prepared: Prepared, timings: Timings) -> tuple[Origin, ...]:
-    """Where what is not finite began."""
+    """Return where values that are not finite began."""
     with timings.phase("search for the origin"), user_code(f"searching {model.name} for the origin of a NaN"):
         return find_origins(model.loss, prepared)
 
 
-def _asked(inquiry: Inquiry, answered: Answer) -> dict[str, Json]:
-    """What was asked, by name, and what part of the program that took."""
-    asked = {"of": inquiry.of, "stop_gradient": inquiry.stops, "feed": inquiry.feeds, "fetch": inquiry.fetches}
-    found: dict[str, Json] = {name: list(names) for name, names in asked.items() if names}
-    return found if answered.fragment is None else {**found, "fragment": answered.fragment.to_json()}
+def _query_facts(inquiry: Inquiry, answered: Answer) -> dict[str, Json]:
+    """Return the parts of the query by name, and the size of the program that it needed."""
+    names_by_option = {
+        "of": inquiry.of,
+        "stop_gradient": inquiry.stops,
+        "feed": inquiry.feeds,
+        "fetch": inquiry.fetches,
+    }
+    facts: dict[str, Json] = {name: list(names) for name, names in names_by_option.items() if names}
+    return facts if answered.fragment is None else {**facts, "fragment": answered.fragment.to_json()}
 
 
 @contextmanager
 def _salvaging(writer: RecordSink, provenance: dict[str, Json]) -> Generator[None]:
-    """Where a run fails after it has captured something, save that beside the asked path, and say where."""
+    """Save what was captured before a failure next to the requested path, and name that file in the error's hint."""
     try:
         yield
     except (ModelError, MachineError) as failure:
         try:
-            saved = writer.commit_incomplete(failure.message, provenance=provenance)
+            saved = writer.commit_incomplete(failure.message, RunFacts(provenance=provenance))
         except MachineError:
             raise failure from None  # the disk is what failed
         if saved is not None:
@@ -181,7 +192,11 @@ def _salvaging(writer: RecordSink, provenance: dict[str, Json]) -> Generator[Non
 
 
 def _tensor_bytes(prepared: Prepared) -> int:
-    """Bytes of the tensors that a run's records will carry; refuses by name what cannot be stored."""
+    """Return the bytes of all tensors in a run's records.
+
+    Raises:
+        UsageError: A dtype cannot be stored.
+    """
     plan, arguments = prepared.answer.plan, prepared.answer.trace.arguments
     leaves = sum(_bytes(leaf.shape, leaf.dtype) * (1 + leaf.differentiated) for leaf in arguments)
     named = [number for number, site in enumerate(plan.sites) if site.names]
@@ -205,6 +220,6 @@ def _provenance(model: Model, prepared: Prepared, request: DumpRequest) -> dict[
         "trace_fingerprint": prepared.answer.trace.fingerprint,
         "naming": "scopes" if has_scopes(prepared.answer.trace.root) else "parameters and lines",
         **machine_provenance(),
-        **_asked(request.inquiry, prepared.answer),
+        **_query_facts(request.inquiry, prepared.answer),
         "argv": command_line(),
     }

@@ -1,4 +1,4 @@
-"""Where the seconds of a command go, by phase."""
+"""Timings record the seconds of each phase of a command."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 
 class Timings:
-    """Seconds by phase.
+    """A `Timings` adds up seconds by phase.
 
     Args:
-        started: Called with a phase's name when it begins; a progress display, say.
+        started: Called with a phase's name when it begins, for a progress display.
     """
 
     def __init__(self, started: Callable[[str], None] = lambda _: None) -> None:
@@ -20,7 +20,7 @@ class Timings:
 
     @contextmanager
     def phase(self, name: str) -> Generator[None]:
-        """Time what runs inside; a phase entered again adds up."""
+        """Time the body of a `with` statement; a phase that is entered again adds up."""
         self._started(name)
         begin = time.perf_counter()
         try:

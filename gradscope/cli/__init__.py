@@ -1,9 +1,15 @@
-"""The command line: one file per verb, which only reads options, calls, and prints.
+"""The command line has one module for each command, which reads options, calls the work, and prints the result.
 
-Options that belong together are groups, which `grouping` spreads for typer: which model and batch in `modeloptions`,
-what is shown in `reportoptions` and `operations`, what is asked in `inquiries`; single shared ones stand in `options`.
-A model runs again as a dump says it ran by `rerun`; what makes a command exit 1 is in `findings`. JAX is set up in
-`jaxsetup`; what only reads starts lighter by `blas`. The program starts in `main`. `boundary` is the one place that
-turns errors into exit statuses and `interrupts` the one that ends the process on a signal; nothing prints but
-`printing` and `progress`.
+A run of the program goes through these modules, in this order:
+
+- `main` starts the process: it opens the standard streams (`standard_streams`), installs the handlers of `interrupts`,
+  which end the process on a signal, and enters `boundary`, the one place that turns errors into exit statuses.
+- `program` builds the commands for Typer.
+- `commands` has the commands themselves: `dump`, `show`, `compare`, `isolate`, `calibrate`, `inspect`, `check`,
+  `verify`, `recover`.
+- `options` has the groups of options that commands share: the model and its batch (`model_options`), `--feed`,
+  `--fetch` and `--of` (`query_options`), `--ops`, `--terms` and `--per-example` (`observation_options`).
+- `running` sets up JAX (`jax_setup`), makes the model of a dump again (`rerun`) and shows `progress`.
+- `printing` writes results to standard output; nothing else does. `blas` keeps NumPy's matrix library to one thread in
+  commands that only read dumps.
 """

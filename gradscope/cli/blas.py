@@ -1,4 +1,4 @@
-"""NumPy's matrix library, and the threads that it starts when NumPy is imported."""
+"""`blas` limits the threads that NumPy's matrix library starts when NumPy is imported."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 
 
 def keep_single_threaded() -> None:
-    """Have OpenBLAS start no threads, unless the user's environment says how many. To be called before NumPy's import.
+    """Make OpenBLAS start no threads, unless the user's environment sets their number; call it before NumPy's import.
 
-    They wait by spinning, which took a quarter of the CPU seconds of `show` (2026-11), and what reads dumps never gives
-    them work. Not for what runs a model, whose own code may.
+    It is for commands that only read dumps. A command that runs a model leaves the threads to the model's code.
     """
+    # The threads wait by spinning, which took a quarter of the CPU seconds of `show` (2026-11).
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -1,10 +1,9 @@
-"""The error boundary: where whatever a command raises becomes an exit status and a few lines on standard error.
+"""The error boundary turns every exception of a command into an exit status and a few lines on standard error.
 
-Expected failures (`gradscope.errors`) say what failed and what to do. An environment that failed beneath us (memory, a
-full disk, a refused permission) is exit status 5. A reader that has gone away (`| head`) is no failure: the process
-ends as quietly as one that SIGPIPE ends. Everything else is a bug of gradscope's, says so, and asks for a report.
-
-Nothing else in gradscope catches `Exception`.
+Expected failures (`gradscope.errors`) state what failed and what to do. A failure of the environment (memory, a full
+disk, a refused permission) is exit status 5. A reader that closed the pipe (`| head`) is no failure: the process ends
+as quietly as one that SIGPIPE ends. Everything else is a bug of gradscope, and its message asks for a report. Nothing
+else in gradscope catches `Exception`.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from typing import Final
 from gradscope.errors import GradscopeError, MachineError, ModelError
 from gradscope.naming import printable
 
-#: Exit statuses that no `GradscopeError` has. 130 and 141 are what a shell makes of SIGINT and SIGPIPE.
+#: Exit statuses that no `GradscopeError` has. A shell reports SIGINT as 130 and SIGPIPE as 141.
 BUG: Final = 70
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 
-#: What an operating system refuses for reasons that lie outside gradscope and the user's request.
+#: Errors of the operating system whose cause is neither gradscope nor the user's request.
 _ENVIRONMENT: Final = frozenset(
     {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC,
      errno.EPERM, errno.EROFS}
@@ -35,13 +34,16 @@ _ENVIRONMENT: Final = frozenset(
 
 
 def guarded(program: Callable[[], object], arguments: Sequence[str]) -> int:
-    """Run a program and return its exit status; tell of any failure on standard error.
+    """Run a program and return its exit status; report any failure on standard error.
 
     Args:
-        program: What to run; its exit status is what it returns, or leaves by `SystemExit` with, and 0 is None.
-        arguments: The command line without the program's name. `--traceback` among them adds tracebacks to messages;
-            it is looked for here because an error may come before options are read.
+        program: The program. It returns its exit status, or raises `SystemExit` with it; None is 0.
+        arguments: The command line without the program's name. `--traceback` among them adds tracebacks to messages.
+
+    Returns:
+        The exit status.
     """
+    # `--traceback` is looked for in the arguments because an error may come before options are parsed.
     try:
         return _status(program)
     except BrokenPipeError:
@@ -53,15 +55,15 @@ def guarded(program: Callable[[], object], arguments: Sequence[str]) -> int:
 
 
 def _status(program: Callable[[], object]) -> int:
-    """Run a program to its end, output delivered."""
+    """Run a program to its end, with its output delivered, and return its exit status."""
     try:
         status = program()
     except SystemExit as leaving:
         status = leaving.code
-        # Typer makes 1 of a broken pipe, which is our status for "different".
+        # Typer exits with 1 on a broken pipe, which is our status for "different".
         if isinstance(leaving.__context__, BrokenPipeError):
             raise leaving.__context__ from None
-    if status == INTERRUPTED:  # and it makes this of an interrupt, without a word
+    if status == INTERRUPTED:  # Typer exits with this on an interrupt, without a message
         raise KeyboardInterrupt
     if sys.stdout is not None:
         sys.stdout.flush()
@@ -69,7 +71,8 @@ def _status(program: Callable[[], object]) -> int:
 
 
 def _release_output() -> None:
-    """Leave Python nothing to write when it ends, where it would fail once more, with an exit status of its own."""
+    """Flush the standard streams, and redirect those that fail to the null device."""
+    # Python flushes them again when it ends, which would fail once more and set an exit status of its own.
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
@@ -78,28 +81,28 @@ def _release_output() -> None:
 
 
 def _report(failure: BaseException, arguments: Sequence[str]) -> int:
-    """Tell of a failure on standard error; returns its exit status."""
+    """Report a failure on standard error and return its exit status."""
     status, lines = _verdict(failure, arguments)
     if "--traceback" in arguments:
         lines = [*"".join(traceback.format_exception(failure)).splitlines(), *lines]
     if sys.stderr is not None:
-        with contextlib.suppress(OSError):  # nobody is left to tell
+        with contextlib.suppress(OSError):  # standard error is closed
             sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
     return status
 
 
 def _verdict(failure: BaseException, arguments: Sequence[str]) -> tuple[int, list[str]]:
-    """The exit status of a failure, and the lines that tell of it."""
+    """Return the exit status of a failure and the lines that report it."""
     if isinstance(failure, KeyboardInterrupt):
         return INTERRUPTED, ["gradscope: interrupted"]
     expected = failure if isinstance(failure, GradscopeError) else _environment_failure(failure)
     if expected is None:
         return BUG, _bug_report(failure, arguments)
-    return expected.exit_code, list(_told(expected))
+    return expected.exit_code, list(_error_lines(expected))
 
 
 def _environment_failure(failure: BaseException) -> MachineError | None:
-    """What the environment did to us, as an error of ours; None where the failure is of another kind."""
+    """Return a failure of the environment as a `MachineError`; None for a failure of another kind."""
     if isinstance(failure, MemoryError):
         return MachineError("out of memory", hint="use a smaller --batch-size or --select fewer layers")
     if isinstance(failure, OSError) and failure.errno in _ENVIRONMENT:
@@ -107,7 +110,7 @@ def _environment_failure(failure: BaseException) -> MachineError | None:
     return None
 
 
-def _told(error: GradscopeError) -> Iterator[str]:
+def _error_lines(error: GradscopeError) -> Iterator[str]:
     yield from f"gradscope: error: {error.message}".splitlines()
     if error.hint is not None:
         yield from f"hint: {error.hint}".splitlines()
@@ -128,7 +131,7 @@ def _bug_report(failure: BaseException, arguments: Sequence[str]) -> list[str]:
 
 
 def _version(distribution: str) -> str:
-    from importlib import metadata  # it costs every start 20 ms, and is needed only here
+    from importlib import metadata  # importing it takes 20 ms, and only this message needs it
 
     try:
         return metadata.version(distribution)

@@ -1,13 +1,13 @@
-"""Interrupts: Ctrl-C and SIGTERM end the process at once, wherever it is.
+"""Interrupts end the process at once on Ctrl-C and SIGTERM, whatever code is running.
 
-Python hears of a signal between two of its own instructions. A process that is inside XLA, compiling or computing,
-hears of it when XLA is done, minutes later, and an orderly exit would wait for XLA's threads or crash in them. So the
-signal is taken where the operating system delivers it: Python's C handler writes its number into a socket
-(`signal.set_wakeup_fd`), a thread reads it, runs the cleanups, and leaves by `os._exit`. Signals that arrive in Python
-code go the same way: there is one path, and no `KeyboardInterrupt` that JAX could turn into another error.
+Python's signal handlers run between two of its own instructions. While XLA compiles or computes, that is minutes later,
+and an orderly exit would wait for XLA's threads or crash in them. So the signal is received where the operating system
+delivers it: Python's C handler writes its number into a socket (`signal.set_wakeup_fd`), a thread reads it, runs the
+cleanups, and leaves by `os._exit`. Signals that arrive in Python code take the same path, so that no
+`KeyboardInterrupt` is raised that JAX could turn into another error.
 
-Sharp edges: a cleanup runs in that thread while the main thread goes on, and must bear it; none may keep the process
-for longer than the grace, after which it ends whether they are done or not. Buffered output is lost.
+Sharp edges: a cleanup runs in that thread while the main thread goes on, and must be safe there. After the grace period
+the process ends whether the cleanups are done or not. Buffered output is lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GRACE_SECONDS: Final = 0.75
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
-#: What is read from the socket when no signal came but the guard ends; no signal has this number.
+#: The byte that is read from the socket when the guard ends without a signal; no signal has this number.
 _DISMISSED: Final = 0
 
 #: Clears the line that a progress bar was writing and shows the cursor that it hid.
@@ -36,10 +36,10 @@ _RESTORE_TERMINAL: Final = b"\r\x1b[2K\x1b[?25h"
 
 
 class Interrupts:
-    """While it is entered, SIGINT and SIGTERM run cleanups and end the process with 130 or 143.
+    """`Interrupts` is a context manager in which SIGINT and SIGTERM run cleanups and end the process with 130 or 143.
 
-    It is entered in the main thread. A signal that the process was told to ignore (`nohup`, a background job of a shell
-    without job control) stays ignored.
+    It is entered in the main thread. A signal that is ignored when the process starts (`nohup`, a background job of a
+    shell without job control) stays ignored.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Interrupts:
         self._reader, self._writer = socket.socketpair()
 
     def on_interrupt(self, cleanup: Callable[[], object]) -> None:
-        """Run `cleanup` if the process is interrupted; the last one registered runs first."""
+        """Register a function to run if the process is interrupted; the last one registered runs first."""
         self._cleanups.append(cleanup)
 
     def __enter__(self) -> Self:
@@ -78,7 +78,7 @@ class Interrupts:
         status = 128 + number
         try:
             threading.Timer(GRACE_SECONDS, os._exit, (status,)).start()
-            _tell()
+            _print_message()
             with ExitStack() as cleanups:  # one that fails does not keep the others from running
                 for cleanup in self._cleanups:
                     cleanups.callback(cleanup)
@@ -87,12 +87,13 @@ class Interrupts:
 
 
 def _leave_to_watcher(number: int, frame: FrameType | None) -> None:
-    """Do nothing: that a handler in Python stands here is what makes the C handler write to the socket."""
+    """Do nothing: the C handler writes to the socket only where a handler in Python is installed."""
 
 
-def _tell() -> None:
-    """Say that the process was interrupted, past Python's buffers, whose locks the main thread may hold."""
-    if sys.__stderr__ is None:  # closed before we started: its number may by now be that of another file
+def _print_message() -> None:
+    """Write to standard error that the process was interrupted, without Python's buffers."""
+    # The main thread may hold the locks of the buffers.
+    if sys.__stderr__ is None:  # it was closed before we started, and another file may have its descriptor now
         return
     stderr = sys.__stderr__.fileno()
     restored = _RESTORE_TERMINAL if os.isatty(stderr) else b""

@@ -1,8 +1,8 @@
-"""The way in and out: under guard as soon as Python has started, before anything slow is imported.
+"""`main` starts and ends the program: it guards against signals before anything slow is imported.
 
-Importing JAX takes half a second, in which Ctrl-C would become an `ImportError` or be swallowed by a callback. So
-signals are taken before anything else but opening the standard streams: what takes them would otherwise get the number
-of one that is closed. Only then does the program begin.
+Importing JAX takes half a second, in which Ctrl-C would become an `ImportError` or be swallowed by a callback. So the
+signal handlers are installed first. Only the standard streams are opened before: the socket of the handlers would
+otherwise get the descriptor of a stream that is closed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Printing: the only way that results reach standard output, in the format asked for."""
+"""Printing is the only way that results reach standard output, in the requested format."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
     from gradscope.report import Report, Screen
 
-#: Columns of a terminal that does not tell.
+#: Columns of a terminal that does not report its width.
 _USUAL_WIDTH = 80
 
 
 def print_report(report: Report, output_format: Format) -> None:
-    """Print what a command has to say."""
+    """Print the report of a command."""
     from gradscope import report as render
 
     if output_format is Format.TABLE:
@@ -32,10 +32,10 @@ def print_report(report: Report, output_format: Format) -> None:
 
 
 def print_plain(text: str) -> None:
-    """Print text as it is, and see it delivered.
+    """Print text unchanged, and flush it.
 
     Raises:
-        MachineError: It cannot be, because the disk behind it is full, say.
+        MachineError: It cannot be delivered, because the disk is full, for example.
     """
     from gradscope.errors import MachineError
 
@@ -56,14 +56,14 @@ def print_line(line: str) -> None:
 
 
 def say(line: str) -> None:
-    """One line of remarks on standard error, safe to print."""
+    """Print a one-line message on standard error, safe for a terminal."""
     from gradscope.naming import printable
 
     sys.stderr.write(printable(line) + "\n")
 
 
 def _screen() -> Screen:
-    """What standard output is: a terminal of some width, or a pipe in which nothing is cut."""
+    """Return the width of standard output where it is a terminal, and whether it can show Unicode."""
     from gradscope.report import Screen
 
     unicode = "utf" in (sys.stdout.encoding or "").lower()
@@ -71,9 +71,9 @@ def _screen() -> Screen:
 
 
 def _terminal_width() -> int:
-    asked = os.environ.get("COLUMNS", "")
-    if asked.isdecimal() and int(asked) > 0:
-        return int(asked)
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
     return os.get_terminal_size(sys.stdout.fileno()).columns or _USUAL_WIDTH
 
 
@@ -83,5 +83,5 @@ def _print_text(text: Text) -> None:
         return
     from rich.console import Console
 
-    # The lines fit already: a console as wide as it can be has no reason to wrap them.
+    # The lines fit already, so the console must not wrap them.
     Console(file=sys.stdout, highlight=False).print(text, end="", soft_wrap=True)

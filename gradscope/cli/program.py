@@ -1,33 +1,36 @@
-"""The program: its commands, and Typer's ways translated into ours.
+"""The program builds its commands with Typer and translates Typer's errors into ours.
 
-A command's module declares options and calls what does the work; JAX, NumPy and rich are imported inside its function,
-so that `--help`, `--version` and completion start at once. Only the module of the command asked for is imported:
-declaring the options of all nine takes a twentieth of a second.
+A command's module declares options and calls the function that does the work. JAX, NumPy and rich are imported inside
+its function, so that `--help`, `--version` and completion start at once. Only the module of the requested command is
+imported: declaring the options of all nine takes a twentieth of a second.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Annotated, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import typer
 from typer.core import TyperCommand
 
 from gradscope.cli.interrupts import Interrupts
-from gradscope.cli.options.grouping import with_groups
+from gradscope.cli.options.grouping import with_groups, with_parameters
+from gradscope.cli.options.shared import Traceback
 from gradscope.errors import UsageError
 
 #: The commands, in the order of `--help`. Each is the function in the module of its name.
 _COMMANDS: Final = ("dump", "show", "compare", "isolate", "calibrate", "inspect", "check", "verify", "recover")
 
-#: What Typer raises for a wrong command line. It carries a click of its own and exports only this one of its errors.
+#: The error that Typer raises for a wrong command line. Typer has a copy of click and exports only this error of it.
 _WrongCommandLine = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         typer.echo(f"gradscope {version('gradscope-jax')}")
@@ -36,7 +39,7 @@ def _print_version(asked: bool) -> None:
 
 def _options(
     context: typer.Context,
-    version: Annotated[  # noqa: ARG001 - its callback has answered it
+    version: Annotated[  # noqa: ARG001 - its callback prints it
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
@@ -46,7 +49,7 @@ def _options(
 
 
 def _program(commands: Iterable[str]) -> typer.Typer:
-    """The program with these commands."""
+    """Return the program with these commands."""
     app = typer.Typer(
         name="gradscope",
         help="Gradient inspection for JAX: what every layer computes and what flows back through it.",
@@ -57,12 +60,25 @@ def _program(commands: Iterable[str]) -> typer.Typer:
     app.callback()(_options)
     for name in commands:
         command = getattr(import_module(f"gradscope.cli.commands.{name}"), name)
-        app.command(cls=_class_of(name))(_judging_no_files(with_groups(command)))
+        app.command(cls=_class_of(name))(_without_file_checks(_with_traceback(with_groups(command))))
     return app
 
 
-def _judging_no_files(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose paths typer does not look up: who opens a file says that it cannot be read, with our status."""
+def _with_traceback(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that also takes `--traceback`."""
+
+    # The error boundary looks for the option by itself: it also applies where the arguments cannot be parsed.
+    @functools.wraps(command)
+    def called(traceback: bool, **values: Any) -> None:  # noqa: ARG001
+        command(**values)
+
+    option = inspect.Parameter("traceback", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Traceback)
+    return with_parameters(called, [*inspect.signature(command).parameters.values(), option])
+
+
+def _without_file_checks(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command whose paths Typer does not check."""
+    # The code that opens a file reports that it cannot be read, with our exit status.
     for annotation in command.__annotations__.values():
         for parameter in getattr(annotation, "__metadata__", ()):
             parameter.readable = False
@@ -70,26 +86,29 @@ def _judging_no_files(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _class_of(command: str) -> type[TyperCommand] | None:
-    """What a command's arguments are parsed by; None for what any command's are."""
+    """Return the class that parses a command's arguments; None for Typer's own."""
     if command != "dump":
         return None
-    from gradscope.cli.options.observation_options import SpelledOut
+    from gradscope.cli.options.observation_options import OptionalValueCommand
 
-    return SpelledOut
+    return OptionalValueCommand
 
 
 def run(interrupts: Interrupts) -> int:
-    """Do what the command line asks; returns the exit status.
+    """Run the command of the command line and return the exit status.
 
     Args:
-        interrupts: Where a command registers what has to be cleaned up after when it is interrupted.
+        interrupts: Receives the functions that clean up when the command is interrupted.
+
+    Returns:
+        The exit status.
 
     Raises:
         UsageError: The command line is wrong.
     """
-    asked = [each for each in sys.argv[1:2] if each in _COMMANDS]
+    requested = [each for each in sys.argv[1:2] if each in _COMMANDS]
     try:
-        return _program(asked or _COMMANDS)(prog_name="gradscope", obj=interrupts, standalone_mode=False) or 0
+        return _program(requested or _COMMANDS)(prog_name="gradscope", obj=interrupts, standalone_mode=False) or 0
     except _WrongCommandLine as error:
         raise _translated(error) from error
 
@@ -97,4 +116,4 @@ def run(interrupts: Interrupts) -> int:
 def _translated(error: typer.BadParameter) -> UsageError:
     message = " ".join(error.format_message().split()).rstrip(".")
     command = "gradscope" if error.ctx is None else error.ctx.command_path
-    return UsageError(message[:1].lower() + message[1:], hint=f"'{command} --help' tells all options")
+    return UsageError(message[:1].lower() + message[1:], hint=f"'{command} --help' lists all options")

@@ -1,4 +1,4 @@
-"""Standard streams, made safe to use: open, and never failing over a character."""
+"""Standard streams are opened where they were closed, and encode any character without an error."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _MODES: Final = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
 
 def open_streams() -> None:
-    """Open what was closed before the process began, and have what a stream cannot encode written as an escape."""
-    for name, mode in _MODES.items():  # by descriptor: what is opened gets the lowest number that is free, its own
+    """Open the standard streams that are closed, and write characters that a stream cannot encode as escapes."""
+    # A file that is opened gets the lowest free descriptor, which in this order is the stream's own. Otherwise the next
+    # opened file, a dump for example, would get it and receive what libraries print.
+    for name, mode in _MODES.items():
         if getattr(sys, name) is None:
-            from pathlib import Path  # not above: no guard against interrupts stands yet, and it takes 15 ms
+            from pathlib import Path  # imported only here: it takes 15 ms, and interrupts are not handled yet
 
-            # Otherwise the next file opened would get it, a dump, and what a library prints would go into that.
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - open to the end
     sys.stdout, sys.stderr = map(_safe, (sys.stdout, sys.stderr))
 
@@ -30,24 +31,25 @@ def _safe(stream: TextIO) -> TextIO:
     if not isinstance(stream, TextIOWrapper):
         return stream
     if isinstance(stream.buffer, RawIOBase):
-        # Under PYTHONUNBUFFERED. What an operating system does not take at once, of a full disk or an interrupted pipe,
-        # would be lost without a word.
+        # Under PYTHONUNBUFFERED, a write that the operating system accepts only in part (a full disk, an interrupted
+        # pipe) would lose the rest silently.
         stream = TextIOWrapper(BufferedWriter(stream.buffer), encoding=stream.encoding, line_buffering=True)
     stream.reconfigure(errors="backslashreplace")
     return stream
 
 
 @contextmanager
-def remarks_aside(*, native: bool = False) -> Generator[None]:
-    """What is printed inside goes to standard error: standard output is for results.
+def stdout_to_stderr(*, native: bool = False) -> Generator[None]:
+    """Redirect standard output to standard error inside a `with` statement, because standard output is for results.
 
     Args:
-        native: What compiled code prints, too. Gloo, through which CPU processes talk, greets on standard output.
+        native: Whether the output of compiled code is redirected, too.
     """
     if not native:
         with redirect_stdout(sys.stderr):
             yield
         return
+    # Gloo, the library through which CPU processes communicate, prints a greeting on standard output.
     kept = os.dup(_STDOUT)
     os.dup2(_STDERR, _STDOUT)
     try:

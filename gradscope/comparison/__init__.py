@@ -1,36 +1,27 @@
-"""Comparing two dumps: the same or not, and where they first part.
+"""Comparison of two dumps: whether they are the same, and where they first diverge.
 
-Vocabulary:
+`a` is the *reference*, `b` the *candidate*. `compare` (`compare_dumps.py`) runs these steps in order and returns a
+`Comparison` (`result.py`); each sub-package explains its words:
 
-- `a` is the *reference*, `b` the *candidate*, `d = b - a`. The primary metric is `rel_l2 = l2(d) / l2(a)`.
-- A *pairing* says which tensor is whose *counterpart*, found in passes; a *recipe* says how a counterpart is made of
-  tensors that lie otherwise. A *row* is the judgement on one tensor, and there is one for every name of the reference
-  and every one that only the candidate has.
-- A loop *hands out* what its turns made. Where the other program writes the turns out one by one, that is compared as
-  what it was made of; such a pair may be *inverse*, of a tensor of the candidate with what makes it in the reference.
-- *Evidence* is what a pair shows (metrics of its elements, or what its statistics prove where the elements are not in
-  the dump), a *tolerance* is what it is judged by: an *expression* over metrics, by default a limit on `rel_l2`.
-  *Needed* is the smallest limit on `rel_l2` that would have passed.
-- The *first divergence* is the first row over tolerance in execution order, and in the backward pass in reverse.
-- *Growth* tells error made in a layer from error inherited by it, over the graph of layers; *blame* is what follows
-  from the first divergence, and who made it. A *diagnosis* is a simple way in which a tensor that differs belongs
-  nevertheless: swapped, transposed, permuted, a multiple.
-- A *noise floor* is how far a reference's own tensor moves under changes that make no difference; a calibrated
-  reference has one with each computed tensor, and is judged by it.
-- The gradients of each *example* alone tell error that is *random*, another in every example, from *bias*, the same in
-  all; both are shares of the batch's own *spread* (`examples`).
-- A *local* error is what one layer makes of the reference's own inputs and cotangents (`isolation`); for that the
-  reference's tensors are *placed* where the candidate has them, a pairing read backwards.
-- A *series* is several comparisons together: of the steps of two runs, or of several candidates with one reference.
+1. `layout`: how a tensor is read from a dump, and recipes that transpose, reshape, split or stack tensors.
+2. `metrics`: how two tensors differ. `rel_l2`, the primary metric, is computed in `metrics/rel_l2_and_cosine.py`.
+3. `pairing`: which tensor of the candidate is the counterpart of which of the reference, by map file, name, path,
+   order, values, and iterations. `pairing/by_iterations.py` pairs a scanned loop with an unrolled one.
+4. `judging`: tolerances and noise floors turn metrics into one *row* for each name. The tolerances used by default are
+   in `default_tolerances.py`, based on what a dtype can resolve (`precision.py`); those of the user are in
+   `judging/tolerance_rules.py`.
+5. `diagnosis`: the first divergence, the layers that made it, and the verdict as a sentence.
 
-Sharp edges: nothing is broadcast and no kinds of dtype are mixed, both are differences. Metrics are over positions
-where both sides are finite; positions that are not, and disagree, are counted and never within tolerance. Where a dump
-holds statistics only, a row can prove a difference but not sameness, and says by what it was judged.
+Two modules build on a comparison: `isolation.py` stores which layers are wrong when each runs on the reference's
+inputs, and `tensor_diff.py` shows where in one tensor the difference is.
 
-Why 0/0 is 0 but the `norm_ratio` of two zero tensors 1 (2026-11): equal tensors have the same metrics whatever is in
-them, so that they can be settled by their bytes.
+Sharp edges: nothing is broadcast and kinds of dtype are not mixed; both count as differences. Where a dump has
+statistics only, a row can prove a difference but not sameness, and states by what it was judged.
 
-Names are imported on first use: whoever wants a tolerance alone need not wait for all the rest.
+Why 0/0 is 0 but the `norm_ratio` of two zero tensors is 1 (2026-11): equal tensors have the same metrics whatever their
+values are, so that comparing their bytes is enough.
+
+Names are imported on first use, because importing everything takes longer than many uses of a single name.
 """
 
 from __future__ import annotations
@@ -43,8 +34,8 @@ if TYPE_CHECKING:
     from gradscope.comparison.diagnosis.divergence import Divergence
     from gradscope.comparison.diagnosis.growth import FLAGGED
     from gradscope.comparison.judging.compare_options import CompareOptions
-    from gradscope.comparison.judging.rows import Row, Status
-    from gradscope.comparison.judging.tolerance_rules import Rule, read_rules
+    from gradscope.comparison.judging.rows import ComparisonRow, Status
+    from gradscope.comparison.judging.tolerance_rules import ToleranceRule, read_rules
     from gradscope.comparison.pairing.by_rules import MapRule
     from gradscope.comparison.pairing.matching import Match, Pairing, pair
     from gradscope.comparison.result import Comparison, Verdict
@@ -57,8 +48,8 @@ _HOMES = {
     "MapRule": "pairing.by_rules",
     "Match": "pairing.matching",
     "Pairing": "pairing.matching",
-    "Row": "judging.rows",
-    "Rule": "judging.tolerance_rules",
+    "ComparisonRow": "judging.rows",
+    "ToleranceRule": "judging.tolerance_rules",
     "Status": "judging.rows",
     "Verdict": "result",
     "compare": "compare_dumps",
@@ -70,13 +61,13 @@ __all__ = [
     "FLAGGED",
     "CompareOptions",
     "Comparison",
+    "ComparisonRow",
     "Divergence",
     "MapRule",
     "Match",
     "Pairing",
-    "Row",
-    "Rule",
     "Status",
+    "ToleranceRule",
     "Verdict",
     "compare",
     "pair",

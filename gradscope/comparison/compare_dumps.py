@@ -1,7 +1,9 @@
-"""Comparing: from two dumps to a `Comparison`.
+"""`compare` runs the pipeline from two dumps to a `Comparison`.
 
-Tensors are paired, each pair of *owners* (the entries behind any aliases) is measured once, several at a time, and then
-every pair of names is judged by the evidence of its owners.
+1. `paired` pairs tensors (`pairing`).
+2. `judged` measures each pair of *owners*, the entries that hold the values behind any aliases, once and several at a
+   time (`metrics`), and judges every pair of names by the evidence of its owners (`judging`).
+3. `compare` adds the rows of names in one dump only, and what explains the differences (`diagnosis`).
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from gradscope.comparison.diagnosis.run_differences import extent_differences, p
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.inverse_rows import inverse_rows
 from gradscope.comparison.judging.judge import judge, one_sided
-from gradscope.comparison.judging.noise import WITHIN, Expectations, in_floors
-from gradscope.comparison.judging.rows import Row
-from gradscope.comparison.judging.unmatched import leftovers
-from gradscope.comparison.layout.operands import StoredSide, counterpart
+from gradscope.comparison.judging.noise import WITHIN, DefaultLimits, in_noise_floors
+from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.judging.unmatched import unmatched
+from gradscope.comparison.layout.operands import StoredOperand, counterpart
 from gradscope.comparison.layout.recipes import Recipe
-from gradscope.comparison.metrics.evidence import Evidence, evidence_of
+from gradscope.comparison.metrics.evidence import PairEvidence, evidence_of
 from gradscope.comparison.metrics.example_errors import example_error
 from gradscope.comparison.metrics.example_spread import ExampleError
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
@@ -39,7 +41,7 @@ from gradscope.naming.patterns import Pattern
 
 _DEFAULTS: Final = CompareOptions()
 
-#: The key of the reference's owner, and the recipe of its counterpart in the keys of owners.
+#: The key of the reference's owner, and the recipe of its counterpart over the candidate's owners.
 _Owners: TypeAlias = tuple[str, Recipe]
 
 _One = TypeVar("_One")
@@ -47,19 +49,19 @@ _Other = TypeVar("_Other")
 
 
 def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEFAULTS) -> Comparison:
-    """Compare two dumps, tensor by tensor.
+    """Compares two dumps, tensor by tensor.
 
     Args:
         ref: The reference.
         cand: The candidate.
-        options: What is compared, and how strictly.
+        options: Which names are compared, and how strictly.
 
     Returns:
         The comparison; true where the dumps are the same within tolerance.
 
     Raises:
-        UsageError: A pattern selects nothing, an `allow_missing` is not a regular expression, or the steps of a rule
-            cannot be done.
+        UsageError: A pattern selects nothing, an `allow_missing` is not a regular expression, or the steps of a map
+            rule do not fit the shapes.
         DumpError: One of the dumps is damaged.
     """
     allowed = [Pattern.parse(f"re:{regex}") for regex in options.allow_missing]
@@ -68,7 +70,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
 
     pairing = paired(dumps, options)
     rows = judged(dumps, pairing.matched, options)
-    missing, extra = leftovers(dumps, pairing)
+    missing, extra = unmatched(dumps, pairing)
     rows |= {
         key: one_sided(each, allowed, cand.manifest.ledger) for key, each in zip(pairing.only_ref, missing, strict=True)
     }
@@ -90,20 +92,20 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
 
 
 def paired(dumps: Dumps, options: CompareOptions) -> Pairing:
-    """The pairing of two dumps that a comparison asks for.
+    """Returns the pairing of two dumps that a comparison uses.
 
     Args:
         dumps: The dumps.
-        options: By what rules they are paired, and which names take part.
+        options: The map rules, and which names take part.
     """
     return counterparts(dumps, options.map_rules, options.selection, _mapper(options))
 
 
-def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> dict[str, Row]:
-    """The rows of some pairs, by the reference's keys.
+def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> dict[str, ComparisonRow]:
+    """Returns the rows of pairs by the reference's keys.
 
     Args:
-        dumps: Where the pairs are from.
+        dumps: The dumps of the pairs.
         matches: The pairs.
         options: How strictly they are judged.
 
@@ -122,7 +124,7 @@ class _Mapper(Protocol):
 
 def _mapper(options: CompareOptions) -> _Mapper:
     def mapped(function: Callable[[_One], _Other], values: Iterable[_One]) -> list[_Other]:
-        # NumPy leaves the interpreter free while it computes, so that threads share the tensors among the cores.
+        # NumPy releases the global interpreter lock while it computes, so that threads use several cores.
         with ThreadPoolExecutor(max_workers=options.threads) as pool:
             return list(pool.map(function, values))
 
@@ -139,29 +141,31 @@ class _Pairs:
         return self.dumps.ref.resolve(match.ref), replace(match.recipe, keys=keys)
 
     def default_tolerances(self) -> Iterator[tuple[Match, float]]:
-        expected = Expectations(self.dumps)
+        limits = DefaultLimits(self.dumps)
         for match in self.matches:
-            yield match, expected.tolerance(self.dumps.ref.entry(match.ref), self.dumps.cand.entry(match.cand))
+            yield match, limits.tolerance(self.dumps.ref.entry(match.ref), self.dumps.cand.entry(match.cand))
 
     def noise_floors(self) -> dict[str, float | None]:
-        """By the reference's keys."""
-        expected, ref, cand = Expectations(self.dumps), self.dumps.ref, self.dumps.cand
+        """Returns noise floors by the reference's keys."""
+        limits, ref, cand = DefaultLimits(self.dumps), self.dumps.ref, self.dumps.cand
         owners = ((match.ref, ref.resolve(match.ref), cand.resolve(match.cand)) for match in self.matches)
-        return {key: expected.noise_floor(ref.entry(one), cand.entry(other)) for key, one, other in owners}
+        return {key: limits.noise_floor(ref.entry(one), cand.entry(other)) for key, one, other in owners}
 
 
-def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> Evidence:
+def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> PairEvidence:
     key, recipe = owners
-    return evidence_of(StoredSide(source=dumps.ref, key=key), counterpart(dumps.cand, recipe), options.closeness)
+    return evidence_of(StoredOperand(source=dumps.ref, key=key), counterpart(dumps.cand, recipe), options.closeness)
 
 
-def _matched_rows(pairs: _Pairs, evidence: Mapping[_Owners, Evidence], options: CompareOptions) -> dict[str, Row]:
+def _matched_rows(
+    pairs: _Pairs, evidence: Mapping[_Owners, PairEvidence], options: CompareOptions
+) -> dict[str, ComparisonRow]:
     defaults = list(pairs.default_tolerances())
     growth, floors = _growth(pairs, evidence, defaults), pairs.noise_floors()
-    rows: dict[str, Row] = {}
+    rows: dict[str, ComparisonRow] = {}
     for match, default in defaults:
         owners, floor = pairs.owners(match), floors[match.ref]
-        entry, noise = pairs.dumps.ref.entry(match.ref), in_floors(evidence[owners].metrics.get("rel_l2"), floor)
+        entry, noise = pairs.dumps.ref.entry(match.ref), in_noise_floors(evidence[owners].metrics.get("rel_l2"), floor)
         found = evidence[owners].with_metrics(growth=growth.get(owners[0]), noise=noise)
         expected = default if floor is None else floor * WITHIN
         rows[match.ref] = judge(match, entry, found, options.tolerance(entry.name, match.ref, expected))
@@ -169,41 +173,44 @@ def _matched_rows(pairs: _Pairs, evidence: Mapping[_Owners, Evidence], options: 
 
 
 def _growth(
-    pairs: _Pairs, evidence: Mapping[_Owners, Evidence], defaults: Sequence[tuple[Match, float]]
+    pairs: _Pairs, evidence: Mapping[_Owners, PairEvidence], defaults: Sequence[tuple[Match, float]]
 ) -> dict[str, float]:
     errors: dict[str, Error] = {}
     for match, default in defaults:
         owners = pairs.owners(match)
         found = evidence[owners]
-        # What cannot be compared at all is as wrong as can be, and hands that on.
+        # A pair that cannot be compared counts as an infinite error, so that later layers are seen to inherit it.
         if "rel_l2" in found.metrics or math.isinf(found.needed):
             errors[owners[0]] = Error(rel_l2=as_float(found.metrics.get("rel_l2", math.inf)), tolerance=default)
     return growths(_layers(pairs.dumps), errors)
 
 
-def _diagnosed(dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, Row]) -> dict[str, Row]:
+def _diagnosed(dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, ComparisonRow]) -> dict[str, ComparisonRow]:
     names = names_by_hash(dumps)
     differing = ((match, rows[match.ref]) for match in matches if rows[match.ref].status == "different")
     return {match.ref: replace(row, likely=diagnosis(dumps, match, row, names)) for match, row in differing}
 
 
-def _examples(ref: DumpSource, rows: Mapping[str, Row], options: CompareOptions) -> ExampleError | None:
-    """The error of the examples' gradients over all parameters; None where there is none."""
+def _examples(ref: DumpSource, rows: Mapping[str, ComparisonRow], options: CompareOptions) -> ExampleError | None:
+    """Returns the error of the per-example gradients over all parameters; None where there is none."""
     known = {key: row.examples for key, row in rows.items() if row.examples is not None}
     errors = [known[key] for key in known if not rows[key].metrics["bit_equal"]]
     if not errors:
         return None
-    # Equal ones are settled by their bytes, and have as much a part in the batch's spread as any other.
-    equal = [StoredSide(source=ref, key=ref.resolve(key)) for key in known if rows[key].metrics["bit_equal"]]
-    return reduce(add, [*errors, *_mapper(options)(lambda side: example_error(side, side), equal)])
+    # Equal pairs were compared by bytes alone and have no numbers yet, but they count in the batch's spread, too.
+    equal = [StoredOperand(source=ref, key=ref.resolve(key)) for key in known if rows[key].metrics["bit_equal"]]
+    return reduce(add, [*errors, *_mapper(options)(lambda operand: example_error(operand, operand), equal)])
 
 
 def _owners_in_ref(ref: DumpSource, inverse: Iterable[Match]) -> Callable[[str], str]:
-    """The reference's owner of a row's key; of what the candidate alone hands out, that of the last of its pieces."""
-    known, pieces = frozenset(ref.keys()), {match.ref: match.recipe.keys[-1] for match in inverse}
-    return lambda key: ref.resolve(key if key in known else pieces[key])
+    """Returns a function from a row's key to the reference's owner.
+
+    A loop output that only the candidate has maps to the reference's last iteration.
+    """
+    known, last_parts = frozenset(ref.keys()), {match.ref: match.recipe.keys[-1] for match in inverse}
+    return lambda key: ref.resolve(key if key in known else last_parts[key])
 
 
 def _layers(dumps: Dumps) -> Sequence[Layer]:
-    """The layers of the reference; of the candidate where the reference is not written by gradscope."""
+    """Returns the layers of the reference, or those of the candidate where gradscope did not write the reference."""
     return dumps.ref.manifest.layers or dumps.cand.manifest.layers

@@ -1,14 +1,14 @@
-"""Isolation: which layers of a candidate make error themselves, each run alone on what the reference has.
+"""Isolation: the layers of a candidate that are wrong by themselves, each run with the reference's inputs.
 
-Vocabulary:
+- A *local* error is the difference between what one layer computes from the reference's inputs and cotangents and what
+  the reference computed from them. The *forward* error is that of the layer's outputs. The *VJP* error is that of the
+  cotangents that it returns for its inputs and parameters.
+- A *finding* is the row of one such tensor, with the layers that computed it. Several layers can have computed a
+  gradient together: the gradient of a value that several layers read is the sum of their cotangents, and the reference
+  has only the sum.
 
-- A *local* error is what a layer makes of the reference's inputs and cotangents, held against what the reference made
-  of them: *forward* of its outputs, *VJP* of the cotangents that it sends back to what it reads, parameters included.
-- A *finding* is the judgement on one such tensor, with the layers that it may be the work of: the gradient of a value
-  that several layers read is the sum of what they send back, and the reference has only the sum.
-
-An error in such a sum is laid to those of its layers that are known by another tensor to be wrong; where none is, to
-the first of them, and the others are named beside it.
+An error in such a sum is assigned to those of the layers that another tensor shows to be wrong. Where there are none,
+it is assigned to the first layer, and the others are named in `shared_with`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gradscope.comparison.judging.rows import Row
+from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.result import EXIT_CODES, Verdict
 from gradscope.dump.record import Json
 from gradscope.naming import is_gradient, key_of, printable
@@ -26,52 +26,52 @@ from gradscope.naming.wording import brief, counted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalFinding:
-    """One tensor of the isolated candidate, judged by the reference's.
+    """LocalFinding stores the comparison of one tensor of the isolated candidate with the reference's.
 
     Attributes:
-        row: The judgement.
-        layers: Paths of the layers that it may be the work of, in execution order.
+        row: The row of the tensor.
+        layers: Paths of the layers that may have computed it, in execution order.
     """
 
-    row: Row
+    row: ComparisonRow
     layers: tuple[str, ...]
 
     @property
     def differs(self) -> bool:
-        """Whether it is over tolerance."""
+        """Whether the tensor is over tolerance."""
         return self.row.status == "different"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRow:
-    """One layer of the candidate, run alone.
+    """LocalRow stores the result for one layer of the candidate, run in isolation.
 
     Attributes:
         name: Its path in the candidate.
-        source: `file:line` of it; None where unknown.
-        forward: Of its outputs the one furthest from passing; None where none was compared.
-        vjp: Of the cotangents that it sends back likewise.
-        shared_with: Layers that an error of its VJP may come from instead.
+        source: `file:line` of the layer; None where unknown.
+        forward: The row of the output with the largest error; None where none was compared.
+        vjp: The row of the returned cotangent with the largest error; None where none was compared.
+        shared_with: Other layers that may have made the error of the VJP.
     """
 
     name: str
     source: str | None = None
-    forward: Row | None = None
-    vjp: Row | None = None
+    forward: ComparisonRow | None = None
+    vjp: ComparisonRow | None = None
     shared_with: tuple[str, ...] = ()
 
     @property
     def differs(self) -> bool:
-        """Whether it makes an error over tolerance."""
+        """Whether the layer makes an error over tolerance."""
         return any(row is not None and row.status == "different" for row in (self.forward, self.vjp))
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The reference's keys of what it was judged by."""
+        """The reference's keys of the tensors in `forward` and `vjp`."""
         return tuple(key_of(row.family, row.name) for row in (self.forward, self.vjp) if row is not None)
 
     def to_json(self) -> dict[str, Json]:
-        """The row as README has it; what does not apply is absent."""
+        """Returns the row as JSON, without fields that do not apply."""
         named: dict[str, Json] = {"name": self.name, "status": "different" if self.differs else "same"}
         for direction, row in (("forward", self.forward), ("vjp", self.vjp)):
             if row is not None:
@@ -87,7 +87,7 @@ class LocalRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A value of the candidate that is not judged by itself, and why."""
+    """LeftOut stores a value of the candidate that is not compared in isolation, and why."""
 
     name: str
     why: str
@@ -95,12 +95,12 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """What running a candidate's layers one by one found.
+    """Isolation stores the results of running a candidate's layers one by one.
 
     Attributes:
-        rows: One for every layer that was judged, in execution order.
-        left_out: What was not, and why.
-        arguments: Where the arguments of the candidate's loss came from: keys by `reference`, `candidate` or `model`.
+        rows: One row for every layer that was compared, in execution order.
+        left_out: The values that were not compared, and why.
+        arguments: The origin of the loss's arguments: keys by `reference`, `candidate` or `model`.
     """
 
     rows: tuple[LocalRow, ...]
@@ -109,24 +109,24 @@ class Isolation:
 
     @property
     def different(self) -> tuple[LocalRow, ...]:
-        """The layers that make error themselves."""
+        """The rows of layers that make an error over tolerance."""
         return tuple(row for row in self.rows if row.differs)
 
     @property
     def verdict(self) -> Verdict:
-        """Whether every layer does what the reference's does."""
+        """`same` where every layer that was compared is within tolerance."""
         if not self.rows:
             return "nothing compared"
         return "different" if self.different else "same"
 
     @property
     def exit_code(self) -> int:
-        """The status a command exits with, as of a comparison."""
+        """The exit status of a command, as of a comparison."""
         return EXIT_CODES[self.verdict]
 
     @property
     def sentence(self) -> str:
-        """The verdict for a human."""
+        """The verdict as a sentence."""
         if not self.rows:
             return "No layer could be run alone: the reference holds no activation of the candidate's."
         of_all = counted(len(self.rows), "layer")
@@ -134,11 +134,11 @@ class Isolation:
             return f"None of {of_all} makes error by itself, given what the reference gave it."
         worst = max(self.different, key=_badness)
         more = len(self.different) - 1
-        beside = f", and so {'does' if more == 1 else 'do'} {more} more" if more else ""
-        return f"`{printable(worst.name)}` of {of_all} makes error by itself ({_errors(worst)}){beside}."
+        others = f", and so {'does' if more == 1 else 'do'} {more} more" if more else ""
+        return f"`{printable(worst.name)}` of {of_all} makes error by itself ({_errors(worst)}){others}."
 
     def to_json(self) -> dict[str, Json]:
-        """The part `isolation` of the comparison's JSON; infinities are floats."""
+        """Returns the value of `isolation` in the comparison's JSON; infinities are floats."""
         return {
             "verdict": self.verdict,
             "sentence": self.sentence,
@@ -149,11 +149,12 @@ class Isolation:
 
 
 def local_rows(findings: Sequence[LocalFinding], sources: Mapping[str, str | None]) -> tuple[LocalRow, ...]:
-    """The layers that findings are about.
+    """Returns one row for each layer that has findings.
 
     Args:
-        findings: Every tensor that was judged.
-        sources: The source of each layer by path, in execution order. What has no layer comes last, under its key.
+        findings: The finding of every tensor that was compared.
+        sources: `file:line` of each layer by path, in execution order. Tensors without a layer come last, under their
+            keys.
     """
     known = {each.layers[0] for each in findings if each.differs and len(each.layers) == 1}
     rows = {name: LocalRow(name=name, source=source) for name, source in sources.items()}
@@ -164,7 +165,7 @@ def local_rows(findings: Sequence[LocalFinding], sources: Mapping[str, str | Non
 
 
 def _blamed(finding: LocalFinding, known: set[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """The layers that a finding counts for, each with those that may be meant instead."""
+    """Returns the layers that a finding is assigned to, each with the layers that may be at fault instead."""
     if not finding.differs:
         return [(name, ()) for name in finding.layers]
     wrong = [name for name in finding.layers if name in known]
@@ -184,7 +185,7 @@ def _with_finding(row: LocalRow, finding: LocalFinding, shared_with: tuple[str, 
     )
 
 
-def _rank(row: Row) -> tuple[bool, float]:
+def _rank(row: ComparisonRow) -> tuple[bool, float]:
     return row.status == "different", math.inf if row.needed is None else row.needed
 
 
@@ -197,7 +198,7 @@ def _errors(row: LocalRow) -> str:
     return ", ".join(f"{name} {_error(each)}" for name, each in sides if each is not None)
 
 
-def _error(row: Row) -> str:
+def _error(row: ComparisonRow) -> str:
     if row.status == "same":
         return "agrees"
     return row.why if row.needed is None or math.isinf(row.needed) else f"rel_l2 {brief(row.needed)}"

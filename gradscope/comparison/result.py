@@ -1,6 +1,8 @@
-"""Series: several comparisons together, of the steps of two runs or of several candidates with one reference.
+"""The results of comparisons: `Comparison` of two dumps, and `Series` of several comparisons.
 
-The comparison of two dumps: every row, and what they say together.
+`Comparison` stores one row for each name and derives the verdict, the exit status and the sentence from the rows.
+`Series` stores several comparisons, of the steps of two runs or of several candidates with one reference, and has the
+same properties. Both are true where the dumps are the same.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 from gradscope.comparison.diagnosis.divergence import Blame, Divergence, first_divergence
 from gradscope.comparison.diagnosis.sentence import different_sentence, nothing_sentence, same_sentence
-from gradscope.comparison.judging.rows import Row
+from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.metrics.example_spread import ExampleError
 from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.record import Json
@@ -20,25 +22,25 @@ from gradscope.naming.wording import counted
 
 Verdict: TypeAlias = Literal["same", "different", "nothing compared"]
 
-#: Version of the JSON that `to_json` gives; its keys are stable within one.
+#: Version of the JSON that `to_json` returns; its keys are stable within one version.
 SCHEMA: Final = 1
 
-#: The status that a command exits with.
+#: The exit status of the command `compare`, by verdict.
 EXIT_CODES: Final[Mapping[Verdict, int]] = {"same": 0, "different": 1, "nothing compared": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What comparing two dumps found; true where they are the same.
+    """Comparison stores the rows of two dumps; it is true where the dumps are the same.
 
     Attributes:
-        rows: One for every name of either dump: the reference's in its order, then what only the candidate has.
-        blame: What follows from where the runs part, and who made it.
+        rows: One row for every name of either dump: the reference's in its order, then those of the candidate alone.
+        blame: The consequences of the first divergence, and the layers that caused it.
         matches: How tensors were paired.
-        examples: The error of the gradients of each example, over all parameters; None where there are no such
-            gradients on both sides, or all are equal.
-        extent_differences: In what the two captures did not look at the same things, in sentences.
-        provenance_differences: `field`, `ref` and `cand` of what the runs did not have in common, culprits first.
+        examples: The error of the per-example gradients over all parameters; None where not both dumps have such
+            gradients, or all are equal.
+        extent_differences: Sentences about what one capture recorded and the other did not.
+        provenance_differences: `field`, `ref` and `cand` of each difference between the runs, likely causes first.
 
     Example:
         >>> import numpy as np
@@ -50,7 +52,7 @@ class Comparison:
         ('different', [('kernel', 'different'), ('bias', 'same')])
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     blame: Blame = field(default_factory=Blame)
     matches: tuple[Match, ...] = ()
     examples: ExampleError | None = None
@@ -62,24 +64,24 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the dumps are the same; a name on one side only is a difference unless it was allowed."""
+        """Whether the dumps are the same; a name in one dump only is a difference unless it was allowed."""
         if not any(row.compared for row in self.rows):
             return "nothing compared"
         return "different" if any(row.counts and row.status != "same" for row in self.rows) else "same"
 
     @property
     def exit_code(self) -> int:
-        """The status a command exits with: 0 same, 1 different, 2 nothing compared."""
+        """The exit status of a command: 0 same, 1 different, 2 nothing compared."""
         return EXIT_CODES[self.verdict]
 
     @property
     def first_divergence(self) -> Divergence:
-        """Where the runs part, forward and backward."""
+        """The first row over tolerance, forward and backward."""
         return first_divergence(self.rows)
 
     @property
     def sentence(self) -> str:
-        """The verdict for a human."""
+        """The verdict as a sentence."""
         if self.verdict == "nothing compared":
             return nothing_sentence(self.rows)
         if self.verdict == "same":
@@ -87,7 +89,7 @@ class Comparison:
         return different_sentence(self.rows, self.first_divergence, self.blame)
 
     def to_json(self) -> dict[str, Json]:
-        """The comparison as cli.md has it; infinities are floats, which `dump.jsontext` spells out."""
+        """Returns the comparison as JSON; infinities are floats, which `dump.manifest.json_text` writes as strings."""
         first = self.first_divergence
         names = {"forward": first.forward, "backward": first.backward}
         return {
@@ -104,8 +106,8 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """One comparison of a series, and what it is called: a step, or the candidate's file."""
+class SeriesMember:
+    """SeriesMember names one comparison of a series by its step, or by the candidate's file."""
 
     name: str
     comparison: Comparison
@@ -113,16 +115,16 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Several comparisons; true where all dumps are the same.
+    """Series stores several comparisons; it is true where all dumps are the same.
 
     Attributes:
         members: The comparisons in order.
-        steps: Whether they are the steps of two runs, of which the first that differs tells most.
-        missing: Names of steps that the reference alone has.
-        extra: Names of steps that the candidate alone has.
+        steps: Whether they compare the steps of two runs, in order.
+        missing: Names of steps that only the reference has.
+        extra: Names of steps that only the candidate has.
     """
 
-    members: tuple[Member, ...]
+    members: tuple[SeriesMember, ...]
     steps: bool = False
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
@@ -132,7 +134,7 @@ class Series:
 
     @property
     def verdict(self) -> Verdict:
-        """The same where all are; different where one is, or a step is on one side only."""
+        """`same` where all comparisons are; `different` where one is, or where one run lacks a step."""
         verdicts = {member.comparison.verdict for member in self.members}
         if not verdicts or verdicts == {"nothing compared"}:
             return "nothing compared"
@@ -140,23 +142,23 @@ class Series:
 
     @property
     def exit_code(self) -> int:
-        """The status a command exits with, as of a comparison."""
+        """The exit status of a command: 0 same, 1 different, 2 nothing compared."""
         return EXIT_CODES[self.verdict]
 
     @property
-    def first_different(self) -> Member | None:
-        """The first of them that is not the same; None where all are."""
+    def first_different(self) -> SeriesMember | None:
+        """The first member whose dumps are not the same; None where there is none."""
         return next((member for member in self.members if not member.comparison), None)
 
     @property
     def sentence(self) -> str:
-        """The verdict for a human."""
+        """The verdict as a sentence."""
         if not self.members:
             return "Nothing compared: there is no step of one name on both sides."
         return f"{self._judgement()}{self._one_sided()}"
 
     def to_json(self) -> dict[str, Json]:
-        """The series: its verdict, and each comparison as cli.md has it with its `name`."""
+        """Returns the verdict of the series, and each comparison as JSON with its `name`."""
         first = self.first_different
         named: dict[str, Json] = {
             "schema": SCHEMA,

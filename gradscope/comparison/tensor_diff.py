@@ -1,8 +1,9 @@
-"""Elements: where in one tensor the difference sits.
+"""`element_difference` shows where in one tensor the difference is: its worst elements and its spread along each axis.
 
-The *energy* of a difference is the square of its magnitude. Along an axis it may sit at one index (a head, a channel,
-an example) or be spread over all; `effective` is how many indices of equal share would be as concentrated (the inverse
-of the sum of squared shares): 1 for all of it at one index, the axis's size for an even spread.
+The *energy* of a difference is the square of its magnitude. Along an axis, the energy can be concentrated at one index
+(a head, a channel, an example) or spread over all. `effective` is the number of indices with equal shares that would be
+as concentrated, the inverse of the sum of squared shares: 1 where all energy is at one index, the axis's size where it
+is spread evenly.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.compare_dumps import compare
 from gradscope.comparison.judging.compare_options import CompareOptions
-from gradscope.comparison.judging.rows import Row
-from gradscope.comparison.metrics.deviation import Scalar
+from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.metrics.elementwise import Scalar
 from gradscope.dump.interfaces import DumpSource
 from gradscope.errors import UsageError
 from gradscope.naming import Selection, key_of, printable, split_key
 from gradscope.naming.patterns import nearest_hint
 
-#: How many of the worst elements are told.
+#: How many of the worst elements are listed.
 _WORST: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorstElement:
-    """One element: where it is, both values, and the magnitude of their difference, inf where one is not finite."""
+    """WorstElement stores an index, both values, and the magnitude of the difference, inf where one is not finite."""
 
     index: tuple[int, ...]
     ref: Scalar
@@ -39,14 +40,14 @@ class WorstElement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisError:
-    """How the difference lies along one axis.
+    """AxisError stores how the energy of a difference is spread along one axis.
 
     Attributes:
-        axis: Which.
+        axis: The number of the axis.
         size: Its size.
-        worst: The index with most of the energy.
-        share: How much of it, from 0 to 1.
-        effective: How many indices of equal share would be as concentrated.
+        worst: The index with the most energy.
+        share: The fraction of the energy at that index, from 0 to 1.
+        effective: The number of indices with equal shares that would be as concentrated.
     """
 
     axis: int
@@ -58,32 +59,29 @@ class AxisError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementDifference:
-    """The difference of one tensor, element by element.
+    """ElementDifference stores the difference of one tensor, element by element.
 
     Attributes:
         row: Its row in a comparison.
-        magnitudes: The magnitude of the difference of each element; inf where one side is not finite, and the other is
-            or is so in another way.
-        worst: The worst elements, the largest difference first; none that are equal.
-        axes: How it lies along each axis; none where there is no difference.
+        magnitudes: The magnitude of the difference of each element; inf where one value is not finite, and the other is
+            finite or another non-finite value.
+        worst: The worst elements, the largest difference first, without equal elements.
+        axes: The spread along each axis; empty where there is no difference.
     """
 
-    row: Row
+    row: ComparisonRow
     magnitudes: Array
     worst: tuple[WorstElement, ...]
     axes: tuple[AxisError, ...]
 
 
 def element_difference(ref: DumpSource, cand: DumpSource, key: str) -> ElementDifference:
-    """How one tensor of two dumps differs, element by element.
+    """Returns the difference of one tensor of two dumps, element by element; both tensors are read into memory.
 
     Args:
         ref: The reference.
         cand: The candidate.
         key: The tensor's key in the reference, or its name where only one family has it.
-
-    Returns:
-        The difference; both tensors are held in memory.
 
     Raises:
         UsageError: There is no such tensor or there are several, or it cannot be subtracted.
@@ -123,8 +121,8 @@ def _numbers(array: Array) -> Array:
 def _magnitudes(ref: Array, cand: Array) -> Array:
     with np.errstate(invalid="ignore", over="ignore"):
         distances = np.abs(cand - ref)
-    alike = (ref == cand) | (np.isnan(ref) & np.isnan(cand))
-    return np.where(alike, 0.0, np.where(np.isnan(distances), np.inf, distances))
+    equal = (ref == cand) | (np.isnan(ref) & np.isnan(cand))
+    return np.where(equal, 0.0, np.where(np.isnan(distances), np.inf, distances))
 
 
 def _worst(ref: Array, cand: Array, magnitudes: Array) -> tuple[WorstElement, ...]:
@@ -146,7 +144,7 @@ def _axes(magnitudes: Array) -> tuple[AxisError, ...]:
     largest = float(magnitudes.max(initial=0.0))
     if largest == 0:
         return ()
-    # Of what is not finite only the number counts, and nothing else beside it.
+    # An infinite difference outweighs every finite one: then only the number of infinite elements counts.
     energy = np.isinf(magnitudes).astype(np.float64) if np.isinf(largest) else np.square(magnitudes / largest)
     return tuple(_axis(energy, axis) for axis in range(energy.ndim))
 

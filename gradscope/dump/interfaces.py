@@ -1,37 +1,38 @@
-"""A dump as its readers see it, wherever its tensors are: in a file, or in memory because it was never written.
+"""Declares the two interfaces of a dump, whether it is in a file or in memory.
 
-Sinks: what takes the records of a run, whether into a file or into memory.
+A `DumpSource` returns the manifest and the tensors of a dump. A `RecordSink` writes the records of a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Literal, Protocol, TypedDict, Unpack
+from typing import Protocol
 
 from gradscope.arrays.blocks import Array
-from gradscope.dump.manifest.manifest import Cause, Entry, Examples, Layer, Ledger, Manifest, Origin
-from gradscope.dump.record import Json, Record
+from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
+from gradscope.dump.record import Record
 from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
-from gradscope.errors import MissingKeyError, UsageError
+from gradscope.errors import MissingKeyError
 from gradscope.naming import key_of, printable
 from gradscope.naming.patterns import nearest_hint
+from gradscope.protocols import implements
 
 
 class DumpSource(Protocol):
-    """What a dump can be asked. Keys are `<family>/<name>`; a key that is an alias stands for the tensor it names."""
+    """A dump that can be read. Keys are `<family>/<name>`; the key of an alias refers to the tensor that it names."""
 
     @property
     def manifest(self) -> Manifest:
-        """What the dump says about itself."""
+        """The dump's manifest."""
         ...
 
     def keys(self) -> tuple[str, ...]:
-        """The keys of all entries, aliases and those without a tensor included, in the order of the manifest."""
+        """Returns the keys of all entries in the order of the manifest, including aliases and absent tensors."""
         ...
 
     def entry(self, key: str) -> Entry:
-        """The entry of a key.
+        """Returns the entry of a key.
 
         Raises:
             UsageError: There is none.
@@ -39,15 +40,19 @@ class DumpSource(Protocol):
         ...
 
     def resolve(self, key: str) -> str:
-        """The key under which the tensor of a key is stored: another one for an alias.
+        """Returns the key under which the tensor of a key is stored, which differs for an alias.
 
         Raises:
             UsageError: There is no such entry.
         """
         ...
 
+    def has_tensor(self, key: str) -> bool:
+        """Returns whether the dump contains the tensor of a key, and not only its statistics."""
+        ...
+
     def array(self, key: str) -> Array:
-        """The tensor of a key, in its logical dtype (PRNG keys as their key data).
+        """Returns the tensor of a key in its logical dtype (PRNG keys as their key data).
 
         Raises:
             UsageError: There is no such entry, or no tensor for it.
@@ -57,27 +62,27 @@ class DumpSource(Protocol):
         ...
 
     def chunks(self, key: str, chunk_bytes: int = CHUNK_BYTES, *, reused: bool = False) -> Iterator[Array]:
-        """The elements of a tensor in C order, in one-dimensional arrays of its logical dtype.
+        """Yields the elements of a tensor in C order, in one-dimensional arrays of its logical dtype.
 
         Args:
-            key: Which tensor.
-            chunk_bytes: Upper bound on the bytes of a chunk, but for a single element.
-            reused: Whether an array need be valid only until the next is drawn: reading is faster then.
+            key: The tensor's key.
+            chunk_bytes: Upper bound on the bytes of a chunk; a chunk has at least one element.
+            reused: Whether all chunks may share one buffer, which is faster; a chunk is then valid until the next one.
 
         Raises:
             UsageError: As for `array`.
-            DumpError: As for `array`, at the latest behind the last chunk.
+            DumpError: As for `array`, after the last chunk at the latest.
             MachineError: As for `array`.
         """
         ...
 
     def stretch(self, key: str, start: int, stop: int) -> Array:
-        """The elements of a tensor from `start` to before `stop` in C order, in one dimension; no CRC is checked.
+        """Returns the elements `start:stop` of a flattened tensor, in C order; no CRC is checked.
 
         Args:
-            key: Which tensor.
+            key: The tensor's key.
             start: Index of the first element.
-            stop: Index behind the last, at most their number.
+            stop: Index after the last element, at most the tensor's size.
 
         Raises:
             UsageError: As for `array`.
@@ -87,44 +92,39 @@ class DumpSource(Protocol):
         ...
 
 
-def has_elements(source: DumpSource, key: str) -> bool:
-    """Whether a dump holds the elements of a key's tensor, and not its statistics only."""
-    try:
-        next(source.chunks(key, chunk_bytes=1), None)
-    except UsageError:
-        return False
-    return True
-
-
 class EntryIndex:
-    """The entries of a manifest by key.
+    """The entries of a manifest by key: the methods of `DumpSource` that need no tensors.
 
     Args:
-        manifest: Whose keys are unique and whose aliases name entries that are none.
+        manifest: A manifest with unique keys, whose aliases refer to entries that are no aliases.
     """
 
     def __init__(self, manifest: Manifest) -> None:
         self._entries = {key_of(entry.family, entry.name): entry for entry in manifest.entries}
 
+    @implements(DumpSource)
     def keys(self) -> tuple[str, ...]:
-        """See `DumpSource`."""
         return tuple(self._entries)
 
+    @implements(DumpSource)
     def entry(self, key: str) -> Entry:
-        """See `DumpSource`."""
         if key not in self._entries:
             raise MissingKeyError(f"the dump has no entry {printable(key)}", hint=nearest_hint(key, self.keys()))
         return self._entries[key]
 
+    @implements(DumpSource)
     def resolve(self, key: str) -> str:
-        """See `DumpSource`."""
         return self.entry(key).alias_of or key
 
+    def has_tensor(self, key: str, tensors: Container[str]) -> bool:
+        """Returns whether `tensors` has the tensor of a key; False for an unknown key."""
+        return key in self._entries and self.resolve(key) in tensors
+
     def tensor_key(self, key: str, tensors: Container[str]) -> str:
-        """The key under which `tensors` has the tensor of a key.
+        """Returns the key under which `tensors` has the tensor of a key.
 
         Raises:
-            UsageError: There is no such entry, or no tensor for it; why is said.
+            UsageError: There is no such entry, or no tensor for it; the message states why.
         """
         own = self.resolve(key)
         if own in tensors:
@@ -133,42 +133,25 @@ class EntryIndex:
         raise MissingKeyError(f"the dump has no tensor for {printable(key)}: {reason}")
 
 
-class ManifestFields(TypedDict, total=False):
-    """What a caller says about a dump as a whole: the fields of `Manifest` beside its entries."""
-
-    layers: tuple[Layer, ...]
-    ledger: Ledger
-    causes: tuple[Cause, ...]
-    loss: float | None
-    tier: Literal["core", "full"]
-    provenance: Mapping[str, Json]
-    self_check: Mapping[str, Json] | None
-    examples: Examples | None
-    timings: Mapping[str, float]
-    origins: tuple[Origin, ...]
-    complete: bool
-    note: str
-
-
 class RecordSink(Protocol):
-    """Takes records one by one, and at the end what is to be said of them as a whole."""
+    """Writes records one by one, and at the end the manifest."""
 
     def require_space(self, size_bytes: int) -> None:
-        """Refuse to go on where there is no room for that much.
+        """Raises an error where there is not enough free space.
 
         Raises:
-            MachineError: There is less.
+            MachineError: There is less than `size_bytes`.
         """
         ...
 
     def add(self, record: Record) -> Entry:
-        """Take a record."""
+        """Writes a record and returns its entry."""
         ...
 
-    def commit(self, **fields: Unpack[ManifestFields]) -> Manifest:
-        """Make a dump of the records taken."""
+    def commit(self, facts: RunFacts) -> Manifest:
+        """Completes the dump with the facts of the run, and returns its manifest."""
         ...
 
-    def commit_incomplete(self, error: str, **fields: Unpack[ManifestFields]) -> Path | None:
-        """Save what was taken until a run failed; returns where, None where nothing is saved."""
+    def commit_incomplete(self, error: str, facts: RunFacts) -> Path | None:
+        """Saves the records that a failed run has written so far; returns their path, or None where none is saved."""
         ...

@@ -1,10 +1,10 @@
-"""Opening a dump, whoever wrote it: one of ours, of one process or several; a foreign `.npz`, `.npy` or `.safetensors`
-file, or a folder of those.
+"""Opens dumps: those that gradscope wrote, and foreign `.npz`, `.npy`, `.safetensors` or `.eqx` files and folders.
 
-Dumps come from strangers. Nothing in one is executed, no name in one leads out of it, nothing is allocated by its word
-alone; what is not whole and consistent is refused with one line that says what is wrong where.
+`dumps_in` lists the dumps of a run that wrote one for each step.
 
-Folders of dumps: the steps of a run, each a file of its own.
+Dumps are untrusted files. The reader executes nothing in them, follows no name out of them, and allocates no memory for
+bytes that they do not have. A file that is not complete and consistent is refused, with one line that states what is
+wrong and where.
 """
 
 from __future__ import annotations
@@ -36,15 +36,18 @@ _SUFFIXES: Final = frozenset({".npy", ".npz", ".safetensors"})
 
 
 def open_dump(path: str | os.PathLike[str]) -> DumpFile:
-    """Open a dump, its structure checked before any tensor is read.
+    """Opens a dump and checks its structure. Tensors are read later, when they are accessed.
 
     Args:
-        path: A dump, the folder of a dump of several processes, a foreign file (its tensors become entries without
-            statistics; the manifest's note says so), or a folder of foreign files.
+        path: A dump, the folder of a multi-process dump, a foreign file, or a folder of foreign files. Tensors of
+            foreign files become entries without statistics, and the manifest's note states that.
+
+    Returns:
+        The opened dump, which has to be closed; it is a context manager.
 
     Raises:
-        DumpError: There is none, it is damaged, or of a kind that is refused.
-        MachineError: It cannot be read.
+        DumpError: The path does not exist, or its contents are damaged or of a kind that is refused.
+        MachineError: The path cannot be read.
     """
     path = Path(path)
     with located(str(path)), _collection_paused(), ExitStack() as opened:
@@ -59,10 +62,9 @@ def open_dump(path: str | os.PathLike[str]) -> DumpFile:
 
 @contextmanager
 def _collection_paused() -> Generator[None]:
-    """Keep the garbage collector from looking, again and again, through the many objects that opening makes.
-
-    A third of the time it took to open a dump of 10,000 tensors was the collector's.
-    """
+    """Pauses Python's garbage collector while the block runs."""
+    # Opening makes many objects at once, which the collector would traverse repeatedly: a third of the time of opening
+    # a dump of 10,000 tensors.
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -89,7 +91,7 @@ def _contents(file: InputFile) -> Contents:
 
 
 def _folder_tensors(folder: Path, opened: ExitStack) -> Iterator[ForeignTensor]:
-    """The tensors of all files below a folder: that of a `.npy` file under its path there, others under their names."""
+    """Yields the tensors of all files below a folder; the tensor of a `.npy` file is named by the file's path."""
     for path in _files_below(folder):
         name = path.relative_to(folder)
         with located(str(name)):
@@ -110,12 +112,12 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def _directory(file: InputFile) -> Directory | None:
-    """The directory of a zip file; None for another."""
+    """Returns the directory of a zip file; None for any other file."""
     return read_directory(file) if _start(file).startswith(LOCAL_SIGNATURE) else None
 
 
 def _bare_tensors(file: InputFile, name: str) -> Iterator[ForeignTensor]:
-    """The tensors of a file that is not a zip, under a name where it has none of its own."""
+    """Yields the tensors of a file that is not a zip; `name` is that of an array that has no name in the file."""
     start = _start(file)
     if start.startswith(NPY_MAGIC) and file.path.suffix == ".eqx":
         yield from array_sequence(file)
@@ -125,7 +127,7 @@ def _bare_tensors(file: InputFile, name: str) -> Iterator[ForeignTensor]:
         yield from safetensors_tensors(file)
     else:
         raise DumpError(
-            f"it is {_impression(start)}", hint="expected a dump, or an .npz, .npy, .safetensors or .eqx file"
+            f"it is {_guessed_kind(start)}", hint="expected a dump, or an .npz, .npy, .safetensors or .eqx file"
         )
 
 
@@ -133,25 +135,26 @@ def _start(file: InputFile) -> bytes:
     return file.read(0, min(file.size_bytes, len(NPY_MAGIC)))
 
 
-def _impression(start: bytes) -> str:
+def _guessed_kind(start: bytes) -> str:
     if not start:
         return "empty"
     return "a pickle, which is never read: it could run any code" if start.startswith(_PICKLE_STARTS) else "not a dump"
 
 
 def dumps_in(folder: Path) -> dict[str, Path]:
-    """The dumps that lie directly in a folder, by name without suffix, in the order of the numbers in their names.
+    """Returns the dumps directly in a folder, such as those of a run that wrote one for each step.
 
-    A dump of several processes is a folder, and one dump.
+    The folder of a multi-process dump counts as one dump.
 
     Args:
         folder: Any path.
 
     Returns:
-        The dumps; none where it is no folder, a dump itself, or one of files that gradscope did not write.
+        The paths by file name without suffix, in the order of the numbers in their names. It is empty where the path is
+        not a folder, is a multi-process dump itself, or holds no dump that gradscope wrote.
 
     Raises:
-        DumpError: A file that begins like a dump is damaged.
+        DumpError: A file that starts like a dump is damaged.
         MachineError: A file cannot be read.
     """
     if not folder.is_dir() or is_process_folder(folder):
@@ -171,5 +174,5 @@ def _is_dump(path: Path) -> bool:
 
 
 def _by_numbers(path: Path) -> list[tuple[int, str]]:
-    """`step_9` before `step_10`."""
+    """Returns a sort key that puts `step_9` before `step_10`."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", path.stem)]

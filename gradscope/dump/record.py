@@ -1,20 +1,24 @@
-"""A record: one tensor's worth of facts on its way from a capture into a dump. Nothing else crosses that bridge.
+"""Defines `Record`: one tensor, its statistics and its origin, which a capture writes into a dump.
 
-Shards: which part of a tensor a process holds, where several processes share the tensors of one run.
-
-A *shard* is a box of a *whole* tensor: where it begins along each axis, and its own shape. In a process's file it is an
-ordinary tensor, called by the whole's name and where it begins, `head/kernel@0,512`; one that is all of the whole keeps
-its name. The shards of a whole never overlap and leave nothing out, across the files of all processes.
+It also defines `Shard`, the box of a *global* tensor that one process of a run stores: a start index per axis, and a
+shape. In the process's file, a shard is an ordinary tensor, named by the global tensor and its start index, such as
+`head/kernel@0,512`. A shard that is the complete tensor keeps its name. Across the files of all processes, the shards
+of a tensor cover each element exactly once.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
+
+from gradscope.naming import IterationIndex
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 INDEX: Final = "index.json"
 
@@ -23,12 +27,12 @@ _PART: Final = re.compile(r"proc-(\d{5})-of-(\d{5})\.npz")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Which part of a tensor a record holds.
+    """The box of a global tensor that a record holds.
 
     Attributes:
-        of: The whole tensor's name.
-        whole: Its shape.
-        start: Index of the part's first element along each axis.
+        of: Name of the global tensor.
+        whole: Shape of the global tensor.
+        start: Index of the shard's first element along each axis.
     """
 
     of: str
@@ -36,33 +40,33 @@ class Shard:
     start: tuple[int, ...]
 
     def name(self, shape: tuple[int, ...]) -> str:
-        """What a part of this shape is called in the file of its process."""
+        """Returns the name of a shard of this shape in the file of its process."""
         return self.of if shape == self.whole else f"{self.of}@{','.join(map(str, self.start))}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessPlace:
-    """Which of how many processes, counted from 0."""
+class Process:
+    """A process of a distributed run: its index, counted from 0, and the number of processes."""
 
     index: int
     count: int
 
     @property
     def file_name(self) -> str:
-        """The name of its file in the dump's folder."""
+        """The name of the process's file in the dump's folder."""
         return f"proc-{self.index:05}-of-{self.count:05}.npz"
 
     @classmethod
-    def of_file(cls, name: str) -> ProcessPlace | None:
-        """The place that a file's name tells; None for one that is no process's."""
+    def of_file(cls, name: str) -> Process | None:
+        """Parses a file's name; returns None where it is not the file of a process."""
         found = _PART.fullmatch(name)
         return None if found is None else cls(index=int(found[1]), count=int(found[2]))
 
 
-#: What JSON can say. NaN and infinities are the strings "NaN", "Infinity", "-Infinity" (see `dump.jsontext`).
+#: A JSON value. NaN and infinities are the strings "NaN", "Infinity" and "-Infinity" (see `manifest.json_text`).
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
-#: What became of a site's tensor: captured, or why it is not there. `filtered` is the user's own word.
+#: The state of a site's tensor: captured, or the reason why it is absent. `filtered`: the user's options exclude it.
 Reason: TypeAlias = Literal[
     "captured",
     "filtered",
@@ -77,53 +81,71 @@ Reason: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteFacts:
-    """Where a tensor comes from.
+    """The origin of a tensor in the traced program.
 
     Attributes:
-        index: Execution index: the position of the value's definition in the forward pass. A gradient carries the
-            index of its value, so one order serves both directions.
+        index: Execution index: the position of the value's definition in the forward pass. A gradient has the index of
+            its value, so that one order applies to both directions.
         source: `file:line` in the user's code, file without its folder; None where unknown.
-        primitive: The JAX primitive that made the value; None for parameters and inputs.
-        layer: Path of the layer that hands the value on (for a parameter: that uses it); None where there is none.
+        primitive: The JAX primitive that computed the value; None for parameters and inputs.
+        layer: Path of the layer that outputs the value (for a parameter: that uses it); None where there is none.
         iteration: Index per enclosing loop, outermost first; empty outside loops.
-        operation: Whether the value is known by the operation that made it, and not as a layer's output.
-        of: Key of the value of whose gradient this is a term; None for what is no term, or of a value without a name.
-            Source, primitive and layer of a term are those of the operation that uses the value there.
+        operation: Whether the value is named by the operation that computed it, and not as a layer's output.
+        of: For a term (a summand of a gradient), the key of the value whose gradient it is part of; None where that
+            value has no name, and for other tensors. A term's source, primitive and layer are those of the operation
+            that uses the value.
     """
 
     index: int
     source: str | None = None
     primitive: str | None = None
     layer: str | None = None
-    iteration: tuple[int, ...] = ()
+    iteration: IterationIndex = ()
     operation: bool = False
     of: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """One tensor, or the reason why there is none.
+class TensorFacts:
+    """The facts about one tensor, present or absent, that a record and its entry in a manifest share.
 
     Attributes:
         family: A family of `gradscope.naming`.
         name: Layer or parameter path, unescaped.
         shape: The shape as the model computed it.
         dtype: The logical dtype's name as JAX spells it: `float32`, `bfloat16`, `int4`, `key<fry>`, `float0`.
-        array: The values in a NumPy (or ml_dtypes) array; None in a stats-only dump, for an alias, or where absent.
-        stats: The statistics columns that apply (numbers.md's names), as `TensorStats.to_json` gives them.
-        alias_of: Key of the record that carries the same value under another name; None for a value of its own.
-        absent: Why there is no tensor (`disconnected`: the loss does not depend on it); None where there is one.
-        site: Where it comes from.
-        shard: Which part it is of a tensor that several processes share; None for a tensor of its own.
+        stats: The statistics columns that apply (the names of `stats.COLUMNS`), as `TensorStats.to_json` returns them.
+        site: The tensor's origin in the traced program.
+        alias_of: Key of the record that has the same value under another name; None for a value of its own.
+        absent: The reason why there is no tensor (`disconnected`: the loss does not depend on it); None otherwise.
+        shard: The box of a global tensor that this one is, in the file of one of several processes; None otherwise.
     """
 
     family: str
     name: str
     shape: tuple[int, ...]
     dtype: str
-    array: np.ndarray | None
     stats: Mapping[str, Json]
     site: SiteFacts
     alias_of: str | None = None
     absent: Reason | None = None
     shard: Shard | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record(TensorFacts):
+    """One tensor with its values.
+
+    Attributes:
+        array: The values in a NumPy (or ml_dtypes) array; None in a stats-only dump, for an alias, or where absent.
+    """
+
+    array: np.ndarray | None
+
+
+Base = TypeVar("Base", bound="DataclassInstance")
+
+
+def fields_of(base: type[Base], value: Base) -> dict[str, Any]:
+    """Returns a value's fields of a base class, as keyword arguments for another subclass of it."""
+    return {field.name: getattr(value, field.name) for field in fields(base)}

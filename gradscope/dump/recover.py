@@ -1,7 +1,8 @@
-"""Saving the finished tensors of a dump that was never finished: a `.partial` of a killed run, or a dump cut short.
+"""Recovers the complete tensors of an unfinished dump: the `.partial` of a killed run, or a truncated file.
 
-Each member describes itself, so no directory is needed: the file is walked from its start, header by header, up to the
-first member that is not whole. Statistics, layers and provenance stood in the manifest and are lost.
+The local header of each member describes it, so the zip directory is not needed. The file is read from its start,
+member by member, up to the first one that is not complete. Statistics, layers and provenance were in the manifest and
+are lost.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from gradscope.arrays.dtypes import is_key
-from gradscope.dump.manifest.manifest import MEMBER
+from gradscope.dump.manifest.manifest import MEMBER, RunFacts
 from gradscope.dump.record import Record, SiteFacts
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.member_facts import logical_dtype, stored_as
@@ -32,13 +33,13 @@ from gradscope.naming import key_of, split_key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What was saved.
+    """A summary of a recovered dump.
 
     Attributes:
         path: The new dump.
         tensors: Number of tensors in it.
-        size_bytes: Bytes of those.
-        lost_bytes: Bytes of the old file behind the last whole tensor.
+        size_bytes: Bytes of those tensors.
+        lost_bytes: Bytes of the old file behind the last complete tensor.
     """
 
     path: Path
@@ -49,7 +50,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Finished:
-    """A whole member: its tensor's record, and the file offset behind it."""
+    """A complete member: the record of its tensor, and the file offset behind it."""
 
     record: Record
     size_bytes: int
@@ -57,24 +58,27 @@ class _Finished:
 
 
 def recover(source: str | os.PathLike[str], out: str | os.PathLike[str], *, force: bool = False) -> Recovery:
-    """Write the finished tensors of an unfinished dump into a new one, which says that it is not complete.
+    """Writes the complete tensors of an unfinished dump into a new one, whose manifest has `complete=False`.
 
-    Memory is bounded by the largest tensor. The unfinished dump stays as it is.
+    Memory is bounded by the largest tensor. The unfinished dump is not changed.
 
     Args:
         source: The unfinished dump.
-        out: Where the new one goes.
-        force: Whether a file that exists there may be replaced.
+        out: The path of the new dump.
+        force: Whether an existing file at `out` may be replaced.
+
+    Returns:
+        A summary of the new dump.
 
     Raises:
-        UsageError: The new dump cannot be written there.
-        DumpError: No tensor in the old one is finished, or it is still being written.
+        UsageError: The new dump cannot be written to `out`.
+        DumpError: The unfinished dump has no complete tensor, or is still being written.
         MachineError: Reading or writing failed.
     """
     source, out = Path(source), Path(out)
     tensors = size_bytes = end = 0
     with located(str(source)), InputFile(source) as file:
-        # The lock keeps the new dump's writer from sweeping the old file away, should they have the same target.
+        # If both have the same target, the lock keeps the new dump's writer from removing the old file as a dead one.
         if not lock(file.fileno()):
             raise DumpError("it is still being written", hint="wait for the process that writes it to end")
         with DumpWriter(out, force=force) as writer:
@@ -83,13 +87,13 @@ def recover(source: str | os.PathLike[str], out: str | os.PathLike[str], *, forc
                 writer.add(finished.record)
                 tensors, size_bytes, end = tensors + 1, size_bytes + finished.size_bytes, finished.end
             if not tensors:
-                raise DumpError("no tensor in it is whole")
-            writer.commit(complete=False, note=f"recovered from {source.name}")
+                raise DumpError("no tensor in it is complete")
+            writer.commit(RunFacts(complete=False, note=f"recovered from {source.name}"))
     return Recovery(path=out, tensors=tensors, size_bytes=size_bytes, lost_bytes=file.size_bytes - end)
 
 
 def _finished_members(file: InputFile) -> Iterator[_Finished]:
-    """The whole members from the start of a file on."""
+    """Yields the complete members of a file, from its start on."""
     keys: set[str] = set()
     position = 0
     while True:
@@ -109,7 +113,7 @@ def _read_member(file: InputFile, position: int, number: int) -> _Finished:
     header = read_local_header(file, position)
     end = header.data_offset + header.size_bytes
     if header.name == MEMBER.encode() or header.method != STORED or end > file.size_bytes:
-        raise DumpError("it is not the member of a tensor, or not whole")
+        raise DumpError("it is not the member of a tensor, or not complete")
     tensor = _tensor(file, header)
     array = tensor.array()
     family, name = split_key(_key(header.name))

@@ -1,4 +1,4 @@
-"""Reading a dump from the first byte to the last, every CRC compared."""
+"""Verifies a dump: reads every byte of it and compares every CRC-32."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gradscope.naming import key_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What a sound dump was found to hold.
+    """The contents of a dump that was found to be undamaged.
 
     Attributes:
         path: The dump.
         entries: Number of entries.
-        tensors: Number of tensors, all of them read.
+        tensors: Number of tensors, all of which were read.
         size_bytes: Bytes of the tensors.
-        complete: Whether the run that wrote it ended well.
+        complete: Whether the run that wrote it succeeded.
         note: The manifest's note.
     """
 
@@ -32,26 +32,29 @@ class Verification:
 
 
 def verify(path: str | os.PathLike[str]) -> Verification:
-    """Read everything in a dump; memory is bounded by a chunk.
+    """Reads everything in a dump and checks it; memory is bounded by a chunk.
 
     Args:
         path: As for `open_dump`.
 
+    Returns:
+        A summary of the dump's contents.
+
     Raises:
-        DumpError: Something in it is damaged; the first such thing is named.
-        MachineError: It cannot be read.
+        DumpError: The dump is damaged; the message names the first damaged tensor.
+        MachineError: The dump cannot be read.
     """
     with open_dump(path) as dump:
         manifest = dump.manifest
-        places = [entry.stored for entry in manifest.entries if entry.stored is not None]
+        stored = [entry.stored for entry in manifest.entries if entry.stored is not None]
         for entry in manifest.entries:
             if entry.stored is not None:
                 dump.check(key_of(entry.family, entry.name))
     return Verification(
         path=Path(path),
         entries=len(manifest.entries),
-        tensors=len(places),
-        size_bytes=sum(place.size_bytes for place in places),
+        tensors=len(stored),
+        size_bytes=sum(each.size_bytes for each in stored),
         complete=manifest.complete,
         note=manifest.note,
     )

@@ -1,27 +1,28 @@
-"""Writing a dump, one record at a time: the old file stays whole until the new one is, whatever happens in between.
+"""Writes a dump, one record at a time. An old file at the path stays intact until the new one is complete.
 
     with DumpWriter(path, force=True) as writer:
         for record in records:
             writer.add(record)
-        writer.commit(loss=loss)
+        writer.commit(RunFacts(loss=loss))
 
-Leaving the block without `commit` leaves no trace. Memory is bounded by a chunk, not by a tensor.
+Leaving the block without `commit` removes everything that was written. Memory is bounded by a chunk, not by a tensor.
+The crash-safe part is in `storage/partial_file.py`.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import as_numpy_dtype, dtype_name, is_key, stored_dtype
-from gradscope.dump.interfaces import ManifestFields
 from gradscope.dump.manifest.codec import manifest_to_text
-from gradscope.dump.manifest.manifest import MEMBER, Entry, Manifest, Stored
+from gradscope.dump.manifest.manifest import MEMBER, Entry, Manifest, RunFacts, Stored
 from gradscope.dump.record import Record
 from gradscope.dump.storage.member_facts import member_facts
 from gradscope.dump.storage.npy_header import AXES_LIMIT, npy_header
@@ -34,15 +35,15 @@ from gradscope.naming import key_of, printable, split_key
 
 
 class DumpWriter:
-    """Writes one dump.
+    """Writes one dump. It has to be used as a context manager.
 
     Args:
-        path: Where to; a symbolic link is followed.
-        force: Whether a file that exists there may be replaced.
+        path: The file to write; a symbolic link is followed.
+        force: Whether an existing file may be replaced.
 
     Raises:
         UsageError: The path cannot be used, or a file exists there.
-        MachineError: Its folder is read-only.
+        MachineError: The folder is read-only.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -66,27 +67,27 @@ class DumpWriter:
         self._leave()
 
     def require_space(self, size_bytes: int) -> None:
-        """Refuse to go on where the disk has no room for what the dump will take.
+        """Raises an error where the disk has less free space than the dump will take.
 
         Args:
-            size_bytes: How much that is, as far as it is known.
+            size_bytes: The predicted size of the dump.
 
         Raises:
-            MachineError: The disk has less.
+            MachineError: The disk has less free space.
         """
         require_space(self._target, size_bytes)
 
     def add(self, record: Record) -> Entry:
-        """Write a record.
+        """Writes a record.
 
         Args:
-            record: Its name and family together not used before.
+            record: A record whose family and name together are not in the dump yet.
 
         Returns:
-            The record as the dump remembers it.
+            The record's entry in the manifest.
 
         Raises:
-            UsageError: It cannot be stored under that name or with that dtype, or the name is taken.
+            UsageError: The record cannot be stored under its name or with its dtype, or its name is already in use.
             MachineError: The disk is full or fails.
         """
         key = key_of(record.family, record.name)
@@ -95,48 +96,47 @@ class DumpWriter:
         if split_key(key) != (record.family, record.name) or not record.name:
             raise UsageError(f"{printable(key)!r} is not the key of a tensor: it has no known family, or no name")
         if record.alias_of is not None and not self._is_original(record.alias_of):
-            raise UsageError(f"{printable(key)} is said to be {printable(record.alias_of)}, which is not in the dump")
+            raise UsageError(f"{printable(key)} is an alias of {printable(record.alias_of)}, which is not in the dump")
         stored = None if record.array is None else self._store(key, record, record.array)
         self._entries[key] = Entry.of(record, stored)
         return self._entries[key]
 
-    def commit(self, **fields: Unpack[ManifestFields]) -> Manifest:
-        """Make the dump whole and put it in its place; when this returns it is on the disk.
+    def commit(self, facts: RunFacts) -> Manifest:
+        """Writes the manifest and moves the dump to its path; on return, it is synced to disk.
 
         Args:
-            **fields: What to say about the dump as a whole.
+            facts: The facts of the run.
 
         Returns:
             The manifest.
 
         Raises:
-            MachineError: The disk is full or fails; what was at the path is still there.
+            MachineError: The disk is full or fails; an old file at the path is unchanged.
         """
-        manifest = Manifest(entries=tuple(self._entries.values()), **fields)
+        manifest = Manifest.of(self._entries.values(), facts)
         self._publish(manifest, self._target)
         return manifest
 
-    def commit_incomplete(self, error: str, **fields: Unpack[ManifestFields]) -> Path:
-        """Save what a failed run had captured, beside the path and never under it.
+    def commit_incomplete(self, error: str, facts: RunFacts) -> Path:
+        """Writes what a failed run had captured into a file next to the path.
 
         Args:
-            error: What cut the run short; the manifest's note.
-            **fields: What to say about the dump as a whole.
+            error: The error that ended the run; it becomes the manifest's note.
+            facts: The facts of the run.
 
         Returns:
-            Where it is: NAME.incomplete.npz, replaced if there was one.
+            The path, NAME.incomplete.npz; an existing file there is replaced.
 
         Raises:
             MachineError: The disk is full or fails.
         """
-        fields.update(complete=False, note=error)
-        manifest = Manifest(entries=tuple(self._entries.values()), **fields)
+        manifest = Manifest.of(self._entries.values(), replace(facts, complete=False, note=error))
         target = incomplete_target(self._target)
         self._publish(manifest, target)
         return target
 
     def discard(self) -> None:
-        """Remove what has been written, unless it is committed; at any time, from any thread, more than once."""
+        """Removes an uncommitted dump. It may be called at any time, from any thread, repeatedly."""
         self._file.discard()
 
     def _is_original(self, key: str) -> bool:
@@ -147,7 +147,7 @@ class DumpWriter:
         dtype = stored_dtype(record.dtype)
         header = npy_header(dtype, array.shape)
         member = member_name(key)
-        placed = self._zip.add(
+        written = self._zip.add(
             member,
             Payload(head=header, array=array),
             len(header) + array.size * dtype.itemsize,
@@ -156,8 +156,8 @@ class DumpWriter:
         return Stored(
             member=member,
             dtype=dtype.str,
-            crc32=placed.crc32,
-            offset=placed.offset + len(header),
+            crc32=written.crc32,
+            offset=written.offset + len(header),
             size_bytes=array.size * dtype.itemsize,
         )
 
@@ -172,11 +172,11 @@ class DumpWriter:
 
 
 def _require_agreement(key: str, record: Record, array: Array) -> None:
-    """Refuse an array that is not what its record says."""
+    """Raises an error where an array does not have its record's shape and dtype."""
     shape = array.shape[:-1] if is_key(record.dtype) else array.shape
     if array.ndim > AXES_LIMIT:
         raise UsageError(f"{printable(key)} has {array.ndim} axes, more than {AXES_LIMIT}")
     if shape != record.shape:
-        raise UsageError(f"{printable(key)} is said to have shape {record.shape}, its array has {array.shape}")
+        raise UsageError(f"{printable(key)} is declared with shape {record.shape}, its array has {array.shape}")
     if dtype_name(array.dtype) != dtype_name(as_numpy_dtype(record.dtype)):
-        raise UsageError(f"{printable(key)} is said to have dtype {record.dtype}, its array has {array.dtype}")
+        raise UsageError(f"{printable(key)} is declared with dtype {record.dtype}, its array has {array.dtype}")

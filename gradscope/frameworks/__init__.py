@@ -1,23 +1,24 @@
-"""Frameworks: foreign libraries' modules as the three functions that gradscope calls a model, one file per library.
+"""Frameworks adapt modules of foreign libraries to the three functions that gradscope calls a model.
 
 Vocabulary:
 
 - A *module* is a framework's network: a Flax Linen or NNX module, an Equinox module, a Haiku function, a Keras model.
-- An *adapter* knows one framework's ways: which variables a module has, how it is called, how its layers are named.
-- A *spec* describes an input that nobody has yet: `tokens=int32[8,128]:0..30522`.
-- An *own format* is a kind of checkpoint that only a framework and a module of the user's together make sense of.
-- A *request* is what the user says about a module that a file of plain functions would say itself: its inputs, its
-  loss, whether it trains.
+- An *adapter* handles one framework: which variables a module has, how it is called, how its layers are named.
 
-An adapter puts nothing into the numbers. Linen, Haiku and Keras open scopes themselves; NNX and Equinox do not, so
-their adapters open them around each module's call, by the attribute path a user knows it by. They do it to a copy, for
-as long as the trace lasts.
+The parts, in the order in which a module becomes a model:
 
-No framework is imported before the user's own code has: an adapter is asked only where its library is loaded already.
+- `detect` finds the adapter of an object. An adapter is used only where the user's code has imported its library.
+- `linen`, `nnx`, `equinox`, `haiku`, `keras` and `transformers` are the adapters.
+- `modules` is shared by all adapters: inputs (`--input`), calls, losses, and the model itself.
+- `functions_of_modules` handles a file's own functions whose `init` returns a module.
+- `extras` names the optional dependency to install for a missing package.
+- `torch` writes a dump of a PyTorch module by itself, without JAX. It is above the writer and the statistics; nothing
+  in the package imports it.
 
-Why modules become functions (2026-11): everything behind this room sees one kind of model. A framework's module differs
+An adapter does not change the numbers. Linen, Haiku and Keras open scopes themselves. NNX and Equinox do not, so their
+adapters open them around each module's call, by the attribute path under which a user knows it. They do it to a copy,
+for as long as the trace lasts.
+
+Why modules become functions (2026-11): all packages above this one see one kind of model. A framework's module differs
 from a file of functions only in who wrote `init`, `batch` and `loss`.
-
-`torch` stands apart: it writes a dump by itself, without JAX, and so is above what writes and measures; nothing in the
-package imports it.
 """

@@ -1,4 +1,4 @@
-"""Detection: which framework an object belongs to, asked only of frameworks that the user's code has imported."""
+"""Detection finds the framework of an object, among those that the user's code has imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from gradscope.frameworks.modules.adapter import Adapter, Variables
 from gradscope.frameworks.modules.own_format import OwnFormat
 
-#: The module of a framework that defines its modules, and ours that adapts them.
+#: The foreign module that defines a framework's modules, and our module that adapts them.
 _ADAPTERS: Final = (
     ("flax.linen", "linen"),
     ("flax.nnx", "nnx"),
@@ -22,54 +22,57 @@ _ADAPTERS: Final = (
     ("transformers.modeling_flax_utils", "transformers"),
 )
 
-#: Those whose modules carry their variables.
+#: The frameworks whose modules carry their variables.
 _CARRIERS: Final = ("flax.nnx", "equinox")
 
 
-#: Those that have formats of checkpoints of their own.
+#: The frameworks that have their own formats of checkpoints.
 _SAVERS: Final = ("equinox", "keras")
 
 
-class Parts(Protocol):
-    """A module that carries its variables, without their values."""
+class ModuleStructure(Protocol):
+    """A `ModuleStructure` is a module that carries its variables, without their values."""
 
     def calling(self, values: Variables, function: Callable[[Any], Any]) -> tuple[Any, Variables]:
-        """What a function of the module with these values returns, and the collections that it updated."""
+        """Return the result of a function of the module with these values, and the collections that it updated."""
         ...
 
 
 def adapter_of(found: Any, *, train: bool) -> Adapter | None:
-    """The adapter of a framework's module; None for an object that is none.
+    """Return the adapter of a framework's module; None for another object.
 
     Args:
         found: Any object.
-        train: Whether the module is to run as in training.
+        train: Whether the module runs in training mode.
     """
     return next(filter(None, (adapters.adapt(found, train=train) for adapters in _loaded())), None)
 
 
 def builder_of(found: Any, *, seed: int) -> Callable[..., Any] | None:
-    """What builds a module of a framework's class, or of a function that wants random keys; None for anything else.
+    """Return a function that builds a module of a framework's class, or calls a function with random keys.
 
     Args:
         found: Any object.
-        seed: Seeds what the module draws when it is built.
+        seed: Seeds the random numbers with which the module is built.
+
+    Returns:
+        The function; None for any other object.
     """
     return next(filter(None, (adapters.builder(found, seed=seed) for adapters in _loaded())), None)
 
 
-def lifted(found: Any) -> tuple[Parts, Variables] | None:
-    """A module that carries its variables, taken apart; None for anything else."""
-    return next(filter(None, (adapters.lift(found) for adapters in _loaded(_CARRIERS))), None)
+def split_variables(found: Any) -> tuple[ModuleStructure, Variables] | None:
+    """Return the structure and the variables of a module that carries its variables; None for another object."""
+    return next(filter(None, (adapters.split_variables(found) for adapters in _loaded(_CARRIERS))), None)
 
 
 def own_format_of(found: Any, checkpoint: Path) -> OwnFormat | None:
-    """How a module reads a checkpoint of its framework's own format; None for any other file or object."""
+    """Return the reader of a checkpoint in the module's own format; None for another file or object."""
     return next(filter(None, (adapters.own_format(found, checkpoint) for adapters in _loaded(_SAVERS))), None)
 
 
-def may_be_lifted() -> bool:
-    """Whether the user's code has imported a framework whose modules carry their variables."""
+def may_carry_variables() -> bool:
+    """Return whether the user's code has imported a framework whose modules carry their variables."""
     return any(library in sys.modules for library in _CARRIERS)
 
 

@@ -1,4 +1,7 @@
-"""Extras: which optional dependency of gradscope brings a package that a model misses. Imports nothing itself."""
+"""Extras are the optional dependencies of gradscope that install a package which a model needs.
+
+Imports nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ _EXTRAS: Final = {"flax": "flax", "equinox": "equinox", "haiku": "haiku", "keras
 
 
 def install_hint(module: str | None) -> str | None:
-    """What to do about a module that is missing; None where gradscope has no extra for it.
+    """Return a hint how to install a missing module; None where gradscope has no extra for it.
 
     Args:
         module: Its dotted name, as a `ModuleNotFoundError` has it.

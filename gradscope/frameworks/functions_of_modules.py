@@ -1,7 +1,7 @@
-"""Lifting: a file's own functions whose `init` returns an NNX or Equinox module, and whose `loss` takes it back.
+"""Functions of modules are a file's own `init`, which returns an NNX or Equinox module, and `loss`, which takes it.
 
-What passes between them for everybody else is the module's arrays; the module is put together again, its parts named,
-for the length of a call of `loss`. What `loss` changes in an NNX module is reported beside its own auxiliary outputs.
+gradscope passes the module's arrays between the two. For each call of `loss` the module is built again from them, with
+names for its inner modules. Changes that `loss` makes to an NNX module are returned with its auxiliary outputs.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gradscope.frameworks.detect import Parts, lifted
+from gradscope.frameworks.detect import ModuleStructure, split_variables
 from gradscope.frameworks.modules.outputs import updated_leaves
 
 
-class LiftedFunctions:
-    """`init` and `loss` of a model between which a pytree of arrays passes, whatever they pass themselves.
+class FunctionsOfModules:
+    """`FunctionsOfModules` wrap `init` and `loss` of a model so that a pytree of arrays passes between them.
 
     Args:
         init: `init(key)`, the user's own.
@@ -24,22 +24,22 @@ class LiftedFunctions:
     def __init__(self, init: Callable[[Any], Any], loss: Callable[[Any, Any], Any]) -> None:
         self._init = init
         self._loss = loss
-        self._parts: Parts | None = None
+        self._structure: ModuleStructure | None = None
 
     def init(self, key: Any) -> Any:
-        """What `init` returns, or the arrays of the module that it returns."""
+        """Return what the user's `init` returns, or the arrays of the module that it returns."""
         made = self._init(key)
-        taken = lifted(made)
-        if taken is None:
+        separated = split_variables(made)
+        if separated is None:
             return made
-        self._parts, variables = taken
+        self._structure, variables = separated
         return variables
 
     def loss(self, variables: Any, batch: Any) -> Any:
-        """What `loss` returns, with the collections that it updated."""
-        if self._parts is None:
+        """Return what the user's `loss` returns, with the collections that it updated."""
+        if self._structure is None:
             return self._loss(variables, batch)
-        returned, collections = self._parts.calling(variables, lambda module: self._loss(module, batch))
+        returned, collections = self._structure.calling(variables, lambda module: self._loss(module, batch))
         updated = updated_leaves(collections, variables)
         return returned if not updated else _with_updates(returned, updated)
 

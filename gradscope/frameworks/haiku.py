@@ -1,7 +1,8 @@
-"""Haiku: functions that make modules as they run, transformed into a pair of `init` and `apply`.
+"""The adapter of Haiku: functions that create modules as they run, transformed into a pair of `init` and `apply`.
 
-A target may name what `hk.transform` or `hk.transform_with_state` returned, a class of modules, called or not, which is
-made inside the transformation where Haiku wants it, or a function of a file that imports Haiku, not yet transformed.
+A target may name the result of `hk.transform` or `hk.transform_with_state`; a class of modules, called or not, which is
+built inside the transformation, as Haiku requires; or a function of a file that imports Haiku, not yet transformed.
+
 Scopes are Haiku's own; parameters are named as in Haiku's dictionaries, `mlp/~/linear_0/w`.
 """
 
@@ -27,37 +28,37 @@ _KEY: Final = "key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HaikuAdapter:
-    """A transformed function."""
+    """A `HaikuAdapter` adapts a transformed function."""
 
     net: hk.TransformedWithState
     module: str
     framework: str = "Haiku"
     supplied: Collection[str] = ()
-    held: bool = False
+    initialised: bool = False
     inputs: tuple[InputSpec, ...] = ()
 
     @property
     def signature(self) -> inspect.Signature:
-        """That of the function; `init` has the key before it."""
+        """The signature of the function; `init` has the key before it."""
         return method_signature(self.net.init)
 
     def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:
-        """Parameters, state, and the key of an application."""
+        """Return parameters, state, and the key of an application."""
         positional, keyword = call.arguments(inputs)
         init_key, apply_key = jax.random.split(key)
         params, state = self.net.init(init_key, *positional, **keyword)
         return {PARAMS: params, RNGS: {_KEY: apply_key}} | ({_STATE: state} if state else {})
 
     def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
-        """Outputs and updated state."""
+        """Return outputs and updated state."""
         positional, keyword = call.arguments(inputs)
         state, key = variables.get(_STATE, {}), variables[RNGS][_KEY]
         outputs, updated = self.net.apply(variables[PARAMS], state, key, *positional, **keyword)
         return outputs, {_STATE: updated}
 
 
-def adapt(found: Any, *, train: bool) -> HaikuAdapter | None:  # noqa: ARG001 - a Haiku function is told when called
-    """The adapter of a transformed function, or of one that is to be transformed; None for anything else."""
+def adapt(found: Any, *, train: bool) -> HaikuAdapter | None:  # noqa: ARG001 - a Haiku function receives the mode when it is called
+    """Return the adapter of a transformed function, or of one that can be transformed; None for another object."""
     match found:
         case HaikuAdapter():
             return found
@@ -71,8 +72,8 @@ def adapt(found: Any, *, train: bool) -> HaikuAdapter | None:  # noqa: ARG001 - 
             return None
 
 
-def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:  # noqa: ARG001 - building draws nothing
-    """What takes the arguments of a class of modules, to make one when it is run; None for anything else."""
+def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:  # noqa: ARG001 - building uses no random numbers
+    """Return a function of the arguments of a class of modules, which are built when it runs; None for others."""
     if not (isinstance(found, type) and issubclass(found, hk.Module)):
         return None
 
@@ -89,5 +90,5 @@ def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:  # noqa: ARG
 
 
 def _declare(function: Any, signature: inspect.Signature) -> None:
-    """Have a function that passes its arguments on show the signature of what takes them."""
+    """Give a function that passes its arguments on the signature of the function that receives them."""
     function.__signature__ = signature

@@ -1,11 +1,11 @@
-"""Flax NNX: modules that carry their variables, and open no scopes.
+"""The adapter of Flax NNX: modules that carry their variables, and open no scopes.
 
-The trace runs a merged copy of the user's module. Each module of the copy carries its attribute path as a plain string,
+The trace runs a merged copy of the user's module. Each module of the copy has its attribute path as a plain string,
 which is static metadata: it survives the splitting and merging inside `nnx.jit`, `nnx.scan` and `nnx.remat`, where a
-map from a module's identity would lose everything. For as long as the trace lasts, `__call__` of each class involved
-opens the scope that the string names.
+map from a module's identity would not. For as long as the trace lasts, `__call__` of each of these classes opens the
+scope that the string names.
 
-Sharp edge: methods other than `__call__` open no scope; what they compute belongs to the module that calls them.
+Sharp edge: methods other than `__call__` open no scope; their operations belong to the module that calls them.
 """
 
 from __future__ import annotations
@@ -24,95 +24,98 @@ from gradscope.frameworks.modules.calling import CallShape, parameters_to_build
 from gradscope.frameworks.modules.input_spec import InputSpec
 from gradscope.frameworks.modules.module_scopes import module_scope
 
-#: The attribute that carries a module's path. A bridge to Linen takes every attribute for a collection of variables but
-#: those that begin so.
+#: The attribute with a module's path. NNX's wrapper of Linen modules takes every attribute for a collection of
+#: variables unless it begins with `to_nnx__`.
 _PATH: Final = "to_nnx__gradscope_path"
 
-#: Which collection holds variables of a type; the first that fits. Others are called after their type.
+#: The collection of variables of a type; the first that fits. Other collections have the name of the type.
 _COLLECTIONS: Final = ((nnx.Param, PARAMS), (nnx.BatchStat, "batch_stats"), (nnx.RngState, RNGS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NnxParts:
-    """An NNX module without its values.
+class NnxStructure:
+    """An `NnxStructure` is an NNX module without its values.
 
     Attributes:
         graph: Its graph definition.
-        variables: Its variables by path, with nothing in them.
+        variables: Its variables by path, without values.
     """
 
     graph: Any
     variables: Sequence[tuple[Any, Any]]
 
     def calling(self, values: Variables, function: Callable[[Any], Any]) -> tuple[Any, Variables]:
-        """What a function of the module returns, and the collections that it updated.
+        """Return the result of a function of the module with these values, and the collections that it updated.
 
         Args:
             values: The module's variables by collection.
-            function: Takes the module, whose parts open their scopes for the length of this call.
+            function: Takes the module, whose inner modules open their scopes for the duration of this call.
+
+        Returns:
+            The result and the updated collections.
         """
         filled = [(path, each.replace(values[_collection(each)][_name(path)])) for path, each in self.variables]
         copy = nnx.merge(self.graph, nnx.from_flat_state(filled))
         with _named_calls(copy):
             returned = function(copy)
         updated = _collections(nnx.to_flat_state(nnx.state(copy)))
-        # Where the random streams have got to is no news.
+        # The counters of random streams are not an update that a user wants to see.
         return returned, {name: each for name, each in updated.items() if name not in (PARAMS, RNGS)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NnxAdapter(CalledObject):
-    """An NNX module, with the variables it holds."""
+    """An `NnxAdapter` adapts an NNX module, with its variables."""
 
     net: nnx.Module
-    parts: NnxParts
+    structure: NnxStructure
     variables: Variables
     framework: str = "Flax NNX"
     supplied: Collection[str] = ()
-    held: bool = True
+    initialised: bool = True
     inputs: tuple[InputSpec, ...] = ()
 
-    def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:  # noqa: ARG002 - they are held
-        """The variables that the module holds, by collection and attribute path."""
+    def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:  # noqa: ARG002 - they exist already
+        """Return the module's variables, by collection and attribute path."""
         return self.variables
 
     def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
-        """Outputs and updated collections."""
+        """Return outputs and updated collections."""
         positional, keyword = call.arguments(inputs)
-        return self.parts.calling(variables, lambda net: net(*positional, **keyword))
+        return self.structure.calling(variables, lambda net: net(*positional, **keyword))
 
 
 def adapt(found: Any, *, train: bool) -> NnxAdapter | None:
-    """The adapter of an NNX module; None for anything else."""
+    """Return the adapter of an NNX module; None for another object."""
     if not isinstance(found, nnx.Module):
         return None
     copy = nnx.clone(found)
     (copy.train if train else copy.eval)()
-    parts, variables = _split(copy)
-    return NnxAdapter(net=found, parts=parts, variables=variables)
+    structure, variables = _split(copy)
+    return NnxAdapter(net=found, structure=structure, variables=variables)
 
 
 def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:
-    """A class or function that takes `rngs`, with streams of the seed; any other class of NNX modules itself."""
+    """Return a class or function that takes `rngs`, with the seed's streams, or another class of NNX modules itself."""
     if "rngs" in parameters_to_build(found):
         return functools.partial(found, rngs=nnx.Rngs(seed))
     return found if isinstance(found, type) and issubclass(found, nnx.Module) else None
 
 
-def lift(found: Any) -> tuple[NnxParts, Variables] | None:
-    """The parts of an NNX module and its variables by collection; None for anything else."""
+def split_variables(found: Any) -> tuple[NnxStructure, Variables] | None:
+    """Return the structure of an NNX module and its variables by collection; None for another object."""
     return _split(found) if isinstance(found, nnx.Module) else None
 
 
-def _split(net: nnx.Module) -> tuple[NnxParts, Variables]:
+def _split(net: nnx.Module) -> tuple[NnxStructure, Variables]:
     graph, state = nnx.split(net)
     flat = nnx.to_flat_state(state)
-    parts = NnxParts(graph=graph, variables=[(path, variable.replace(0)) for path, variable in flat])
-    return parts, _collections(flat)
+    structure = NnxStructure(graph=graph, variables=[(path, variable.replace(0)) for path, variable in flat])
+    return structure, _collections(flat)
 
 
 def _collections(state: Iterable[tuple[Any, Any]]) -> dict[str, dict[str, Any]]:
-    """The values of variables by collection and attribute path."""
+    """Return the values of variables by collection and attribute path."""
     found: dict[str, dict[str, Any]] = {}
     for path, variable in state:
         found.setdefault(_collection(variable), {})[_name(path)] = variable.get_value()
@@ -131,10 +134,10 @@ def _name(path: Iterable[Any]) -> str:
 
 @contextmanager
 def _named_calls(net: nnx.Module) -> Generator[None]:
-    """Have each module inside `net` open its scope when it is called; its classes are as before afterwards.
+    """Make each module inside `net` open its scope when it is called; its classes are restored afterwards.
 
     Args:
-        net: A copy that nobody else sees.
+        net: A copy that no other code uses.
     """
     callables = [(path, module) for path, module in nnx.iter_modules(net) if _call_of(type(module)) is not None]
     for path, module in callables:
@@ -145,11 +148,13 @@ def _named_calls(net: nnx.Module) -> Generator[None]:
 
 @contextmanager
 def _opening_scopes(classes: Collection[type]) -> Generator[None]:
-    wrapped = {cls: _opening(_call_of(cls)) for cls in classes}  # all looked up before any is set: they inherit
+    wrapped = {
+        cls: _opening(_call_of(cls)) for cls in classes
+    }  # all are looked up before any is set, because classes inherit them
     own = {cls: vars(cls)["__call__"] for cls in classes if "__call__" in vars(cls)}
     try:
         for cls, call in wrapped.items():
-            setattr(cls, "__call__", call)  # noqa: B010 - no type knows that it may be set
+            setattr(cls, "__call__", call)  # noqa: B010 - the type checker does not allow setting it
         yield
     finally:
         for cls in classes:
@@ -160,14 +165,14 @@ def _opening_scopes(classes: Collection[type]) -> Generator[None]:
 
 
 def _call_of(cls: type) -> Any:
-    """What a class or its bases define as `__call__`, unbound; None where its instances cannot be called."""
+    """Return the `__call__` of a class or its bases, unbound; None where its instances cannot be called."""
     return next((vars(base)["__call__"] for base in cls.__mro__ if "__call__" in vars(base)), None)
 
 
 def _opening(call: Any) -> Callable[..., Any]:
     @functools.wraps(call)
     def opened(self: Any, *args: Any, **kwargs: Any) -> Any:
-        bound = call.__get__(self, type(self))  # a function, or what `nnx.jit` made of one
+        bound = call.__get__(self, type(self))  # a function, or one wrapped by `nnx.jit`
         path = getattr(self, _PATH, None)
         if path is None:  # made during the call, or not part of the model
             return bound(*args, **kwargs)

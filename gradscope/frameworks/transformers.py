@@ -1,8 +1,8 @@
-"""Flax models of transformers (before 5.0): a Linen module together with its parameters, pretrained ones perhaps.
+"""The adapter of Flax models of transformers (before 5.0): a Linen module with its parameters, often pretrained ones.
 
 A target names an instance, `bert = FlaxBertModel.from_pretrained(FOLDER)` in a file of the user's. Such a model fills
-inputs that are left out itself, masks and positions, so that only the tokens need be described. Its bare Linen module,
-`bert.module`, is a target like any other, and wants them all.
+in missing inputs itself, masks and positions, so that only the tokens need a description. Its bare Linen module,
+`bert.module`, is a target like any other, and needs all of them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from gradscope.frameworks.modules.adapter import PARAMS, RNGS, CalledObject, Var
 from gradscope.frameworks.modules.calling import CallShape
 from gradscope.frameworks.modules.input_spec import InputSpec
 
-#: What it calls its parameters and the key of its dropout.
+#: The names of its parameters and of the key of its dropout.
 _PARAMS: Final = "params"
 _DROPOUT: Final = "dropout_rng"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersAdapter(CalledObject):
-    """A Flax model of transformers."""
+    """A `TransformersAdapter` adapts a Flax model of transformers."""
 
     net: Any
     framework: str = "transformers"
-    held: bool = True
+    initialised: bool = True
     inputs: tuple[InputSpec, ...] = ()
 
     @property
@@ -37,13 +37,13 @@ class TransformersAdapter(CalledObject):
         """Its parameters, and the key of its dropout."""
         return self.signature.parameters.keys() & {_PARAMS, _DROPOUT}
 
-    def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:  # noqa: ARG002 - they are held
-        """The parameters that the model holds, other collections where it has them, and a key."""
-        held = self.net.params if self._has_collections else {PARAMS: self.net.params}
-        return {**held, RNGS: {_DROPOUT: key}} if _DROPOUT in self.supplied else held
+    def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:  # noqa: ARG002 - they exist already
+        """Return the model's parameters, other collections where it has them, and a key."""
+        collections = self.net.params if self._has_collections else {PARAMS: self.net.params}
+        return {**collections, RNGS: {_DROPOUT: key}} if _DROPOUT in self.supplied else collections
 
     def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
-        """Outputs, and the collections that training updates."""
+        """Return outputs, and the collections that training updates."""
         positional, keyword = call.arguments(inputs)
         collections = {name: each for name, each in variables.items() if name != RNGS}
         params = collections if self._has_collections else collections[PARAMS]
@@ -56,10 +56,10 @@ class TransformersAdapter(CalledObject):
         return PARAMS in self.net.params
 
 
-def adapt(found: Any, *, train: bool) -> TransformersAdapter | None:  # noqa: ARG001 - it is told when called
-    """The adapter of a Flax model of transformers; None for anything else."""
+def adapt(found: Any, *, train: bool) -> TransformersAdapter | None:  # noqa: ARG001 - it receives the mode when it is called
+    """Return the adapter of a Flax model of transformers; None for another object."""
     return TransformersAdapter(net=found) if isinstance(found, FlaxPreTrainedModel) else None
 
 
 def builder(found: Any, *, seed: int) -> None:
-    """Nothing: an instance is made in a file of the user's."""
+    """Return None: an instance is created in a file of the user's."""

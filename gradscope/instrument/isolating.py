@@ -18,6 +18,7 @@ from gradscope.instrument.observing_program import Observed, observing_program
 from gradscope.instrument.plan import Plan, Seed
 from gradscope.instrument.query.planning import has_gradient
 from gradscope.instrument.taps import whole_tensor
+from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.liveness import mark_live
 from gradscope.tracing.dataflow.reachability import mark_reach_from
 from gradscope.tracing.jaxpr.frames import Frame, ValueKey, frame_tree, resolve
@@ -37,7 +38,7 @@ class Held:
     """
 
     values: Any
-    turns: frozenset[tuple[int, ...]]
+    turns: frozenset[IterationIndex]
     cotangents: Any = None
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.instrument.taps import Observer, whole_tensor
+from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import FrameKey, Loop, ValueKey
 from gradscope.tracing.jaxpr.sharding import under_leading_axes
 from gradscope.tracing.layers.sites import Site
@@ -22,7 +23,7 @@ class Seed(NamedTuple):
     """A value that is differentiated: a site in one turn of the loops around it."""
 
     site: int
-    turn: tuple[int, ...]
+    turn: IterationIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +36,11 @@ class Term:
     """
 
     use: Use
-    of: Mapping[tuple[int, ...], str | None]
+    of: Mapping[IterationIndex, str | None]
 
 
 #: Turns of the loops around sites, by site number.
-Turns: TypeAlias = Mapping[int, frozenset[tuple[int, ...]]]
+Turns: TypeAlias = Mapping[int, frozenset[IterationIndex]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +71,9 @@ class Plan:
     observe: Observer
     terms: tuple[Term, ...] = ()
     seeds: tuple[Seed, ...] = ()
-    fed: Turns = field(default_factory=dict[int, frozenset[tuple[int, ...]]])
-    stopped: Turns = field(default_factory=dict[int, frozenset[tuple[int, ...]]])
-    severed: Turns = field(default_factory=dict[int, frozenset[tuple[int, ...]]])
+    fed: Turns = field(default_factory=dict[int, frozenset[IterationIndex]])
+    stopped: Turns = field(default_factory=dict[int, frozenset[IterationIndex]])
+    severed: Turns = field(default_factory=dict[int, frozenset[IterationIndex]])
     isolated: frozenset[int] = frozenset()
     used: Mapping[FrameKey, Collection[int]] | None = None
     outputs: tuple[bool, ...] | None = None
@@ -200,15 +201,15 @@ class Plan:
         return self._observations[value]
 
 
-def by_site(places: Iterable[tuple[int, tuple[int, ...]]]) -> Turns:
+def by_site(places: Iterable[tuple[int, IterationIndex]]) -> Turns:
     """Pairs of site number and turn, by site number."""
-    found: dict[int, frozenset[tuple[int, ...]]] = {}
+    found: dict[int, frozenset[IterationIndex]] = {}
     for number, turn in places:
         found[number] = found.get(number, frozenset()) | {turn}
     return found
 
 
-def _marked(loops: Sequence[Loop], chosen: frozenset[tuple[int, ...]]) -> np.ndarray:
+def _marked(loops: Sequence[Loop], chosen: frozenset[IterationIndex]) -> np.ndarray:
     marked = np.zeros(turns(loops), np.bool_)
     for turn in chosen:
         marked[turn] = True

@@ -1,8 +1,8 @@
-"""Names: families, layer paths, patterns over them, and how a name is shown.
+"""Names of tensors: families, layer paths, patterns that select names, and how names and numbers are printed.
 
-A tensor in a dump has a *key*, `<family>/<name>`: the family says which tensor of a site it is (its activation, its
-gradient, a parameter, ...), the name is a layer path or a parameter path. Names come from users' models and from
-strangers' files; `printable` is what stands between them and a terminal.
+A tensor in a dump has a *key*, `<family>/<name>`. The family states what the tensor is (an activation, a gradient, a
+parameter, ...); the name is a layer path or a parameter path. Names come from users' models and from untrusted files:
+`printable` makes them safe to print on a terminal.
 """
 
 from gradscope.naming.families import (
@@ -29,7 +29,7 @@ from gradscope.naming.families import (
     subject_family,
     value_family,
 )
-from gradscope.naming.paths import LayerPath
+from gradscope.naming.paths import IterationIndex, LayerPath
 from gradscope.naming.patterns import Selection
 from gradscope.naming.printable import printable
 from gradscope.naming.several import several
@@ -49,6 +49,7 @@ __all__ = [
     "TENSOR",
     "TERM",
     "UPDATE",
+    "IterationIndex",
     "LayerPath",
     "Selection",
     "example_axes",

@@ -1,10 +1,10 @@
-"""Families: which of a site's tensors a member is, and the key `<family>/<name>` that names it in a dump.
+"""Families of tensors, and the keys `<family>/<name>` that identify tensors in a dump.
 
-A *term* is the part of a value's gradient that comes back from one use of it. It is named after the operation that uses
-the value, and the number of the operand there: `block/add.0`.
+A *term* is the part of a value's gradient that comes from one use of the value. Its name is that of the operation that
+uses the value, and the number of the operand: `block/add.0`.
 
-The gradient with respect to a parameter is one of a whole batch. `example_grad` holds that of each example *alone*, a
-batch of that one example, under the parameter's name: its leading axis is the example, the others are the parameter's.
+`param_grad` is the gradient over the full batch. `example_grad` stores the gradients of each example by itself, that
+is, of a batch of this one example: its leading axis is the example, the other axes are the parameter's.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ FAMILIES: Final = (
 
 _GRADIENTS: Final = {ACTIVATION: ACTIVATION_GRAD, PARAM: PARAM_GRAD, INPUT: INPUT_GRAD}
 _VALUES: Final = {gradient: value for value, gradient in _GRADIENTS.items()}
-#: The same, and of gradients that are not those of the loss of the whole batch.
+#: The value families of all gradients, including those that are not of the loss of the full batch.
 _SUBJECTS: Final = {**_VALUES, EXAMPLE_GRAD: PARAM}
 
 
 def key_of(family: str, name: str) -> str:
-    """The key of one tensor: `activation` and `stage1/conv1` give `activation/stage1/conv1`."""
+    """Returns the key of one tensor: `activation/stage1/conv1` for `activation` and `stage1/conv1`."""
     return f"{family}/{name}"
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """The family and name of a key; a key that starts with no known family is a foreign tensor's name."""
+    """Returns the family and name of a key; a key without a known family is the name of a foreign tensor."""
     head, _, rest = key.partition("/")
     if head == SLOT_PREFIX and "/" in rest:
         slot, _, name = rest.partition("/")
@@ -69,10 +69,10 @@ def split_key(key: str) -> tuple[str, str]:
 
 
 def family_set(names: str | Iterable[str]) -> frozenset[str]:
-    """The families of some names; of a string the family of that one name.
+    """Returns names of families as a set, after a check that they exist; a string is a list of one name.
 
     Raises:
-        UsageError: There is no family of one of the names; the hint names the nearest.
+        UsageError: There is no family of one of the names; the hint has the nearest names.
     """
     families = several(names)
     for family in families:
@@ -82,25 +82,25 @@ def family_set(names: str | Iterable[str]) -> frozenset[str]:
 
 
 def gradient_family(family: str) -> str | None:
-    """The family that holds the gradients of the loss with respect to `family`; None where there is none."""
+    """Returns the family of gradients of the loss with respect to `family`; None where there is none."""
     return _GRADIENTS.get(family)
 
 
 def value_family(family: str) -> str | None:
-    """The family whose gradients `family` holds; None where it does not hold the gradients of one family."""
+    """Returns the family that `family` has the gradients of; None where it has no gradients of one family."""
     return _VALUES.get(family)
 
 
 def subject_family(family: str) -> str | None:
-    """The family with respect to which `family` holds gradients, of the batch or of each example; None for no such."""
+    """Returns the family that `family` has gradients with respect to, of the batch or per example; None otherwise."""
     return _SUBJECTS.get(family)
 
 
 def example_axes(family: str) -> int:
-    """How many leading axes of a tensor of `family` are examples, and none of what it is a gradient with respect to."""
+    """Returns the number of leading axes that are examples and not axes of the parameter: 1 for `example_grad`."""
     return int(family == EXAMPLE_GRAD)
 
 
 def is_gradient(family: str) -> bool:
-    """Whether `family` holds gradients of the loss, those of each example, or terms of such."""
+    """Returns whether `family` has gradients of the loss, per-example gradients, or terms of gradients."""
     return family in _SUBJECTS or family == TERM

@@ -1,25 +1,29 @@
-"""Layer paths: where in the model a value is made.
+"""Layer paths: the position in the model at which a value is computed.
 
-A path is the scopes from the outermost inwards, joined by `/`: `encoder/block[3]/attn`. Three marks may follow:
+A path joins the scopes by `/`, the outermost first: `encoder/block[3]/attn`. It can have three marks:
 
-- an *iteration* `[3]` on a component: the fourth turn of the loop that runs there (nested loops add up: `[3][0]`);
-- an *occurrence* `#2` at the end: the second time the same path is entered, counted in execution order;
-- an *output* `.1` at the end: the second of several values that the layer hands on.
+- an *iteration* `[3]` on a component: the fourth iteration of the loop that runs there (for nested loops `[3][0]`);
+- an *occurrence* `#2` at the end: the second call under the same path, in execution order;
+- an *output* `.1` at the end: the second of several outputs of the layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+#: The iteration of all loops around a value: one index for each loop, the outermost first; empty outside of loops.
+IterationIndex: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPath:
-    """A layer's path.
+    """LayerPath stores the path of a layer, or of one of its outputs.
 
     Attributes:
-        components: The scope names, outermost first, iterations already appended to theirs.
+        components: The scope names with their iterations, the outermost first.
         occurrence: 1 for the first call under these scopes, 2 for the second, ...
-        output: Which of several outputs; None where the layer has one.
+        output: The index of the output; None where the layer has one output.
     """
 
     components: tuple[str, ...]
@@ -32,5 +36,5 @@ class LayerPath:
         return "/".join(self.components) + occurrence + output
 
     def with_output(self, output: int | None) -> LayerPath:
-        """The same layer, naming one of its outputs."""
+        """Returns the path of one of the layer's outputs."""
         return replace(self, output=output)

@@ -1,8 +1,8 @@
 r"""Patterns that select names: `encoder/*`, `param_grad/*`, `re:block\[[0-3]\]/.*`.
 
-A glob knows `*` (any run of characters, `/` included) and `?` (one character); brackets are literal, because layer
-names carry them. `re:` makes the rest a regular expression that must match the whole name. Either kind may be written
-against the name or against the whole key with its family.
+In a glob, `*` matches any characters, including `/`, and `?` matches one character. Brackets are literal, because layer
+names contain them. After `re:`, the pattern is a regular expression that has to match in full. Both kinds are matched
+against the name and against the key with its family.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from gradscope.errors import UsageError
 from gradscope.naming.printable import printable
 from gradscope.naming.several import several
 
-#: So many names a hint tells, where none of them is near.
+#: The largest number of names that a hint lists where none is similar.
 _FEW: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """One pattern: as the user spelt it, and compiled."""
+    """Pattern stores a pattern as the user wrote it, and as a compiled regular expression."""
 
     spelling: str
     regex: re.Pattern[str]
 
     @classmethod
     def parse(cls, spelling: str) -> Pattern:
-        """The pattern a spelling stands for.
+        """Returns the pattern of a spelling.
 
         Raises:
-            UsageError: What follows `re:` is not a regular expression.
+            UsageError: The text after `re:` is not a regular expression.
         """
         if not spelling.startswith("re:"):
             return cls(spelling, re.compile(_glob_to_regex(spelling), re.DOTALL))
@@ -43,20 +43,20 @@ class Pattern:
             raise UsageError(f"{spelling!r} is not a regular expression: {error}") from error
 
     def matches(self, *spellings: str) -> bool:
-        """Whether any of `spellings` matches as a whole."""
+        """Returns whether any of `spellings` matches in full."""
         return any(self.regex.fullmatch(each) for each in spellings)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which names are wanted: any of `select` (all, when empty) and none of `exclude`."""
+    """Selection selects the names that match any of `select` (all names if it is empty) and none of `exclude`."""
 
     select: tuple[Pattern, ...] = ()
     exclude: tuple[Pattern, ...] = ()
 
     @classmethod
     def parse(cls, select: str | Iterable[str] = (), exclude: str | Iterable[str] = ()) -> Selection:
-        """The selection that patterns as users write them describe; a string is a list of one pattern.
+        """Returns the selection of patterns as users write them; a string is a list of one pattern.
 
         Raises:
             UsageError: A `re:` pattern is not a regular expression.
@@ -64,15 +64,15 @@ class Selection:
         return cls(tuple(map(Pattern.parse, several(select))), tuple(map(Pattern.parse, several(exclude))))
 
     def wants(self, *spellings: str) -> bool:
-        """Whether a thing known under `spellings` (its name, its key) is selected."""
+        """Returns whether a tensor is selected, by any of its `spellings` (its name and its key)."""
         chosen = not self.select or any(pattern.matches(*spellings) for pattern in self.select)
         return chosen and not any(pattern.matches(*spellings) for pattern in self.exclude)
 
     def require_matches(self, names: Iterable[str]) -> None:
-        """Refuse a `select` pattern that matches none of `names`.
+        """Raises an error for a `select` pattern that matches none of `names`.
 
         Raises:
-            UsageError: A pattern selects nothing; the hint names the nearest names there are.
+            UsageError: A pattern selects nothing; the hint has the nearest names.
         """
         known = list(names)
         for pattern in self.select:
@@ -82,10 +82,10 @@ class Selection:
                 )
 
 
-def nearest_hint(wanted: str, known: Iterable[str]) -> str:
-    """A sentence that names the names of `known` nearest to `wanted`, upper and lower case being near."""
+def nearest_hint(requested: str, known: Iterable[str]) -> str:
+    """Returns a hint with the names of `known` that are most similar to `requested`, ignoring case."""
     names = list(dict.fromkeys(known))
-    near = _nearest(wanted, names)
+    near = _nearest(requested, names)
     if near:
         return "did you mean " + ", ".join(map(printable, near)) + "?"
     if len(names) <= _FEW:
@@ -93,11 +93,11 @@ def nearest_hint(wanted: str, known: Iterable[str]) -> str:
     return f"there are {len(names):,} names, such as {', '.join(map(printable, names[:3]))}"
 
 
-def _nearest(wanted: str, names: Sequence[str]) -> list[str]:
+def _nearest(requested: str, names: Sequence[str]) -> list[str]:
     by_folded: dict[str, str] = {}
     for name in names:
         by_folded.setdefault(name.casefold(), name)
-    near = difflib.get_close_matches(wanted.casefold(), by_folded, n=3, cutoff=0.4)
+    near = difflib.get_close_matches(requested.casefold(), by_folded, n=3, cutoff=0.4)
     return [by_folded[each] for each in near]
 
 

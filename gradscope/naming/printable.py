@@ -1,19 +1,19 @@
-"""Making a name safe to print: what a terminal would obey is shown instead."""
+"""`printable` escapes the characters of a name that a terminal would interpret."""
 
 from __future__ import annotations
 
 import unicodedata
 from typing import Final
 
-#: Unicode categories a terminal acts on or cannot encode: control, format (bidi marks among them), surrogate, line and
-#: paragraph separators.
+#: Unicode categories that a terminal interprets or cannot encode: control, format (including bidi marks), surrogate,
+#: line and paragraph separators.
 _UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def printable(name: str) -> str:
-    r"""The name with control characters, escape sequences, bidi marks and lone surrogates shown as `\xNN` or `\uNNNN`.
+    r"""Returns the name with control characters, bidi marks and lone surrogates escaped as `\xNN` or `\uNNNN`.
 
-    Markup is not this function's matter: a renderer must never interpret a name as markup in the first place.
+    Markup is not escaped: a renderer must never interpret a name as markup.
     """
     if name.isascii() and name.isprintable():
         return name

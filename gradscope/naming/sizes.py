@@ -1,4 +1,4 @@
-"""Sizes in bytes as people write and read them."""
+"""Sizes in bytes with units: `parse_size` reads them, `shown_size` writes them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """The number of bytes that a size stands for: `4GiB` is a power of two, `500MB` one of ten.
+    """Returns a size in bytes: `4GiB` is `4 * 1024**3`, `500MB` is `500 * 1000**2`.
 
     Raises:
-        UsageError: It is no size, or nothing.
+        UsageError: The text is not a size, or the size is 0.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None or float(found[1]) == 0:
-        raise UsageError(f"{text!r} is no size", hint="write 4GiB or 500MB")
+        raise UsageError(f"{text!r} is not a size", hint="write 4GiB or 500MB")
     unit = (found[2] or "").lower()
     return int(float(found[1]) * (1024 if unit.endswith("i") else 1000) ** _UNITS.index(unit[:1] or " "))
 
 
 def shown_size(size: int) -> str:
-    """A size with a unit that keeps it short: `512 B`, `1.5 MiB`, `31.2 GiB`."""
+    """Returns a size with its largest fitting unit: `512 B`, `1.5 MiB`, `31.2 GiB`."""
     value, unit = float(size), 0
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1

@@ -1,4 +1,4 @@
-"""How numbers and counts read in a sentence."""
+"""Numbers and counts in words, for sentences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def brief(number: float) -> str:
-    """A number in two digits: `2.1e-2`, `1.5`, `0`, `inf`."""
+    """Returns a number with two digits: `2.1e-2`, `1.5`, `0`, `inf`."""
     if number == 0 or not math.isfinite(number):
         return f"{number:g}"
     if 0.1 <= number < 9.95:
@@ -16,12 +16,12 @@ def brief(number: float) -> str:
 
 
 def counted(count: int, singular: str, plural: str | None = None) -> str:
-    """A count with its noun: `1 name`, `2 names`."""
+    """Returns a count with its noun: `1 name`, `2 names`."""
     return f"{count} {singular if count == 1 else plural or singular + 's'}"
 
 
 def percent(share: float) -> str:
-    """A share of a whole in two digits: `0.05 %`, `12 %`, `130 %`."""
+    """Returns a fraction as a percentage with two digits: `0.05 %`, `12 %`, `130 %`."""
     number = 100 * share
     if number >= 10:
         return f"{number:.0f} %"
@@ -29,5 +29,5 @@ def percent(share: float) -> str:
 
 
 def times(factor: float) -> str:
-    """A factor: `0.81x`, `31x`."""
+    """Returns a factor with two digits: `0.81x`, `31x`."""
     return f"{factor:.0f}x" if 10 <= factor < math.inf else f"{brief(factor)}x"

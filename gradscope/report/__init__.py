@@ -1,24 +1,18 @@
-"""Reports: facts about dumps as tables, for a terminal, a pipe, a pull request or a program. Never imports JAX.
+"""Reports present facts about dumps and models, for a terminal, a pipe, a pull request or a program. Never imports JAX.
 
-Vocabulary, in the order in which data flows:
+Data goes through the sub-packages in this order:
 
-- A *row* is what is known of one tensor: its family, its name, and values by column name. There is one row for every
-  family and name of a dump; a `Query` chooses and orders them.
-- A *table* is columns and lines of values. A *line* may show two rows side by side, a value and its gradient, or fold
-  the iterations of a loop; it knows whose values it shows. A *remark* is a sentence with a label.
-- A *document* is tables and remarks: all that people read.
-- A *report* is what one command has to say: `DumpReport`, `TensorReport`, `LedgerReport`, `ComparisonReport`,
-  `IsolationReport`, `InspectionReport`, `ProofReport`. Each can be a document, rows, or JSON, and `to_text`,
-  `to_markdown`, `to_json` and `to_csv` render any of them.
-- A *graph* is an inspection's operations as nodes (`graphs`), in the languages of two viewers.
+1. `tables`: facts become rows of values, and rows become tables.
+2. `reports`: the result of one command becomes a *report*: `DumpReport`, `TensorReport`, `LedgerReport`,
+   `ComparisonReport`, `SeriesReport`, `DifferenceReport`, `IsolationReport`, `InspectionReport`, `ProofReport`. Each
+   can be a document, rows, or JSON.
+3. `render`: `to_text`, `to_markdown`, `to_json` and `to_csv` render any report. `graphs` renders an inspection for
+   graph viewers.
 
 Nothing here prints or opens a file. Only names that went through `Screen.show` or an escape of Markdown, JSON, CSV or
-dot leave this package, and in rich they are `Text`, never markup: names come from strangers' files.
+dot leave this package, and in rich they are `Text`, never markup: names come from untrusted files.
 
-Why tables are laid out here and not by rich (2026-11): one layout serves terminal and pipe, columns give way by
-importance instead of all shrinking, and a thousand lines take 40 ms instead of a second.
-
-Why names are imported on first use (2026-11): what each command starts with is then only its own report; that of a
+Why names are imported on first use (2026-11): each command then starts with only its own report; the report of a
 comparison needs no statistics of tensors, which take 40 ms to import.
 """
 

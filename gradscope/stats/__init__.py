@@ -1,31 +1,54 @@
-"""Statistics: numbers about tensors, layers and parameters, and the rules that read them. Never imports JAX.
+"""Statistics of tensors and layers, and the findings that rules make in them. This package never imports JAX.
 
-- `TensorStats` holds the columns of one tensor; `tensor_stats`, `activation_stats` and `stats_of_chunks` measure it,
-  `stats_from_core` takes it from a compiled step; statistics of parts add up. `measured` completes a dump's manifest,
-  `merged_manifest` makes that of several processes' common one.
-- `layer_gains` and `gradient_ratios` relate tensors to each other.
-- `find` runs the table of `RULES` over a dump's manifest; each `Finding` says what is wrong where, with the number.
+Statistics of one tensor:
 
-Why NumPy in blocks and not a compiled extension: it installs everywhere, and walking blocks that fit into cache brings
-the core tier to 4 GB/s and the full tier, without its hash, to 1.4 (float32, one core), about the speed of the hash.
+- `tensor_stats` defines `TensorStats`, whose attributes are the columns of a tensor (`mean`, `l2`, `nan`, ...), and
+  computes it from an array. The reductions themselves are in `gradscope.arrays.single_pass`.
+- `units` adds the shares of dead units and of saturated elements for an activation.
+- `chunks` computes the same statistics for a tensor that is read chunk by chunk.
+- `core_tier` makes a `TensorStats` from the numbers that a compiled step has reduced on the device.
+- `columns` is the table of all columns (`COLUMNS`): name, definition, unit and tier of each.
+- `reduction_columns` reads the reductions back from the JSON of a manifest.
+
+Statistics of a run:
+
+- `fill_missing` adds statistics to a manifest that has none, such as that of a foreign file.
+- `merging` merges the manifests of several processes; the statistics of a tensor are the sum of its shards'.
+- `power` adds up squares, for the root mean square of several tensors.
+- `gains` computes the gains of layers, and the ratio of each parameter's gradient to the parameter.
+
+Findings:
+
+- `findings/find` lists the rules (`RULES`) and applies them to a manifest; `findings/rule_evidence` defines the default
+  thresholds (`Thresholds`).
+
+Vocabulary: the *core tier* consists of the columns that a compiled step can compute, the *full tier* of all columns. A
+*finding* is a tensor that looks wrong, with the name of the rule and the number that triggered it.
+
+Why NumPy in blocks and not a compiled extension: it installs everywhere. With blocks that fit in the cache, the core
+tier runs at 4 GB/s, and the full tier without its hash at 1.4 (float32, one core), about the speed of the hash.
 """
 
+from gradscope.dump.manifest.manifest import Tier
 from gradscope.stats.chunks import stats_of_chunks
+from gradscope.stats.columns import COLUMNS, ColumnSpec
 from gradscope.stats.core_tier import CoreNumbers, stats_from_core
 from gradscope.stats.fill_missing import measured
-from gradscope.stats.findings.find import RULES, Rule, find
+from gradscope.stats.findings.find import RULES, FindingRule, find
 from gradscope.stats.findings.rule_evidence import Finding, Thresholds
 from gradscope.stats.gains import LayerGains, gradient_ratios, layer_gains
 from gradscope.stats.merging import merged_manifest
-from gradscope.stats.tensor_stats import TensorStats, Tier, tensor_stats
+from gradscope.stats.tensor_stats import TensorStats, tensor_stats
 from gradscope.stats.units import activation_stats
 
 __all__ = [
+    "COLUMNS",
     "RULES",
+    "ColumnSpec",
     "CoreNumbers",
     "Finding",
+    "FindingRule",
     "LayerGains",
-    "Rule",
     "TensorStats",
     "Thresholds",
     "Tier",

@@ -1,4 +1,4 @@
-"""The statistics of a tensor that is at hand only piece by piece, as when it is read from a file."""
+"""Computes the statistics of a tensor that is available chunk by chunk, as when it is read from a file."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import numpy as np
 from gradscope.arrays.digest import Digest
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.arrays.single_pass import reduce_array
-from gradscope.stats.tensor_stats import TensorStats, Tier
+from gradscope.dump.manifest.manifest import Tier
+from gradscope.stats.tensor_stats import TensorStats
 
 
 def stats_of_chunks(
     chunks: Iterable[np.ndarray[Any, Any]], *, shape: tuple[int, ...], dtype: str, tier: Tier = "full"
 ) -> TensorStats:
-    """The statistics of a tensor whose elements come in chunks.
+    """Returns the statistics of a tensor whose elements come in chunks.
 
     Args:
-        chunks: Its elements in C order, in contiguous arrays of its dtype.
-        shape: Its shape.
-        dtype: Its logical dtype's name.
+        chunks: The elements in C order, in contiguous arrays of the tensor's dtype.
+        shape: The tensor's shape.
+        dtype: The logical dtype's name.
         tier: As for `tensor_stats`.
 
     Returns:
-        The same statistics, hash included, as of the whole.
+        The same statistics, hash included, as `tensor_stats` returns for the full array.
     """
     digest = Digest()
     reduction = reduce_array(np.empty(0, as_numpy_dtype(dtype)), magnitudes=tier == "full")

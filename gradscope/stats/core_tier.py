@@ -1,4 +1,4 @@
-"""The core tier from a compiled step: the numbers that a device reduced, as a `TensorStats`."""
+"""Makes the core tier of a tensor's statistics from the numbers that a compiled step has reduced on the device."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gradscope.stats.tensor_stats import TensorStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreNumbers:
-    """What a compiled step reduces of one floating-point or complex tensor.
+    """The reductions of one floating-point or complex tensor in a compiled step.
 
-    The numbers from `mean` to `maximum` are over finite elements, of a complex tensor over magnitudes; they are ignored
-    where `finite` is 0.
+    The numbers from `mean` to `maximum` are over finite elements, or over the magnitudes of complex ones. They are
+    ignored where `finite` is 0.
 
     Attributes:
         finite: Number of finite elements.
         mean: Arithmetic mean.
         std: Population standard deviation.
-        rms: Root mean square. Not the sum of squares, which float32 overflows.
+        rms: Root mean square. (The sum of squares would overflow float32.)
         minimum: The smallest element.
         maximum: The largest element.
         zeros: Number of zeros.
@@ -40,15 +40,12 @@ class CoreNumbers:
 
 
 def stats_from_core(shape: tuple[int, ...], dtype: str, numbers: CoreNumbers) -> TensorStats:
-    """The core tier of a tensor whose numbers a compiled step returned.
+    """Returns the core-tier statistics of a tensor that a compiled step has reduced.
 
     Args:
         shape: The tensor's shape.
-        dtype: Its logical dtype's name.
-        numbers: Its numbers.
-
-    Returns:
-        The statistics.
+        dtype: The logical dtype's name.
+        numbers: The reductions.
     """
     reduction = Reduction(zeros=numbers.zeros, nonfinite=NonFinite(nan=numbers.nan, inf=numbers.inf, neginf=None))
     if numbers.finite:

@@ -1,4 +1,4 @@
-"""Statistics of tensors that come without: those of files that gradscope did not write, and of recovered dumps."""
+"""Computes the statistics of tensors that have none: those of foreign files and of recovered dumps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradscope.stats.chunks import stats_of_chunks
 
 
 def measured(source: DumpSource) -> Manifest:
-    """A dump's manifest in which every tensor has statistics; those that have none yet are read and measured.
+    """Returns a dump's manifest with statistics for every tensor; tensors without any are read.
 
     Memory is bounded by a chunk.
 

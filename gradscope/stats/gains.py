@@ -1,10 +1,10 @@
-"""Gains: how a layer changes the size of what flows through it, forwards and backwards, by itself and accumulated.
+"""Computes the gains of layers, and the ratio `g/w` of each parameter's gradient to the parameter.
 
-Accumulated gains run from the layer to the end of the network. In a chain they are the products of the single gains,
-which telescope to one ratio of root mean squares; where the network branches the product is not defined but the ratio
-is, so the ratio is given. Over the layers, vanishing and exploding gradients are a slope of `bwd_total`.
-
-Parameters against their gradients: `g/w`, how large a step of size one would be beside the parameter.
+The *gain* of a layer is the ratio by which it changes the root mean square of the activations (forward) or of their
+gradients (backward). An *accumulated* gain covers all layers from one to the end of the network. In a chain, it is the
+product of the layers' gains, which telescopes to one ratio of root mean squares. Where the network branches, the
+product is undefined, and the ratio is reported. A `bwd_total` that falls or rises steadily over the layers means
+vanishing or exploding gradients.
 """
 
 from __future__ import annotations
@@ -19,13 +19,9 @@ from gradscope.stats.columns import number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGains:
-    """The gains of one layer; None where a root mean square is missing or the one divided by is zero.
+    """The gains of one layer, named as their columns in `columns.COLUMNS`, which has the formulas.
 
-    Attributes:
-        fwd_gain: rms(out) / rms(in).
-        bwd_gain: rms(gradient of in) / rms(gradient of out).
-        fwd_total: rms(out of the last layer that has one) / rms(in).
-        bwd_total: rms(gradient of in) / rms(gradient of the out of the last layer that has one).
+    A gain is None where a root mean square is missing or the one divided by is zero.
     """
 
     fwd_gain: float | None
@@ -35,7 +31,7 @@ class LayerGains:
 
 
 def layer_gains(layers: Sequence[Layer]) -> dict[str, LayerGains]:
-    """The gains of each layer.
+    """Returns the gains of each layer.
 
     Args:
         layers: Layers in execution order.
@@ -64,10 +60,10 @@ def _ratio(numerator: float | None, denominator: float | None) -> float | None:
 
 
 def gradient_ratios(manifest: Manifest) -> dict[str, float]:
-    """`g/w = l2(gradient) / l2(parameter)` by parameter name, in the order of the entries.
+    """Returns `g/w = l2(gradient) / l2(parameter)` by parameter name, in the order of the entries.
 
-    A parameter is left out where its gradient is absent, or where it is all zeros (as fresh biases are), which makes
-    every step infinitely large beside it.
+    A parameter is left out where its gradient is absent, or where the parameter is all zeros, as a fresh bias is: the
+    ratio is infinite there.
     """
     norms = {(entry.family, entry.name): number(entry.stats, "l2") for entry in manifest.entries}
     return {

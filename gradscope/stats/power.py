@@ -1,4 +1,4 @@
-"""Power: what of a tensor's size adds up when several tensors go into a layer, or several processes share one."""
+"""Adds up the squares of several tensors, for the root mean square over all inputs or outputs of a layer."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from gradscope.stats.tensor_stats import TensorStats
 
 
 class Power(NamedTuple):
-    """Sum of squares and number of a tensor's finite elements."""
+    """The sum of squares and the number of a tensor's finite elements."""
 
     sum_of_squares: float
     elements: int
 
     @property
     def rms(self) -> float:
-        """The root mean square of the elements, of which there is one at least."""
+        """Root mean square of the elements; there is at least one."""
         return math.sqrt(self.sum_of_squares / self.elements)
 
 
 def power_of(stats: TensorStats) -> Power | None:
-    """The power behind a tensor's statistics; None for tensors that have none (integers)."""
+    """Returns the power of a tensor from its statistics; None for integers, which have no moments."""
     return None if stats.l2 is None else Power(stats.l2**2, stats.finite)
 
 
 def together(powers: Iterable[Power | None]) -> Power | None:
-    """The power of several tensors; None where none of them has any."""
+    """Returns the power of several tensors together; None where none of them has a power."""
     found = [power for power in powers if power is not None]
     if not found:
         return None

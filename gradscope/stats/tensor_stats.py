@@ -1,22 +1,21 @@
-"""The statistics of one tensor, by the column names of its table, and how they are measured.
+"""Computes the statistics of one tensor; `TensorStats` holds them, one attribute for each of `columns.COLUMNS`.
 
-Two *tiers*. *Core* is what a compiled step can carry; *full* is computed from the tensor itself. A column that does not
-apply (an integer's mean, the extremes of nothing) or was not computed is None here and absent in JSON; None never
-stands for zero.
+A column that does not apply (the mean of integers, the extremes of no elements) or was not computed is None here and
+absent in JSON. None never means zero.
 
-Moments, extremes, norms and quantiles are over the finite elements, and the counts of the others stand beside them.
-Of a complex tensor everything but the counts is about magnitudes.
+Moments, extremes, norms and quantiles are over the finite elements; non-finite ones are counted in columns of their
+own. Of a complex tensor, all columns but the counts are about magnitudes.
 
-The law: `stats(a) + stats(b)` is `stats(a laid before b)`: counts exactly, moments to rounding. Exact quantiles become
-those of the histogram, and the hash is lost.
+Statistics can be added: `stats(a) + stats(b)` equals `stats(concatenate([a, b]))`, counts exactly, moments up to
+rounding. Exact quantiles become those of the histogram, and the hash is lost.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -28,20 +27,14 @@ from gradscope.arrays.quantiles import rank_of
 from gradscope.arrays.reductions import Reduction
 from gradscope.arrays.single_pass import reduce_array
 from gradscope.dump.manifest.json_text import as_float, from_float
+from gradscope.dump.manifest.manifest import Tier
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
-from gradscope.stats.columns import field, number, reduction_of, shape_of
-
-Tier: TypeAlias = Literal["core", "full"]
+from gradscope.stats.columns import base_of, columns_of, number
+from gradscope.stats.reduction_columns import field, reduction_of, shape_of
 
 #: The quantiles that have a column, in percent.
 PERCENTS: Final = (1, 50, 99)
-
-#: The columns that hold numbers, in the order of the table, between `dtype` and `underflow@float16`.
-_NUMBERS: Final = (
-    *("mean", "std", "rms", "l2", "l1", "min", "max", "amax", "amin_nz"),
-    *("zeros", "nan", "inf", "posinf", "neginf", "subnormal", "dynrange", "p1", "p50", "p99", "dead", "saturated"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +48,8 @@ class TensorStats:
     Attributes:
         shape: As the model computed it; `(size,)` after a merge.
         dtype: The logical dtype's name.
-        reduction: What was counted and summed.
-        quantiles: Exact quantiles at `PERCENTS`; None where those of the histogram serve.
+        reduction: The counts, sums and extremes of the elements.
+        quantiles: Exact quantiles at `PERCENTS`; None where quantiles are read from the histogram.
         hash: The 128-bit hash of the bytes in hexadecimal; None in the core tier and after a merge.
         dead: Of an activation: the share of its units that are dead; see `stats.units`. None after a merge.
         saturated: Of an activation: the share of its elements at a limit; see `stats.units`. None after a merge.
@@ -85,26 +78,17 @@ class TensorStats:
         )
 
     def to_json(self) -> dict[str, Json]:
-        """The columns that apply, by name, and the histogram."""
-        columns: dict[str, Json] = {"size": self.size, "shape": list(self.shape), "dtype": self.dtype}
-        columns |= {name: from_float(value) for name in _NUMBERS if (value := getattr(self, name)) is not None}
-        columns |= {f"underflow@{name}": share for name, share in self.underflow.items()}
-        if self.hash is not None:
-            columns["hash"] = self.hash
-        if self.complex:
-            columns["complex"] = True
-        if self.quantiles is not None:
-            columns["exact_quantiles"] = True
-        if self.histogram is not None:
-            columns["histogram"] = {"first": self.histogram.first, "counts": list(self.histogram.counts)}
-        return columns
+        """Returns the columns that apply, by name, in the order of `columns.COLUMNS`."""
+        found = ((spec.name, getattr(self, spec.base)) for spec in columns_of("tensor"))
+        columns = (each for name, value in found for each in _of_types(name, value))
+        return {name: _json(value) for name, value in columns if value is not None and value is not False}
 
     @classmethod
     def from_json(cls, columns: Mapping[str, Json]) -> TensorStats:
-        """The statistics that `to_json` gave these columns for.
+        """Returns the statistics from the columns that `to_json` returned.
 
         Raises:
-            DumpError: They are not such columns; what is wrong is named.
+            DumpError: A column is missing, has the wrong type, or contradicts another; the message names it.
         """
         shape = shape_of(columns)
         exact = columns.get("exact_quantiles") is True
@@ -120,13 +104,18 @@ class TensorStats:
 
     @property
     def tier(self) -> Tier:
-        """Which tier this is; integers have the same columns in both and count as full."""
+        """The tier; integers have the same columns in both tiers and count as full."""
         return "core" if self.nan is not None and self.reduction.magnitudes is None else "full"
 
     @property
     def complex(self) -> bool:
         """Whether the numbers are about the magnitudes of complex elements."""
         return is_complex(self.dtype)
+
+    @property
+    def exact_quantiles(self) -> bool:
+        """Whether the quantiles come from the sorted elements."""
+        return self.quantiles is not None
 
     @property
     def size(self) -> int:
@@ -260,21 +249,37 @@ class TensorStats:
         rank = rank_of(PERCENTS[position], zeros + magnitudes.histogram.total)
         if rank <= zeros:
             return 0.0
-        # No element lies in the part of its bin that is beyond an extreme.
+        # The middle of a bin may be beyond an extreme, where no element can be.
         return min(max(magnitudes.histogram.at_rank(rank - zeros), magnitudes.smallest), amax)
+
+
+def _of_types(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the columns of a row of the table: one, or one for each type where the name is `NAME@T`."""
+    if name == base_of(name):
+        yield name, value
+    else:
+        yield from ((f"{base_of(name)}@{each}", share) for each, share in value.items())
+
+
+def _json(value: Any) -> Json:
+    if isinstance(value, MagnitudeHistogram):
+        return {"first": value.first, "counts": list(value.counts)}
+    if isinstance(value, tuple):
+        return list(cast("tuple[int, ...]", value))
+    return value if isinstance(value, str | bool) else from_float(value)
 
 
 def tensor_stats(
     array: np.ndarray[Any, Any], *, tier: Tier = "full", exact_quantiles: bool = False, hashed: bool = True
 ) -> TensorStats:
-    """The statistics of an array, in one pass over blocks of it (and one more for the hash).
+    """Returns the statistics of an array, computed in one pass over its blocks (and a second one for the hash).
 
     Args:
-        array: Any shape and strides; any NumPy or ml_dtypes dtype. One that is not a number has a size and a hash only.
-        tier: `full`, or `core` for what a compiled step can carry.
-        exact_quantiles: Take quantiles from a sorted copy and not, to 1/32, from the histogram.
-        hashed: Whether the full tier has a hash. It is a third of the time; without it, another thread can call
-            `arrays.digest.content_hash`, which leaves the interpreter free, and put it into the column `hash`.
+        array: Any shape, strides and NumPy or ml_dtypes dtype. Without a number dtype, there are only size and hash.
+        tier: `full`, or `core` for the columns that a compiled step can compute.
+        exact_quantiles: Whether to compute exact quantiles from a copy. Those of the histogram are within 1/32.
+        hashed: Whether to compute the hash of the full tier, which takes a third of the time. Without it, another
+            thread can call `arrays.digest.content_hash`, which releases the interpreter lock, and fill in the column.
 
     Returns:
         The statistics.

@@ -1,11 +1,11 @@
-"""What an activation tells that another tensor does not: dead units, and elements at the limit of what made them.
+"""Computes two statistics that only activations have: the shares of dead units and of saturated elements.
 
-A *unit* is one index of the last axis, unless said otherwise; all before that is the batch it is judged over. A unit is
-*dead* when its maximum is at most zero: a rectifier behind it, or the one that made it, passes nothing on. A NaN is not
+A *unit* is one index of an axis, the last one by default; all other axes count as the batch. A unit is *dead* when its
+maximum over the batch is at most zero, so that a ReLU returns zeros and passes no gradient. A unit with a NaN is not
 dead.
 
-An element is *saturated* when it is within `MARGIN` of a limit of the primitive that made it: there the gradient that
-passes through is at most 0.02 of what arrives.
+An element is *saturated* when it is within `MARGIN` of a limit of the primitive that computed it, such as 1 for tanh.
+The derivative of the primitive is at most 0.02 there.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import numpy as np
 from gradscope.arrays.blocks import BLOCK_ELEMENTS, Array, blocks
 from gradscope.arrays.dtypes import is_floating
 from gradscope.arrays.widening import real_values
-from gradscope.stats.tensor_stats import TensorStats, Tier, tensor_stats
+from gradscope.dump.manifest.manifest import Tier
+from gradscope.stats.tensor_stats import TensorStats, tensor_stats
 
-#: How near to a limit is at the limit.
+#: Largest distance from a limit at which an element counts as saturated.
 MARGIN: Final = 0.01
 
-#: The limits of each JAX primitive that has some.
+#: Lower and upper limit of each JAX primitive that saturates.
 LIMITS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
     {"tanh": (-1.0, 1.0), "erf": (-1.0, 1.0), "logistic": (0.0, 1.0)}
 )
@@ -40,24 +41,21 @@ def activation_stats(
     exact_quantiles: bool = False,
     hashed: bool = True,
 ) -> TensorStats:
-    """The statistics of an activation, dead and saturated shares included where they apply.
+    """Returns the statistics of an activation, with the shares of dead units and saturated elements where they apply.
 
     Args:
         array: As for `tensor_stats`.
-        primitive: The JAX primitive that made it; None where unknown.
-        unit_axis: The axis of its units: the last in JAX, another where a framework puts channels before positions.
-        tier: As for `tensor_stats`; the shares belong to the full tier.
+        primitive: The JAX primitive that computed it; None where unknown.
+        unit_axis: The axis of the units: the last in JAX, another one in frameworks that put channels first.
+        tier: As for `tensor_stats`; the two shares belong to the full tier.
         exact_quantiles: As for `tensor_stats`.
         hashed: As for `tensor_stats`.
-
-    Returns:
-        The statistics.
     """
     stats = tensor_stats(array, tier=tier, exact_quantiles=exact_quantiles, hashed=hashed)
     if tier == "core" or not array.size or not is_floating(stats.dtype):
         return stats
     limits = LIMITS.get(primitive or "")
-    # Why not in the pass of the others: the first blocks show almost every unit alive, and then there is nothing to do.
+    # Not in the pass of `tensor_stats`, because few blocks are needed: most units are positive somewhere in the first.
     return replace(
         stats,
         dead=dead_share(np.moveaxis(array, unit_axis, -1)) if array.ndim > 1 else None,
@@ -66,17 +64,14 @@ def activation_stats(
 
 
 def dead_share(array: np.ndarray[Any, Any]) -> float:
-    """The share of units whose maximum is at most zero.
+    """Returns the share of units whose maximum is at most zero, from 0 to 1.
 
     Args:
-        array: Floating-point, not empty; the last axis is the units.
-
-    Returns:
-        A share from 0 to 1.
+        array: Floating-point, not empty; the last axis is that of the units.
     """
     alive = np.zeros(array.shape[-1], np.bool_)
     for rows in _rows(array):
-        # Not `max > 0`: that would count a unit of NaNs as dead.
+        # Not `max > 0`, which would count a unit of NaNs as dead.
         alive |= ~(rows.max(axis=0) <= 0)
         if alive.all():
             break
@@ -84,14 +79,11 @@ def dead_share(array: np.ndarray[Any, Any]) -> float:
 
 
 def saturated_share(array: np.ndarray[Any, Any], limits: tuple[float, float]) -> float:
-    """The share of elements within `MARGIN` of one of two limits.
+    """Returns the share of elements within `MARGIN` of one of two limits, from 0 to 1; NaNs do not count.
 
     Args:
         array: Floating-point, not empty.
         limits: The lower and the upper limit.
-
-    Returns:
-        A share from 0 to 1 of all elements; a NaN is not at a limit.
     """
     low, high = limits[0] + MARGIN, limits[1] - MARGIN
     values = map(real_values, blocks(array))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradscope.report import ComparisonReport, LedgerReport, Screen, tensor_report, to_markdown, to_text
-from tests.unit.report_samples import (
+from tests.support.report_samples import (
     TERMINAL,
     different_runs,
     one_tensor,

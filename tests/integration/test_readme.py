@@ -1,9 +1,10 @@
-"""README's tour does what it says: its commands and programs run, in order, in an empty folder."""
+"""README and the guides do what they say: commands and programs of a page run, in order, in an empty folder."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,12 +13,23 @@ from typing import NamedTuple
 
 import pytest
 
-README = Path(__file__).parents[2] / "README.md"
+from tests.integration.command import Finished, gradscope, in_terminal
+
+REPOSITORY = Path(__file__).parents[2]
+README = REPOSITORY / "README.md"
+GUIDES = sorted(REPOSITORY.glob("docs/guides/*.md"))
+STATUSES = REPOSITORY / "docs" / "reference" / "cli.md"
 
 #: A marked fenced block: what it is for, the name of the file it is, and its lines.
 _BLOCK = re.compile(
     r"^<!-- (tour|tour-python|tour-file: (?P<name>\S+)) -->\n```\w+\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
+#: A command, and some lines of what it prints in a terminal of 80 columns.
+_PICTURE = re.compile(
+    r"^<!-- output: gradscope (?P<arguments>.*) -->\n```text\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+#: A line that is one command of gradscope's.
+_ALONE = re.compile(r"gradscope [^|&;<>$]*")
 _STATUS = re.compile(r"#.*\bexit (\d+)")
 
 #: Seconds for a command of the tour, which may compile a model.
@@ -25,16 +37,16 @@ TIMEOUT = 120
 
 
 class Step(NamedTuple):
-    """One thing that the tour asks its reader to do."""
+    """One thing that a page asks its reader to do."""
 
     kind: str
     text: str
     name: str | None
 
 
-def steps() -> Iterator[Step]:
-    """The commands, programs and files of the tour, in order."""
-    for block in _BLOCK.finditer(README.read_text(encoding="utf-8")):
+def steps(page: Path) -> Iterator[Step]:
+    """The commands, programs and files of a page, in order."""
+    for block in _BLOCK.finditer(page.read_text(encoding="utf-8")):
         kind, name, text = block[1].partition(":")[0], block["name"], block["text"]
         if kind == "tour":
             yield from (
@@ -50,11 +62,9 @@ def as_users_have_it() -> dict[str, str]:
     return {**ours, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-def test_the_tour_runs_as_it_is_written(tmp_path: Path) -> None:
-    environment = as_users_have_it()
-    kinds = set()
-    for number, step in enumerate(steps()):
-        kinds.add(step.kind)
+@pytest.mark.parametrize("page", [README, *GUIDES], ids=lambda page: page.stem)
+def test_a_page_runs_as_it_is_written(page: Path, tmp_path: Path) -> None:
+    for number, step in enumerate(steps(page)):
         if step.name is not None:
             (tmp_path / step.name).write_text(step.text, encoding="utf-8")
             continue
@@ -62,25 +72,53 @@ def test_the_tour_runs_as_it_is_written(tmp_path: Path) -> None:
         if step.kind == "tour-python":
             (tmp_path / f"step{number}.py").write_text(step.text, encoding="utf-8")
             line, expected = f"python step{number}.py", None
-        done = subprocess.run(
-            ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True,
-            timeout=TIMEOUT, check=False,
-        )  # fmt: skip
-        assert done.returncode == (int(expected[1]) if expected else 0), f"{line}\n{done.stdout}\n{done.stderr}"
-        assert done.stdout, f"{line} printed nothing"
-    assert kinds == {"tour", "tour-python", "tour-file"}
+        # README runs as a user types it; of the guides, what is one command needs no shell.
+        alone = page != README and _ALONE.fullmatch(line) is not None
+        words = shlex.split(line, comments=True)[1:]
+        done = gradscope(*words, folder=tmp_path) if alone else in_users_shell(line, tmp_path)
+        assert done.status == (int(expected[1]) if expected else 0), f"{line}\n{done.output}\n{done.errors}"
+        assert done.output, f"{line} printed nothing"
 
 
-def test_every_option_that_readme_names_is_one() -> None:
-    from tests.integration.test_cli_start import OPTIONS
+def in_users_shell(line: str, folder: Path) -> Finished:
+    """Run a line in a shell that has the installed commands on its path."""
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=folder, env=as_users_have_it(), capture_output=True, text=True, timeout=TIMEOUT,
+        check=False,
+    )  # fmt: skip
+    return Finished(status=done.returncode, output=done.stdout, errors=done.stderr)
+
+
+def test_the_tour_has_steps_of_every_kind() -> None:
+    assert {step.kind for step in steps(README)} == {"tour", "tour-python", "tour-file"}
+
+
+def test_the_picture_is_what_the_command_prints(tmp_path: Path) -> None:
+    (picture,) = _PICTURE.finditer(README.read_text(encoding="utf-8"))
+    for page in GUIDES:
+        for step in steps(page):
+            if step.name == picture["arguments"].split()[-1]:
+                (tmp_path / step.name).write_text(step.text, encoding="utf-8")
+    done = in_terminal(*picture["arguments"].split(), folder=tmp_path, columns=80)
+    printed = {without_numbers(line) for line in done.plain.splitlines()}
+    assert [line for line in picture["text"].splitlines() if without_numbers(line) not in printed] == []
+
+
+def without_numbers(line: str) -> str:
+    """A line without what another version of XLA may round otherwise."""
+    return re.sub(r"\d+(\.\d+)?", "0", line)
+
+
+def test_every_option_that_a_page_names_is_one() -> None:
+    from tests.integration.process.test_start import OPTIONS
 
     known = {option for options in OPTIONS.values() for option in options.split()} | {"--help", "--version", "--eval"}
-    text = re.sub(r"^.*\bpip\b.*$|^.*\bpytest\b.*$", "", README.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (README, *REPOSITORY.glob("docs/**/*.md")))
+    text = re.sub(r"^.*\bpip\b.*$|^.*\bpytest\b.*$", "", pages, flags=re.MULTILINE)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
-    assert named - known == set()
-    assert named
+    assert named - known == {"--install-completion"}
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 3, 4, 5, 70, 130])
 def test_every_exit_status_is_explained(status: int) -> None:
-    assert re.search(rf"^\| {status}\b.*\| \S", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.search(rf"^\| {status}\b.*\| \S", STATUSES.read_text(encoding="utf-8"), re.MULTILINE)

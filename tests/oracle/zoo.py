@@ -12,8 +12,8 @@ import numpy as np
 
 import models
 from models import linear_regression, mlp, resnet50, transformer
-from tests.oracle import explicit
-from tests.oracle.explicit import Explicit
+from tests.support import explicit
+from tests.support.explicit import Explicit
 
 FOLDER = Path(models.__file__).parent
 

@@ -1,4 +1,4 @@
-"""The law of the core tier: what a step reduces without magnitudes is what NumPy computes in float64, for any array."""
+"""The reductions of the core tier equal those that NumPy computes in float64, for any array."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gradscope.arrays.single_pass import reduce_array
 
-#: Scales and offsets that float32 squares without loss, that it does not, and means that drown the spread.
+#: Scales and offsets at which float32 squares are accurate, at which they are not, and means far above the spread.
 SCALES = [1.0, 1e-4, 1e-12, 1e-30, 1e12, 1e30]
 
 

@@ -1,4 +1,4 @@
-"""A damaged dump is refused or reads as it was written: never as something else, and never with another exception."""
+"""A damaged dump is refused with `DumpError`, or reads as it was written."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 
 from gradscope.dump.recover import recover
 from gradscope.errors import DumpError
-from tests.dumps import read_all, some_of_everything, write
+from tests.support.dumps import read_all, some_of_everything, write
 
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
 
 
 def read_or_refuse(path: Path, content: bytes) -> Tensors | None:
-    """What a reader makes of a file's content: all its tensors, or None for a refusal."""
-    # Written over in place: a file system that flushes whatever was truncated and written anew would take its time.
+    """Returns all tensors of a file with some content, or None where it is refused."""
+    # The file is overwritten without truncation, because some file systems flush a truncated file, which is slow.
     with path.open("r+b" if path.exists() else "wb") as file:
         file.write(content)
         file.truncate()
@@ -50,7 +50,7 @@ def test_a_dump_cut_at_any_byte_is_refused(dump: Path, tmp_path: Path) -> None:
 
 
 def structure(content: bytes) -> list[int]:
-    """The positions of bytes that are not mere data: zip records, npy headers, the directory."""
+    """Returns the positions of bytes that are not array data: zip records, npy headers, the directory."""
     positions: set[int] = set()
     for signature, length in ((b"PK\3\4", 120), (b"\x93NUMPY", 128), (b"PK\1\2", 90), (b"PK\5\6", 22)):
         start = content.find(signature)

@@ -1,4 +1,4 @@
-"""Whatever is written is read back: names, arrays and everything that is said about them."""
+"""Names, arrays and all facts about them survive a round trip through a dump."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gradscope.dump.manifest.json_text import dumps, loads
 from gradscope.dump.reader import open_dump
 from gradscope.dump.zip.member_names import key_of_member, member_name
 from gradscope.errors import UsageError
-from tests.dumps import read_all, record, write
+from tests.support.dumps import read_all, record, write
 
-#: What has a meaning to somebody; names hold it more often than chance would have it, and lone surrogates, too.
+#: Parts that file systems, zip readers or NumPy interpret; names contain them often, and lone surrogates, too.
 PIECES = st.sampled_from(["/", "..", ".", "%", "%4", "41", ".npy", "\\", "\x00"])
 NAMES = st.lists(
     st.text(st.characters(), max_size=5) | PIECES,

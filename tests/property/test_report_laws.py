@@ -16,7 +16,7 @@ from gradscope.report import Screen, to_csv
 from gradscope.report.render.outline import outline
 from gradscope.report.reports.comparison import rounded_up
 from gradscope.report.tables.numbers import Range, number, number_column, share
-from tests.unit.report_samples import entry, report_of, text_of
+from tests.support.report_samples import entry, report_of, text_of
 
 # Short of the largest: rounded up to three digits, it is more than a float holds.
 FLOATS = st.floats(min_value=-1.79e308, max_value=1.79e308)

@@ -12,28 +12,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gradscope.stats import TensorStats, tensor_stats
+from gradscope.stats.columns import columns_of
 
 SHORT = hnp.array_shapes(min_dims=1, max_dims=1, min_side=0, max_side=40)
 FLOAT_DTYPES = st.sampled_from([np.float16, np.float32, np.float64, np.complex64])
 PAIRS = FLOAT_DTYPES.flatmap(lambda dtype: st.tuples(hnp.arrays(dtype, SHORT), hnp.arrays(dtype, SHORT)))
 ANY_FLOATS = FLOAT_DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, SHORT))
-MOMENTS = ("mean", "std", "rms", "l2", "l1")
-EXACT = (
-    "size",
-    "finite",
-    "min",
-    "max",
-    "amin_nz",
-    "zeros",
-    "nan",
-    "posinf",
-    "neginf",
-    "subnormal",
-    "histogram",
-    "p1",
-    "p50",
-    "p99",
-)
+ROUNDED = tuple(spec.base for spec in columns_of("tensor") if spec.in_sum == "rounded")
+EXACT = ("finite", *(spec.base for spec in columns_of("tensor") if spec.in_sum == "exact"))
+#: The columns that are a multiple of the elements.
+SCALED = (*ROUNDED, "min", "max", "amax", "amin_nz", "p1", "p50", "p99")
 
 
 def exact_columns(stats: TensorStats) -> dict[str, object]:
@@ -43,18 +31,18 @@ def exact_columns(stats: TensorStats) -> dict[str, object]:
 def assert_moments_close(left: TensorStats, right: TensorStats) -> None:
     assert (left.rms is None) == (right.rms is None)
     scale = right.rms or 0.0
-    for name in MOMENTS if right.rms is not None else ():
+    for name in ROUNDED if right.rms is not None else ():
         assert getattr(left, name) == pytest.approx(getattr(right, name), rel=1e-9, abs=1e-7 * scale), name
 
 
 @given(PAIRS)
 def test_the_sum_of_statistics_is_the_statistics_of_the_concatenation(pair: tuple[np.ndarray, np.ndarray]) -> None:
     left, right = pair
-    # Nearer to the end of float64, the last rounding decides whether a norm is finite.
+    # Closer to the largest float64, the last rounding decides whether a norm is finite.
     assume(all((part.amax or 0) < 1e307 for part in map(tensor_stats, pair)))
-    merged, whole = tensor_stats(left) + tensor_stats(right), tensor_stats(np.concatenate([left, right]))
-    assert exact_columns(merged) == exact_columns(whole)
-    assert_moments_close(merged, whole)
+    merged, full = tensor_stats(left) + tensor_stats(right), tensor_stats(np.concatenate([left, right]))
+    assert exact_columns(merged) == exact_columns(full)
+    assert_moments_close(merged, full)
     assert (merged.shape, merged.hash) == ((left.size + right.size,), None)
 
 
@@ -76,7 +64,7 @@ def test_the_order_of_elements_does_not_matter(array: np.ndarray, random: object
 @given(hnp.arrays(np.float32, SHORT, elements=st.floats(-1024, 1024, width=16)), st.integers(-40, 40))
 def test_a_power_of_two_comes_out_of_every_moment_exactly(array: np.ndarray, exponent: int) -> None:
     scaled = tensor_stats(np.ldexp(array, exponent))
-    for name in (*MOMENTS, "min", "max", "amax", "amin_nz", "p1", "p50", "p99"):
+    for name in SCALED:
         before = getattr(tensor_stats(array), name)
         assert getattr(scaled, name) == (None if before is None else math.ldexp(before, exponent)), name
 

@@ -24,7 +24,7 @@ from gradscope.frameworks.modules.input_spec import parse_input
 from gradscope.frameworks.modules.request import LossName, Request
 from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.tracing.loading.loader import load_model
-from gradscope.tracing.loading.module_models import lifted_model
+from gradscope.tracing.loading.module_models import with_array_variables
 
 #: Relative l2 distance within which two float32 programs agree that were compiled apart.
 CLOSE = 2e-5
@@ -33,7 +33,7 @@ CLOSE = 2e-5
 def dump(target: str, *inputs: str, loss: LossName | None = None, train: bool | None = None, seed: int = 0) -> Dump:
     """What `gradscope dump TARGET --input ...` writes."""
     request = Request(inputs=tuple(map(parse_input, inputs)), loss=loss, train=train, seed=seed)
-    model = lifted_model(load_model(target, request))
+    model = with_array_variables(load_model(target, request))
     writer = MemoryWriter()
     arguments = model_arguments(model, seed=seed)
     return Dump(writer.dump(dump_model(model, arguments, DumpRequest(wanted=Wanted()), writer, Timings())))

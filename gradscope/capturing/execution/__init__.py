@@ -1,1 +1,9 @@
-"""Execution: arguments made, the observing program compiled and run, at once or in segments."""
+"""Execution makes a model's arguments, compiles its observing program, and runs it at once or in segments.
+
+- `arguments` describes the arguments of a loss by their shapes, and makes them when they are needed.
+- `preparation` compiles the observing program while the arguments are being made.
+- `segmented` runs the loss in segments that stay below `--max-memory`; `disk_spill` stores arrays between them.
+- `run` holds the inputs and outputs of one run; `observation` copies observed arrays to the host, under
+  `jax.distributed` only the shards of this process.
+- `order` ranks values and layers by execution order; `plain_loss` is the user's loss without any tap.
+"""

@@ -1,7 +1,6 @@
-"""The arguments of a loss before they are values: what they will look like, and how to make them.
+"""The arguments of a loss, described by their shapes and made when they are needed.
 
-They come from the model's own `init` and `batch`, or from what the user gives in their place: a checkpoint, a file or a
-pipeline of batches.
+They come from the model's own `init` and `batch`, or from a checkpoint, a data file or an input pipeline.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ from gradscope.tracing.loading.batches import DataRequest
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.user_frames import user_code
 
-#: Examples in a batch where neither the user nor the model says how many.
+#: Number of examples in a batch where neither the user nor the model gives one.
 BATCH_SIZE: Final = 8
 
-#: JAX's ways of saying that a function wants values where it was given shapes.
-_WANTS_VALUES: Final = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
+#: The errors with which JAX reports that a function needs values where it received shapes.
+_NEEDS_VALUES: Final = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """A loss's arguments before they are values: what they will look like, and how to make them.
+    """`Arguments` holds the shapes of a loss's arguments and a function that makes their values.
 
     Attributes:
         shapes: The pair (variables, batch) as pytrees of `jax.ShapeDtypeStruct`.
         make: Makes the pair; slow, and free of side effects, so it may run in a thread.
         batch_size: Number of examples; None where it is not known.
         notes: Sentences about what was done to a batch from a file.
-        absent: Leaves of the batch that the file lacks, by name; zeros stand in their place.
+        absent: Names of the leaves of the batch that the file lacks; their values are zeros.
     """
 
     shapes: tuple[Any, Any]
@@ -52,14 +51,14 @@ class Arguments:
         values = jax.tree_util.tree_map(
             lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf), (variables, batch)
         )
-        shapes, make = _held(lambda: values)
+        shapes, make = _existing(lambda: values)
         return cls(shapes=shapes, make=make)
 
     def require(self, names: Collection[str]) -> None:
-        """Refuse to go on without leaves of the batch that are needed.
+        """Raise `DumpError` where the file lacks leaves of the batch that are needed.
 
         Args:
-            names: Those that are needed.
+            names: Names of the leaves that are needed.
 
         Raises:
             DumpError: The file lacks some of them.
@@ -67,8 +66,8 @@ class Arguments:
         lacking = [printable(name) for name in names if name in self.absent]
         if lacking:
             raise DumpError(
-                f"the batch lacks {', '.join(lacking)}, which what is asked for needs",
-                hint="add it to the file, or ask for what does not need it",
+                f"the batch lacks {', '.join(lacking)}, which the requested values need",
+                hint="add it to the file, or request values that do not need it",
             )
 
 
@@ -81,26 +80,29 @@ def model_arguments(
     data: DataRequest | None = None,
     checkpoint: CheckpointRequest | None = None,
 ) -> Arguments:
-    """The arguments of a model's loss.
+    """Return the arguments of a model's loss.
 
     Args:
         model: The model.
         seed: Seeds one key, split for `init` and `batch`.
         batch_size: Number of examples of the model's own batch; None for the model's own default.
-        dtype: Floating-point leaves are converted to it; None leaves them.
-        data: Where the batch is; None for the model's own.
-        checkpoint: Where the variables are; None for those that `init` makes.
+        dtype: Floating-point leaves are converted to it; None keeps their dtypes.
+        data: Where the batch comes from; None for the model's own.
+        checkpoint: Where the variables come from; None for those that `init` makes.
+
+    Returns:
+        The arguments.
 
     Raises:
         ModelError: `init` or `batch` failed, or a pipeline.
-        UsageError: There is no such pipeline, or the model's framework has read a checkpoint whose tensors are to be
-            renamed.
-        DumpError: The files do not hold variables and a batch such as the model's own.
+        UsageError: There is no such pipeline, or the checkpoint was read by the model's framework and its tensors are
+            to be renamed.
+        DumpError: The files do not contain variables and a batch such as the model's own.
     """
     init_key, batch_key = jax.random.split(jax.random.key(seed))
     size = _default_size(model) if batch_size is None else batch_size
     with user_code(f"init of {model.name}"):
-        maker = _held if model.held else _deferred
+        maker = _existing if model.initialised else _deferred
         variables, make_variables = maker(lambda: _converted("init", model.init(init_key), dtype))
     with user_code(f"batch of {model.name}"):
         batch, make_batch = _deferred(lambda: _converted("batch", model.batch(batch_key, size), dtype))
@@ -127,16 +129,16 @@ def model_arguments(
 
 
 def _require_no_map(checkpoint: CheckpointRequest) -> None:
-    """Refuse to rename tensors that a framework has read by their places."""
+    """Raise `UsageError` where tensors are to be renamed that a framework has read by position."""
     if checkpoint.key_map.substitutions:
         raise UsageError(
-            f"{printable(str(checkpoint.path))} was read by the model's framework, where no tensor goes by its name",
+            f"{printable(str(checkpoint.path))} was read by the model's framework, without tensor names",
             hint="leave --map-keys out",
         )
 
 
 def _restored(saved: Any, expected: Any) -> tuple[Any, Callable[[], Any]]:
-    """The shapes of saved variables, and a way to have them on the devices where the model's own would lie."""
+    """Return the shapes of saved variables, and a function that puts them on the devices of the model's own."""
 
     def placed(array: Any, leaf: Any) -> Any:
         return jnp.asarray(array) if leaf.sharding is None else jax.device_put(array, leaf.sharding)
@@ -150,17 +152,17 @@ def _restored(saved: Any, expected: Any) -> tuple[Any, Callable[[], Any]]:
 
 
 def _default_size(model: Model) -> int:
-    """The number of examples that a model's `batch` has as its default, or one that suits most."""
+    """Return the default of the batch size in a model's `batch`, or `BATCH_SIZE` where it has none."""
     default = list(inspect.signature(model.batch).parameters.values())[1].default
     return default if isinstance(default, int) else BATCH_SIZE
 
 
 def _deferred(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
-    """A function's output shapes, and a way to have its values: compiled as a whole where it can be traced."""
+    """Return a function's output shapes, and a function that makes its values, compiled where it can be traced."""
     try:
         shapes, make = jax.eval_shape(function), jax.jit(function)
-    except _WANTS_VALUES:
-        return _held(function)  # it reads files or branches on values: run it as it is, once
+    except _NEEDS_VALUES:
+        return _existing(function)  # it reads files or branches on values: run it without tracing, once
     if jax.device_count() == 1:
         return shapes, make
     # Over which devices the values will be spread is known only once this is compiled.
@@ -168,15 +170,15 @@ def _deferred(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
     return _placed(shapes, compiled.output_shardings), compiled
 
 
-def _held(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
-    """The shapes of what a function returns, and a way to have it, without compiling: its values exist already."""
-    values = function()
+def _existing(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
+    """Return the shapes of the values that a function returns, and a function that returns these values."""
+    values = function()  # run and not compiled: the values exist already
     shardings = jax.tree_util.tree_map(lambda leaf: getattr(leaf, "sharding", None), values)
     return _placed(jax.eval_shape(lambda: values), shardings), lambda: values
 
 
 def _placed(shapes: Any, shardings: Any) -> Any:
-    """Shapes that tell over which devices their values are spread, where those are several."""
+    """Return shapes that carry the sharding of their values, where the values are spread over several devices."""
     leaves, tree = jax.tree_util.tree_flatten(shapes)
     placed = [
         leaf if sharding is None or sharding.num_devices == 1 else leaf.update(sharding=sharding)
@@ -186,13 +188,13 @@ def _placed(shapes: Any, shardings: Any) -> Any:
 
 
 def _converted(maker: str, tree: Any, dtype: str | None) -> Any:
-    """What the model's `init` or `batch` made, its floating-point leaves converted."""
+    """Return the output of the model's `init` or `batch`, its floating-point leaves converted to `dtype`."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         _require_array(f"{maker}()" + jax.tree_util.keystr(path), leaf)
     if dtype is None:
         return tree
-    wanted = jnp.dtype(dtype)
-    return jax.tree_util.tree_map(lambda leaf: leaf.astype(wanted) if _is_floating(leaf) else leaf, tree)
+    target_dtype = jnp.dtype(dtype)
+    return jax.tree_util.tree_map(lambda leaf: leaf.astype(target_dtype) if _is_floating(leaf) else leaf, tree)
 
 
 def _require_array(name: str, leaf: Any) -> None:

@@ -1,6 +1,6 @@
-"""A shelf: arrays put aside on disk, so that they take no memory until they are wanted again.
+"""A disk spill stores arrays on disk between the runs of a segmented loss, so that they take no memory.
 
-They lie in a file without a name, which is gone with the process, however that ends.
+The file has no name in any folder, so that it is gone when the process ends, however that ends.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import numpy as np
 from gradscope.errors import MachineError
 
 
-class _Place(NamedTuple):
+class _StoredArray(NamedTuple):
     offset: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
 
-class Shelf:
-    """Arrays by name, on disk.
+class DiskSpill:
+    """A `DiskSpill` stores arrays by name in a temporary file.
 
     Args:
-        folder: On whose disk; None for where temporary files lie.
+        folder: A folder on the disk that is used; None for the system's folder of temporary files.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - closed by `__exit__`
-        self._places: dict[Any, _Place] = {}
-        self._held: dict[Any, Any] = {}
+        self._stored: dict[Any, _StoredArray] = {}
+        self._keys: dict[Any, Any] = {}
         self._size = 0
 
     def __enter__(self) -> Self:
@@ -45,13 +45,17 @@ class Shelf:
         self._file.close()
 
     def put(self, name: Any, array: Any) -> None:
-        """Put an array aside.
+        """Write an array to the file.
+
+        Args:
+            name: The name.
+            array: The array.
 
         Raises:
             MachineError: The disk is full.
         """
         if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-            self._held[name] = array  # keys: they are few and small, and have no bytes of their own
+            self._keys[name] = array  # typed PRNG keys are few and small, and NumPy has no dtype for them
             return
         host = np.asarray(array, order="C")
         try:
@@ -61,22 +65,22 @@ class Shelf:
                 left = left[self._file.write(left) :]
         except OSError as error:
             raise MachineError(
-                f"what is kept between runs does not fit on the disk: {error.strerror}", hint="free some space"
+                f"the arrays kept between runs do not fit on the disk: {error.strerror}", hint="free some space"
             ) from error
-        self._places[name] = _Place(self._size, host.shape, host.dtype)
+        self._stored[name] = _StoredArray(self._size, host.shape, host.dtype)
         self._size += host.nbytes
 
     def get(self, name: Any) -> Any:
-        """An array that was put aside, as one of JAX's."""
-        if name in self._held:
-            return self._held[name]
-        place = self._places[name]
-        array = np.empty(place.shape, place.dtype)
-        self._file.seek(place.offset)
+        """Return an array that was stored, as a JAX array."""
+        if name in self._keys:
+            return self._keys[name]
+        stored = self._stored[name]
+        array = np.empty(stored.shape, stored.dtype)
+        self._file.seek(stored.offset)
         left = array.reshape(-1).view(np.uint8).data
         while left:
             left = left[self._file.readinto(left) :]
         return jnp.asarray(array)
 
     def __contains__(self, name: Any) -> bool:
-        return name in self._held or name in self._places
+        return name in self._keys or name in self._stored

@@ -1,8 +1,8 @@
-"""Observations on the host: the whole of one, or the pieces of it that this process holds.
+"""Observations are copied to the host in full, or as the shards that this process writes.
 
-Under `jax.distributed` an array may lie on the devices of several processes, and none of them can see all of it. A
-*piece* is a shard on a device of this process of which no other device is to write a copy. An array that a process has
-for itself alone is taken to be the same in every process, and is the first one's to write.
+Under `jax.distributed` an array may be spread over the devices of several processes, and none of them can read all of
+it. Then each process writes the shards on its own devices of which no other device writes a copy (`replica_id == 0`).
+An array that is not spread over processes is the same in every process, and the first process writes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gradscope.instrument.taps import whole_tensor
 
 
 class Piece(NamedTuple):
-    """A box of an observation: where it begins along each axis, and its elements."""
+    """A `LocalShard` is a box of an observation: the index at which it starts along each axis, and its elements."""
 
     start: tuple[int, ...]
     array: np.ndarray
@@ -30,11 +30,11 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """An array that a run handed out, or one turn of it.
+    """An `Observation` is an array that a run returned, or one iteration of it.
 
     Attributes:
         value: The array, on the device or the host.
-        at: Where the turn lies along its leading axes; () for all of it.
+        at: The iteration's index along the leading axes; () for the full array.
     """
 
     value: Any
@@ -42,26 +42,26 @@ class Observation:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all of it."""
+        """The bytes of the full array."""
         value = whole_tensor(self.value)
         return math.prod(value.shape[len(self.at) :]) * value.dtype.itemsize
 
     def whole(self) -> np.ndarray:
-        """All of it; of typed PRNG keys their data.
+        """Return the full array on the host; for typed PRNG keys, their data.
 
         Raises:
-            UsageError: It lies on the devices of several processes.
+            UsageError: It is spread over the devices of several processes.
         """
         value = whole_tensor(self.value)
         if not is_whole_here(value):
             raise UsageError(
-                "the tensors of this run are spread over several processes, and a dump in memory holds whole ones",
+                "the tensors of this run are spread over several processes, and a dump in memory holds full ones",
                 hint="observe with gradscope.value_and_grad, and write with gradscope.save",
             )
         return np.asarray(value)[self.at]
 
     def pieces(self) -> Iterator[Piece]:
-        """The pieces that this process is to write."""
+        """Yield the shards that this process writes."""
         value = whole_tensor(self.value)
         if is_whole_here(value) or value.size == 0:
             if jax.process_index() == 0:
@@ -77,19 +77,19 @@ class Observation:
 
 
 def gathered(tree: Any) -> Any:
-    """A pytree of small arrays with every array whole in every process; all of them have to call it."""
+    """Gather small arrays, so that every process has each of them in full; every process has to call it."""
     return jax.tree_util.tree_map(
         lambda value: value if is_whole_here(value) else multihost_utils.process_allgather(value, tiled=True), tree
     )
 
 
 def with_whole_facts(observed: Observed) -> Observed:
-    """What a run handed out, the loss and what branches and loops did whole in every process. See `gathered`."""
+    """Return an observation whose loss, executed branches and iteration counts are complete in every process."""
     captured = observed.captured
     loss, executed, turns = gathered((observed.loss, captured.executed, captured.turns))
     return observed._replace(loss=loss, captured=captured._replace(executed=executed, turns=turns))
 
 
 def is_whole_here(value: Any) -> bool:
-    """Whether this process can see all of an array."""
+    """Return whether this process can read all of an array."""
     return not isinstance(value, jax.Array) or value.is_fully_addressable or value.is_fully_replicated

@@ -11,7 +11,7 @@ from gradscope.capturing.execution.preparation import Prepared
 
 
 class PlainLoss:
-    """The user's loss of flat arguments, some of which take the place of others; what it returns beside is dropped.
+    """A `PlainLoss` computes the user's loss from flat arguments and drops its auxiliary outputs.
 
     Args:
         loss: The loss.
@@ -22,8 +22,13 @@ class PlainLoss:
         self._loss = loss
         self._tree = jax.tree_util.tree_structure((prepared.variables, prepared.batch))
 
-    def __call__(self, chosen: Mapping[int, Any], leaves: Sequence[Any]) -> Any:
-        """The loss of `leaves`, those that are `chosen` instead aside, by number."""
-        given = [chosen.get(number, leaf) for number, leaf in enumerate(leaves)]
-        out = self._loss(*jax.tree_util.tree_unflatten(self._tree, given))
+    def __call__(self, replaced: Mapping[int, Any], leaves: Sequence[Any]) -> Any:
+        """Return the loss at `leaves`, with some of them replaced.
+
+        Args:
+            replaced: Replacements, by the number of the leaf.
+            leaves: The flat arguments.
+        """
+        flat = [replaced.get(number, leaf) for number, leaf in enumerate(leaves)]
+        out = self._loss(*jax.tree_util.tree_unflatten(self._tree, flat))
         return out[0] if isinstance(out, tuple) else out

@@ -1,23 +1,23 @@
-"""Preparing a run: arguments made and the observing program compiled, at the same time.
+"""Preparation makes a run's arguments and compiles its observing program at the same time.
 
-A model's `init` takes as long to compile and run as the program that observes it takes to trace and compile; neither
-needs the other's result, only shapes. So the arguments are made in a thread of their own.
+A model's `init` takes as long to compile and run as the observing program takes to trace and compile. Neither needs the
+other's result, only shapes. So the arguments are made in a thread of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Protocol
 
 import jax
 
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.execution.observation import with_whole_facts
 from gradscope.capturing.execution.run import Run
-from gradscope.capturing.execution.segmented import Piecewise
+from gradscope.capturing.execution.segmented import SegmentedProgram
 from gradscope.capturing.timings import Timings
 from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.query.capture_spec import Wanted
@@ -30,41 +30,67 @@ from gradscope.tracing.tracer import trace_loss
 from gradscope.tracing.user_frames import user_code
 
 
+class RunnableProgram(Protocol):
+    """A `RunnableProgram` is the compiled loss of a model together with everything that is observed of it."""
+
+    @property
+    def runs(self) -> int:
+        """The number of runs in which it computes everything."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory that it needs at a time, or 0 where the backend does not report it; XLA computes it slowly."""
+        ...
+
+    @property
+    def scratch_bytes(self) -> int:
+        """The space on disk that it uses between runs."""
+        ...
+
+    def compile(self) -> None:
+        """Compile it."""
+        ...
+
+    def start(self, leaves: Sequence[Any]) -> Run:
+        """Run the first run on the flat arguments and wait for it."""
+        ...
+
+    def further(self, leaves: Sequence[Any], first: Run) -> Iterator[Run]:
+        """Yield the runs that follow the first."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Everything a run needs.
+    """A `Prepared` run has everything that it needs to start.
 
     Attributes:
-        answer: The traced loss, what will be observed, and what of it is shown.
+        answer: The traced loss, its observations, and which of them are shown.
         variables: The model's variables.
         batch: Its batch.
-        leaves: The leaves of both as they go into the run; None for those that it does not need.
-        start: Runs the compiled program and waits for it; of a run in segments, the forward pass.
-        further: Of that, the runs that follow the one it is given.
-        runs: The number of all these runs.
-        size_bytes: Tells the memory that they take at a time: arguments, outputs and what is needed on the way. XLA
-            takes a while to tell.
-        scratch_bytes: The space on disk for what is kept between them.
+        leaves: The leaves of both, as the program receives them; None for those that it does not need.
+        program: The compiled program.
     """
 
     answer: Answer
     variables: Any
     batch: Any
     leaves: Sequence[Any]
-    start: Callable[[], Run]
-    further: Callable[[Run], Iterator[Run]]
-    runs: int
-    size_bytes: Callable[[], int]
-    scratch_bytes: int
+    program: RunnableProgram
+
+    def start(self) -> Run:
+        """Run the program on the leaves and wait for it; of a program in segments, run the forward pass."""
+        return self.program.start(self.leaves)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How much a run may take.
+    """`Bounds` limit the memory that a run may use.
 
     Attributes:
         memory: Bytes.
-        scratch: On whose disk what does not fit may lie meanwhile; None for where temporary files lie.
+        scratch: A folder on the disk to which arrays are spilled; None for the system's folder of temporary files.
     """
 
     memory: int
@@ -72,8 +98,8 @@ class Bounds:
 
     @property
     def run_bytes(self) -> int:
-        """Bytes that one run may hand out, and as many that it may make: the rest is for arguments and JAX itself."""
-        return self.memory // 4
+        """The bytes of outputs that one run may have, and as many of intermediate values."""
+        return self.memory // 4  # the other half is for arguments and JAX itself
 
 
 def prepare(
@@ -90,15 +116,18 @@ def prepare(
     Args:
         model: The model.
         arguments: Its arguments.
-        wanted: What is shown.
-        inquiry: What is asked beyond the loss and its gradients.
+        wanted: Which tensors are shown.
+        inquiry: Which gradients and values other than the loss's own are computed.
         timings: Receives the seconds of each phase.
-        bounds: How much one run may take; None for all in one run.
+        bounds: The memory that one run may use; None for all in one run.
+
+    Returns:
+        The compiled program and its arguments.
 
     Raises:
         ModelError: The user's code failed, or its loss cannot be differentiated.
         UsageError: A pattern selects nothing, or the inquiry cannot be answered.
-        DumpError: The batch lacks what the inquiry needs.
+        DumpError: The batch lacks leaves that the inquiry needs.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="arguments") as pool:
         making = pool.submit(arguments.make)
@@ -106,32 +135,22 @@ def prepare(
             trace = trace_loss(model.loss, *arguments.shapes, operations=wanted.looks_inside_layers or bool(inquiry))
             answered = answer(trace, wanted, inquiry)
             arguments.require(() if answered.fragment is None else answered.fragment.inputs)
-            shapes = _given(answered, jax.tree_util.tree_leaves(arguments.shapes))
+            shapes = _program_leaves(answered, jax.tree_util.tree_leaves(arguments.shapes))
             segments = None if bounds is None else _segments(answered, bounds.run_bytes)
-            program = (
-                _Program(model.name, answered, shapes, timings)
+            program: RunnableProgram = (
+                _SingleRun(model.name, answered, shapes, timings)
                 if bounds is None or segments is None
-                else Piecewise(model.name, answered, segments, shapes, timings, scratch=bounds.scratch)
+                else SegmentedProgram(model.name, answered, segments, shapes, timings, scratch=bounds.scratch)
             )
         program.compile()
         with timings.phase("initialise"):
             variables, batch = making.result()
-    leaves = _given(answered, jax.tree_util.tree_leaves((variables, batch)))
-    return Prepared(
-        answer=answered,
-        variables=variables,
-        batch=batch,
-        leaves=leaves,
-        start=lambda: program.start(leaves),
-        further=lambda first: program.further(leaves, first),
-        runs=program.runs,
-        size_bytes=lambda: program.size_bytes,
-        scratch_bytes=program.scratch_bytes,
-    )
+    leaves = _program_leaves(answered, jax.tree_util.tree_leaves((variables, batch)))
+    return Prepared(answer=answered, variables=variables, batch=batch, leaves=leaves, program=program)
 
 
 def _segments(answered: Answer, budget: int) -> Segments | None:
-    """The segments of a loss; None where a single run will do, or its loss is one of its arguments."""
+    """Return the segments of a loss; None where a single run is enough, or the loss is one of its own arguments."""
     root = answered.trace.root
     if root.jaxpr.outvars[0] not in root.definitions or root.definitions[root.jaxpr.outvars[0]][0] == OPERAND:
         return None
@@ -139,13 +158,12 @@ def _segments(answered: Answer, budget: int) -> Segments | None:
     return None if len(segments.all) == len(segments.all[0].parts) == 1 else segments
 
 
-class _Program:
-    """One observing program of a model: traced when it is made, then compiled, then run."""
-
-    runs: Final = 1
-    scratch_bytes: Final = 0
+class _SingleRun:
+    """A `_SingleRun` is one observing program of a model, traced when it is made, then compiled, then run."""
 
     def __init__(self, name: str, answered: Answer, shapes: Sequence[Any], timings: Timings) -> None:
+        self.runs = 1
+        self.scratch_bytes = 0
         self._name = name
         self._answered = answered
         self._timings = timings
@@ -158,13 +176,13 @@ class _Program:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the compiled program takes; 0 where the backend does not tell."""
+        """The memory of the compiled program; 0 where the backend does not report it."""
         found = self._stage.memory_analysis()
         if found is None:
             return 0
         return found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
 
-    def further(self, _leaves: Sequence[Any], _first: Run) -> Iterator[Run]:
+    def further(self, leaves: Sequence[Any], first: Run) -> Iterator[Run]:  # noqa: ARG002 - there is one run only
         return iter(())
 
     def start(self, leaves: Sequence[Any]) -> Run:
@@ -181,8 +199,8 @@ class _Program:
         )
 
 
-def _given(answered: Answer, leaves: Sequence[Any]) -> list[Any]:
-    """The leaves as they go into the run: fed ones replaced, those that it does not need left out."""
+def _program_leaves(answered: Answer, leaves: Sequence[Any]) -> list[Any]:
+    """Return the leaves as the program receives them: fed ones replaced, and None for those that it does not need."""
     needed = [True] * len(leaves) if answered.fragment is None else answered.fragment.arguments
-    own = [leaf if wanted else None for leaf, wanted in zip(leaves, needed, strict=True)]
+    own = [leaf if is_needed else None for leaf, is_needed in zip(leaves, needed, strict=True)]
     return [answered.arguments.get(number, leaf) for number, leaf in enumerate(own)]

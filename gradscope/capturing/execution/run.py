@@ -1,4 +1,4 @@
-"""A run: an observing program's inputs and outputs together, and where each observation lies in them."""
+"""A run: an observing program's inputs and outputs together, and the index of each observation in them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradscope.capturing.execution.order import Iteration
 from gradscope.instrument.observing_program import Observed, Reached
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.instrument.rewriting.interpreter import Captured
+from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import iterations
 from gradscope.tracing.tracer import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of an observing program.
+    """A `Run` holds the inputs and outputs of one run of an observing program.
 
     Attributes:
         trace: The traced loss.
         plan: What was observed.
-        wanted: What of it is to be shown.
+        wanted: Which observations are shown.
         arguments: The flat arguments it ran on; None for those that were not kept.
-        observed: What it handed out.
-        reached: What the loss is connected to.
-        sites_only: Whether arguments, their gradients and auxiliary outputs are another run's to show.
+        observed: The outputs.
+        reached: The values to which the loss is connected.
+        sites_only: Whether another run shows the arguments, their gradients and the auxiliary outputs.
     """
 
     trace: Trace
@@ -40,29 +40,29 @@ class Run:
     sites_only: bool = False
 
     def without_tensors(self) -> Run:
-        """What is known of the run when its tensors have been handed out: loss, parameters, gradients of those."""
+        """Return the run without the tensors of its sites: with its loss, parameters and their gradients only."""
         observed = self.observed._replace(captured=Captured.nothing(), cotangents={}, auxiliary=[])
         return replace(self, observed=observed)
 
 
 class Turn(NamedTuple):
-    """One turn of the loops around a site.
+    """A `Turn` is one iteration of the loops around a site.
 
     Attributes:
-        at: Where its observation lies along the leading axes.
-        nominal: The turn with 0 for every `while`, of which only the last turn is observed: the key it is found by.
-        iteration: Which turn it was, those of `while` loops included.
-        executed: Whether it ran: False in a branch that was not taken and in a loop of no turns.
+        at: The index of its observation along the leading axes.
+        nominal: The iteration by which it is looked up: with 0 for every `while`, of which only the last is observed.
+        iteration: The iteration that ran, those of `while` loops included.
+        executed: Whether it ran: False in a branch that was not taken and in a loop of no iterations.
     """
 
     at: tuple[int, ...]
-    nominal: Iteration
-    iteration: Iteration
+    nominal: IterationIndex
+    iteration: IterationIndex
     executed: bool
 
 
 def turns_of(run: Run, number: int) -> Iterator[Turn]:
-    """The turns of the loops around a site or term of the plan, in order of their indices."""
+    """Yield the iterations of the loops around a site or term of the plan, in order of their indices."""
     loops = run.plan.spot(number).loops
     captured = run.observed.captured
     executed = captured.executed.get(number)

@@ -1,13 +1,12 @@
-"""A run in segments: bounded memory, paid for by computing the forward pass twice.
+"""A segmented run computes loss and gradients in the memory of `--max-memory`, at the price of a second forward pass.
 
-The first run is the forward pass, which knows the loss; what it keeps lies on disk until it is wanted. Those that
-follow go backwards, and each hands out what was observed in one segment; the last of all hands out the arguments and
-their gradients, which are complete by then.
+The first run is the forward pass. It returns the loss and writes the values between segments to disk. The runs that
+follow go backwards, and each returns the observations of one segment. The last one returns the arguments and their
+gradients, which are complete by then.
 
-Why segments and not whole runs that each observe some of the sites (2026-11): a whole run needs memory for all that its
-backward pass keeps, whatever it observes, and there would be as many of them as the tensors fill the memory allowed.
-
-Freed memory, given back to the system between runs that share a bound.
+Why segments and not full runs that each observe some of the sites (2026-11): a full run needs memory for everything
+that its backward pass keeps, whatever it observes, and the number of such runs would be the number of times that the
+tensors fill the memory allowed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.capturing.execution.disk_spill import Shelf
+from gradscope.capturing.execution.disk_spill import DiskSpill
 from gradscope.capturing.execution.observation import with_whole_facts
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.timings import Timings
@@ -35,11 +34,9 @@ from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
 from gradscope.tracing.user_frames import user_code
 
 
-def give_back() -> None:
-    """Have the C library return what is free: glibc keeps blocks below 32 MiB, of which a run leaves a gigabyte.
-
-    Where the library has no such function it is one that returns memory by itself.
-    """
+def trim_malloc() -> None:
+    """Return the C library's free memory to the operating system."""
+    # glibc keeps free blocks below 32 MiB, of which a run leaves a gigabyte. Other libraries return memory themselves.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -47,13 +44,13 @@ def give_back() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Backward:
-    """The compiled program of one backward run of a segment.
+    """A `_Backward` is the compiled program of one backward run of a segment.
 
     Attributes:
         plan: What it observes.
         stage: The program.
-        connected: What the loss is connected to in it.
-        onward: Whether it hands on cotangents.
+        connected: The values in it to which the loss is connected.
+        onward: Whether it returns cotangents for the segment before.
     """
 
     plan: Plan
@@ -63,27 +60,27 @@ class _Backward:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """The compiled programs of one segment."""
+class _CompiledSegment:
+    """A `_CompiledSegment` holds the compiled programs of one segment."""
 
     segment: Segment
     forward: Any
     backward: tuple[_Backward, ...]
 
 
-class Piecewise:
-    """The compiled programs of a loss in segments.
+class SegmentedProgram:
+    """A `SegmentedProgram` holds the compiled programs of a loss in segments.
 
     Args:
-        name: What messages call the model.
-        answered: The traced loss and what is observed of it.
-        segments: The same in segments.
+        name: The model's name in messages.
+        answered: The traced loss and its observations.
+        segments: The segments of the loss.
         shapes: The flat arguments' shapes.
         timings: Receives the seconds of each phase.
-        scratch: On whose disk what is kept between the runs lies; None for where temporary files lie.
+        scratch: A folder on the disk that is used between runs; None for the system's folder of temporary files.
 
     Attributes:
-        runs: How many runs there are.
+        runs: The number of runs.
     """
 
     def __init__(
@@ -103,43 +100,45 @@ class Piecewise:
         self._timings = timings
         self._scratch = scratch
         self._flowing: set[Atom] = set()
-        self._pieces: list[_Piece] = []
+        self._programs: list[_CompiledSegment] = []
         self.runs = sum(1 + len(segment.parts) for segment in segments.all)
 
     def compile(self) -> None:
         """Compile all programs."""
         with self._timings.phase("compile"), user_code(f"compiling {self._name}"):
-            self._pieces = [self._compiled(segment) for segment in reversed(self._segments.all)][::-1]
+            self._programs = [self._compiled(segment) for segment in reversed(self._segments.all)][::-1]
 
     @property
     def size_bytes(self) -> int:
-        """Memory that all of it takes: arguments, their gradients, and the largest run's own."""
+        """The memory that is needed at a time: arguments, their gradients, and the largest run's own."""
         arguments = sum(bytes_of(shape) for shape in self._shapes if shape is not None)
         gradients = sum(bytes_of(leaf) for leaf in self._answered.trace.arguments if leaf.differentiated)
-        stages = [stage for piece in self._pieces for stage in (piece.forward, *(b.stage for b in piece.backward))]
+        stages = [
+            stage for programs in self._programs for stage in (programs.forward, *(b.stage for b in programs.backward))
+        ]
         return arguments + gradients + max(map(_own_bytes, stages))
 
     @property
     def scratch_bytes(self) -> int:
-        """Space on disk for what is kept."""
+        """The space on disk that is used between runs."""
         return self._segments.kept_bytes
 
     def start(self, leaves: Sequence[Any]) -> Run:
-        """The forward pass."""
-        self._kept = Shelf(self._scratch)
+        """Run the forward pass."""
+        self._kept = DiskSpill(self._scratch)
         with self._timings.phase("run"), user_code(f"running {self._name}"):
-            for piece in self._pieces:
-                give_back()
-                reads = [self._kept.get(atom) for atom in piece.segment.reads]
-                written = jax.block_until_ready(piece.forward(leaves, reads))
-                for atom, value in zip(piece.segment.writes, written, strict=True):
+            for programs in self._programs:
+                trim_malloc()
+                reads = [self._kept.get(atom) for atom in programs.segment.reads]
+                written = jax.block_until_ready(programs.forward(leaves, reads))
+                for atom, value in zip(programs.segment.writes, written, strict=True):
                     self._kept.put(atom, value)
         outputs = [self._output(atom, leaves) for atom in self._answered.trace.root.jaxpr.outvars]
         seen = Observed(outputs[0], outputs[1:], Captured.nothing(), {}, {})
         return self._run(leaves, self._answered.plan.part(()), seen, Reached(), sites_only=True)
 
     def further(self, leaves: Sequence[Any], first: Run) -> Iterator[Run]:
-        """The runs that follow the first."""
+        """Yield the runs that follow the forward pass."""
         with self._kept:
             yield from self._backwards(leaves, first)
 
@@ -147,43 +146,46 @@ class Piecewise:
         cotangents: dict[Atom, Any] = {}
         gradients = {n: None for n, leaf in enumerate(self._answered.trace.arguments) if leaf.differentiated}
         reached = Reached()
-        for piece in reversed(self._pieces):
-            for backward in piece.backward:
-                seen, returned = self._returned(piece.segment, backward, leaves, cotangents)
+        for programs in reversed(self._programs):
+            for backward in programs.backward:
+                seen, returned = self._returned(programs.segment, backward, leaves, cotangents)
                 if backward.onward:
-                    _add(cotangents, {piece.segment.reads[at]: returned.reads[at] for at in backward.connected.reads})
+                    _add(
+                        cotangents, {programs.segment.reads[at]: returned.reads[at] for at in backward.connected.reads}
+                    )
                     arguments = backward.connected.reached.arguments
                     _add(gradients, {number: returned.gradients[number] for number in arguments})
                     reached.arguments.update(arguments)
                 del returned
                 yield self._run(leaves, backward.plan, seen, backward.connected.reached, sites_only=True)
                 del seen
-            for atom in piece.segment.writes:
+            for atom in programs.segment.writes:
                 cotangents.pop(atom, None)
-        whole = {n: jnp.zeros_like(leaves[n]) if each is None else each for n, each in gradients.items()}
-        yield self._run(leaves, first.plan, first.observed._replace(gradients=whole), reached, sites_only=False)
+        complete = {n: jnp.zeros_like(leaves[n]) if each is None else each for n, each in gradients.items()}
+        yield self._run(leaves, first.plan, first.observed._replace(gradients=complete), reached, sites_only=False)
 
-    def _compiled(self, segment: Segment) -> _Piece:
-        """The programs of a segment, those of all behind it being compiled: they tell which cotangents it gets."""
+    def _compiled(self, segment: Segment) -> _CompiledSegment:
+        """Compile the programs of a segment."""
         reads = [_shape(atom) for atom in segment.reads]
-        given = {at: _shape(atom) for at, atom in enumerate(segment.writes) if atom in self._flowing}
+        # The segments behind this one are compiled already, so it is known which cotangents come from them.
+        arriving = {at: _shape(atom) for at, atom in enumerate(segment.writes) if atom in self._flowing}
         forward = jax.jit(self._segments.forward(segment)).lower(self._shapes, reads).compile()
         backward: list[_Backward] = []
-        for at, part in enumerate(segment.parts):
-            program, connected = self._segments.backward(segment, part, onward=at == 0)
-            stage = jax.jit(program).lower(self._shapes, reads, given).compile()
-            backward.append(_Backward(plan=part, stage=stage, connected=connected, onward=at == 0))
+        for at, observed in enumerate(segment.parts):
+            program, connected = self._segments.backward(segment, observed, onward=at == 0)
+            stage = jax.jit(program).lower(self._shapes, reads, arriving).compile()
+            backward.append(_Backward(plan=observed, stage=stage, connected=connected, onward=at == 0))
         self._flowing.update(segment.reads[at] for at in backward[0].connected.reads)
-        return _Piece(segment=segment, forward=forward, backward=tuple(backward))
+        return _CompiledSegment(segment=segment, forward=forward, backward=tuple(backward))
 
     def _returned(
         self, segment: Segment, backward: _Backward, leaves: Sequence[Any], cotangents: Mapping[Atom, Any]
     ) -> tuple[Observed, Any]:
-        give_back()
+        trim_malloc()
         reads = [self._kept.get(atom) for atom in segment.reads]
-        given = {at: cotangents[atom] for at, atom in enumerate(segment.writes) if atom in cotangents}
+        arriving = {at: cotangents[atom] for at, atom in enumerate(segment.writes) if atom in cotangents}
         with self._timings.phase("run"), user_code(f"running {self._name}"):
-            returned = jax.block_until_ready(backward.stage(leaves, reads, given))
+            returned = jax.block_until_ready(backward.stage(leaves, reads, arriving))
         return with_whole_facts(Observed(None, [], returned.captured, returned.arrived, {})), returned
 
     def _output(self, atom: Atom, leaves: Sequence[Any]) -> Any:
@@ -207,7 +209,7 @@ class Piecewise:
 
 
 def _add(sums: dict[Any, Any], shares: Mapping[Any, Any]) -> None:
-    """Add up what comes from several segments."""
+    """Add the shares of one segment to the sums over segments."""
     for name, share in shares.items():
         known = sums.get(name)
         sums[name] = share if known is None else known + share
@@ -218,6 +220,6 @@ def _shape(atom: Atom) -> jax.ShapeDtypeStruct:
 
 
 def _own_bytes(stage: Any) -> int:
-    """What a compiled program needs beside its arguments; 0 where the backend does not tell."""
+    """Return a compiled program's memory in addition to its arguments; 0 where the backend does not report it."""
     found = stage.memory_analysis()
     return 0 if found is None else found.temp_size_in_bytes + found.output_size_in_bytes

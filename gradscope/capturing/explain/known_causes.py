@@ -1,4 +1,4 @@
-"""Known traps: what went wrong in the operation that a NaN or an infinity comes from, and what to do about it."""
+"""Known causes of a NaN or an infinity: what went wrong in the operation where it began, and how to repair it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gradscope.dump.manifest.manifest import Origin
 from gradscope.tracing.lookup.operations import Operation, Operations
 
 
-class _Trap(NamedTuple):
-    """What happened, and the repair."""
+class _Cause(NamedTuple):
+    """A `_Cause` states what happened, and the repair."""
 
     why: str
     repair: str = ""
@@ -30,45 +30,51 @@ _RANGE: Final = "compute this in float32, or scale the loss or the operands down
 
 
 def explain_forward(operation: Operation, failure: Failure | None) -> Origin:
-    """The origin of a result that is not finite.
+    """Return the origin of a result that is not finite.
 
     Args:
-        operation: The operation that made it.
-        failure: Its first such element; None where it could not be found when the operation ran alone.
+        operation: The operation that computed it.
+        failure: Its first such element; None where there is none when the operation runs again by itself.
+
+    Returns:
+        The origin, with cause and repair.
     """
     if failure is None:
-        return _origin("forward", operation, None, _Trap("made what is not finite in one of its turns"))
+        return _origin("forward", operation, None, _Cause("made a value that is not finite in one of its iterations"))
     kind = "NaN" if math.isnan(failure.value) else "Inf"
-    trap = _forward_trap(operation.primitive, failure)
-    return _origin("forward", operation, failure, _Trap(f"made the first {kind}: {trap.why}", trap.repair))
+    cause = _forward_cause(operation.primitive, failure)
+    return _origin("forward", operation, failure, _Cause(f"made the first {kind}: {cause.why}", cause.repair))
 
 
 def explain_backward(operation: Operation, failure: Failure, operations: Operations) -> Origin:
-    """The origin of a gradient that is not finite though the loss is.
+    """Return the origin of a gradient that is not finite although the loss is.
 
     Args:
-        operation: The operation that sent it back.
+        operation: The operation whose backward rule returned it.
         failure: Its first such element.
-        operations: All operations, to see where the result goes.
+        operations: All operations, to find the readers of the result.
+
+    Returns:
+        The origin, with cause and repair.
     """
     kind = "NaN" if math.isnan(failure.value) else "Inf"
-    chosen = [reader for output in operation.outputs for reader in operations.readers(output)
+    selects = [reader for output in operation.outputs for reader in operations.readers(output)
               if reader.primitive == "select_n"]  # fmt: skip
-    trap = _backward_trap(operation, failure, operations)
-    why = f"sent back the first {kind}: {trap.why}"
-    if chosen and failure.received == 0:
-        where = f" at {source}" if (source := chosen[0].layer.source) else ""
+    cause = _backward_cause(operation, failure, operations)
+    why = f"sent back the first {kind}: {cause.why}"
+    if selects and failure.received == 0:
+        where = f" at {source}" if (source := selects[0].layer.source) else ""
         why += f"; its result is thrown away by the where{where}, its gradient is not: 0 times infinity is NaN"
-        return _origin("backward", operation, failure, _Trap(why, _DOUBLE_WHERE))
-    return _origin("backward", operation, failure, _Trap(why, trap.repair))
+        return _origin("backward", operation, failure, _Cause(why, _DOUBLE_WHERE))
+    return _origin("backward", operation, failure, _Cause(why, cause.repair))
 
 
-def _origin(direction: str, operation: Operation, failure: Failure | None, trap: _Trap) -> Origin:
+def _origin(direction: str, operation: Operation, failure: Failure | None, cause: _Cause) -> Origin:
     return Origin(
         direction="forward" if direction == "forward" else "backward",
         name=operation.name,
-        why=trap.why,
-        repair=trap.repair,
+        why=cause.why,
+        repair=cause.repair,
         primitive=operation.primitive,
         source=operation.layer.source,
         iteration=operation.turn,
@@ -77,42 +83,44 @@ def _origin(direction: str, operation: Operation, failure: Failure | None, trap:
     )
 
 
-def _forward_trap(primitive: str, failure: Failure) -> _Trap:
-    place = _place(failure)
+def _forward_cause(primitive: str, failure: Failure) -> _Cause:
+    element = _element(failure)
     if primitive in ("while", "scan", "cond"):
-        return _Trap(f"it did so inside the {primitive}, in a turn that is not observed{place}")
+        return _Cause(f"it did so inside the {primitive}, in an iteration that is not observed{element}")
     rule = _FORWARD.get(primitive)
     found = rule(failure.operands) if rule is not None and failure.operands else None
     if found is not None:
-        return _Trap(f"{found.why}{place}", found.repair)
+        return _Cause(f"{found.why}{element}", found.repair)
     finite = all(map(math.isfinite, failure.operands))
     if math.isinf(failure.value) and finite:
         largest = float(jnp.finfo(failure.dtype).max)
-        return _Trap(f"the result{place} is beyond {largest:.4g}, the largest {failure.dtype}", _RANGE)
-    return _Trap(f"{primitive} of {_numbers(failure.operands)}{place}" if failure.operands else f"{primitive}{place}")
+        return _Cause(f"the result{element} is beyond {largest:.4g}, the largest {failure.dtype}", _RANGE)
+    return _Cause(
+        f"{primitive} of {_numbers(failure.operands)}{element}" if failure.operands else f"{primitive}{element}"
+    )
 
 
-def _backward_trap(operation: Operation, failure: Failure, operations: Operations) -> _Trap:
-    place = _place(failure)
+def _backward_cause(operation: Operation, failure: Failure, operations: Operations) -> _Cause:
+    element = _element(failure)
     first = failure.operands[0] if failure.operands else math.nan
     primitive = operation.primitive
     if primitive == "sqrt" and first == 0:
         if _of_squares(operation, operations):
-            return _Trap(f"the derivative of a norm at 0{place} is not finite", _NORM)
-        return _Trap(f"the derivative of sqrt at 0{place} is infinite", _CLAMP)
+            return _Cause(f"the derivative of a norm at 0{element} is not finite", _NORM)
+        return _Cause(f"the derivative of sqrt at 0{element} is infinite", _CLAMP)
     if primitive.startswith("custom_vjp"):
-        return _Trap(f"its own backward rule, a custom_vjp, made it of a gradient that is finite{place}")
+        return _Cause(f"its own backward rule, a custom_vjp, made it of a gradient that is finite{element}")
     if primitive in _SINGULAR_AT_ZERO and 0 in failure.operands:
-        return _Trap(f"the derivative of {primitive} at {_numbers(failure.operands)}{place} is not finite", _CLAMP)
+        return _Cause(f"the derivative of {primitive} at {_numbers(failure.operands)}{element} is not finite", _CLAMP)
     if math.isinf(failure.value):
         largest = float(jnp.finfo(failure.dtype).max)
-        return _Trap(f"the gradient{place} is beyond {largest:.4g}, the largest {failure.dtype}", _RANGE)
+        return _Cause(f"the gradient{element} is beyond {largest:.4g}, the largest {failure.dtype}", _RANGE)
     operands = f" at {_numbers(failure.operands)}" if failure.operands else ""
-    return _Trap(f"the derivative of {primitive}{operands}{place} is not finite", _CLAMP if operands else "")
+    return _Cause(f"the derivative of {primitive}{operands}{element} is not finite", _CLAMP if operands else "")
 
 
 def _of_squares(operation: Operation, operations: Operations) -> bool:
-    """Whether an operation reads a sum of squares."""
+    """Return whether an operation reads a sum of squares."""
     squares = {"square", "integer_pow", "mul", "abs"}
     for summed in (operations.maker(value) for value in operation.values if value.value.equation >= 0):
         if summed.primitive == "reduce_sum":
@@ -121,7 +129,7 @@ def _of_squares(operation: Operation, operations: Operations) -> bool:
     return False
 
 
-def _place(failure: Failure) -> str:
+def _element(failure: Failure) -> str:
     return f" (element {list(failure.index)})" if failure.index else ""
 
 
@@ -134,48 +142,48 @@ _SINGULAR_AT_ZERO: Final = frozenset(
 )
 
 
-def _log(operands: Sequence[float]) -> _Trap:
+def _log(operands: Sequence[float]) -> _Cause:
     what = "0" if operands[0] == 0 else f"{operands[0]:.6g}, which is negative"
-    return _Trap(f"log of {what}", _CLAMP)
+    return _Cause(f"log of {what}", _CLAMP)
 
 
-def _root(operands: Sequence[float]) -> _Trap:
+def _root(operands: Sequence[float]) -> _Cause:
     what = "0" if operands[0] == 0 else f"{operands[0]:.6g}, which is negative"
-    return _Trap(f"square root of {what}", _CLAMP)
+    return _Cause(f"square root of {what}", _CLAMP)
 
 
-def _div(operands: Sequence[float]) -> _Trap | None:
+def _div(operands: Sequence[float]) -> _Cause | None:
     if operands[-1] == 0:
-        return _Trap(f"{operands[0]:.6g} divided by 0", _CLAMP)
+        return _Cause(f"{operands[0]:.6g} divided by 0", _CLAMP)
     return None
 
 
-def _exp(operands: Sequence[float]) -> _Trap | None:
+def _exp(operands: Sequence[float]) -> _Cause | None:
     if operands[0] > 0 and math.isfinite(operands[0]):
-        return _Trap(f"exp of {operands[0]:.6g} overflows", _SHIFT)
+        return _Cause(f"exp of {operands[0]:.6g} overflows", _SHIFT)
     return None
 
 
-def _mul(operands: Sequence[float]) -> _Trap | None:
+def _mul(operands: Sequence[float]) -> _Cause | None:
     if 0 in operands and any(map(math.isinf, operands)):
-        return _Trap("0 times infinity", "mask with where, before the infinity is made, and not by multiplying")
+        return _Cause("0 times infinity", "mask with where, before the infinity is made, and not by multiplying")
     return None
 
 
-def _sum(operands: Sequence[float]) -> _Trap | None:
+def _sum(operands: Sequence[float]) -> _Cause | None:
     if len(operands) == 2 and all(map(math.isinf, operands)):
-        return _Trap("infinity minus infinity", "find what made the infinities: a row that is masked throughout, say")
+        return _Cause("infinity minus infinity", "find what made the infinities: a row that is masked throughout, say")
     return None
 
 
-def _pow(operands: Sequence[float]) -> _Trap | None:
+def _pow(operands: Sequence[float]) -> _Cause | None:
     if operands[0] < 0:
-        return _Trap(f"{operands[0]:.6g} to a power that is no integer", _CLAMP)
+        return _Cause(f"{operands[0]:.6g} to a power that is no integer", _CLAMP)
     return None
 
 
-#: By primitive, what its operands' values at the element say.
-_FORWARD: Final[Mapping[str, Callable[[Sequence[float]], _Trap | None]]] = {
+#: By primitive, the cause that follows from its operands' values at the element.
+_FORWARD: Final[Mapping[str, Callable[[Sequence[float]], _Cause | None]]] = {
     "log": _log,
     "sqrt": _root,
     "rsqrt": _root,

@@ -1,7 +1,7 @@
-"""A close-up: the values around some gradients that are exactly zero, observed operation by operation in a second run.
+"""A neighbourhood holds the values around some gradients that are exactly zero, observed in a second run.
 
-Only what lies between those gradients and the nearest ones that are not zero is looked at, so that the second run
-observes little however large the model is.
+The second run observes single operations, but only those between these gradients and the nearest ones that are not
+zero. So it observes little, however large the model is.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from gradscope.tracing.layers.sites import Site, site_at
 from gradscope.tracing.lookup.constants import Constants
 from gradscope.tracing.tracer import Trace
 
-#: What is looked at where nobody says how much.
+#: The bytes that are observed where the caller gives no limit.
 MOST_BYTES: Final = 1 << 30
 
 _Turn: TypeAlias = tuple[int, ...]
 
 
-class Closeup:
-    """What a second run observed.
+class Neighbourhood:
+    """A `Neighbourhood` holds what a second run observed.
 
     Args:
         trace: The traced loss.
         arguments: Its flat arguments.
-        values: Observed values by where they are made, all turns together.
-        cotangents: The gradients with respect to them, likewise.
-        executed: Whether values inside branches were computed at all, likewise.
+        values: Observed values by the key of the value, with the iterations of loops as leading axes.
+        cotangents: The gradients with respect to them, in the same form.
+        executed: Whether values inside branches were computed, in the same form.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Closeup:
         self._executed = executed
 
     def value(self, place: Place, turn: _Turn) -> Any:
-        """The value of an atom in one turn of the loops around its frame; None where it was not observed."""
+        """Return the value of an atom in one iteration of the loops around its frame; None where it is not known."""
         key = resolve(*place)
         if key is None:
             return self._constants.value(*place)
@@ -69,12 +69,12 @@ class Closeup:
         return self._at(self._values, key, turn)
 
     def cotangent(self, place: Place, turn: _Turn) -> np.ndarray | None:
-        """The gradient of the loss with respect to a variable in one turn; None where none arrives or is known."""
+        """Return the gradient of the loss with respect to a variable in one iteration; None where it is not known."""
         key = resolve(*place)
         return None if key is None else self._at(self._cotangents, key, turn)
 
     def was_executed(self, frame: Frame, turn: _Turn) -> bool:
-        """Whether a branch was taken in one turn, as far as anything inside it tells."""
+        """Return whether a branch was taken in one iteration, judged by the observed values inside it."""
         inside = (key for key in self._executed if key.frame[: len(frame.key)] == frame.key)
         return all(bool(np.any(self._at(self._executed, key, turn))) for key in inside)
 
@@ -82,19 +82,19 @@ class Closeup:
         return observed[key][turn[: self._depths[key.frame]]] if key in observed else None
 
 
-def close_up(
+def observe_neighbourhood(
     run: Run, starts: Sequence[Place], known: Collection[ValueKey], most_bytes: int = MOST_BYTES
-) -> Closeup | None:
-    """Observe what lies between some values and those whose gradients are known not to be zero.
+) -> Neighbourhood | None:
+    """Observe the values between some values and those whose gradients are known not to be zero.
 
     Args:
         run: The first run.
         starts: The values whose gradients are zero.
         known: The values whose gradients are not.
-        most_bytes: More than so much is not looked at.
+        most_bytes: The most bytes that may be observed.
 
     Returns:
-        The close-up; None where it would take too much memory.
+        The neighbourhood; None where it has more bytes than that.
     """
     sites = _sites(run.trace, _around(starts, known))
     gradients = frozenset(number for number, site in enumerate(sites) if has_gradient(site))
@@ -103,18 +103,23 @@ def close_up(
     return _observed(run.trace, run.arguments, sites, gradients)
 
 
-def look_at(trace: Trace, arguments: Sequence[Any], places: Iterable[Place]) -> Closeup:
+def observe_values(trace: Trace, arguments: Sequence[Any], places: Iterable[Place]) -> Neighbourhood:
     """Observe some values, and no gradients.
 
     Args:
         trace: A traced loss.
         arguments: Its flat arguments.
         places: The values.
+
+    Returns:
+        What was observed.
     """
     return _observed(trace, arguments, _sites(trace, places), frozenset())
 
 
-def _observed(trace: Trace, arguments: Sequence[Any], sites: tuple[Site, ...], gradients: frozenset[int]) -> Closeup:
+def _observed(
+    trace: Trace, arguments: Sequence[Any], sites: tuple[Site, ...], gradients: frozenset[int]
+) -> Neighbourhood:
     program, _ = observing_program(trace, Plan(sites=sites, gradients=gradients, observe=whole_tensor))
 
     def seen(arguments: Sequence[Any]) -> tuple[Any, Any, Any]:
@@ -123,7 +128,7 @@ def _observed(trace: Trace, arguments: Sequence[Any], sites: tuple[Site, ...], g
 
     found = jax.device_get(jax.jit(seen)(list(arguments)))
     values, cotangents, executed = ({sites[n].value: np.asarray(array) for n, array in each.items()} for each in found)
-    return Closeup(trace, arguments, values, cotangents, executed)
+    return Neighbourhood(trace, arguments, values, cotangents, executed)
 
 
 def _sites(trace: Trace, places: Iterable[Place]) -> tuple[Site, ...]:
@@ -132,31 +137,31 @@ def _sites(trace: Trace, places: Iterable[Place]) -> tuple[Site, ...]:
 
 
 def _around(starts: Sequence[Place], known: Collection[ValueKey]) -> dict[Place, None]:
-    """The values to observe: all that is made from the starts up to what is known, and what that is computed with."""
+    """Return the values to observe: those made from the starts up to the known ones, and what they are made of."""
     descent = Descent()
 
     def goes(step: Step) -> bool:
         return differentiably(step) and resolve(*step.to) not in known
 
     region = descent.closure(starts, goes)
-    wanted: dict[Place, None] = dict(region)
+    observed_places: dict[Place, None] = dict(region)
     for place in region:
         for step in descent.steps(place):
-            wanted[step.to] = None
+            observed_places[step.to] = None
             if step.way == "compute":
                 operands = step.frame.jaxpr.eqns[step.number].invars
-                wanted |= {Place(step.frame, atom): None for atom in operands if not is_literal(atom)}
-    return wanted
+                observed_places |= {Place(step.frame, atom): None for atom in operands if not is_literal(atom)}
+    return observed_places
 
 
 def differentiably(step: Step) -> bool:
-    """Whether a gradient may come back over a step, and be looked at."""
+    """Return whether a gradient may come back over a step and can be observed there."""
     reaches = step.to.frame.reach.get(step.to.atom, Reach.NOTHING) == Reach.GRADIENT
     return step.way != "choose" and reaches and is_inexact(step.to.atom) and not is_hidden(step.to.frame)
 
 
 def is_hidden(frame: Frame) -> bool:
-    """Whether a frame is, or lies in, one whose values have no gradients or are split over devices."""
+    """Return whether a frame is, or is inside, one whose values have no gradients or are split over devices."""
     split = frame.kind in ("shard_map", "while", "opaque")
     return split or (frame.parent is not None and is_hidden(frame.parent))
 

@@ -1,13 +1,14 @@
-"""Where a NaN or an infinity comes from: the first operation that made one, forward, and the first that sent one back.
+"""The search for the origin of a NaN or an infinity: the first operation that made one, forward or backward.
 
-Found by running the loss once more, with statistics of every operation's result and gradient in the place of tensors,
-inside `jit`, `scan`, `checkpoint` and branches alike.
+The loss runs once more. Statistics of every operation's result and gradient replace the tensors, inside `jit`, `scan`,
+`checkpoint` and branches alike.
 
-Forward, the search goes back from the loss: from a result that is not finite to the operands that are not, until an
-operation has none such. A NaN is followed through NaNs alone, since an infinity may be meant, as in a mask, while what
-makes a NaN of it is not. Backward, where the loss is finite, the gradient that is not finite and closest to the loss
-names the value whose gradient went wrong first; which of its uses did it is settled by running their backward rules
-once more, each alone.
+Forward, the search goes back from the loss: from a result that is not finite to the operands that are not, until all
+operands of an operation are finite. A NaN is followed through NaNs only: an infinity may be intended, as in a mask, but
+the operation that makes a NaN of it is an error.
+
+Backward, where the loss is finite, the search takes the gradient that is not finite and closest to the loss. One of the
+uses of its value returned it. The backward rules of these uses run once more, one at a time, to find which.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from gradscope.tracing.tracer import Trace, trace_loss
 
 
 class _Counts(NamedTuple):
-    """Numbers of elements that are not finite."""
+    """A `_Counts` holds numbers of elements that are not finite."""
 
     nan: int
     inf: int
@@ -51,7 +52,7 @@ _NONE = _Counts(0, 0)
 
 
 def find_origins(loss: Callable[[Any, Any], Any], prepared: Prepared) -> tuple[Origin, ...]:
-    """The operation in which the trouble of a run began; nothing where all is finite.
+    """Return the operation in which a value that is not finite began; nothing where all values are finite.
 
     Args:
         loss: The loss.
@@ -74,7 +75,7 @@ def find_origins(loss: Callable[[Any, Any], Any], prepared: Prepared) -> tuple[O
 
 
 class _Counted:
-    """What a run counted: for every value and gradient, how many elements are not finite.
+    """A `_Counted` run knows for every value and gradient how many elements are not finite.
 
     Args:
         trace: The loss, operations included.
@@ -91,14 +92,14 @@ class _Counted:
         self.sites: tuple[Site, ...] = plan.sites
 
     def value(self, moment: Moment) -> _Counts:
-        """Of a value; none where it was not observed."""
+        """Return the counts of a value; zeros where it was not observed."""
         if _is_argument(moment.value):
             return _counts_in(self._leaves[moment.value.position])
         number = self._numbers.get(moment.value)
         return _NONE if number is None else self._at(self._observed.captured.values[number], number, moment)
 
     def gradient(self, moment: Moment) -> _Counts:
-        """Of the gradient with respect to a value; none where there is none."""
+        """Return the counts of the gradient with respect to a value; zeros where there is none."""
         if _is_argument(moment.value):
             gradient = self._observed.gradients.get(moment.value.position)
             return _NONE if gradient is None else _counts_in(gradient)
@@ -108,14 +109,14 @@ class _Counted:
         return self._at(self._observed.cotangents[number], number, moment)
 
     def rank(self, moment: Moment) -> int:
-        """When a value is made."""
+        """Return the rank of a value in the order of execution."""
         if _is_argument(moment.value):
             return -1
         site = self.sites[self._numbers[moment.value]]
         return self._order.rank(site.loops, site.order, moment.turn)
 
     def bad_gradients(self) -> Iterator[Moment]:
-        """Every value whose gradient is not finite, arguments included, in every turn."""
+        """Yield every value whose gradient is not finite, arguments included, in every iteration."""
         arguments = (Moment(ValueKey((), OPERAND, number), ()) for number in self._observed.gradients)
         yield from (moment for moment in arguments if self.gradient(moment).any)
         for number in sorted(self.reached.sites):
@@ -151,7 +152,7 @@ def _counts_in(array: Any) -> _Counts:
 
 
 def _forward(trace: Trace, counted: _Counted, operations: Operations, replay: Replay, start: Moment) -> Origin | None:
-    """The earliest operation behind the loss whose result is not finite though its operands are."""
+    """Return the earliest operation before the loss whose result is not finite although its operands are."""
     only_nan = counted.value(start).nan > 0
 
     def bad(moment: Moment) -> bool:
@@ -175,10 +176,10 @@ def _forward(trace: Trace, counted: _Counted, operations: Operations, replay: Re
 
 
 def _behind(operations: Operations, moment: Moment) -> list[Moment]:
-    """What a value is made from: elsewhere in loops and branches, or by the equation that makes it."""
+    """Return the values from which a value is made."""
     if _is_argument(moment.value):
         return []
-    found = sources(operations.frames, moment)
+    found = sources(operations.frames, moment)  # elsewhere in loops and branches, or the operands of its equation
     return found if found or moment.value.equation == OPERAND else operations.maker(moment).values
 
 
@@ -193,7 +194,7 @@ def _bad_argument(trace: Trace, counts: _Counts, moment: Moment) -> Origin:
 
 
 def _backward(counted: _Counted, operations: Operations, replay: Replay) -> Origin | None:
-    """The operation next to the loss that sends back what is not finite though what it receives is."""
+    """Return the operation closest to the loss whose gradient is not finite although the one that it receives is."""
     bad = list(counted.bad_gradients())
     if not bad:
         return None

@@ -1,4 +1,4 @@
-"""Replaying one operation of a run: its own operands, its own gradient, and nothing else of the model."""
+"""A replay runs a single operation again, on the operands and the gradient that it had in the run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from gradscope.tracing.tracer import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What is not finite about one operation.
+    """A `Failure` is the first element of an operation's result or gradient that is not finite.
 
     Attributes:
-        index: Where in the result, or in the operand's gradient, the first such element is.
-        value: That element.
-        operands: The forward operands' elements there; those that have none there are left out.
-        received: Backward, the element there of the gradient that arrived; None where the shapes differ, and forward.
-        dtype: Of the result.
+        index: The element's index in the result, or in the operand's gradient.
+        value: The element.
+        operands: The forward operands' elements at that index; operands without one are left out.
+        received: Backward, the arriving gradient's element at that index; None where the shapes differ, and forward.
+        dtype: The dtype of the result.
     """
 
     index: tuple[int, ...]
@@ -41,7 +41,7 @@ class Failure:
 
 
 class Replay:
-    """Runs single operations of a traced loss on the values that they had in the run.
+    """A `Replay` runs single operations of a traced loss on the values that they had in the run.
 
     Args:
         trace: The loss.
@@ -53,7 +53,7 @@ class Replay:
         self._leaves = leaves
 
     def forward(self, operation: Operation) -> Failure | None:
-        """The first element of an operation's results that is not finite; None where all are."""
+        """Return the first element of an operation's results that is not finite; None where all are finite."""
         values, _ = self._tensors([*operation.values, *operation.outputs], [])
         operands = _concrete(operation, values)
         for output in operation.outputs:
@@ -63,9 +63,10 @@ class Replay:
         return None
 
     def backward(self, operation: Operation) -> Failure | None:
-        """The first element that is not finite of what an operation sends back.
+        """Return the first element that is not finite in the gradients that an operation returns to its operands.
 
-        None where all it sends back is finite, and where what it receives is not: then the trouble began elsewhere.
+        None where all of them are finite, and where the gradient that it receives is not: then another operation is the
+        origin.
         """
         values, gradients = self._tensors([*operation.values, *operation.outputs], operation.outputs)
         operands = _concrete(operation, values)
@@ -82,12 +83,12 @@ class Replay:
     def _tensors(
         self, values: Sequence[Moment], gradients: Sequence[Moment]
     ) -> tuple[dict[Moment, np.ndarray], dict[Moment, np.ndarray]]:
-        """Values, and gradients of the loss with respect to values, where there are such."""
+        """Return values, and the gradients of the loss with respect to values, as far as there are any."""
         keys = list(dict.fromkeys(moment.value for moment in values))
         sites = tuple(site_at(self._trace.root, key) for key in keys)
-        wanted = {moment.value for moment in gradients}
+        differentiated = {moment.value for moment in gradients}
         observed = frozenset(
-            number for number, site in enumerate(sites) if site.value in wanted and site.reach is Reach.GRADIENT
+            number for number, site in enumerate(sites) if site.value in differentiated and site.reach is Reach.GRADIENT
         )
         program, reached = observing_program(
             self._trace, Plan(sites=sites, gradients=observed, observe=whole_tensor, outputs=(False,) * self._outputs)
@@ -97,8 +98,8 @@ class Replay:
 
         def at(tensors: Any, moment: Moment) -> np.ndarray:
             loops = sites[numbers[moment.value]].loops
-            place = tuple(turn for turn, loop in zip(moment.turn, loops, strict=True) if loop.length is not None)
-            return np.asarray(tensors[numbers[moment.value]])[place]
+            index = tuple(turn for turn, loop in zip(moment.turn, loops, strict=True) if loop.length is not None)
+            return np.asarray(tensors[numbers[moment.value]])[index]
 
         return (
             {moment: at(seen.captured.values, moment) for moment in values},
@@ -115,14 +116,14 @@ def _concrete(operation: Operation, values: dict[Moment, np.ndarray]) -> list[np
 
 
 def _pulled_back(operation: Operation, operands: Sequence[Any], arrived: Mapping[int, Any]) -> list[np.ndarray]:
-    """What an operation's own backward rule makes of the gradients it receives, for its inexact operands."""
+    """Return the gradients of an operation's inexact operands, by the operation's own backward rule."""
     inexact = [number for number, operand in enumerate(operands) if jnp.issubdtype(operand.dtype, jnp.inexact)]
     values = [jnp.asarray(operand) for operand in operands]
     return [np.asarray(gradient) for gradient in pulled_back(operation.equation, values, inexact, arrived)]
 
 
 def _first_nonfinite(array: np.ndarray) -> tuple[int, ...] | None:
-    """The index of the first NaN, or else of the first infinity."""
+    """Return the index of the first NaN, or else of the first infinity."""
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         return None
     wide = array if array.dtype.kind in "fc" else array.astype(np.float32)
@@ -135,18 +136,18 @@ def _first_nonfinite(array: np.ndarray) -> tuple[int, ...] | None:
 def _failure(
     array: np.ndarray, index: tuple[int, ...], operands: Sequence[np.ndarray], received: np.ndarray | None, dtype: Any
 ) -> Failure:
-    beside = [operand for operand in operands if _broadcasts(operand.shape, array.shape)]
+    aligned = [operand for operand in operands if _broadcasts(operand.shape, array.shape)]
     return Failure(
         index=index,
         value=_number(array[index]),
-        operands=tuple(_number(np.broadcast_to(operand, array.shape)[index]) for operand in beside),
+        operands=tuple(_number(np.broadcast_to(operand, array.shape)[index]) for operand in aligned),
         received=None if received is None or received.shape != array.shape else _number(received[index]),
         dtype=dtype,
     )
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    """Whether each element of an array has one of an operand beside it, as an elementwise operation reads them."""
+    """Return whether a shape broadcasts to another, as an elementwise operation reads its operands."""
     return not shape or (len(shape) == len(to) and all(one in (1, other) for one, other in zip(shape, to, strict=True)))
 
 

@@ -1,12 +1,12 @@
-"""The self-check: does observing change the gradients?
+"""The self-check measures how much observing changes the gradients.
 
-Operation by operation it cannot: every tap is the identity, forward and backward. Compiled, the observations are extra
-outputs, which change what the compiler fuses and so the order of some roundings. The self-check runs the user's own
-loss under `jax.jit(jax.value_and_grad(...))`, without any tap, and measures the difference.
+Operation by operation it changes nothing: every tap is the identity, forward and backward. Compiled, the observations
+are extra outputs, which change what the compiler fuses and so the order of some roundings. The self-check runs the
+user's own loss under `jax.jit(jax.value_and_grad(...))`, without any tap, and measures the difference.
 
-How much of a difference rounding may make depends on the model: a ResNet-50 at initialisation turns the last bit of its
-arguments into one per cent of a gradient. So that is measured too: the plain program runs once more, every argument
-changed in its last bit. A gradient differs *beyond rounding* when it differs by many times as much as that.
+The difference that rounding may make depends on the model: in a ResNet-50 at initialisation, a change in the last bit
+of the arguments changes a gradient by one per cent. So this is measured too: the plain program runs once more, with
+every argument changed in its last bit. A gradient differs *beyond rounding* when it differs by many times that effect.
 """
 
 from __future__ import annotations
@@ -36,9 +36,14 @@ _Gradients: TypeAlias = Mapping[int, np.ndarray]
 def self_check(loss: Callable[[Any, Any], Any], prepared: Prepared, run: Run) -> dict[str, Json]:
     """Run the untouched loss and compare its parameter gradients with the observed run's.
 
+    Args:
+        loss: The loss.
+        prepared: Its arguments.
+        run: The observed run.
+
     Returns:
         `total` parameters compared, `bit_equal` of them, `max_rel_l2`, `loss_bit_equal`, by parameter `rel_l2` and
-        `noise` (the effect of a last-bit change of the arguments, likewise relative), and `beyond_rounding`: the names
+        `noise` (the relative effect of a last-bit change of the arguments), and `beyond_rounding`: the names
         of those that differ by more than rounding can explain.
     """
     names = {number: leaf.name for number, leaf in enumerate(prepared.answer.trace.arguments) if _compared(leaf)}
@@ -66,7 +71,7 @@ def _compared(leaf: Any) -> bool:
 
 
 class _PlainProgram:
-    """The user's loss and its gradients, compiled without any tap.
+    """A `_PlainProgram` is the user's loss with its gradients, compiled without any tap.
 
     Args:
         loss: The loss.
@@ -85,7 +90,7 @@ class _PlainProgram:
 
 
 def nudged(leaf: Any, seed: int) -> Any:
-    """An argument with every element of inexact dtype changed in its last bit, up or down at random."""
+    """Return an argument with every element of inexact dtype changed in its last bit, up or down at random."""
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return leaf
     host = np.asarray(leaf)
@@ -97,17 +102,17 @@ def nudged(leaf: Any, seed: int) -> Any:
 
 
 def rounding(dtype: np.dtype[Any], noise: float) -> float:
-    """The largest relative difference that rounding may make.
+    """Return the largest relative difference that rounding may make.
 
     Args:
         dtype: The dtype of the gradient.
-        noise: What a last-bit change of the arguments makes.
+        noise: The relative effect of a last-bit change of the arguments.
     """
     return max(_NOISE_FACTOR * noise, _ALWAYS_ROUNDING * float(jnp.finfo(dtype).eps))
 
 
 def separation(one: np.ndarray, other: np.ndarray) -> float:
-    """The l2 norm of the difference of the finite elements; infinite where one is finite and the other is not."""
+    """Return the l2 norm of the difference of the finite elements; infinite where different elements are finite."""
     if not np.array_equal(np.isfinite(one), np.isfinite(other)):
         return float("inf")
     with np.errstate(invalid="ignore"):
@@ -124,6 +129,6 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 
 def length(array: np.ndarray) -> float:
-    """The l2 norm of the finite elements."""
+    """Return the l2 norm of the finite elements."""
     wide = _wide(array)
     return float(np.linalg.norm(np.where(np.isfinite(wide), wide, 0).ravel()))

@@ -1,8 +1,11 @@
-"""Why a gradient is exactly zero: where on its way back from the loss it was lost.
+"""The search for the reason why a gradient is exactly zero: the operation at which it is lost on its way from the loss.
 
-A gradient is the sum of what flows back from every use of its value. It is zero because a use lets nothing through (a
-*cut*), because what arrives at a use is zero already (then the question moves on to there), because the branch that
-uses it was not taken, or because what flows back from several uses cancels.
+A gradient is the sum of the terms that come back from every use of its value. It is zero for one of these reasons:
+
+- a use has a *zero derivative*;
+- the gradient that arrives at a use is zero already, and the search goes on from there;
+- the branch that uses the value was not taken;
+- the terms of several uses cancel.
 """
 
 from __future__ import annotations
@@ -14,32 +17,32 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from gradscope.capturing.execution.run import Run
-from gradscope.capturing.explain.neighbourhood import MOST_BYTES, Closeup, close_up, differentiably
-from gradscope.capturing.explain.zero_uses import Use
+from gradscope.capturing.explain.neighbourhood import MOST_BYTES, Neighbourhood, differentiably, observe_neighbourhood
+from gradscope.capturing.explain.zero_uses import EquationUse
 from gradscope.dump.manifest.manifest import Cause
 from gradscope.tracing.dataflow.forward import Descent, Place, Step
 from gradscope.tracing.dataflow.gradient_barriers import at_place
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import Frame, ValueKey, variable_of
 
-#: So many causes are told of one gradient.
+#: The most causes that are reported for one gradient.
 _MOST_CAUSES: Final = 3
-#: So many values are looked at on the way from one gradient.
+#: The most values that the search for one gradient visits.
 _MOST_VALUES: Final = 2000
-_TOO_LARGE: Final = "not looked into, because its way to the loss does not fit in memory"
+_TOO_LARGE: Final = "not looked into, because its path to the loss does not fit in memory"
 
 _Turn: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zero:
-    """A gradient that is exactly zero.
+    """A `Zero` is a gradient that is exactly zero.
 
     Attributes:
         family: Its family.
         name: Its name.
         value: The value that it is the gradient with respect to.
-        turn: The turn of the loops around that.
+        turn: The iteration of the loops around that value.
     """
 
     family: str
@@ -51,13 +54,16 @@ class Zero:
 def causes_of(
     run: Run, zeros: Sequence[Zero], flowing: Collection[ValueKey], most_bytes: int = MOST_BYTES
 ) -> tuple[Cause, ...]:
-    """Why each of some gradients is exactly zero; those of which it cannot be told are left out.
+    """Return why each of some gradients is exactly zero; those without a known reason are left out.
 
     Args:
         run: The run that found them.
         zeros: The gradients.
-        flowing: Values whose gradients are not zero in some turn; what lies behind them need not be looked at.
-        most_bytes: How much may be looked at.
+        flowing: Values whose gradients are not zero in some iteration; the search ends at them.
+        most_bytes: The most bytes that may be observed.
+
+    Returns:
+        One cause for each gradient that has a known reason.
     """
     if not zeros:
         return ()
@@ -66,47 +72,47 @@ def causes_of(
         zero: Place(frames[zero.value.frame], variable_of(frames[zero.value.frame], zero.value)) for zero in zeros
     }
     unknown = {zero.value for zero in zeros}
-    closeup = close_up(run, list(starts.values()), set(flowing) - unknown, most_bytes)
-    if closeup is None:
+    neighbourhood = observe_neighbourhood(run, list(starts.values()), set(flowing) - unknown, most_bytes)
+    if neighbourhood is None:
         return tuple(Cause(family=zero.family, name=zero.name, why=_TOO_LARGE) for zero in zeros)
-    search = _Search(run, closeup)
+    search = _Search(run, neighbourhood)
     found = ((zero, "; ".join(search.causes(starts[zero], zero.turn))) for zero in zeros)
     return tuple(Cause(family=zero.family, name=zero.name, why=why) for zero, why in found if why)
 
 
 class _Moment(NamedTuple):
-    """A value in one turn of the loops around its frame."""
+    """A `_Moment` is a value in one iteration of the loops around its frame."""
 
     place: Place
     turn: _Turn
 
 
-class _Cut(NamedTuple):
-    """Nothing comes back from a use, although something arrives there."""
+class _ZeroDerivative(NamedTuple):
+    """A `_ZeroDerivative` is a use from which nothing comes back, although something arrives there."""
 
-    words: str
-
-
-class _Flow(NamedTuple):
-    """Something comes back from a use."""
-
-    where: str
+    reason: str
 
 
-#: What becomes of the gradient at one use of a value: a moment where nothing arrives already.
-_Result: TypeAlias = _Cut | _Flow | _Moment
+class _NonzeroTerm(NamedTuple):
+    """A `_NonzeroTerm` is a use from which something comes back."""
+
+    use: str
+
+
+#: The result for one use of a value; a `_Moment` where the arriving gradient is zero already.
+_Result: TypeAlias = _ZeroDerivative | _NonzeroTerm | _Moment
 
 
 class _Search:
-    """Looks for causes.
+    """A `_Search` finds the causes of zero gradients.
 
     Args:
         run: The run.
-        closeup: What is known around the gradients.
+        neighbourhood: The values observed around the gradients.
     """
 
-    def __init__(self, run: Run, closeup: Closeup) -> None:
-        self._closeup = closeup
+    def __init__(self, run: Run, neighbourhood: Neighbourhood) -> None:
+        self._neighbourhood = neighbourhood
         self._descent = Descent()
         self._layers = {
             (layer.frame, number): layer.path.template
@@ -115,63 +121,63 @@ class _Search:
         }
 
     def causes(self, start: Place, turn: _Turn) -> list[str]:
-        """Why the gradient with respect to a value is zero, the cause nearest to the value first."""
+        """Return why the gradient with respect to a value is zero, the cause nearest to the value first."""
         waiting = [_Moment(start, turn)]
         seen = set(waiting)
         found: dict[str, None] = {}
         while waiting and len(seen) < _MOST_VALUES and len(found) < _MOST_CAUSES:
-            told, further = self._look(waiting.pop(0))
-            found |= dict.fromkeys(told)
+            causes, further = self._look(waiting.pop(0))
+            found |= dict.fromkeys(causes)
             fresh = [moment for moment in further if moment not in seen]
             seen.update(fresh)
             waiting += fresh
         return list(found)
 
     def _look(self, moment: _Moment) -> tuple[list[str], list[_Moment]]:
-        """What cuts the ways from one value, and the values at which nothing arrives already."""
-        cuts: list[str] = []
+        """Return the causes at one value, and the values at which the arriving gradient is zero already."""
+        zero_derivatives: list[str] = []
         further: list[_Moment] = []
         flowing: dict[str, None] = {}
         results = [*self._computed(moment), *self._renamed(moment)]
         if not results:
-            here = " in its turn" if moment.turn else ""
+            here = " in its iteration" if moment.turn else ""
             return [f"disconnected: nothing that the loss depends on is made from it{here}"], []
         for result in results:
             match result:
-                case _Cut(words=words):
-                    cuts.append(words)
-                case _Flow(where=where):
-                    flowing[where] = None
+                case _ZeroDerivative(reason=reason):
+                    zero_derivatives.append(reason)
+                case _NonzeroTerm(use=use):
+                    flowing[use] = None
                 case _:
                     further.append(result)
         if flowing:
             return [f"cancellation: what flows back from {' and '.join(flowing)} sums to exactly zero"], []
-        return cuts, further
+        return zero_derivatives, further
 
     def _computed(self, moment: _Moment) -> Iterator[_Result]:
-        """What becomes of the gradient in each equation that computes with a value."""
+        """Yield the result for each equation that computes with a value."""
         steps = [step for step in self._descent.steps(moment.place) if step.way == "compute" and differentiably(step)]
         for frame, number in dict.fromkeys((step.frame, step.number) for step in steps):
             use = self._use(frame, number, moment)
             if use is None:
-                yield _Cut(f"not followed beyond {at_place(frame, number)}")
+                yield _ZeroDerivative(f"not followed beyond {at_place(frame, number)}")
             elif not any(np.any(each) for each in use.cotangents):
                 outputs = (step.to for step in steps if (step.frame, step.number) == (frame, number))
                 yield from (_Moment(place, moment.turn) for place in outputs)
             elif use.gradient().any():
-                yield _Flow(at_place(frame, number))
+                yield _NonzeroTerm(at_place(frame, number))
             else:
-                yield _Cut(use.words())
+                yield _ZeroDerivative(use.reason())
 
-    def _use(self, frame: Frame, number: int, moment: _Moment) -> Use | None:
-        """An equation's use of a value, with numbers; None where not all of them are known."""
+    def _use(self, frame: Frame, number: int, moment: _Moment) -> EquationUse | None:
+        """Return an equation's use of a value, with numbers; None where not all of them are known."""
         equation = frame.jaxpr.eqns[number]
-        operands = [self._closeup.value(Place(frame, atom), moment.turn) for atom in equation.invars]
+        operands = [self._neighbourhood.value(Place(frame, atom), moment.turn) for atom in equation.invars]
         if any(each is None for each in operands):
             return None
         outputs = [Place(frame, variable) for variable in equation.outvars if is_inexact(variable)]
-        cotangents = [self._closeup.cotangent(place, moment.turn) for place in outputs]
-        return Use(
+        cotangents = [self._neighbourhood.cotangent(place, moment.turn) for place in outputs]
+        return EquationUse(
             frame=frame,
             number=number,
             positions=tuple(n for n, atom in enumerate(equation.invars) if atom is moment.place.atom),
@@ -184,26 +190,27 @@ class _Search:
         )
 
     def _renamed(self, moment: _Moment) -> Iterator[_Result]:
-        """What becomes of the gradient where another frame knows a value by another name."""
+        """Yield the result for each variable of another frame that is the same value."""
         for step in self._descent.steps(moment.place):
             if step.way == "compute" or not differentiably(step):
                 continue
-            if step.to.frame.kind == "cond" and not self._closeup.was_executed(step.to.frame, moment.turn):
-                yield _Cut(f"branch not taken: {at_place(step.frame, step.number)}")
+            if step.to.frame.kind == "cond" and not self._neighbourhood.was_executed(step.to.frame, moment.turn):
+                yield _ZeroDerivative(f"branch not taken: {at_place(step.frame, step.number)}")
                 continue
+            use = at_place(step.frame, step.number)
             for turn in _turns(step, moment):
-                arrived = self._closeup.cotangent(step.to, turn)
+                arrived = self._neighbourhood.cotangent(step.to, turn)
                 one = arrived[moment.turn[-1]] if step.way == "stack" and arrived is not None else arrived
                 if np.any(one):
-                    yield _Flow(at_place(step.frame, step.number))
+                    yield _NonzeroTerm(use)
                 elif np.any(arrived):
-                    yield _Cut(f"masked: turn {moment.turn[-1]} of {at_place(step.frame, step.number)} is not taken")
+                    yield _ZeroDerivative(f"masked: iteration {moment.turn[-1]} of {use} is not taken")
                 else:
                     yield _Moment(step.to, turn)
 
 
 def _turns(step: Step, moment: _Moment) -> Sequence[_Turn]:
-    """The turns in which a step from a value leads to another."""
+    """Return the iterations in which a step from a value leads to another."""
     turn, there = moment.turn, step.to.frame
     loops_here, loops_there = moment.place.frame.loops, there.loops
     if step.way in ("leave", "stack") and len(loops_there) < len(loops_here):
@@ -219,7 +226,7 @@ def _turns(step: Step, moment: _Moment) -> Sequence[_Turn]:
 
 
 def _in_order(body: Frame) -> range:
-    """The turns of a scan whose body a frame is, in the order in which they run."""
+    """Return the iterations of a scan, given its body, in the order in which they run."""
     loop = body.loops[-1]
     turns = range(loop.length or 0)
     return turns[::-1] if loop.backwards else turns

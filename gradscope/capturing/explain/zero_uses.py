@@ -1,8 +1,8 @@
-"""Cuts: why one equation turns a gradient that is not zero into one that is.
+"""Zero derivatives: why one equation turns a gradient that is not zero into zero.
 
-The question is put to the equation itself: its vector-Jacobian product is taken again, of the same gradient made larger
-(does anything come back? then it had underflowed) and of magnitudes instead of values (does anything come back? then
-terms had cancelled). What is left is known by the primitive.
+The equation's vector-Jacobian product is taken again, of the same gradient scaled up and of magnitudes in place of
+values. If the scaled gradient comes back, it had underflowed. If the magnitudes come back, terms had cancelled.
+Otherwise the reason follows from the primitive.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _SUMS: Final = frozenset(
     {"add", "add_any", "sub", "neg", "broadcast_in_dim", "reduce_sum", "reshape", "transpose", "squeeze", "concatenate",
      "cumsum", "expand_dims", "convert_element_type", "copy", "rev"}
 )  # fmt: skip
-#: Takes some elements and leaves others.
-_PICKS: Final = frozenset(
+#: Selects some elements and drops others.
+_SELECTIONS: Final = frozenset(
     {"gather", "slice", "dynamic_slice", "dynamic_update_slice", "scatter", "pad", "sort", "split", "reduce_max",
      "reduce_min", "concatenate"}
 )  # fmt: skip
-#: Steep everywhere in exact arithmetic.
+#: Have no zero derivative in exact arithmetic.
 _NEVER_FLAT: Final = frozenset(
     {
         "exp",
@@ -55,28 +55,28 @@ _NEVER_FLAT: Final = frozenset(
 _RECTIFIERS: Final = frozenset({"max", "min", "clamp", "custom_jvp_call", "custom_vjp_call"})
 
 
-#: By how much a value is changed to see whether that makes a difference, relative to itself or to 1.
+#: The change of a value, relative to itself or to 1, that shows whether an output depends on it.
 _NUDGE: Final = 1e-3
 
-#: What remains to be said, by primitive.
+#: The reason by primitive, where it is neither underflow, nor cancellation, nor a dead unit.
 _KINDS: Final = (
     (_PRODUCTS, "masked: multiplied by exact zeros in {where}"),
     ({"select_n"}, "masked: where never takes it, {where}"),
-    (_PICKS, "masked: not taken by {where}"),
+    (_SELECTIONS, "masked: not taken by {where}"),
     (_NEVER_FLAT, "underflow: the derivative of {where} rounds to zero for every element"),
 )
 _OTHERWISE: Final = "the derivative of {where} is exactly zero for every element"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
-    """One equation's use of one value, with numbers.
+class EquationUse:
+    """An `EquationUse` is one equation's use of one value, with numbers.
 
     Attributes:
         frame: The equation's frame.
         number: The equation.
-        positions: Where among its operands the value stands.
-        operands: Values of all of its operands.
+        positions: The value's positions among the operands.
+        operands: Values of all operands.
         cotangents: The gradient with respect to each of its outputs; zeros where none arrives.
         layer: The layer it belongs to; None where there is none.
     """
@@ -89,11 +89,11 @@ class Use:
     layer: str | None
 
     def gradient(self) -> np.ndarray:
-        """What flows back through the equation to the value."""
+        """Return the gradient that comes back through the equation to the value."""
         return self._pulled_back(self.operands, self.cotangents)
 
-    def words(self) -> str:
-        """Why nothing flows back, with the place."""
+    def reason(self) -> str:
+        """Return why nothing comes back, with the equation's name and line."""
         equation, where = self.frame.jaxpr.eqns[self.number], at_place(self.frame, self.number)
         if self._pulled_back(self.operands, [_scaled(each) for each in self.cotangents]).any():
             largest = max(float(np.abs(_wide(each)).max(initial=0.0)) for each in self.cotangents)
@@ -104,14 +104,14 @@ class Use:
         if equation.primitive.name in _RECTIFIERS and self._is_flat():
             layer = "" if self.layer is None else f" in {self.layer}"
             return f"dead units: the output of {where}{layer} is constant wherever the loss depends on it"
-        kind = next((words for names, words in _KINDS if equation.primitive.name in names), _OTHERWISE)
+        kind = next((reason for names, reason in _KINDS if equation.primitive.name in names), _OTHERWISE)
         return kind.format(where=where)
 
     def _cancels(self) -> bool:
-        """Whether what flows back would not be zero if no two terms of it could cancel."""
+        """Return whether the result would not be zero if no two terms of it could cancel."""
         name = self.frame.jaxpr.eqns[self.number].primitive.name
-        alone = (replace(self, positions=(position,)) for position in self.positions)
-        several = len(self.positions) > 1 and any(each.gradient().any() for each in alone)
+        single = (replace(self, positions=(position,)) for position in self.positions)
+        several = len(self.positions) > 1 and any(each.gradient().any() for each in single)
         return several or (name in _PRODUCTS | _SUMS and bool(self._of_magnitudes().any()))
 
     def _of_magnitudes(self) -> np.ndarray:
@@ -119,7 +119,7 @@ class Use:
         return self._pulled_back(operands, [jnp.abs(each) for each in self.cotangents])
 
     def _is_flat(self) -> bool:
-        """Whether the outputs that the loss depends on stay as they are when the value changes a little, up or down."""
+        """Return whether the outputs that reach the loss stay the same when the value changes a little, up or down."""
         before = self._outputs(self.operands)
         value = jnp.asarray(self.operands[self.positions[0]])
         for change in (_NUDGE, -_NUDGE):
@@ -141,14 +141,14 @@ class Use:
         return np.asarray(sum(terms[1:], start=terms[0]))
 
     def _outputs(self, operands: Sequence[Any]) -> list[Any]:
-        """The equation's outputs of inexact dtype."""
+        """Return the equation's outputs of inexact dtype."""
         equation = self.frame.jaxpr.eqns[self.number]
         made = bind(equation, [jnp.asarray(each) for each in operands])
         return [value for value, variable in zip(made, equation.outvars, strict=True) if is_inexact(variable)]
 
 
 def _scaled(cotangent: Any) -> Any:
-    """A gradient times the power of two that brings its largest element near 1: exact, and far from underflow."""
+    """Return a gradient times the power of two that brings its largest element near 1, which is exact."""
     largest = float(np.abs(_wide(cotangent)).max(initial=0.0))
     exponent = 0 if largest == 0 or not np.isfinite(largest) else -int(np.floor(np.log2(largest)))
     return jnp.asarray(np.ldexp(_wide(cotangent), exponent).astype(np.asarray(cotangent).dtype))

@@ -1,1 +1,11 @@
-"""Isolation: single layers run on pinned values, and written as scripts of their own."""
+"""Isolation runs single layers of a model on pinned values, or writes one layer as a script of its own.
+
+*Pinned* values and arguments are taken from a dump and put into the run in place of computed ones.
+
+- `isolate` runs all layers of a candidate, each on the values and cotangents that a reference has for it, and compares
+  the results (`compare --isolate`). `pinned_arguments` and `pinned_values` collect the reference's values; `boundaries`
+  are the values at which the segments between pinned values end.
+- `reproduction` takes one layer with its values from a dump (`gradscope isolate`): `layer_functions` is the layer and
+  its VJP as functions, `layer_values` its values in the dump. `reproduction_script` writes the script, `to_python`
+  writes a jaxpr as Python, and `lax_calls` writes one equation.
+"""

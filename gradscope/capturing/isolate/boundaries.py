@@ -1,4 +1,4 @@
-"""Ends: the values at which the pieces of an isolated candidate end, whose layers they are, and what reads what."""
+"""Boundaries are the values at which segments of an isolated candidate end: pinned values and the loss's outputs."""
 
 from __future__ import annotations
 
@@ -8,53 +8,53 @@ from typing import Final
 from gradscope import naming
 from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.execution.order import ExecutionOrder
-from gradscope.capturing.isolate.pinned_values import HeldValues
+from gradscope.capturing.isolate.pinned_values import PinnedValues
 from gradscope.tracing.dataflow.between_known_values import Pieces
 from gradscope.tracing.jaxpr.frames import resolve
 from gradscope.tracing.jaxpr.iterations import Moment
 from gradscope.tracing.tracer import Trace
 
-#: What stands for what is computed after the last layer.
+#: The name of everything that is computed after the last layer.
 _LOSS: Final = "(loss)"
 
 
-class Ends:
-    """The held values of a candidate, and those of its outputs that are no layer's.
+class Boundaries:
+    """`Boundaries` map the pinned values and outputs of a candidate to its layers and to their readers.
 
     Args:
         trace: The candidate's loss.
-        held: What its layers are held to.
+        pinned: The pinned values of its layers.
 
     Attributes:
         loss: The loss's own value; None where it is a constant.
-        outputs: What the outputs that are no layer's are called.
+        outputs: The names of the outputs that are not a layer's.
     """
 
-    def __init__(self, trace: Trace, held: HeldValues) -> None:
+    def __init__(self, trace: Trace, pinned: PinnedValues) -> None:
         self._trace = trace
-        self._held = held
+        self._pinned = pinned
         self._order = ExecutionOrder.of_trace(trace)
         value = resolve(trace.root, trace.root.jaxpr.outvars[0])
         self.loss = None if value is None else Moment(value, ())
         self.outputs = dict(self._named_outputs())
-        # Only what a cotangent is given for, or should be, sends any back.
-        pulled = {*held.with_cotangent, *held.without_cotangent, *([] if self.loss is None else [self.loss])}
-        self._readers = Pieces(trace.root, held.keys).readers(pulled)
+        # Only the segments of values that have a cotangent, or should have one, return cotangents.
+        pulled = {*pinned.with_cotangent, *pinned.without_cotangent, *([] if self.loss is None else [self.loss])}
+        self._readers = Pieces(trace.root, pinned.keys).readers(pulled)
 
     def readers(self, moment: Moment) -> Sequence[Moment]:
-        """The ends of the pieces that read a held value or an argument, and send a cotangent back to it."""
+        """Return the boundaries whose segments read a pinned value or an argument, and return a cotangent to it."""
         return self._readers.get(moment, ())
 
-    def layers(self, ends: Iterable[Moment]) -> tuple[str, ...]:
-        """The layers that some ends belong to, in execution order."""
-        return tuple(dict.fromkeys(self._name(end) for end in sorted(ends, key=self._rank)))
+    def layers(self, boundaries: Iterable[Moment]) -> tuple[str, ...]:
+        """Return the layers of some boundaries, in execution order."""
+        return tuple(dict.fromkeys(self._name(boundary) for boundary in sorted(boundaries, key=self._rank)))
 
     def sources(self) -> dict[str, str | None]:
-        """The source of every layer by path, in execution order; then what is made after the last layer."""
+        """Return the source of every layer by path, in execution order, and None for the further outputs."""
         known = {layer.path: layer.source for layer in self._trace.layers}
         found: dict[str, str | None] = {}
-        for moment in sorted(self._held.keys, key=self._rank):
-            found.setdefault(self._name(moment), known[self._held.sites[moment.value].names[0].path])
+        for moment in sorted(self._pinned.keys, key=self._rank):
+            found.setdefault(self._name(moment), known[self._pinned.sites[moment.value].names[0].path])
         return found | dict.fromkeys(self.outputs.values())
 
     def _named_outputs(self) -> Iterator[tuple[Moment, str]]:
@@ -62,16 +62,16 @@ class Ends:
         for name, atom in zip(names, self._trace.root.jaxpr.outvars, strict=True):
             value = resolve(self._trace.root, atom)
             moment = None if value is None else Moment(value, ())
-            if moment is not None and moment not in self._held.keys and not is_key(str(atom.aval.dtype)):
+            if moment is not None and moment not in self._pinned.keys and not is_key(str(atom.aval.dtype)):
                 yield moment, name
 
-    def _name(self, end: Moment) -> str:
-        if end in self.outputs:
-            return self.outputs[end]
-        return str(self._held.sites[end.value].names[0].path.at(end.turn))
+    def _name(self, boundary: Moment) -> str:
+        if boundary in self.outputs:
+            return self.outputs[boundary]
+        return str(self._pinned.sites[boundary.value].names[0].path.at(boundary.turn))
 
-    def _rank(self, end: Moment) -> int:
-        if end in self.outputs:
+    def _rank(self, boundary: Moment) -> int:
+        if boundary in self.outputs:
             return self._order.rank_after_all
-        site = self._held.sites[end.value]
-        return self._order.rank(site.loops, site.order, end.turn)
+        site = self._pinned.sites[boundary.value]
+        return self._order.rank(site.loops, site.order, boundary.turn)

@@ -1,8 +1,8 @@
-"""Isolating a candidate: its layers run one by one on what a reference's dump has, all of them in one program.
+"""Isolating a candidate runs its layers one by one on the values of a reference's dump, all in one program.
 
-Each value that both dumps hold cuts the candidate's loss. What lies between cuts runs on the reference's values and is
-pulled back on the reference's cotangents (`instrument.isolating`), and what comes out is compared with what the
-reference has, by the rules of any comparison.
+Each value that both dumps contain splits the candidate's loss. The segments between such values run on the reference's
+values and are differentiated with the reference's cotangents (`instrument.isolating`). The results are compared with
+the reference's, by the rules of any comparison.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import numpy as np
 from gradscope import naming
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import is_key
-from gradscope.capturing.isolate.boundaries import Ends
-from gradscope.capturing.isolate.pinned_arguments import GivenArguments, given_arguments
-from gradscope.capturing.isolate.pinned_values import HeldValues, gradient_key, held_values
+from gradscope.capturing.isolate.boundaries import Boundaries
+from gradscope.capturing.isolate.pinned_arguments import PinnedArguments, pinned_arguments
+from gradscope.capturing.isolate.pinned_values import PinnedValues, gradient_key, pinned_values
 from gradscope.capturing.timings import Timings
 from gradscope.comparison.compare_dumps import judged, paired
 from gradscope.comparison.isolation import Isolation, LeftOut, LocalFinding, local_rows
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.comparison.pairing.reverse import Placing
-from gradscope.dump.interfaces import DumpSource, has_elements
+from gradscope.comparison.pairing.reverse import ReversePairing
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.instrument.isolating import IsolatedRun, run_isolated
@@ -37,72 +37,84 @@ from gradscope.tracing.user_frames import user_code
 
 
 def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timings) -> Isolation:
-    """Run a candidate's layers one by one on what the reference has, and judge each.
+    """Run a candidate's layers one by one on the values of a reference, and judge each.
 
     Args:
         model: The candidate's model.
         dumps: The reference's dump and the candidate's.
-        options: How they are paired and how strictly is judged; of the layers, only those selected are told of.
+        options: How tensors are paired and judged; only the selected layers are reported.
         timings: Receives the seconds of each phase.
+
+    Returns:
+        The error of each layer by itself.
 
     Raises:
         UsageError: The candidate's dump is of another model.
         ModelError: The user's code failed.
         DumpError: One of the dumps is damaged.
     """
-    # All of the reference, whatever is selected: what is not held lets errors through.
+    # All values of the reference are pinned, whatever is selected: a value that is not pinned lets errors through.
     pairing = paired(dumps, replace(options, selection=Selection()))
-    placing = Placing(dumps, pairing.matched, pairing.inverse)
+    placing = ReversePairing(dumps, pairing.matched, pairing.inverse)
     with timings.phase("trace"):
-        given = given_arguments(model, dumps, placing)
-        held = held_values(given.trace, dumps.cand, placing)
+        arguments = pinned_arguments(model, dumps, placing)
+        pinned = pinned_values(arguments.trace, dumps.cand, placing)
     with timings.phase("run"), user_code(f"running the layers of {model.name}"):
-        run = run_isolated(given.trace, held.held, given.leaves)
-    ends = Ends(given.trace, held)
-    local = _LocalDump(dumps, given, held, run, ends)
-    rows = local_rows(tuple(local.findings(pairing.matched, options)), ends.sources())
+        run = run_isolated(arguments.trace, pinned.arrays, arguments.leaves)
+    boundaries = Boundaries(arguments.trace, pinned)
+    local = _LocalDump(dumps, arguments, pinned, run, boundaries)
+    rows = local_rows(tuple(local.findings(pairing.matched, options)), boundaries.sources())
     return Isolation(
         rows=tuple(row for row in rows if options.selection.wants(row.name, *row.tensors)),
-        left_out=tuple(each for each in (*held.left_out, *local.left_out) if options.selection.wants(each.name)),
-        arguments=given.origins,
+        left_out=tuple(each for each in (*pinned.left_out, *local.left_out) if options.selection.wants(each.name)),
+        arguments=arguments.origins,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """One tensor of the isolated candidate: None where nothing arrives, and the ends of the pieces that made it."""
+    """A `_Tensor` is one tensor of the isolated candidate, with the boundaries of the segments that made it.
+
+    Attributes:
+        array: Its value; None where no gradient arrives.
+        boundaries: The boundaries.
+    """
 
     array: Array | None
-    ends: tuple[Moment, ...]
+    boundaries: tuple[Moment, ...]
 
 
 class _LocalDump:
-    """What an isolating run made, as a dump of the candidate's, and whose work each tensor is."""
+    """A `_LocalDump` presents an isolated run as a dump of the candidate, and knows which layers made each tensor."""
 
-    def __init__(self, dumps: Dumps, given: GivenArguments, held: HeldValues, run: IsolatedRun, ends: Ends) -> None:
+    def __init__(
+        self, dumps: Dumps, arguments: PinnedArguments, pinned: PinnedValues, run: IsolatedRun, boundaries: Boundaries
+    ) -> None:
         self._dumps = dumps
-        self._trace = given.trace
-        self._held = held
+        self._trace = arguments.trace
+        self._pinned = pinned
         self._run = run
-        self._ends = ends
+        self._boundaries = boundaries
         self.left_out: list[LeftOut] = []
         known = frozenset(dumps.cand.keys())
         self._tensors = {key: each for key, each in self._made() if key in known}
 
     def findings(self, matches: Iterable[Match], options: CompareOptions) -> Iterator[LocalFinding]:
-        """What became of each tensor that the reference has, too."""
+        """Yield the judgement of each tensor that the reference has, too."""
         mine = self._of_owners(matches)
         dumps = Dumps(ref=self._dumps.ref, cand=self._dump())
         for ref, row in judged(dumps, list(mine.values()), options).items():
-            layers = self._ends.layers(end for key in mine[ref].recipe.keys for end in self._tensors[key].ends)
-            # Where no layer of the candidate reads a value, it is the work of the one that does in the reference.
+            layers = self._boundaries.layers(
+                each for key in mine[ref].recipe.keys for each in self._tensors[key].boundaries
+            )
+            # Where no layer of the candidate reads a value, the layer that reads it in the reference is named.
             yield LocalFinding(row=row, layers=layers or (self._dumps.ref.entry(ref).site.layer or ref,))
 
     def _made(self) -> Iterator[tuple[str, _Tensor]]:
-        """Every tensor of the isolated candidate; the loss's own gradient, which is given, aside."""
-        for moment, key in self._held.keys.items():
+        """Yield every tensor of the isolated candidate except the loss's own gradient, which is pinned."""
+        for moment, key in self._pinned.keys.items():
             yield key, _Tensor(_at(self._run.values, moment), (moment,))
-            if self._held.sites[moment.value].differentiable and moment != self._ends.loss:
+            if self._pinned.sites[moment.value].differentiable and moment != self._boundaries.loss:
                 yield from self._gradient(gradient_key(key), moment, _at(self._run.cotangents, moment))
         for number, leaf in enumerate(self._trace.arguments):
             family = naming.gradient_family(leaf.family)
@@ -111,24 +123,24 @@ class _LocalDump:
                 found = self._run.gradients.get(number)
                 array = None if found is None else np.asarray(found)
                 yield from self._gradient(naming.key_of(family, leaf.name), moment, array)
-        ends = {name: moment for moment, name in self._ends.outputs.items()}
+        boundaries = {name: moment for moment, name in self._boundaries.outputs.items()}
         for leaf, value in zip(self._trace.auxiliary, self._run.auxiliary, strict=True):
             key = naming.key_of(naming.AUX, leaf.name)
-            if key in ends:
-                yield key, _Tensor(np.asarray(value), (ends[key],))
+            if key in boundaries:
+                yield key, _Tensor(np.asarray(value), (boundaries[key],))
 
     def _gradient(self, key: str, moment: Moment, array: Array | None) -> Iterator[tuple[str, _Tensor]]:
-        """What arrived at a value, unless it was made of a cotangent that the reference does not hold."""
-        readers = tuple(self._ends.readers(moment))
-        unknown = [each for each in readers if each in self._held.without_cotangent and each != self._ends.loss]
+        """Yield the gradient that arrived at a value, unless it depends on a cotangent that the reference lacks."""
+        readers = tuple(self._boundaries.readers(moment))
+        unknown = [each for each in readers if each in self._pinned.without_cotangent and each != self._boundaries.loss]
         if not unknown:
             yield key, _Tensor(array, readers)
             return
-        lacking = naming.printable(gradient_key(self._held.keys[unknown[0]]))
-        self.left_out.append(LeftOut(name=key, why=f"it is made of {lacking}, which the reference does not hold"))
+        lacking = naming.printable(gradient_key(self._pinned.keys[unknown[0]]))
+        self.left_out.append(LeftOut(name=key, why=f"it depends on {lacking}, which the reference does not have"))
 
     def _of_owners(self, matches: Iterable[Match]) -> dict[str, Match]:
-        """The pairs of tensors that were made, by the reference's key; each tensor under one name."""
+        """Return the pairs of tensors that were made, by the reference's key; each tensor under one name."""
         ref, cand, found = self._dumps.ref, self._dumps.cand, dict[str, Match]()
         for match in matches:
             owner, keys = ref.resolve(match.ref), tuple(map(cand.resolve, match.recipe.keys))
@@ -141,13 +153,13 @@ class _LocalDump:
         return found
 
     def _why_not(self, owner: str, keys: Iterable[str]) -> str:
-        """Why a tensor is not judged although both dumps have it; "" where it is, or is another's name or given."""
+        """Return why a tensor is not judged although both dumps have it; "" where it is, or is an alias or pinned."""
         entry = self._dumps.ref.entry(owner)
         if all(key in self._tensors for key in keys):
-            held = entry.absent is not None or has_elements(self._dumps.ref, owner)
-            return "" if held else "the reference holds its statistics only"
+            known = entry.absent is not None or self._dumps.ref.has_tensor(owner)
+            return "" if known else "the reference has only its statistics"
         if entry.family == naming.TERM:
-            return "it is a part of a gradient, which is judged as a whole"
+            return "it is a term of a gradient, and only the full gradient is judged"
         return "it is a random key" if entry.family == naming.AUX and is_key(entry.dtype) else ""
 
     def _dump(self) -> DumpSource:

@@ -1,7 +1,7 @@
-"""One equation as a call of `jax.lax`, or of `jax.random`, in Python text.
+"""A call writes one equation as a call of `jax.lax`, or of `jax.random`, in Python text.
 
-Most primitives have a function of their name in `jax.lax` that takes their parameters by name; a few are called
-otherwise and stand in a table; the others are bound as primitives, which `jax.lax` has under `NAME_p`.
+Most primitives have a function of the same name in `jax.lax` that takes their parameters by name. A table has the few
+whose function has another name. The others are bound as primitives, which `jax.lax` exports as `NAME_p`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax import lax
 from gradscope.errors import UsageError
 from gradscope.tracing.jaxpr.jaxcompat import Equation
 
-#: Primitives that `jax.lax` has a function for under another name.
+#: Primitives whose function in `jax.lax` has another name.
 _RENAMED: Final[Mapping[str, str]] = {
     "and": "bitwise_and",
     "or": "bitwise_or",
@@ -31,22 +31,25 @@ _RENAMED: Final[Mapping[str, str]] = {
     "scatter-max": "scatter_max",
 }
 
-#: Parameters that say how a primitive was asked for, and not what it computes.
-_NO_MATTER: Final = frozenset({"weak_type", "update_jaxpr", "update_consts", "accuracy"})
+#: Parameters that do not change what a primitive computes.
+_IMMATERIAL: Final = frozenset({"weak_type", "update_jaxpr", "update_consts", "accuracy"})
 
-#: Equations that hand on what they receive.
+#: Equations that return their operand unchanged.
 _IDENTITIES: Final = frozenset({"copy", "copy_p", "name", "sharding_constraint", "stop_gradient"})
 
-#: Equations that make room for what is written over.
+#: Equations that allocate an array whose elements are overwritten.
 _BLANKS: Final = frozenset({"empty", "empty2"})
 
 
 def call(equation: Equation, operands: Sequence[str]) -> str:
-    """An equation without jaxprs inside, as an expression.
+    """Return an equation without inner jaxprs as an expression.
 
     Args:
         equation: The equation.
         operands: Its operands as expressions.
+
+    Returns:
+        The expression.
 
     Raises:
         UsageError: It cannot be written as Python.
@@ -73,7 +76,7 @@ def call(equation: Equation, operands: Sequence[str]) -> str:
 
 
 def literal(value: Any) -> str:
-    """A parameter's value as an expression.
+    """Return a parameter's value as an expression.
 
     Raises:
         UsageError: It cannot be written as Python.
@@ -95,7 +98,7 @@ def literal(value: Any) -> str:
 
 
 def _of_lax(value: Any) -> str:
-    """A member of one of the enumerations of `jax.lax`, or one of its named tuples."""
+    """Return a member of one of the enumerations of `jax.lax`, or one of its named tuples, as an expression."""
     name = type(value).__name__
     return (
         f"lax.{name}.{value.name}" if isinstance(value, enum.Enum) else f"lax.{name}({_arguments((), value._asdict())})"
@@ -103,7 +106,7 @@ def _of_lax(value: Any) -> str:
 
 
 def scalar(value: Any, dtype: Any) -> str:
-    """A scalar of a dtype as an expression that gives it to the bit."""
+    """Return a scalar of a dtype as an expression that reproduces it to the bit."""
     number = np.asarray(value, dtype).item()
     known = isinstance(dtype, np.dtype) and dtype.name in ("float32", "float64", "float16", "int32", "int64", "uint32")
     spelt = repr(number) if np.isfinite(number) else f'"{number}"'
@@ -113,18 +116,18 @@ def scalar(value: Any, dtype: Any) -> str:
 
 
 def _is_immaterial(key: str, value: Any) -> bool:
-    """Whether a parameter makes no difference: how something was asked for, or a sharding over no devices."""
+    """Return whether a parameter does not change the result: one of the table, or a sharding over no devices."""
     mesh = getattr(value, "mesh", None)
-    return key in _NO_MATTER or (mesh is not None and not mesh.axis_names)
+    return key in _IMMATERIAL or (mesh is not None and not mesh.axis_names)
 
 
 def _accepted(function: Any, params: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The parameters that a function of `jax.lax` has to be called with; None where it knows one of them not."""
+    """Return the parameters with which a function of `jax.lax` is called; None where it does not accept one of them."""
     if function is None:
         return None
     known = inspect.signature(function).parameters
-    given = {key: value for key, value in params.items() if value is not None}
-    return given if given.keys() <= known.keys() else None
+    passed = {key: value for key, value in params.items() if value is not None}
+    return passed if passed.keys() <= known.keys() else None
 
 
 def _arguments(operands: Sequence[str], keywords: Mapping[str, Any]) -> str:
@@ -134,7 +137,7 @@ def _arguments(operands: Sequence[str], keywords: Mapping[str, Any]) -> str:
 def _unwritable(what: str) -> UsageError:
     return UsageError(
         f"{what} cannot be written as a script of jax.lax",
-        hint="isolate a smaller layer beside it, or dump that layer alone with --fetch and --feed",
+        hint="isolate a smaller layer next to it, or dump only that layer with --fetch and --feed",
     )
 
 

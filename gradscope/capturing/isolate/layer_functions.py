@@ -1,4 +1,4 @@
-"""The two functions of a layer, what it makes and what it sends back: run, and written as Python."""
+"""The two functions of a layer, its forward function and its VJP, are run and written as Python."""
 
 from __future__ import annotations
 
@@ -16,61 +16,64 @@ from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.jaxcompat import trace
 from gradscope.tracing.lookup.layer_call import LayerAlone
 
-#: Relative to a result's norm, in machine epsilons.
+#: The difference of two results that is still rounding, in machine epsilons of the result's norm.
 _LAST_BITS: Final = 1024
 
 
 class LayerFunctions:
-    """`forward` and `vjp` of a layer.
+    """`LayerFunctions` are `forward` and `vjp` of a layer.
 
     Args:
-        alone: The layer.
+        isolated: The layer.
 
     Attributes:
         differentiated: Its inputs that have gradients.
-        pulled: Its outputs that a cotangent arrives at.
+        pulled: Its outputs that have cotangents.
     """
 
-    def __init__(self, alone: LayerAlone) -> None:
-        self._alone = alone
-        self.differentiated = tuple(filter(is_inexact, alone.inputs))
-        self.pulled = tuple(filter(is_inexact, alone.outputs))
+    def __init__(self, isolated: LayerAlone) -> None:
+        self._isolated = isolated
+        self.differentiated = tuple(filter(is_inexact, isolated.inputs))
+        self.pulled = tuple(filter(is_inexact, isolated.outputs))
 
     def forward(self, *values: Any) -> list[Any]:
-        """What the layer makes of its inputs."""
-        return self._alone(values)
+        """Return the outputs of the layer."""
+        return self._isolated(values)
 
-    def vjp(self, *given: Any) -> list[Any]:
-        """What it sends back to its floating-point inputs, of all inputs and then cotangents."""
-        count = len(self._alone.inputs)
-        values = dict(zip(self._alone.inputs, given[:count], strict=True))
+    def vjp(self, *arguments: Any) -> list[Any]:
+        """Return the gradients of the floating-point inputs; the arguments are all inputs and then the cotangents."""
+        count = len(self._isolated.inputs)
+        values = dict(zip(self._isolated.inputs, arguments[:count], strict=True))
 
-        def run(chosen: Sequence[Any]) -> list[Any]:
-            known = values | dict(zip(self.differentiated, chosen, strict=True))
-            made = dict(zip(self._alone.outputs, self._alone([*known.values()]), strict=True))
+        def run(inputs: Sequence[Any]) -> list[Any]:
+            known = values | dict(zip(self.differentiated, inputs, strict=True))
+            made = dict(zip(self._isolated.outputs, self._isolated([*known.values()]), strict=True))
             return [made[atom] for atom in self.pulled]
 
         _, pull_back = jax.vjp(run, [values[atom] for atom in self.differentiated])
-        (sent,) = pull_back(list(given[count:]))
-        return sent
+        (gradients,) = pull_back(list(arguments[count:]))
+        return gradients
 
     def run(self, inputs: Sequence[Array], cotangents: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-        """What both give."""
+        """Return the results of both functions on the host."""
         return jax.device_get((jax.jit(self.forward)(*inputs), jax.jit(self.vjp)(*inputs, *cotangents)))
 
     def written(
         self, parameters: list[str], arrived: list[str], inputs: list[Array], cotangents: list[Array]
     ) -> tuple[tuple[str, ...], dict[str, Array]]:
-        """Both as Python, and the constants that it reads from `ARRAYS`.
+        """Return both functions as Python, and the constants that they read from `ARRAYS`.
 
         Args:
-            parameters: What the inputs are called.
-            arrived: What the cotangents are called.
-            inputs: Their values.
-            cotangents: Their values.
+            parameters: Names of the inputs.
+            arrived: Names of the cotangents.
+            inputs: Values of the inputs.
+            cotangents: Values of the cotangents.
+
+        Returns:
+            The lines, and the constants by name.
 
         Raises:
-            UsageError: Something in them cannot be written as Python.
+            UsageError: A part of them cannot be written as Python.
         """
         writer = PythonSource()
         lines = [
@@ -85,14 +88,16 @@ class LayerFunctions:
     def _require_faithful(
         self, lines: list[str], constants: Mapping[str, Array], inputs: list[Array], cotangents: list[Array]
     ) -> None:
-        """See that what was written gives what the layer gives."""
+        """Raise `RuntimeError` where the written functions do not compute what the layer computes."""
         scope: dict[str, Any] = {"jax": jax, "jnp": jnp, "np": np, "lax": lax, "ARRAYS": constants}
-        exec("\n".join(lines), scope)  # noqa: S102 - it is of our own making, from a model that runs here anyway
+        exec("\n".join(lines), scope)  # noqa: S102 - gradscope wrote it, from a model that runs here anyway
         own = self.run(inputs, cotangents)
         again = jax.device_get((jax.jit(scope["forward"])(*inputs), jax.jit(scope["vjp"])(*inputs, *cotangents)))
         pairs = zip(jax.tree_util.tree_leaves(own), jax.tree_util.tree_leaves(again), strict=True)
         if not all(_within_rounding(one, other) for one, other in pairs):
-            raise RuntimeError(f"what was written for {self._alone.name} does not give what the layer gives")
+            raise RuntimeError(
+                f"the functions written for {self._isolated.name} do not compute what the layer computes"
+            )
 
 
 def _lines(writer: PythonSource, function: Callable[..., Any], parameters: list[str], arrays: list[Array]) -> list[str]:
@@ -101,7 +106,7 @@ def _lines(writer: PythonSource, function: Callable[..., Any], parameters: list[
 
 
 def _within_rounding(one: Array, other: Array) -> bool:
-    """Whether two results differ by no more than another fusion of the same operations may make of them."""
+    """Return whether two results differ by no more than another fusion of the same operations may make."""
     finite = np.isfinite(one)
     if not np.array_equal(finite, np.isfinite(other)):
         return False

@@ -1,7 +1,7 @@
-"""The arguments that an isolated candidate is run on.
+"""Pinned arguments are the arguments with which an isolated candidate runs.
 
-They are the reference's, as far as the reference has them. An argument that it lacks is the candidate's own, as the
-candidate's dump has it; one that neither dump has is made by the model.
+They are the reference's where the reference has them. An argument that it lacks is taken from the candidate's dump. One
+that neither dump has is made by the model.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import as_numpy_dtype, is_key
 from gradscope.capturing.execution.arguments import Arguments, model_arguments
 from gradscope.comparison.pairing.matching import Dumps
-from gradscope.comparison.pairing.reverse import Placing
-from gradscope.dump.interfaces import DumpSource, has_elements
+from gradscope.comparison.pairing.reverse import ReversePairing
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
@@ -30,13 +30,13 @@ from gradscope.tracing.user_frames import user_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GivenArguments:
-    """A candidate's loss, and what it is called with.
+class PinnedArguments:
+    """`PinnedArguments` are a candidate's loss and the arguments with which it is called.
 
     Attributes:
-        trace: The loss, traced on arguments such as the candidate's dump has.
+        trace: The loss, traced on the shapes of the candidate's dump.
         leaves: Its flat arguments.
-        origins: Their keys by where they are from: `reference`, `candidate` or `model`.
+        origins: Their keys by where they come from: `reference`, `candidate` or `model`.
     """
 
     trace: Trace
@@ -44,8 +44,16 @@ class GivenArguments:
     origins: Mapping[str, Sequence[str]]
 
 
-def given_arguments(model: Model, dumps: Dumps, placing: Placing) -> GivenArguments:
-    """Trace a candidate's model on the shapes that its dump has, and find its arguments.
+def pinned_arguments(model: Model, dumps: Dumps, placing: ReversePairing) -> PinnedArguments:
+    """Trace a candidate's model on the shapes of its dump, and find its arguments.
+
+    Args:
+        model: The candidate's model.
+        dumps: The reference's dump and the candidate's.
+        placing: The reference's tensors by the candidate's keys.
+
+    Returns:
+        The loss and its arguments.
 
     Raises:
         UsageError: The candidate's dump is of another model.
@@ -70,11 +78,11 @@ def given_arguments(model: Model, dumps: Dumps, placing: Placing) -> GivenArgume
         origin, value = _found(key, dumps, placing) if key in known else ("model", None)
         origins[origin].append(key)
         values.append(made()[number] if value is None else jnp.asarray(value))
-    return GivenArguments(trace=trace, leaves=values, origins=origins)
+    return PinnedArguments(trace=trace, leaves=values, origins=origins)
 
 
 def _own_arguments(model: Model, provenance: Mapping[str, Json]) -> Arguments:
-    """The arguments that the model would make itself, with the seed and the size that the candidate's run had."""
+    """Return the arguments that the model makes with the seed and the batch size of the candidate's run."""
     seed, size = provenance.get("seed"), provenance.get("batch_size")
     return model_arguments(
         model,
@@ -90,30 +98,30 @@ def _keys(arguments: Arguments) -> list[str]:
 
 
 def _known(model: Model, keys: Sequence[str], cand: DumpSource) -> dict[str, Entry]:
-    """The candidate's entries of those arguments that its dump can hold: random keys are made again.
+    """Return the candidate's entries of the arguments that its dump contains; random keys are not among them.
 
     Raises:
         UsageError: There is none, or it has other parameters: the dump is of another model.
     """
     entries = {key: cand.entry(cand.resolve(key)) for key in frozenset(cand.keys()).intersection(keys)}
     params = [key for key in cand.keys() if naming.split_key(key)[0] == naming.PARAM]  # noqa: SIM118 - no mapping
-    strange = next((key for key in params if key not in entries), None)
-    if strange is not None or not entries:
-        has = "none of its arguments" if strange is None else naming.printable(strange)
+    unknown_parameter = next((key for key in params if key not in entries), None)
+    if unknown_parameter is not None or not entries:
+        has = "none of its arguments" if unknown_parameter is None else naming.printable(unknown_parameter)
         raise UsageError(
             f"the dump is not one of {model.name}: it has {has}, expected {', '.join(map(naming.printable, keys))}",
-            hint="name the model that the dump was made of",
+            hint="name the model from which the dump was made",
         )
     return {key: entry for key, entry in entries.items() if not is_key(entry.dtype)}
 
 
 def _as_dumped(own: Any, entry: Entry | None) -> Any:
-    """The shape and dtype that an argument has in a dump; the model's own where it has none there."""
+    """Return an argument's shape and dtype in a dump; the model's own where the dump does not have it."""
     return own if entry is None else jax.ShapeDtypeStruct(entry.shape, as_numpy_dtype(entry.dtype))
 
 
-def _found(key: str, dumps: Dumps, placing: Placing) -> tuple[str, Array | None]:
+def _found(key: str, dumps: Dumps, placing: ReversePairing) -> tuple[str, Array | None]:
     array = placing.array(key)
     if array is not None:
         return "reference", array
-    return ("candidate", dumps.cand.array(key)) if has_elements(dumps.cand, key) else ("model", None)
+    return ("candidate", dumps.cand.array(key)) if dumps.cand.has_tensor(key) else ("model", None)

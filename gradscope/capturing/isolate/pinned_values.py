@@ -1,4 +1,4 @@
-"""What an isolated candidate's layers are held to: the values and cotangents that the reference has for them."""
+"""Pinned values are the values and cotangents of a reference that replace those of an isolated candidate's layers."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from gradscope import naming
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import as_numpy_dtype, is_key
 from gradscope.comparison.isolation import LeftOut
-from gradscope.comparison.pairing.reverse import Placing
+from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.instrument.isolating import Held
+from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import ValueKey, iterations
 from gradscope.tracing.jaxpr.iterations import Moment
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.tracer import Trace
 
-_LACKING: Final = "the reference holds no such activation"
+_LACKING: Final = "the reference has no such activation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldValues:
-    """What a candidate's layers are held to.
+class PinnedValues:
+    """`PinnedValues` are the values and cotangents that replace those of a candidate's layers.
 
     Attributes:
-        held: What is given, by value.
-        keys: The candidate's key of each value in each turn in which it is given.
+        arrays: The pinned arrays, by value.
+        keys: The candidate's key of each value in each iteration in which it is pinned.
         sites: The sites of the values.
-        with_cotangent: Those values whose gradient the reference holds.
-        without_cotangent: Those that have a gradient, which the reference does not hold.
-        left_out: What is not held, and why.
+        with_cotangent: The pinned values whose gradient the reference has.
+        without_cotangent: The pinned values that have a gradient which the reference does not have.
+        left_out: The values that are not pinned, and why.
     """
 
-    held: dict[ValueKey, Held] = field(default_factory=dict[ValueKey, Held])
+    arrays: dict[ValueKey, Held] = field(default_factory=dict[ValueKey, Held])
     keys: dict[Moment, str] = field(default_factory=dict[Moment, str])
     sites: dict[ValueKey, Site] = field(default_factory=dict[ValueKey, Site])
     with_cotangent: set[Moment] = field(default_factory=set[Moment])
@@ -44,38 +45,41 @@ class HeldValues:
     left_out: list[LeftOut] = field(default_factory=list[LeftOut])
 
 
-def held_values(trace: Trace, cand: DumpSource, placing: Placing) -> HeldValues:
-    """Everything that layers of a trace hand on and a reference has.
+def pinned_values(trace: Trace, cand: DumpSource, placing: ReversePairing) -> PinnedValues:
+    """Return every output of a layer that a reference has.
 
     Args:
         trace: The candidate's loss.
         cand: The candidate's dump.
         placing: The reference's tensors by the candidate's keys.
+
+    Returns:
+        The values.
     """
-    return _Holding(cand, placing).of(trace)
+    return _PinnedValuesBuilder(cand, placing).of(trace)
 
 
-class _Holding:
-    """Collects what is held."""
+class _PinnedValuesBuilder:
+    """A `_PinnedValuesBuilder` collects pinned values."""
 
-    def __init__(self, cand: DumpSource, placing: Placing) -> None:
+    def __init__(self, cand: DumpSource, placing: ReversePairing) -> None:
         self._cand = cand
         self._placing = placing
         self._known = frozenset(cand.keys())
-        self._found = HeldValues()
+        self._found = PinnedValues()
 
-    def of(self, trace: Trace) -> HeldValues:
+    def of(self, trace: Trace) -> PinnedValues:
         for site in trace.sites:
             if site.names and not site.eliminated:
                 reason = _unreachable(site)
                 if reason:
                     self._leave_out(site, (0,) * len(site.loops), reason)
                 else:
-                    self._hold(site)
+                    self._pin(site)
         return self._found
 
-    def _hold(self, site: Site) -> None:
-        values: dict[tuple[int, ...], Array] = {}
+    def _pin(self, site: Site) -> None:
+        values: dict[IterationIndex, Array] = {}
         for turn in iterations(site.loops):
             key = self._key(site, turn)
             array = None if key is None else self._array(key, site)
@@ -87,13 +91,13 @@ class _Holding:
         if values:
             self._found.sites[site.value] = site
             cotangents = dict(self._cotangents(site, values))
-            self._found.held[site.value] = Held(
-                values=_together(site, values),
+            self._found.arrays[site.value] = Held(
+                values=_stacked(site, values),
                 turns=frozenset(values),
-                cotangents=_together(site, cotangents) if cotangents else None,
+                cotangents=_stacked(site, cotangents) if cotangents else None,
             )
 
-    def _cotangents(self, site: Site, turns: Mapping[tuple[int, ...], Array]) -> Iterator[tuple[Any, Array]]:
+    def _cotangents(self, site: Site, turns: Mapping[IterationIndex, Array]) -> Iterator[tuple[Any, Array]]:
         for turn in turns if site.differentiable else ():
             moment = Moment(site.value, turn)
             key = gradient_key(self._found.keys[moment])
@@ -104,8 +108,8 @@ class _Holding:
             elif key not in self._known or self._placing.absent(key) not in ("disconnected", "not-executed"):
                 self._found.without_cotangent.add(moment)
 
-    def _key(self, site: Site, turn: tuple[int, ...]) -> str | None:
-        """The candidate's key of a value in one turn."""
+    def _key(self, site: Site, turn: IterationIndex) -> str | None:
+        """Return the candidate's key of a value in one iteration."""
         keys = (naming.key_of(naming.ACTIVATION, str(name.at(turn))) for name in site.names)
         return next((self._cand.resolve(key) for key in keys if key in self._known), None)
 
@@ -113,30 +117,30 @@ class _Holding:
         array = self._placing.array(key)
         return array if array is not None and array.shape == site.shape else None
 
-    def _leave_out(self, site: Site, turn: tuple[int, ...], why: str) -> None:
+    def _leave_out(self, site: Site, turn: IterationIndex, why: str) -> None:
         self._found.left_out.append(LeftOut(name=str(site.names[0].at(turn)), why=why))
 
 
 def gradient_key(key: str) -> str:
-    """The key of the gradient with respect to an activation."""
+    """Return the key of the gradient with respect to an activation."""
     return naming.key_of(naming.ACTIVATION_GRAD, naming.split_key(key)[1])
 
 
 def _unreachable(site: Site) -> str:
-    """Why nothing can be given for a site; "" where it can."""
+    """Return why no value can be pinned at a site; "" where it can."""
     if site.opaque:
-        return "it lies inside a custom rule, which runs as it stands"
+        return "it is inside a custom rule, which runs unchanged"
     if any(loop.length is None for loop in site.loops):
-        return "it lies inside a while loop, of which only the last turn is known"
+        return "it is inside a while loop, of which only the last iteration is known"
     if is_key(str(site.dtype)):
         return "it is a random key"
     return ""
 
 
-def _together(site: Site, turns: Mapping[tuple[int, ...], Array]) -> Array:
-    """The values of some turns under the axes of the loops, zeros for the others."""
+def _stacked(site: Site, turns: Mapping[IterationIndex, Array]) -> Array:
+    """Return the values of some iterations under the axes of the loops, with zeros for the others."""
     lengths = tuple(loop.length or 1 for loop in site.loops)
-    whole = np.zeros((*lengths, *site.shape), as_numpy_dtype(str(site.dtype)))
+    stacked = np.zeros((*lengths, *site.shape), as_numpy_dtype(str(site.dtype)))
     for turn, array in turns.items():
-        whole[turn] = array
-    return whole
+        stacked[turn] = array
+    return stacked

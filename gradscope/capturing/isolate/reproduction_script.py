@@ -1,4 +1,4 @@
-"""The script of a reproduction: plain Python beside an `.npz`, that needs jax and numpy and nothing of gradscope."""
+"""The script of a reproduction is plain Python with an `.npz` next to it, and does not need gradscope."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import dtype_name, encode
 from gradscope.capturing.isolate.reproduction import Expectation, Reproduction
 
-#: How the arrays of the file are called, by what they are.
+#: Prefixes of the names of the file's arrays.
 _INPUT, _COTANGENT, _FORWARD, _VJP = "input", "cotangent", "forward", "vjp"
 
 _HEAD: Final = '''"""{title}
 
     python {file}.py        prints the errors; exits 0 where they are within tolerance, 1 where not
 
-Needs jax and numpy. `forward` is the layer as JAX traced it, `vjp` what it sends back to its inputs, custom
+Needs jax and numpy. `forward` is the layer as JAX traced it, `vjp` returns the gradients of its inputs, with custom
 differentiation rules applied. An expected array is the dump's, or from a run of the layer when this was written.
 
 {origins}
@@ -37,14 +37,14 @@ from jax import lax
 
 jax.config.update("jax_enable_x64", {x64})
 
-#: What dtype an array has that the file stores as another.
+#: The dtypes of arrays that the file stores in another.
 DTYPES = {dtypes}
 '''
 
 _MIDDLE: Final = '''
 
 def load(path):
-    """The arrays of a file, in their own dtypes."""
+    """Return the arrays of a file, in their own dtypes."""
     with np.load(path) as file:
         return {name: read(file[name], DTYPES.get(name)) for name in file.files}
 
@@ -65,13 +65,13 @@ _END: Final = '''
 
 INPUTS = {inputs}
 COTANGENTS = {cotangents}
-#: Which array is held to what: its name, where the expected one is from, the tolerance on rel_l2.
+#: For each expected array: its name, where it comes from, the tolerance on rel_l2.
 FORWARD = {outputs}
 VJP = {gradients}
 
 
 def rel_l2(expected, found):
-    """l2(found - expected) / l2(expected); infinite where they are not finite in the same places."""
+    """Return l2(found - expected) / l2(expected); infinite where they are not finite at the same indices."""
     one, other = (np.asarray(each).astype(np.complex128).ravel() for each in (expected, found))
     finite = np.isfinite(one)
     if one.shape != other.shape or not np.array_equal(finite, np.isfinite(other)):
@@ -81,14 +81,14 @@ def rel_l2(expected, found):
 
 
 def check(direction, expectations, found):
-    """Print the errors of one direction; returns whether all are within tolerance."""
+    """Print the errors of one direction, and return whether all are within tolerance."""
     right = True
     for (name, origin, tolerance), array in zip(expectations, found, strict=True):
         error = rel_l2(ARRAYS[f"{{direction}}/{{name}}"], array)
         right &= bool(error <= tolerance)
         verdict = "ok" if error <= tolerance else "WRONG"
-        told = f"rel_l2 {{error:8.2e}}   tolerance {{tolerance:.0e}}   {{verdict:<5}}   expected: {{origin}}"
-        print(f"{{direction:<8}} {{name:<24}} {{told}}")
+        result = f"rel_l2 {{error:8.2e}}   tolerance {{tolerance:.0e}}   {{verdict:<5}}   expected: {{origin}}"
+        print(f"{{direction:<8}} {{name:<24}} {{result}}")
     return right
 
 
@@ -106,13 +106,13 @@ if __name__ == "__main__":
 
 
 def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, dump: str) -> None:
-    """Write the script and its arrays into a folder, which is made where there is none.
+    """Write the script and its arrays into a folder, which is created where there is none.
 
     Args:
         folder: The folder.
-        reproduction: What is reproduced.
+        reproduction: The layer.
         file: Name of both files without their suffix.
-        dump: What the dump is called.
+        dump: Name of the dump.
     """
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / f"{file}.npz", allow_pickle=False, **arrays(reproduction))
@@ -120,18 +120,18 @@ def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, d
 
 
 def script(reproduction: Reproduction, *, file: str, dump: str) -> str:
-    """The text of the script.
+    """Return the text of the script.
 
     Args:
-        reproduction: What is reproduced.
-        file: Name of the script without its suffix; the arrays lie beside it under the same.
-        dump: What the dump is called.
+        reproduction: The layer.
+        file: Name of the script without its suffix; the arrays are next to it under the same name.
+        dump: Name of the dump.
     """
     source = f" ({reproduction.source})" if reproduction.source else ""
     other = {name: _dtype(array) for name, array in _named(reproduction) if _stored(array).dtype != array.dtype}
     origins = "\n".join(f"    {name:<24} {origin}" for name, origin in reproduction.origins.items())
     head = _HEAD.format(
-        title=_in_docstring(f"The layer {reproduction.name}{source} alone, with what {dump} has for it."),
+        title=_in_docstring(f"The layer {reproduction.name}{source} by itself, with its values from {dump}."),
         file=file,
         origins=_in_docstring(origins) or "    it has no input",
         x64=bool(jax.config.read("jax_enable_x64")),
@@ -147,17 +147,17 @@ def script(reproduction: Reproduction, *, file: str, dump: str) -> str:
 
 
 def arrays(reproduction: Reproduction) -> dict[str, Array]:
-    """The arrays beside the script, by name, as any NumPy stores them."""
+    """Return the arrays of the script by name, in dtypes that any NumPy stores."""
     return {name: _stored(array) for name, array in _named(reproduction)}
 
 
 def _in_docstring(text: str) -> str:
-    """Text that neither ends a docstring nor escapes anything in it."""
+    """Return text that neither ends a docstring nor escapes anything in it."""
     return text.replace("\\", "\\\\").replace('"', "'")
 
 
 def _stored(array: Any) -> Array:
-    """An array as any NumPy stores it; of random keys, their data."""
+    """Return an array in a dtype that any NumPy stores; for random keys, their data."""
     return np.asarray(jax.random.key_data(array)) if _is_key(array) else encode(array)
 
 

@@ -1,9 +1,8 @@
-"""A traced function as Python that calls `jax.lax` and nothing else.
+"""`PythonSource` writes a traced function as Python that calls `jax.lax` and nothing else.
 
-What other equations only run in place (`jit`, `checkpoint`, a function with a custom rule) is written where it runs;
-the bodies of loops and branches are functions inside the function. What nothing depends on is left out. Custom rules
-are not written: what is to be written is a function's values, and its gradient is another function whose trace has the
-rules applied.
+Functions that are only called (`jit`, `checkpoint`, a function with a custom rule) are written in place. The bodies of
+loops and branches become inner functions. Equations on which no output depends are left out. Custom rules are not
+written: they matter for gradients only, and the gradient is another function whose trace has the rules applied.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     sub_jaxprs,
 )
 
-#: Opaque to an interpreter that must keep rules, and plain to one that only wants values.
+#: Opaque to an interpreter that must keep custom rules; a writer of values inlines them.
 _IN_PLACE: Final = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "checkpoint", "remat2",
                               "remat"})  # fmt: skip
 
 
 class PythonSource:
-    """Writes traced functions as Python. Names are unique in all that one writer has written.
+    """A `PythonSource` writes traced functions as Python, with names that are unique in everything that it has written.
 
     Attributes:
-        constants: The constants of what was written, by the names that it uses them by.
+        constants: The constants of the written functions, by the names under which they read them.
     """
 
     def __init__(self) -> None:
@@ -44,23 +43,26 @@ class PythonSource:
         self._taken = 0
 
     def function(
-        self, name: str, parameters: Sequence[str], jaxpr: Jaxpr, constants: Sequence[Any], told: str
+        self, name: str, parameters: Sequence[str], jaxpr: Jaxpr, constants: Sequence[Any], docstring: str
     ) -> list[str]:
-        """The lines of one function.
+        """Return the lines of one function.
 
         Args:
-            name: What it is called.
-            parameters: What its parameters are called, in the jaxpr's order.
-            jaxpr: What it computes.
+            name: Name of the function.
+            parameters: Names of its parameters, in the jaxpr's order.
+            jaxpr: The jaxpr that it computes.
             constants: Values of the jaxpr's constant variables.
-            told: Its docstring.
+            docstring: Its docstring.
+
+        Returns:
+            The lines.
 
         Raises:
-            UsageError: Something in it cannot be written as Python.
+            UsageError: A part of it cannot be written as Python.
         """
         known = dict(zip(jaxpr.invars, parameters, strict=True)) | self._constants(jaxpr, constants)
         body = self._body(jaxpr, known)
-        head = [f"def {name}({', '.join(parameters)}):", f'    """{told}"""']
+        head = [f"def {name}({', '.join(parameters)}):", f'    """{docstring}"""']
         return [*head, *_indented(body)]
 
     def _constants(self, jaxpr: Jaxpr, values: Sequence[Any]) -> dict[Atom, str]:
@@ -75,14 +77,14 @@ class PythonSource:
         return [*lines, f"return {_tuple([_read(atom, known) for atom in jaxpr.outvars])}"]
 
     def _equations(self, jaxpr: Jaxpr, known: dict[Atom, str]) -> list[str]:
-        """The lines of a jaxpr's equations; `known`, the expressions of its variables, grows by what they make."""
+        """Return the lines of a jaxpr's equations, and add the names of their results to `known`."""
         lines: list[str] = []
-        place = None
+        source = None
         for equation in _needed(jaxpr):
             written = self._equation(equation, known)
-            if written and source_of(equation) not in (None, place):
-                place = source_of(equation)
-                lines.append(f"# {place}")
+            if written and source_of(equation) not in (None, source):
+                source = source_of(equation)
+                lines.append(f"# {source}")
             lines += written
         return lines
 
@@ -97,7 +99,7 @@ class PythonSource:
         return [*before, f"{_tuple(names) if equation.primitive.multiple_results else names[0]} = {value}"]
 
     def _in_place(self, equation: Equation, operands: Sequence[str], known: dict[Atom, str]) -> list[str]:
-        """The equations of a function that is only called."""
+        """Return the lines of a function that is only called."""
         sub = sub_jaxprs(equation)[0]
         inside = dict(zip(sub.jaxpr.invars, operands, strict=True)) | self._constants(sub.jaxpr, sub.constants)
         lines = self._equations(sub.jaxpr, inside)
@@ -105,7 +107,7 @@ class PythonSource:
         return lines
 
     def _value(self, equation: Equation, operands: Sequence[str]) -> tuple[list[str], str]:
-        """What an equation makes, as an expression, and the lines that have to stand before it."""
+        """Return an equation's result as an expression, and the lines that have to precede it."""
         kind = kind_of(equation)
         if kind in (None, "opaque"):
             return [], call(equation, operands)
@@ -121,10 +123,10 @@ class PythonSource:
         )
 
     def _cond(self, equation: Equation, operands: Sequence[str]) -> tuple[list[str], str]:
-        index, *given = operands
+        index, *first = operands
         branches = [self._inner("branch", sub.jaxpr, sub.constants) for sub in sub_jaxprs(equation)]
         lines = [line for written, _ in branches for line in written]
-        return lines, f"lax.switch({', '.join((index, _tuple([name for _, name in branches]), *given))})"
+        return lines, f"lax.switch({', '.join((index, _tuple([name for _, name in branches]), *first))})"
 
     def _scan(self, equation: Equation, operands: Sequence[str]) -> tuple[list[str], str]:
         sub, arity = sub_jaxprs(equation)[0], scan_arity(equation)
@@ -134,31 +136,31 @@ class PythonSource:
         known |= self._constants(sub.jaxpr, sub.constants)
         body = self._equations(sub.jaxpr, known)
         outputs = [_read(atom, known) for atom in sub.jaxpr.outvars]
-        turn, scanned = self._fresh("turn"), self._fresh("scanned")
+        step, scanned = self._fresh("step"), self._fresh("scanned")
         how = f"length={equation.params['length']}, reverse={equation.params['reverse']}"
         lines = [
-            f"def {turn}(carries, slices):",
+            f"def {step}(carries, slices):",
             f"    {_tuple(names)} = (*carries, *slices)",
             *_indented(body),
             f"    return {_tuple(outputs[: arity.carries])}, {_tuple(outputs[arity.carries :])}",
-            f"{scanned} = lax.scan({turn}, {_tuple(operands[first:last])}, {_tuple(operands[last:])}, {how})",
+            f"{scanned} = lax.scan({step}, {_tuple(operands[first:last])}, {_tuple(operands[last:])}, {how})",
         ]
         return lines, f"(*{scanned}[0], *{scanned}[1])"
 
     def _while(self, equation: Equation, operands: Sequence[str]) -> tuple[list[str], str]:
         params, state = equation.params, self._fresh("state")
         first, last = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        tested, test = self._inner("goes_on", *opened(params["cond_jaxpr"]), operands[:first])
-        run, body = self._inner("turn", *opened(params["body_jaxpr"]), operands[first:last])
+        tested, test = self._inner("condition", *opened(params["cond_jaxpr"]), operands[:first])
+        run, body = self._inner("body", *opened(params["body_jaxpr"]), operands[first:last])
         functions = f"lambda {state}: {test}(*{state})[0], lambda {state}: {body}(*{state})"
         return [*tested, *run], f"lax.while_loop({functions}, {_tuple(operands[last:])})"
 
     def _inner(
-        self, role: str, jaxpr: Jaxpr, constants: Sequence[Any], given: Sequence[str] = ()
+        self, role: str, jaxpr: Jaxpr, constants: Sequence[Any], first: Sequence[str] = ()
     ) -> tuple[list[str], str]:
-        """A function inside the function, and its name; its first variables stand for what is given."""
-        name, parameters = self._fresh(role), [self._fresh("x") for _ in jaxpr.invars[len(given) :]]
-        known = dict(zip(jaxpr.invars, (*given, *parameters), strict=True)) | self._constants(jaxpr, constants)
+        """Return an inner function and its name; `first` are expressions for its first variables."""
+        name, parameters = self._fresh(role), [self._fresh("x") for _ in jaxpr.invars[len(first) :]]
+        known = dict(zip(jaxpr.invars, (*first, *parameters), strict=True)) | self._constants(jaxpr, constants)
         return [f"def {name}({', '.join(parameters)}):", *_indented(self._body(jaxpr, known))], name
 
     def _fresh(self, name: str) -> str:
@@ -167,13 +169,13 @@ class PythonSource:
 
 
 def _needed(jaxpr: Jaxpr) -> list[Equation]:
-    """The equations that the outputs depend on, in order."""
-    wanted = {atom for atom in jaxpr.outvars if not is_literal(atom)}
+    """Return the equations that the outputs depend on, in order."""
+    needed = {atom for atom in jaxpr.outvars if not is_literal(atom)}
     found: list[Equation] = []
     for equation in reversed(jaxpr.eqns):
-        if not wanted.isdisjoint(equation.outvars):
+        if not needed.isdisjoint(equation.outvars):
             found.append(equation)
-            wanted.update(atom for atom in equation.invars if not is_literal(atom))
+            needed.update(atom for atom in equation.invars if not is_literal(atom))
     return found[::-1]
 
 

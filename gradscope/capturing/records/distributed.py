@@ -9,9 +9,9 @@ import jax
 from jax.experimental import multihost_utils
 
 from gradscope.capturing.records.measure import Reading, ShardReading, TensorReading
-from gradscope.dump.distributed.process_writer import ProcessWriter, Together
+from gradscope.dump.distributed.process_writer import ProcessGroup, ProcessWriter
 from gradscope.dump.interfaces import RecordSink
-from gradscope.dump.record import ProcessPlace
+from gradscope.dump.record import Process
 from gradscope.dump.writer import DumpWriter
 from gradscope.stats import merged_manifest
 
@@ -42,8 +42,8 @@ def dump_writer(path: str | os.PathLike[str], *, force: bool = False) -> Writer:
     """
     if not is_shared():
         return DumpWriter(path, force=force)
-    place = ProcessPlace(index=jax.process_index(), count=jax.process_count())
-    return ProcessWriter(path, Together(place=place, meet=_meet, merge=merged_manifest), force=force)
+    process = Process(index=jax.process_index(), count=jax.process_count())
+    return ProcessWriter(path, ProcessGroup(process=process, barrier=_barrier, merge=merged_manifest), force=force)
 
 
 def reading_for(writer: RecordSink, reading: TensorReading) -> Reading:
@@ -51,5 +51,5 @@ def reading_for(writer: RecordSink, reading: TensorReading) -> Reading:
     return ShardReading(reading=reading) if isinstance(writer, ProcessWriter) else reading
 
 
-def _meet() -> None:
+def _barrier() -> None:
     multihost_utils.sync_global_devices("gradscope")

@@ -29,9 +29,15 @@ from gradscope.capturing.execution.plain_loss import PlainLoss
 from gradscope.capturing.execution.preparation import Prepared
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.explain.self_check import length, separation
-from gradscope.capturing.records.drafts import Draft, argument_origins, draft_of, gradient_of_argument, record_of
+from gradscope.capturing.records.pending_tensors import (
+    PendingTensor,
+    argument_origins,
+    gradient_of_argument,
+    pending_of,
+    record_of,
+)
 from gradscope.capturing.timings import Timings
-from gradscope.comparison.precision import default_tolerance, reduced_matmul
+from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
 from gradscope.dump.manifest.manifest import Examples
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
@@ -132,8 +138,10 @@ def example_count(batch: Sequence[Leaf], batch_size: int | None) -> int:
     )
 
 
-def example_drafts(run: Run, order: ExecutionOrder, gradients: ExampleGradients, count: int) -> Iterator[Draft]:
-    """The drafts of the gradients of each example, in the order in which layers use the parameters.
+def pending_examples(
+    run: Run, order: ExecutionOrder, gradients: ExampleGradients, count: int
+) -> Iterator[PendingTensor]:
+    """Yields the gradients of each example, in the order in which layers use the parameters.
 
     Args:
         run: The run of the whole batch, which knows what the loss depends on.
@@ -148,7 +156,7 @@ def example_drafts(run: Run, order: ExecutionOrder, gradients: ExampleGradients,
         stacked = replace(leaf, shape=(count, *leaf.shape))
         batch = gradient_of_argument(run, number)
         source = batch if isinstance(batch, str) else Observation(value=gradients[number])
-        yield draft_of(record_of(naming.EXAMPLE_GRAD, leaf.name, stacked, origin), origin, source)
+        yield pending_of(record_of(naming.EXAMPLE_GRAD, leaf.name, stacked, origin), origin, source)
 
 
 def combination(run: Run, gradients: ExampleGradients, count: int, machine: Mapping[str, Json]) -> Examples | None:

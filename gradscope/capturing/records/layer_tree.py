@@ -6,59 +6,63 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from gradscope import naming
-from gradscope.capturing.execution.order import ExecutionOrder, Iteration
-from gradscope.capturing.execution.run import Run
-from gradscope.capturing.records.drafts import Draft
+from gradscope.capturing.execution.order import ExecutionOrder
+from gradscope.capturing.records.pending_tensors import PendingTensor
 from gradscope.dump.manifest.manifest import Layer
+from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.naming import IterationIndex
 from gradscope.stats.power import Power, together
 from gradscope.tracing.jaxpr.frames import FrameKey, ValueKey, iterations
 from gradscope.tracing.jaxpr.iterations import Moment, sources
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.uses import UseKey
+from gradscope.tracing.tracer import Trace
 
-_Subject: TypeAlias = tuple[ValueKey, Iteration]
+_Subject: TypeAlias = tuple[ValueKey, IterationIndex]
 
 
 class LayerTree:
-    """Collects what a run's drafts tell about layers.
+    """A `LayerTree` collects the layers of a run from its tensors.
 
     Args:
-        run: The run.
+        trace: The traced loss.
+        wanted: What of it is selected.
         order: Its execution order.
     """
 
-    def __init__(self, run: Run, order: ExecutionOrder) -> None:
-        self._run = run
+    def __init__(self, trace: Trace, wanted: Wanted, order: ExecutionOrder) -> None:
+        self._trace = trace
+        self._wanted = wanted
         self._order = order
-        self._frames = {frame.key: frame for frame in run.trace.root.walk()}
-        self._loops = {site.value: site.loops for site in run.trace.sites}
-        self._powers: dict[tuple[ValueKey, Iteration, bool], Power] = {}
+        self._frames = {frame.key: frame for frame in trace.root.walk()}
+        self._loops = {site.value: site.loops for site in trace.sites}
+        self._powers: dict[tuple[ValueKey, IterationIndex, bool], Power] = {}
         self._names: dict[_Subject, str] = {}
-        self._turns: dict[tuple[FrameKey, Iteration], Iteration] = {}
+        self._turns: dict[tuple[FrameKey, IterationIndex], IterationIndex] = {}
 
-    def note(self, draft: Draft, power: Power | None) -> None:
-        """Take in one draft."""
-        value = draft.origin.value
-        if draft.family in (naming.STATE, naming.EXAMPLE_GRAD) or isinstance(value, UseKey):
+    def note(self, pending: PendingTensor, power: Power | None) -> None:
+        """Add one tensor."""
+        value = pending.origin.value
+        if pending.family in (naming.STATE, naming.EXAMPLE_GRAD) or isinstance(value, UseKey):
             return  # what a layer has, as a parameter, what flows in other runs, a part of what flows: not what flows
-        gradient = naming.is_gradient(draft.family)
+        gradient = naming.is_gradient(pending.family)
         if power is not None:
-            self._powers[value, draft.origin.turn, gradient] = power
-        if draft.records and not gradient:
-            self._names[value, draft.origin.turn] = draft.records[0].name
-            self._turns[value.frame, draft.origin.turn] = draft.origin.facts.iteration
+            self._powers[value, pending.origin.turn, gradient] = power
+        if pending.records and not gradient:
+            self._names[value, pending.origin.turn] = pending.records[0].name
+            self._turns[value.frame, pending.origin.turn] = pending.origin.facts.iteration
 
     def layers(self) -> tuple[Layer, ...]:
-        """Every wanted layer in execution order, composites before their parts."""
-        shown = (call for call in self._run.trace.layers if self._run.wanted.operations or not call.operation)
+        """Returns every selected layer in execution order, composites before their parts."""
+        shown = (call for call in self._trace.layers if self._wanted.operations or not call.operation)
         calls = [(call, turn) for call in shown for turn in iterations(call.frame.loops)]
         calls.sort(key=lambda at: (self._rank(*at), len(at[0].path.components)))
         return tuple(self._layer(call, turn) for call, turn in calls if not call.frame.opaque)
 
-    def _rank(self, call: LayerCall, turn: Iteration) -> int:
+    def _rank(self, call: LayerCall, turn: IterationIndex) -> int:
         return self._order.rank(call.frame.loops, call.order, turn)
 
-    def _layer(self, call: LayerCall, turn: Iteration) -> Layer:
+    def _layer(self, call: LayerCall, turn: IterationIndex) -> Layer:
         inputs = [self._subject(value, turn) for value in call.inputs]
         outputs = [self._subject(value, turn) for value in call.outputs]
         powers = self._powers_of(inputs, outputs)
@@ -85,10 +89,10 @@ class LayerTree:
             if moment in self._names:
                 yield self._names[moment]
 
-    def _path(self, call: LayerCall, turn: Iteration) -> str:
+    def _path(self, call: LayerCall, turn: IterationIndex) -> str:
         return str(call.path.at(self._turns.get((call.frame.key, turn), turn)))
 
-    def _subject(self, value: ValueKey, turn: Iteration) -> _Subject:
+    def _subject(self, value: ValueKey, turn: IterationIndex) -> _Subject:
         return value, turn[: len(self._loops.get(value, ()))]
 
     def _powers_of(self, inputs: list[_Subject], outputs: list[_Subject]) -> Mapping[str, Power]:

@@ -1,4 +1,4 @@
-"""From drafts to records: the statistics of each tensor, and its power for the layers it goes in and out of."""
+"""Measuring: from pending tensors to records, with the power of each for the layers it is an input or output of."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from gradscope import naming
 from gradscope.arrays.digest import content_hash
 from gradscope.arrays.dtypes import is_floating, itemsize
 from gradscope.capturing.execution.observation import Piece
-from gradscope.capturing.records.drafts import Draft
+from gradscope.capturing.records.pending_tensors import PendingTensor
 from gradscope.dump.record import Record, Shard
 from gradscope.instrument.rewriting.core_statistics import core_numbers
+from gradscope.protocols import implements
 from gradscope.stats.core_tier import stats_from_core
 from gradscope.stats.power import Power, power_of, together
 from gradscope.stats.tensor_stats import TensorStats, tensor_stats
@@ -23,32 +24,32 @@ from gradscope.tracing.user_frames import user_code
 
 
 class Measured(NamedTuple):
-    """A draft with its numbers: the records, with tensors as they were computed; the power, None without a tensor."""
+    """A tensor with its numbers: records with arrays as they were computed, and its power, None without an array."""
 
-    draft: Draft
+    pending: PendingTensor
     records: tuple[Record, ...]
     power: Power | None
 
 
 class Reading(Protocol):
-    """How observations become statistics, and what of them is kept: two steps, for two threads.
+    """A `Reading` makes statistics of observations, and chooses what of them is kept: two steps, for two threads.
 
     Measuring is many short calls into NumPy; what it takes to keep a tensor is few long ones. So the one does not make
     the other wait for the interpreter lock.
     """
 
-    def measured(self, draft: Draft) -> Measured:
-        """The records of a draft, with statistics of its tensors but for the hash."""
+    def measured(self, pending: PendingTensor) -> Measured:
+        """Returns the records of a tensor, with its statistics but for the hash."""
         ...
 
     def kept(self, record: Record) -> Record:
-        """A record of those as it is written: with the hash of its tensor, and with what is kept of that."""
+        """Returns one of those records as it is written: with the hash of its array, and with what is kept of that."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorReading:
-    """Reads whole tensors: every statistic is computed here, on the host.
+    """A `TensorReading` reads complete tensors and computes every statistic on the host.
 
     Attributes:
         keep: Whether the records carry the tensors; a stats-only dump does without.
@@ -60,18 +61,18 @@ class TensorReading:
     exact_quantiles: bool = False
     widen: bool = False
 
-    def measured(self, draft: Draft) -> Measured:
-        """The records of a draft, with full statistics."""
-        if draft.observation is None:
-            return Measured(draft, draft.records, None)
+    @implements(Reading)
+    def measured(self, pending: PendingTensor) -> Measured:
+        if pending.observation is None:
+            return Measured(pending, pending.records, None)
         with user_code("reading what was captured"):
-            array = draft.observation.whole()
-        stats = self.statistics(draft, array)
-        own = tuple(replace(record, stats=stats.to_json(), array=array) for record in draft.records[:1])
-        return Measured(draft, (*own, *draft.records[1:]), power_of(stats))
+            array = pending.observation.whole()
+        stats = self.statistics(pending, array)
+        own = tuple(replace(record, stats=stats.to_json(), array=array) for record in pending.records[:1])
+        return Measured(pending, (*own, *pending.records[1:]), power_of(stats))
 
+    @implements(Reading)
     def kept(self, record: Record) -> Record:
-        """A record as it is written."""
         array = record.array
         if array is None:
             return record
@@ -87,42 +88,43 @@ class TensorReading:
         narrow = is_floating(dtype) and itemsize(dtype) < np.dtype(np.float32).itemsize
         return "float32" if self.keep and self.widen and narrow else dtype
 
-    def statistics(self, draft: Draft, array: np.ndarray) -> TensorStats:
+    def statistics(self, pending: PendingTensor, array: np.ndarray) -> TensorStats:
         """The full statistics of an array, but for its hash."""
-        if draft.family == naming.ACTIVATION and draft.records:
-            primitive = draft.records[0].site.primitive
+        if pending.family == naming.ACTIVATION and pending.records:
+            primitive = pending.records[0].site.primitive
             return activation_stats(array, primitive=primitive, exact_quantiles=self.exact_quantiles, hashed=False)
         return tensor_stats(array, exact_quantiles=self.exact_quantiles, hashed=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReading:
-    """Reads the pieces of tensors that this process holds.
+    """A `ShardReading` reads the shards of tensors that this process holds.
 
-    A draft's own record then only outlines the tensor; a record per piece carries numbers and elements.
+    The tensor's own record then only outlines it; a record per shard carries numbers and elements.
 
     Attributes:
-        reading: How a piece is read.
+        reading: Reads a shard.
     """
 
     reading: TensorReading
 
-    def measured(self, draft: Draft) -> Measured:
-        """The records of a draft and of its pieces, with full statistics of each."""
-        if draft.observation is None:
-            return Measured(draft, draft.records, None)
+    @implements(Reading)
+    def measured(self, pending: PendingTensor) -> Measured:
+        """Returns the records of a tensor and of its shards in this process, with full statistics of each."""
+        if pending.observation is None:
+            return Measured(pending, pending.records, None)
         with user_code("reading what was captured"):
-            pieces = list(draft.observation.pieces())
-        stats = [self.reading.statistics(draft, piece.array) for piece in pieces]
-        outline = tuple(self._outlined(record) for record in draft.records)
+            pieces = list(pending.observation.pieces())
+        stats = [self.reading.statistics(pending, piece.array) for piece in pieces]
+        outline = tuple(self._outlined(record) for record in pending.records)
         shards = [
             self._shard(record, piece, each)
-            for record in draft.records[:1] for piece, each in zip(pieces, stats, strict=True)
+            for record in pending.records[:1] for piece, each in zip(pieces, stats, strict=True)
         ]  # fmt: skip
-        return Measured(draft, (*outline, *shards), together(map(power_of, stats)))
+        return Measured(pending, (*outline, *shards), together(map(power_of, stats)))
 
+    @implements(Reading)
     def kept(self, record: Record) -> Record:
-        """A record as it is written."""
         return self.reading.kept(record)
 
     def _outlined(self, record: Record) -> Record:
@@ -139,21 +141,21 @@ class ShardReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreReading:
-    """Reads the vectors that a step computed in the place of tensors; no record carries an array."""
+    """A `CoreReading` reads the vectors that a step computed in the place of tensors; no record carries an array."""
 
-    def measured(self, draft: Draft) -> Measured:
-        """The records of a draft, with core statistics."""
-        if draft.observation is None:
-            return Measured(draft, draft.records, None)
-        numbers = core_numbers(draft.observation.whole())
+    @implements(Reading)
+    def measured(self, pending: PendingTensor) -> Measured:
+        if pending.observation is None:
+            return Measured(pending, pending.records, None)
+        numbers = core_numbers(pending.observation.whole())
         # The numbers are those of whole tensors in every process, and count once.
         power = Power(numbers.rms**2 * numbers.finite, numbers.finite) if jax.process_index() == 0 else None
-        records = draft.records
+        records = pending.records
         if records:
             stats = stats_from_core(records[0].shape, records[0].dtype, numbers)
             records = (replace(records[0], stats=stats.to_json()), *records[1:])
-        return Measured(draft, records, power)
+        return Measured(pending, records, power)
 
+    @implements(Reading)
     def kept(self, record: Record) -> Record:
-        """The record: of a tensor nothing is kept."""
         return record

@@ -1,4 +1,4 @@
-"""The drafts of terms: the parts in which a gradient comes back, one for each use of its value."""
+"""The pending tensors of terms: the parts that a gradient is the sum of, one for each use of its value."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ from collections.abc import Iterator
 
 from gradscope import naming
 from gradscope.capturing.execution.observation import Observation
-from gradscope.capturing.execution.order import ExecutionOrder, Iteration
+from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.execution.run import Run, Turn, turns_of
-from gradscope.capturing.records.drafts import Draft, Origin, Source, draft_of, record_of
+from gradscope.capturing.records.pending_tensors import Origin, PendingTensor, Source, pending_of, record_of
 from gradscope.dump.record import Reason, SiteFacts
 from gradscope.instrument.plan import Term
 from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.instrument.query.terms import name_of
+from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.reachability import Reach
 
 
-def term_drafts(run: Run, order: ExecutionOrder) -> Iterator[Draft]:
-    """Every term of a run, in the order in which the operations run that use the values."""
+def pending_terms(run: Run, order: ExecutionOrder) -> Iterator[PendingTensor]:
+    """Yields every term of a run, in the order in which the operations run that use the values."""
     terms = list(enumerate(run.plan.terms, len(run.plan.sites)))
     found = [(n, term, turn) for n, term in terms for turn in turns_of(run, n) if turn.nominal in term.of]
     for number, term, turn in sorted(found, key=lambda each: _rank(order, each[1], each[2].nominal)):
         origin = Origin(term.use.key, turn.nominal, _facts(order, term, turn.nominal))
         record = record_of(naming.TERM, name_of(term, turn.iteration), term.use, origin)
-        yield draft_of(record, origin, _cotangent(run, number, turn))
+        yield pending_of(record, origin, _cotangent(run, number, turn))
 
 
 def why_no_term(term: Term, wanted: Wanted) -> Reason:
-    """Why a term was never drafted; what the user left out is the user's word first."""
+    """Returns why a run has no tensor for a term; that the user left it out comes before all other reasons."""
     if not any(wanted.wants_term(name_of(term, turn), of) for turn, of in term.of.items()):
         return "filtered"
     if term.use.opaque:
@@ -45,7 +46,7 @@ def _cotangent(run: Run, number: int, turn: Turn) -> Source:
     return Observation(value=run.observed.cotangents[number], at=turn.at)
 
 
-def _facts(order: ExecutionOrder, term: Term, turn: Iteration) -> SiteFacts:
+def _facts(order: ExecutionOrder, term: Term, turn: IterationIndex) -> SiteFacts:
     user, layer = term.use.user, term.use.user.innermost_layer
     return SiteFacts(
         index=_rank(order, term, turn),
@@ -58,7 +59,7 @@ def _facts(order: ExecutionOrder, term: Term, turn: Iteration) -> SiteFacts:
     )
 
 
-def _rank(order: ExecutionOrder, term: Term, turn: Iteration) -> int:
-    """When the operation runs; for what a turn hands out, the loop that takes it."""
+def _rank(order: ExecutionOrder, term: Term, turn: IterationIndex) -> int:
+    """Returns when the operation runs; of what an iteration outputs, when the loop takes it."""
     loops = term.use.user.frame.loops
     return order.rank(loops, term.use.user.order, turn[: len(loops)])

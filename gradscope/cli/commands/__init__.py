@@ -1,1 +1,1 @@
-"""Commands: one module for each verb, named like it."""
+"""Commands: one module for each command of the program, with the command's name."""

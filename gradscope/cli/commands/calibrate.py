@@ -1,4 +1,4 @@
-"""`gradscope calibrate`: a reference dump together with its own noise floor."""
+"""`gradscope calibrate` writes a reference dump together with its own noise floor."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ def calibrate(
     context: typer.Context,
     target: options.Target,
     *,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.npz", help="Where to write.")],
-    asked: ModelOptions,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.npz", help="The file to write.")],
+    model_options: ModelOptions,
     no_cache: options.NoCache = False,
-    chosen: SelectionOptions,
+    selection_options: SelectionOptions,
     per_example: options.PerExample = False,
     force: options.Force = False,
     quiet: options.Quiet = False,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Dump a reference with its noise floor: how far each tensor moves under changes that make no difference.
 
-    'gradscope compare' judges by it. The model runs six times, seven in float64; two runs are held in memory at a time.
+    'gradscope compare' judges by it. The model runs six times, seven in float64; two runs are in memory at a time.
     """
     from gradscope.cli.printing import print_line, say
     from gradscope.cli.running.jax_setup import set_up_jax
 
-    request, selection, families = asked.request(target), chosen.selection(), chosen.family_set()
-    for note in set_up_jax(asked, cache=not no_cache):
+    request = model_options.request(target)
+    selection, families = selection_options.selection(), selection_options.family_set()
+    for note in set_up_jax(model_options, cache=not no_cache):
         if not quiet:
             say(note)
     from gradscope.capturing.calibration import calibrate as calibrated
     from gradscope.capturing.dump_model import DumpRequest
     from gradscope.capturing.timings import Timings
     from gradscope.cli.running.progress import Progress
-    from gradscope.cli.standard_streams import remarks_aside
+    from gradscope.cli.standard_streams import stdout_to_stderr
     from gradscope.comparison.judging.noise import LOW_PRECISION_NOISE
     from gradscope.dump.writer import DumpWriter
     from gradscope.instrument.query.capture_spec import EVERYTHING, Wanted
 
     wanted = Wanted(
-        selection=selection, families=EVERYTHING if families is None else families, depth=chosen.depth,
+        selection=selection, families=EVERYTHING if families is None else families, depth=selection_options.depth,
         per_example=per_example,
     )  # fmt: skip
-    with remarks_aside(), Progress(quiet=quiet) as progress:
-        model = asked.model(target, request)
+    with stdout_to_stderr(), Progress(quiet=quiet) as progress:
+        model = model_options.model(target, request)
         writer = DumpWriter(output, force=force)
         context.obj.on_interrupt(writer.discard)
-        arguments = asked.arguments(model)
-        dtypes = [dtype for dtype in LOW_PRECISION_NOISE if asked.x64 or dtype != "float32"]
-        lower = {dtype: asked.arguments(model, dtype=dtype) for dtype in dtypes}
+        arguments = model_options.arguments(model)
+        dtypes = [dtype for dtype in LOW_PRECISION_NOISE if model_options.x64 or dtype != "float32"]
+        lower = {dtype: model_options.arguments(model, dtype=dtype) for dtype in dtypes}
         with writer:
-            run = DumpRequest(wanted=wanted, facts=asked.facts(arguments))
-            found = calibrated(model, arguments, lower, run, Timings(progress.phase))
+            dump_request = DumpRequest(wanted=wanted, facts=model_options.facts(arguments))
+            found = calibrated(model, arguments, lower, dump_request, Timings(progress.phase))
             found.write_to(writer)
     for line in _summary(output, found):
         print_line(line)

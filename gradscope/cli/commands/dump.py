@@ -1,11 +1,11 @@
-"""`gradscope dump`: run one batch forward and backward, write what was seen, print the table."""
+"""`gradscope dump` runs one batch forward and backward, writes what was observed, and prints the table."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -13,29 +13,40 @@ from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.options import shared as options
 from gradscope.cli.options.model_options import ModelOptions
 from gradscope.cli.options.observation_options import OperationOptions
-from gradscope.cli.options.query_options import InquiryOptions
-from gradscope.cli.options.report_options import (
-    FormatOptions,
-    SelectionOptions,
-)
+from gradscope.cli.options.query_options import QUERY_OPTIONS, QueryOptions
+from gradscope.cli.options.report_options import FormatOptions, SelectionOptions
 from gradscope.errors import UsageError
 from gradscope.naming.sizes import parse_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gradscope.capturing.dump_model import DumpRequest
     from gradscope.dump.manifest.manifest import Manifest
     from gradscope.frameworks.modules.request import Request
+    from gradscope.instrument.query.capture_spec import Wanted
+    from gradscope.stats import Finding
+
+#: Options that cannot be combined with others: each option, and the options that it excludes.
+_EXCLUDED: Final = {
+    # It compares the gradients with those of the user's own loss, which only one process computes.
+    "self_check": (*QUERY_OPTIONS, "distributed"),
+    # In segments, every segment would need the query. Of several processes, none has all of a value to put on disk.
+    "max_memory": (*QUERY_OPTIONS, "distributed"),
+    # The gradients of single examples are those of the user's own loss, too, and they are computed in one process.
+    "per_example": (*QUERY_OPTIONS, "max_memory", "distributed"),
+}
 
 
 class CastType(StrEnum):
-    """Types that narrow tensors may be stored as."""
+    """The wider types in which narrow tensors may be stored."""
 
     FLOAT32 = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How the run is made, and what is written of it."""
+    """`RunOptions` state how the model runs, and what is written."""
 
     output: Annotated[
         Path | None,
@@ -90,121 +101,159 @@ class RunOptions:
     verbose: options.Verbose = False
 
     def say(self, *sentences: str) -> None:
-        """Say them, unless nothing is to be said."""
+        """Print messages on standard error, unless `--quiet` is set."""
         from gradscope.cli.printing import say
 
         for sentence in () if self.quiet else sentences:
             say(sentence)
 
 
-def dump(
-    context: typer.Context,
-    target: options.Target,
-    *,
-    asked: ModelOptions,
-    run: RunOptions,
-    chosen: SelectionOptions,
-    inside: OperationOptions,
-    questions: InquiryOptions,
-    check: options.Check = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultOptions:
+    """`ResultOptions` state which rows are printed, and which results make the command exit 1."""
+
+    check: options.Check = None
     strict: Annotated[
         bool,
         typer.Option(
             "--strict",
-            help="Exit 1 if anything is missing without your word: inside a custom rule, or behind a while loop.",
+            help="Exit 1 if something you did not exclude is missing: inside a custom rule, or behind a while loop.",
             rich_help_panel="What is shown",
         ),
-    ] = False,
-    sort: options.Sort = None,
-    no_fold: options.NoFold = False,
-    written: FormatOptions,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
+    ] = False
+    sort: options.Sort = None
+    no_fold: options.NoFold = False
+
+    def failing_rules(self) -> frozenset[str]:
+        """Return the rules whose findings make the command exit 1.
+
+        Raises:
+            UsageError: `--check` names no such rule.
+        """
+        from gradscope.cli.options.checked_findings import SELF_CHECK, checked_rules
+
+        return checked_rules(self.check) | {SELF_CHECK}
+
+
+def dump(
+    context: typer.Context,
+    target: options.Target,
+    *,
+    model_options: ModelOptions,
+    run_options: RunOptions,
+    selection_options: SelectionOptions,
+    operation_options: OperationOptions,
+    query_options: QueryOptions,
+    result_options: ResultOptions,
+    format_options: FormatOptions,
 ) -> None:
     """Run one batch forward and backward, write every layer's tensors, and print their statistics.
 
     The model file is imported and run with your rights: only dump a model whose code you would run.
     """
-    from gradscope.cli.options.checked_findings import (
-        SELF_CHECK,
-        checked_rules,
-        trips,
-        unseen_sentences,
-    )
-    from gradscope.cli.options.query_options import fragment_sentences
-    from gradscope.cli.printing import print_report, say
+    from gradscope.cli.options.checked_findings import trips
     from gradscope.cli.running.jax_setup import set_up_jax
-    from gradscope.naming import Selection
-    from gradscope.report import Query, dump_report
     from gradscope.stats import find
 
-    # Self-check holds the loss against itself, and in segments every one would have to be asked.
-    questions.require_alone(self_check=run.self_check, max_memory=run.max_memory, per_example=inside.per_example)
-    options.require_one_of(self_check=run.self_check, distributed=run.distributed)
-    options.require_one_of(max_memory=run.max_memory, distributed=run.distributed)  # no process keeps all of a value
-    options.require_one_of(per_example=inside.per_example, max_memory=run.max_memory)
-    options.require_one_of(per_example=inside.per_example, distributed=run.distributed)
-    request, rules = asked.request(target), checked_rules(check) | {SELF_CHECK}
-    selection, families = chosen.selection(), chosen.family_set()
-    notes = set_up_jax(asked, cache=not run.no_cache, distributed=run.distributed)
-    from gradscope.capturing.dump_model import DumpRequest
+    # Wrong options are reported before JAX is imported, which takes half a second.
+    options.require_compatible(_EXCLUDED, run_options, operation_options, query_options)
+    model_request, failing_rules = model_options.request(target), result_options.failing_rules()
+    selection, families = selection_options.selection(), selection_options.family_set()
+    notes = set_up_jax(model_options, cache=not run_options.no_cache, distributed=run_options.distributed)
     from gradscope.capturing.records.distributed import speaks_for_all
-    from gradscope.capturing.records.measure import TensorReading
     from gradscope.instrument.query.capture_spec import EVERYTHING, Wanted
 
     wanted = Wanted(
-        selection=selection, families=EVERYTHING if families is None else families, depth=chosen.depth,
-        operations=inside.operations, operands=inside.operands, terms=inside.terms,
-        per_example=inside.per_example,
-        wrt=Selection.parse(questions.wrt) if questions.wrt else None,
+        selection=selection, families=EVERYTHING if families is None else families, depth=selection_options.depth,
+        operations=operation_options.operations, operands=operation_options.operands, terms=operation_options.terms,
+        per_example=operation_options.per_example, wrt=query_options.wrt_selection(),
     )  # fmt: skip
-    dumped = DumpRequest(
-        wanted=wanted, inquiry=questions.inquiry(), self_check=run.self_check, tell=run.say,
-        reading=TensorReading(keep=not run.stats_only, exact_quantiles=run.exact_quantiles, widen=run.cast is not None),
-    )  # fmt: skip
-    run.say(*notes)
-    path, manifest = _run(target, request, asked, run, dumped, context.obj)
+    request = _dump_request(wanted, run_options, query_options)
+    run_options.say(*notes)
+    path, manifest = _run(target, model_request, model_options, run_options, request, context.obj)
     findings = find(manifest)
-    if not speaks_for_all():
-        raise typer.Exit(1 if trips(findings, rules) else 0)
-    try:
-        report = dump_report("dump", str(path), manifest, findings, query=Query(sort=sort), fold=not no_fold)
-    except UsageError as error:  # what columns there are is known only now
-        error.hint = f"the dump is in {path}, and gradscope show sorts it, too; {error.hint}"
-        raise
-    run.say(*fragment_sentences(manifest.provenance))
-    print_report(report, written.chosen)
-    unseen = manifest.ledger.unseen() if strict else ()
-    for sentence in unseen_sentences(unseen):
-        say(sentence)
-    if unseen or trips(findings, rules):
+    failed = trips(findings, failing_rules)
+    if speaks_for_all():
+        _print_results(path, manifest, findings, run_options, result_options, format_options)
+        failed |= result_options.strict and bool(manifest.ledger.unseen())
+    if failed:
         raise typer.Exit(1)
 
 
+def _dump_request(wanted: Wanted, run_options: RunOptions, query_options: QueryOptions) -> DumpRequest:
+    from gradscope.capturing.dump_model import DumpRequest
+    from gradscope.capturing.records.measure import TensorReading
+
+    reading = TensorReading(
+        keep=not run_options.stats_only,
+        exact_quantiles=run_options.exact_quantiles,
+        widen=run_options.cast is not None,
+    )
+    return DumpRequest(
+        wanted=wanted,
+        inquiry=query_options.trace_query(),
+        self_check=run_options.self_check,
+        tell=run_options.say,
+        reading=reading,
+    )
+
+
 def _run(
-    target: str, request: Request, asked: ModelOptions, run: RunOptions, dumped: DumpRequest, interrupts: Interrupts
+    target: str,
+    model_request: Request,
+    model_options: ModelOptions,
+    run_options: RunOptions,
+    request: DumpRequest,
+    interrupts: Interrupts,
 ) -> tuple[Path, Manifest]:
-    """Load, run and write; returns where the dump is and what it holds."""
+    """Load the model, run it and write the dump; return the path of the dump and its manifest."""
     from gradscope.capturing.dump_model import dump_model
     from gradscope.capturing.execution.preparation import Bounds
     from gradscope.capturing.records.distributed import dump_writer, is_shared
     from gradscope.capturing.timings import Timings
     from gradscope.cli.printing import say
     from gradscope.cli.running.progress import Progress
-    from gradscope.cli.standard_streams import remarks_aside
+    from gradscope.cli.standard_streams import stdout_to_stderr
 
-    # What the model prints are remarks; standard output is for results.
-    with remarks_aside(native=is_shared()), Progress(quiet=run.quiet) as progress:
-        model = asked.model(target, request)
-        path = run.output or Path(model.slug if is_shared() else f"{model.slug}.npz")
-        writer = dump_writer(path, force=run.force)
+    # What the model prints are messages; standard output is for results.
+    with stdout_to_stderr(native=is_shared()), Progress(quiet=run_options.quiet) as progress:
+        model = model_options.model(target, model_request)
+        path = run_options.output or Path(model.slug if is_shared() else f"{model.slug}.npz")
+        writer = dump_writer(path, force=run_options.force)
         interrupts.on_interrupt(writer.discard)
-        arguments = asked.arguments(model, partial=bool(dumped.inquiry))
-        for choice in model.choices if run.verbose else ():
+        arguments = model_options.arguments(model, partial=bool(request.inquiry))
+        for choice in model.choices if run_options.verbose else ():
             say(choice)
-        run.say(*arguments.notes)
+        run_options.say(*arguments.notes)
         with writer:
-            limit = run.max_memory
+            limit = run_options.max_memory
             bounds = None if limit is None else Bounds(memory=limit, scratch=path.absolute().parent)
-            dumped = replace(dumped, facts=asked.facts(arguments), bounds=bounds)
-            manifest = dump_model(model, arguments, dumped, writer, Timings(progress.phase))
+            request = replace(request, facts=model_options.facts(arguments), bounds=bounds)
+            manifest = dump_model(model, arguments, request, writer, Timings(progress.phase))
     return path, manifest
+
+
+def _print_results(
+    path: Path,
+    manifest: Manifest,
+    findings: Sequence[Finding],
+    run_options: RunOptions,
+    result_options: ResultOptions,
+    format_options: FormatOptions,
+) -> None:
+    """Print the table of a dump, and on standard error what `--strict` found missing."""
+    from gradscope.cli.options.checked_findings import unseen_sentences
+    from gradscope.cli.options.query_options import fragment_sentences
+    from gradscope.cli.printing import print_report, say
+    from gradscope.report import Query, dump_report
+
+    query = Query(sort=result_options.sort)
+    try:
+        report = dump_report("dump", str(path), manifest, findings, query=query, fold=not result_options.no_fold)
+    except UsageError as error:  # the columns are known only now
+        hint = f"the dump is in {path}, and gradscope show sorts it, too; {error.hint}"
+        raise UsageError(error.message, hint=hint) from error
+    run_options.say(*fragment_sentences(manifest.provenance))
+    print_report(report, format_options.chosen)
+    for sentence in unseen_sentences(manifest.ledger.unseen() if result_options.strict else ()):
+        say(sentence)

@@ -1,4 +1,4 @@
-"""`gradscope inspect`: what a model is, without running it."""
+"""`gradscope inspect` describes a model without running it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from gradscope.cli.options import shared as options
 from gradscope.cli.options.model_options import ModelOptions
-from gradscope.cli.options.query_options import FragmentOptions
+from gradscope.cli.options.query_options import FetchOptions
 from gradscope.cli.options.report_options import Format, SelectionOptions
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class InspectionFormat(StrEnum):
-    """How an inspection is written."""
+    """The formats in which an inspection is written."""
 
     TABLE = "table"
     JSON = "json"
@@ -32,19 +32,19 @@ class InspectionFormat(StrEnum):
 
     @property
     def is_graph(self) -> bool:
-        """Whether it is a graph and no table."""
+        """Whether it is a graph and not a table."""
         return self in (InspectionFormat.DOT, InspectionFormat.MODEL_EXPLORER)
 
 
 def inspect(
     target: options.Target,
     *,
-    asked: ModelOptions,
-    chosen: SelectionOptions,
+    model_options: ModelOptions,
+    selection_options: SelectionOptions,
     ops: Annotated[
-        bool, typer.Option("--ops", help="Every operation, and not only layers.", rich_help_panel="What is shown")
+        bool, typer.Option("--ops", help="Show every operation, and not only layers.", rich_help_panel="What is shown")
     ] = False,
-    questions: FragmentOptions,
+    fetch_options: FetchOptions,
     sort: options.Sort = None,
     output_format: Annotated[
         InspectionFormat,
@@ -61,18 +61,17 @@ def inspect(
         Path | None,
         typer.Option(
             metavar="DUMP",
-            help="With --format model-explorer: in place of the graph, the overlay that colours it by this dump's "
-            "gradient norms.",
+            help="With --format model-explorer: write, in place of the graph, the overlay that colours it by this "
+            "dump's gradient norms.",
             rich_help_panel="Output",
         ),
     ] = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
-    """Tell layers, shapes, parameters, FLOPs and bytes of a model from its trace: nothing is compiled or run.
+    """Print layers, shapes, parameters, FLOPs and bytes of a model from its trace: nothing is compiled or run.
 
-    With --fetch, which part of it a run for those values would need.
+    With --fetch, also print which part of the model those values need.
 
     The model file is imported with your rights: only inspect a model whose code you would run.
     """
@@ -82,37 +81,37 @@ def inspect(
     from gradscope.report import Row, inspection_report
     from gradscope.report.render.graphs import Graph
 
-    written = InspectionFormat.JSON if json else output_format
-    if gradients is not None and written is not InspectionFormat.MODEL_EXPLORER:
+    file_format = InspectionFormat.JSON if json else output_format
+    if gradients is not None and file_format is not InspectionFormat.MODEL_EXPLORER:
         raise UsageError("--gradients are an overlay for Model Explorer", hint="add --format model-explorer")
     norms = None if gradients is None else _manifest(gradients)
-    request, query = asked.request(target), chosen.query(sort)
-    set_up_jax(asked, cache=False)
+    request, query = model_options.request(target), selection_options.query(sort)
+    set_up_jax(model_options, cache=False)
     from gradscope.inspection.inspect_loss import inspect_loss
     from gradscope.tracing.user_frames import user_code
 
-    with redirect_stdout(sys.stderr):  # what the model prints are remarks
-        model = asked.model(target, request)
-        inquiry = questions.inquiry()
-        arguments = asked.arguments(model, partial=bool(inquiry))
+    with redirect_stdout(sys.stderr):  # what the model prints are messages
+        model = model_options.model(target, request)
+        inquiry = fetch_options.trace_query()
+        arguments = model_options.arguments(model, partial=bool(inquiry))
         for sentence in (*(model.choices if verbose else ()), *(() if quiet else arguments.notes)):
             say(sentence)
         with user_code(f"loss of {model.name}"):
-            found = inspect_loss(model.loss, *arguments.shapes, operations=ops or written.is_graph, inquiry=inquiry)
+            found = inspect_loss(model.loss, *arguments.shapes, operations=ops or file_format.is_graph, inquiry=inquiry)
             arguments.require(() if found.fragment is None else found.fragment.inputs)
     rows = [Row(family=fact.family, name=fact.name, values=fact.values) for fact in found.facts]
-    if written.is_graph:
-        print_plain(_graph_text(Graph.of_rows(model.name, query(rows)), written, norms) + "\n")
+    if file_format.is_graph:
+        print_plain(_graph_text(Graph.of_rows(model.name, query(rows)), file_format, norms) + "\n")
         return
     fetch = None if found.fragment is None else found.fragment.to_json()
     report = inspection_report(target, arguments.batch_size, rows, found.totals, fetch=fetch, query=query)
-    print_report(report, Format(written))
+    print_report(report, Format(file_format))
 
 
-def _graph_text(graph: Graph, written: InspectionFormat, norms: Manifest | None) -> str:
+def _graph_text(graph: Graph, file_format: InspectionFormat, norms: Manifest | None) -> str:
     if norms is not None:
         return graph.overlay(norms)
-    return graph.dot() if written is InspectionFormat.DOT else graph.model_explorer()
+    return graph.dot() if file_format is InspectionFormat.DOT else graph.model_explorer()
 
 
 def _manifest(dump: Path) -> Manifest:

@@ -1,4 +1,4 @@
-"""`gradscope isolate`: one layer as a script of its own."""
+"""`gradscope isolate` writes one layer as a script of its own."""
 
 from __future__ import annotations
 
@@ -12,36 +12,35 @@ from gradscope.cli.options import shared as options
 if TYPE_CHECKING:
     from gradscope.capturing.isolate.reproduction import Reproduction
 
-#: What the script is called, and the arrays beside it.
+#: Name of the script and of the file of its arrays, without suffix.
 _FILE: Final = "isolated"
 
 
 def isolate(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The layer, as the dump names it: block[3]/attn.")],
-    dump: Annotated[Path, typer.Argument(metavar="DUMP", help="The dump that holds its inputs and cotangents.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The layer's name in the dump, such as block[3]/attn.")],
+    dump: Annotated[Path, typer.Argument(metavar="DUMP", help="The dump that contains its inputs and cotangents.")],
     target: options.Target,
     *,
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="FOLDER", help="Where to write the script and its arrays."),
+        typer.Option("--output", "-o", metavar="FOLDER", help="The folder for the script and its arrays."),
     ] = Path("repro"),
     force: options.Force = False,
     quiet: options.Quiet = False,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Write one layer as a script of plain jax.lax, with its inputs, cotangents and expected values.
 
-    The script needs jax and numpy alone. It prints the errors of the layer and of its VJP, and exits 0 where it is
-    right. The model file is imported and run with your rights.
+    The script needs only jax and numpy. It prints the errors of the layer and of its VJP, and exits 0 where they are
+    within tolerance. The model file is imported and run with your rights.
     """
     from gradscope.cli.printing import print_line
     from gradscope.cli.running.progress import Progress
     from gradscope.cli.running.rerun import options_of, rerun_model
-    from gradscope.cli.standard_streams import remarks_aside
+    from gradscope.cli.standard_streams import stdout_to_stderr
     from gradscope.dump.reader import open_dump
 
     _require_free(output, force=force)
-    with open_dump(dump) as opened, remarks_aside(), Progress(quiet=quiet) as progress:
+    with open_dump(dump) as opened, stdout_to_stderr(), Progress(quiet=quiet) as progress:
         model = rerun_model(target, options_of(dump, opened.manifest.provenance))
         from gradscope.capturing.isolate.reproduction import reproduce
         from gradscope.capturing.isolate.reproduction_script import write_reproduction
@@ -54,15 +53,11 @@ def isolate(
 
 
 def _require_free(folder: Path, *, force: bool) -> None:
-    """Refuse a folder in which there is something already.
-
-    Raises:
-        UsageError: There is, or it is no folder.
-    """
+    """Raise `UsageError` where the folder contains the files already, or is not a folder."""
     from gradscope.errors import UsageError
 
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is no folder", hint="name a folder with --output")
+        raise UsageError(f"{folder} is not a folder", hint="name a folder with --output")
     files = [folder / f"{_FILE}.{suffix}" for suffix in ("py", "npz")]
     taken = [file for file in files if file.exists()]
     if taken and not force:

@@ -1,4 +1,4 @@
-"""`gradscope recover`: what an interrupted run had finished."""
+"""`gradscope recover` saves what an interrupted run had finished."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from gradscope.cli.options import shared as options
 
 def recover(
     partial: Annotated[Path, typer.Argument(metavar="PARTIAL", help="The .partial file that a killed run left.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.npz", help="Where to save what is whole.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE.npz", help="The file for the complete tensors.")
+    ],
     force: options.Force = False,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
 ) -> None:
     """Save the tensors that a killed run had finished."""
     keep_single_threaded()
@@ -24,4 +25,4 @@ def recover(
 
     found = recovered(partial, output, force=force)
     saved = f"{found.tensors:,} tensors ({found.size_bytes:,} bytes) saved"
-    print_line(f"{output}: {saved}; {found.lost_bytes:,} bytes behind them are no whole tensor")
+    print_line(f"{output}: {saved}; {found.lost_bytes:,} bytes after them are not a complete tensor")

@@ -1,4 +1,4 @@
-"""`gradscope show`: the tables of a saved dump."""
+"""`gradscope show` prints the tables of a saved dump."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ def show(
     *,
     tensor: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="One tensor in detail, with its histogram: activation/stem/conv, say."),
+        typer.Option(metavar="KEY", help="One tensor in detail, with its histogram, such as activation/stem/conv."),
     ] = None,
     diff: Annotated[
         Path | None,
-        typer.Option(metavar="CAND", help="With --tensor: how that tensor differs in this dump, element by element."),
+        typer.Option(metavar="CAND", help="With --tensor: its differences in this dump, element by element."),
     ] = None,
     ledger: Annotated[bool, typer.Option("--ledger", help="Every site that is not in the dump, and why.")] = False,
-    chosen: SelectionOptions,
+    selection_options: SelectionOptions,
     check: options.Check = None,
     sort: options.Sort = None,
     no_fold: options.NoFold = False,
-    written: FormatOptions,
-    traceback: options.Traceback = False,  # noqa: ARG001 - the error boundary reads it
+    format_options: FormatOptions,
 ) -> None:
     """Print the tables of a saved dump: layers, parameters, findings. Runs no model and needs no JAX."""
     keep_single_threaded()
@@ -48,10 +47,10 @@ def show(
 
     options.require_one_of(tensor=tensor, ledger=ledger)
     if diff is not None:
-        print_report(_difference(dump, diff, tensor), written.chosen)
+        print_report(_difference(dump, diff, tensor), format_options.chosen)
         return
     rules = checked_rules(check)
-    query = chosen.query(sort)
+    query = selection_options.query(sort)
     with open_dump(dump) as source:
         manifest = measured(source)
     findings = find(manifest)
@@ -61,7 +60,7 @@ def show(
         report = LedgerReport(path=str(dump), manifest=manifest)
     else:
         report = dump_report("show", str(dump), manifest, findings, query=query, fold=not no_fold)
-    print_report(report, written.chosen)
+    print_report(report, format_options.chosen)
     if trips(findings, rules):
         raise typer.Exit(1)
 
@@ -73,7 +72,7 @@ def _difference(ref: Path, cand: Path, tensor: str | None) -> Report:
     from gradscope.report import DifferenceReport
 
     if tensor is None:
-        raise UsageError("--diff is about one tensor", hint="name it with --tensor KEY, or use 'gradscope compare'")
+        raise UsageError("--diff applies to one tensor", hint="name it with --tensor KEY, or use 'gradscope compare'")
     with open_dump(ref) as reference, open_dump(cand) as candidate:
         difference = element_difference(reference, candidate, tensor)
     return DifferenceReport(ref=str(ref), cand=str(cand), difference=difference)

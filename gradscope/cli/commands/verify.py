@@ -1,4 +1,4 @@
-"""`gradscope verify`: is a dump whole?"""
+"""`gradscope verify` reads a dump completely and checks it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from gradscope.cli.blas import keep_single_threaded
 from gradscope.cli.commands.show import Dump
-from gradscope.cli.options import shared as options
 
 if TYPE_CHECKING:
     from gradscope.dump.verify import Verification
 
 
-def verify(dump: Dump, traceback: options.Traceback = False) -> None:  # noqa: ARG001 - the error boundary reads it
-    """Read everything in a dump and check it, every CRC included."""
+def verify(dump: Dump) -> None:
+    """Read everything in a dump and check it, with every CRC."""
     keep_single_threaded()
     from gradscope.cli.printing import print_line
     from gradscope.dump.verify import verify as verified

@@ -1,4 +1,4 @@
-"""`--check` and `--strict`: what makes a command that has done its work exit 1."""
+"""`--check` and `--strict` decide whether a command that has done its work exits 1."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from gradscope.dump.manifest.manifest import LedgerLine
     from gradscope.stats import Finding
 
-#: The rule that always fails a command: it is about gradscope and not about the model.
+#: The rule that always makes a command exit 1, because it is about gradscope and not about the model.
 SELF_CHECK: Final = "self-check"
 
-#: What stands for every rule.
+#: The name that means every rule.
 ALL: Final = "all"
 
-#: Of what is missing, so many are named on the spot.
+#: The number of missing tensors that are named in the message.
 _NAMED: Final = 10
 
 
 def checked_rules(check: str | None) -> frozenset[str]:
-    """The rules of a `--check` list; `all` stands for every rule.
+    """Return the rules of a `--check` list; `all` means every rule.
 
     Raises:
         UsageError: There is no such rule, or none is named.
@@ -32,21 +32,21 @@ def checked_rules(check: str | None) -> frozenset[str]:
     if check is None:
         return frozenset()
     known = [rule.name for rule in RULES]
-    asked = listed(check, [*known, ALL], "finding")
-    return frozenset(known) if ALL in asked else asked
+    names = listed(check, [*known, ALL], "finding")
+    return frozenset(known) if ALL in names else names
 
 
 def trips(findings: Sequence[Finding], rules: frozenset[str]) -> bool:
-    """Whether any finding is one that was asked to fail the command."""
+    """Return whether any finding is of one of these rules."""
     return any(finding.rule in rules for finding in findings)
 
 
 def unseen_sentences(unseen: Sequence[LedgerLine]) -> Iterator[str]:
-    """What `--strict` says of what is missing: the first few by name."""
+    """Yield the messages of `--strict` about missing tensors: the first few by name."""
     from gradscope.naming import key_of, printable
 
     if unseen:
-        yield f"--strict: {len(unseen):,} missing without your word"
+        yield f"--strict: {len(unseen):,} missing that you did not exclude"
     for line in unseen[:_NAMED]:
         yield f"  {printable(key_of(line.family, line.name))}: {line.reason}"
     if len(unseen) > _NAMED:

@@ -1,23 +1,26 @@
-"""Options that belong together, as one value: a dataclass whose fields typer reads as if each were a parameter.
+"""Grouping lets a command take related options as one dataclass, whose fields Typer reads as separate parameters.
 
-Typer reads a command's options from its signature, so that commands which share twelve options would each spell twelve
-parameters. Here a command takes the group, and its signature for typer is the one with the group's fields in its place.
+Typer reads a command's options from its signature, so commands which share twelve options would each repeat twelve
+parameters. Here a command takes the group, and Typer sees a signature with the group's fields in its place.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, get_type_hints
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """A command as typer is to see it: each parameter that is a dataclass spread into its fields.
+    """Return a command for Typer in which each parameter that is a dataclass is replaced by its fields.
 
     Args:
         command: The command. Every field of its groups has a name that no other parameter has, and a default.
+
+    Returns:
+        The command with the signature that Typer reads.
     """
     hints = get_type_hints(command, include_extras=True)
     parameters = inspect.signature(command).parameters
@@ -25,11 +28,11 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def called(**values: Any) -> None:
-        made = {
+        built = {
             name: group(**{field.name: values.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
         }
-        command(**values, **made)
+        command(**values, **built)
 
     spread = [
         each
@@ -40,9 +43,14 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
             else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])]
         )
     ]
-    vars(called).update(__signature__=inspect.Signature(spread))
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in spread}
-    return called
+    return with_parameters(called, spread)
+
+
+def with_parameters(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
+    """A command for which typer reads these parameters, whatever its own are."""
+    vars(command).update(__signature__=inspect.Signature(parameters))
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
 
 
 def _parameters_of(group: type) -> Iterator[inspect.Parameter]:

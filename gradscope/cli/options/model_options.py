@@ -1,4 +1,4 @@
-"""Which model runs, on what, and in which precision: the options of every command that runs or traces one."""
+"""Model options state which model runs, on which batch and in which precision."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 _PANEL = "Model"
 
-#: JAX takes seeds from minus this to less than this.
+#: JAX accepts seeds from minus this number to one less than this number.
 _SEEDS = 1 << 63
 
 
 class Precision(StrEnum):
-    """Matrix multiplication precisions that JAX knows on every backend."""
+    """The precisions of matrix multiplication that JAX has on every backend."""
 
     DEFAULT = "default"
     HIGH = "high"
@@ -37,7 +37,7 @@ class Precision(StrEnum):
 
 
 class FloatType(StrEnum):
-    """Floating-point types a model can be run in."""
+    """The floating-point types in which a model can run."""
 
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
@@ -45,8 +45,8 @@ class FloatType(StrEnum):
     FLOAT64 = "float64"
 
 
-class Loss(StrEnum):
-    """What can be made of the outputs of a framework's module."""
+class LossName(StrEnum):
+    """The losses that can be computed from the outputs of a framework's module."""
 
     CROSS_ENTROPY = "cross-entropy"
     MSE = "mse"
@@ -56,7 +56,7 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """The options of those names, None where they are not given."""
+    """`ModelOptions` have a field for each option of that name, None where it is not set."""
 
     seed: Annotated[
         int, typer.Option(metavar="N", help="Seed of the keys that init and batch receive.", rich_help_panel=_PANEL)
@@ -66,7 +66,7 @@ class ModelOptions:
         typer.Option(
             min=1,
             metavar="N",
-            help="Number of examples; by default what the model's batch says.",
+            help="Number of examples; by default that of the model's batch.",
             rich_help_panel=_PANEL,
         ),
     ] = None
@@ -100,7 +100,7 @@ class ModelOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Renames the checkpoint's tensors: lines of REGEX -> REPLACEMENT, one after the other.",
+            help="Rename the checkpoint's tensors: lines of REGEX -> REPLACEMENT, applied in order.",
             rich_help_panel=_PANEL,
         ),
     ] = None
@@ -109,16 +109,16 @@ class ModelOptions:
         typer.Option(
             "--input",
             metavar="SPEC",
-            help="An input of a module, as in float32[8,784]; with its name and values, as in ids=int32[8,128]:0..9. "
+            help="An input of a module, such as float32[8,784]; with name and values, such as ids=int32[8,128]:0..9. "
             "Repeatable.",
             rich_help_panel=_PANEL,
         ),
     ] = field(default_factory=list[str])
     loss: Annotated[
-        Loss | None,
+        LossName | None,
         typer.Option(
             metavar="NAME",
-            help=f"What is made of a module's outputs: {', '.join(Loss)}; by default mse.",
+            help=f"The loss of a module's outputs: {', '.join(LossName)}; by default mse.",
             rich_help_panel=_PANEL,
         ),
     ] = None
@@ -126,7 +126,7 @@ class ModelOptions:
         bool | None,
         typer.Option(
             "--train/--eval",
-            help="Run as in training, or as in evaluation; by default as in training.",
+            help="Run the model in training mode or in evaluation mode; by default in training mode.",
             rich_help_panel=_PANEL,
         ),
     ] = None
@@ -149,14 +149,17 @@ class ModelOptions:
     ] = None
 
     def request(self, target: str) -> Request:
-        """What the options say about a target's model; told before JAX is imported where it is wrong.
+        """Return the request for a target's model, and check the options before JAX is imported.
 
         Args:
             target: The target.
 
+        Returns:
+            The request.
+
         Raises:
-            UsageError: The target or an input is not of the right form, or options contradict each other or mean
-                nothing alone.
+            UsageError: The target or an input is not of the right form, or options contradict each other or need
+                another option.
             DumpError: The data file cannot be read.
         """
         from gradscope.errors import UsageError
@@ -182,35 +185,45 @@ class ModelOptions:
         )
 
     def model(self, target: str, request: Request) -> Model:
-        """The model that a target names, ready to be run; a pipeline's batch is read first and once, for its shapes.
+        """Return the model that a target names, ready to run.
+
+        Args:
+            target: The target.
+            request: The request for its model.
+
+        Returns:
+            The model. Where the batch comes from an input pipeline, it has the batch, which was read for its shapes.
 
         Raises:
-            UsageError: There is no such file, module or name, or the model does not take what the request says.
-            ModelError: The file does not import, or what it names is not a model; or the pipeline failed.
+            UsageError: There is no such file, module or name, or the model does not accept the request.
+            ModelError: The file does not import, or the name is not a model's; or the pipeline failed.
         """
         from gradscope.tracing.data.data_shapes import array_shapes
         from gradscope.tracing.loading.batches import pipeline_leaves
         from gradscope.tracing.loading.loader import load_model
-        from gradscope.tracing.loading.module_models import lifted_model
+        from gradscope.tracing.loading.module_models import with_array_variables
 
         if self.data is None or self._data_file is not None:
-            return lifted_model(load_model(target, request))
+            return with_array_variables(load_model(target, request))
         leaves = pipeline_leaves(self.data, self.batch_index, self.seed)
         model = load_model(target, replace(request, data=array_shapes(leaves)))
-        return replace(lifted_model(model), data=leaves)
+        return replace(with_array_variables(model), data=leaves)
 
     def arguments(self, model: Model, *, dtype: str | None = None, partial: bool = False) -> Arguments:
-        """The arguments of a model's loss.
+        """Return the arguments of a model's loss.
 
         Args:
             model: The model.
-            partial: Whether the data may lack leaves of the batch, because only some values are asked for.
-            dtype: Floating-point leaves are converted to it; None for what `--dtype` says.
+            partial: Whether the data may lack leaves of the batch, because only some values are requested.
+            dtype: Floating-point leaves are converted to it; None for the type of `--dtype`.
+
+        Returns:
+            The arguments.
 
         Raises:
             ModelError: `init` or `batch` failed.
             UsageError: A line of the key map is no rule.
-            DumpError: The files do not hold variables and a batch such as the model's own.
+            DumpError: The files do not contain variables and a batch such as the model's own.
         """
         from gradscope.capturing.execution.arguments import model_arguments
 
@@ -224,8 +237,8 @@ class ModelOptions:
         )
 
     def facts(self, arguments: Arguments) -> dict[str, Json]:
-        """What provenance says of them: files without their folders, and what else is needed to run the model again."""
-        named: dict[str, Json] = {
+        """Return the provenance that is needed to run the model again, with files named without their folders."""
+        options: dict[str, Json] = {
             "checkpoint": self.checkpoint and self.checkpoint.name,
             "data": self.data and Path(self.data).name,
             "batch_index": self.batch_index,
@@ -233,12 +246,12 @@ class ModelOptions:
             "train": self.train,
             "dtype": self.dtype and self.dtype.value,
         }
-        known = {name: value for name, value in named.items() if value is not None}
-        return {"seed": self.seed, "batch_size": arguments.batch_size, **known}
+        facts = {name: value for name, value in options.items() if value is not None}
+        return {"seed": self.seed, "batch_size": arguments.batch_size, **facts}
 
     @property
     def _data_file(self) -> Path | None:
-        """The file or folder that `--data` names; None where it names none, but a pipeline."""
+        """The file or folder that `--data` names; None where it names none, or an input pipeline."""
         return None if self.data is None or (":" in self.data and not Path(self.data).exists()) else Path(self.data)
 
     def _data_request(self, model: Model, *, partial: bool) -> DataRequest | None:
@@ -259,8 +272,8 @@ class ModelOptions:
 
 
 def _require_together(value: object, needed: object, name: str, needed_name: str) -> None:
-    """Refuse an option that means nothing without another."""
+    """Raise `UsageError` where an option is set without the option that it needs."""
     from gradscope.errors import UsageError
 
     if value is not None and needed is None:
-        raise UsageError(f"{name} without {needed_name} means nothing", hint=f"add {needed_name}")
+        raise UsageError(f"{name} without {needed_name} has no meaning", hint=f"add {needed_name}")

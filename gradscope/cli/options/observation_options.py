@@ -1,7 +1,7 @@
-"""`--ops`, `--terms`, `--per-example`: how far inside layers, and into sums of gradients, is looked.
+"""Observation options (`--ops`, `--terms`, `--per-example`) capture operations inside layers and terms of gradients.
 
-`--ops` may stand alone or before one of its values. Typer knows options with a value and options without, so that a
-command spells out the value that was left out before typer reads it.
+`--ops` may be followed by one of its values or by nothing. Typer knows only options with a value and options without,
+so the missing value is inserted before Typer parses the command line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PANEL = "What is shown"
 
 
 class Operations(StrEnum):
-    """With respect to what of operations there are gradients."""
+    """The values of operations with respect to which gradients are captured."""
 
     OUTPUTS = "outputs"
     INPUTS = "inputs"
@@ -29,15 +29,15 @@ class Operations(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationOptions:
-    """The options of those names."""
+    """`OperationOptions` have a field for each option of that name."""
 
     ops: Annotated[
         Operations | None,
         typer.Option(
             "--ops",
             metavar="[outputs|inputs]",
-            help="Every operation, and not only layers: its output and the gradient of that; with inputs, also what "
-            "flows back to each of its inputs through it alone.",
+            help="Every operation, and not only layers: its output and the gradient of that; with inputs, also the "
+            "gradient that it alone returns to each of its inputs.",
             rich_help_panel=_PANEL,
         ),
     ] = None
@@ -45,7 +45,7 @@ class OperationOptions:
         bool,
         typer.Option(
             "--terms",
-            help="For each value that is used several times, what flows back from each use; they sum to its gradient.",
+            help="For each value that is used several times, the gradient from each use; these sum to its gradient.",
             rich_help_panel=_PANEL,
         ),
     ] = False
@@ -54,25 +54,25 @@ class OperationOptions:
 
     @property
     def operations(self) -> bool:
-        """Whether every operation is asked for."""
+        """Whether every operation is captured."""
         return self.ops is not None
 
     @property
     def operands(self) -> bool:
-        """Whether what flows back to every operation's inputs is asked for."""
+        """Whether the gradients that operations return to their inputs are captured."""
         return self.ops is Operations.INPUTS
 
 
-class SpelledOut(TyperCommand):
-    """A command in which `--ops` may stand alone."""
+class OptionalValueCommand(TyperCommand):
+    """An `OptionalValueCommand` is a command in which `--ops` may come without a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As any command, from arguments that spell the value out."""
-        return super().parse_args(ctx, list(_spelled_out(args)))
+        """Parse the arguments with the default value inserted after each `--ops` that has none."""
+        return super().parse_args(ctx, list(_with_default_values(args)))
 
 
-def _spelled_out(arguments: Sequence[str]) -> Iterator[str]:
-    """Arguments of a command line in which every `--ops` before `--` is followed by one of its values."""
+def _with_default_values(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the arguments of a command line with a value after every `--ops` that comes before `--`."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     values = {each.value for each in Operations}
     for argument, following in zip_longest(arguments[:end], arguments[1:end]):

@@ -1,4 +1,7 @@
-"""`--of`, `--wrt`, `--cotangent`, `--stop-gradient`, `--fetch`, `--feed`: what is asked beyond the loss's gradients."""
+"""Query options request other gradients and values than the loss's own, or run only a part of the model.
+
+They are `--of`, `--wrt`, `--cotangent`, `--stop-gradient`, `--fetch` and `--feed`.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,30 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gradscope.cli.options.shared import require_one_of
-
 if TYPE_CHECKING:
     from gradscope.dump.record import Json
     from gradscope.instrument.query.trace_query import Inquiry
+    from gradscope.naming import Selection
 
-_PANEL = "What is asked"
+_PANEL = "Gradients and values other than the loss's own"
 
-#: The initial gradient that needs no file.
+#: The options that change what runs, by their fields. `--wrt` and `--cotangent` only refine them.
+QUERY_OPTIONS: Final = ("of", "stop_gradient", "fetch", "feed")
+
+#: The value of `--cotangent` that needs no file.
 ONES: Final = "ones"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FragmentOptions:
-    """`--fetch` and `--feed`, empty where they are not given: what is run at all."""
+class FetchOptions:
+    """`FetchOptions` have a field for each of `--fetch` and `--feed`, empty where it is not set."""
 
     fetch: Annotated[
         list[str],
         typer.Option(
             metavar="NAME",
-            help="Run only what this value needs; gradient/NAME for the gradient that arrives at it. Repeatable.",
+            help="Run only the operations that this value needs; gradient/NAME for the gradient that arrives at it. "
+            "Repeatable.",
             rich_help_panel=_PANEL,
         ),
     ] = field(default_factory=list[str])
@@ -36,14 +42,14 @@ class FragmentOptions:
         list[str],
         typer.Option(
             metavar="NAME=FILE[:KEY]",
-            help="Put a tensor in the place of a value; of gradient/NAME, of the gradient that arrives at it. "
+            help="Replace a value by a tensor; with gradient/NAME, replace the gradient that arrives at it. "
             "Repeatable.",
             rich_help_panel=_PANEL,
         ),
     ] = field(default_factory=list[str])
 
-    def inquiry(self) -> Inquiry:
-        """What they ask; reads the files that they name.
+    def trace_query(self) -> Inquiry:
+        """Return the query of these options, with the tensors of the files that they name.
 
         Raises:
             UsageError: A `--feed` is not of its form.
@@ -55,8 +61,8 @@ class FragmentOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InquiryOptions(FragmentOptions):
-    """The options of those names, empty where they are not given."""
+class QueryOptions(FetchOptions):
+    """`QueryOptions` have a field for each option of that name, empty where it is not set."""
 
     of: Annotated[
         list[str],
@@ -74,27 +80,27 @@ class InquiryOptions(FragmentOptions):
         list[str],
         typer.Option(
             metavar="FILE[:KEY]|ones",
-            help="The initial gradient of an --of, in their order; ones where not given.",
+            help="The initial gradient of each --of, in order; ones by default.",
             rich_help_panel=_PANEL,
         ),
     ] = field(default_factory=list[str])
     stop_gradient: Annotated[
-        list[str], typer.Option(metavar="NAME", help="This counts as constant. Repeatable.", rich_help_panel=_PANEL)
+        list[str],
+        typer.Option(metavar="NAME", help="Treat this as a constant. Repeatable.", rich_help_panel=_PANEL),
     ] = field(default_factory=list[str])
 
-    def require_alone(self, **others: object) -> None:
-        """Refuse them beside options that are about the loss as it is.
+    def wrt_selection(self) -> Selection | None:
+        """Return the selection of `--wrt`; None where it is not set.
 
         Raises:
-            UsageError: One of these and one of those are given.
+            UsageError: A pattern is not one.
         """
-        given = {"of": self.of, "stop_gradient": self.stop_gradient, "fetch": self.fetch, "feed": self.feed}
-        for name, values in given.items():
-            for other, value in others.items():
-                require_one_of(**{other: value, name: values or None})
+        from gradscope.naming import Selection
 
-    def inquiry(self) -> Inquiry:
-        """What they ask; reads the files that they name.
+        return Selection.parse(self.wrt) if self.wrt else None
+
+    def trace_query(self) -> Inquiry:
+        """Return the query of these options, with the tensors of the files that they name.
 
         Raises:
             UsageError: An option is not of its form, or there are more initial gradients than values to differentiate.
@@ -105,11 +111,11 @@ class InquiryOptions(FragmentOptions):
         if len(self.cotangent) > len(self.of):
             raise UsageError(
                 f"--cotangent is given {len(self.cotangent)} times and --of {len(self.of)} times",
-                hint="an initial gradient belongs to what --of differentiates",
+                hint="each initial gradient belongs to one --of",
             )
         initial = [*map(_initial, self.cotangent), *[None] * (len(self.of) - len(self.cotangent))]
         return replace(
-            FragmentOptions.inquiry(self),  # slots rule out a plain super()
+            FetchOptions.trace_query(self),  # slots rule out a plain super()
             of=tuple(self.of),
             cotangents=tuple(initial),
             stops=tuple(self.stop_gradient),
@@ -133,7 +139,7 @@ def _fed(spelling: str) -> tuple[str, Any]:
 
 
 def fragment_sentences(provenance: Mapping[str, Json]) -> tuple[str, ...]:
-    """What part of the program was run, where it was a part."""
+    """Return a message about the part of the program that was run, where it was not all of it."""
     from gradscope.report.reports.inspection import fragment_sentence
 
     match provenance.get("fragment"):

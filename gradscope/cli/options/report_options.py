@@ -1,4 +1,4 @@
-"""What of a run or a dump is shown, and how it is written: the options of the commands that print tables of it."""
+"""Report options select the rows of a table and the format in which it is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PANEL = "What is shown"
 
 
 class Format(StrEnum):
-    """How results are written."""
+    """The formats in which results are written."""
 
     TABLE = "table"
     JSON = "json"
@@ -28,7 +28,7 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameOptions:
-    """Which names."""
+    """`NameOptions` select names."""
 
     select: Annotated[
         list[str],
@@ -37,11 +37,11 @@ class NameOptions:
         ),
     ] = field(default_factory=list[str])
     exclude: Annotated[
-        list[str], typer.Option(metavar="PATTERN", help="Not these names. Repeatable.", rich_help_panel=_PANEL)
+        list[str], typer.Option(metavar="PATTERN", help="Leave out these names. Repeatable.", rich_help_panel=_PANEL)
     ] = field(default_factory=list[str])
 
     def selection(self) -> Selection:
-        """The names that are asked for.
+        """Return the selected names.
 
         Raises:
             UsageError: A pattern is not one.
@@ -53,11 +53,15 @@ class NameOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionOptions(NameOptions):
-    """Which layers and which families of their tensors."""
+    """`SelectionOptions` select layers and families of tensors."""
 
     depth: Annotated[
         int | None,
-        typer.Option(min=1, help="Only layers of at most so many scopes.", rich_help_panel=_PANEL),
+        typer.Option(
+            min=1,
+            help="Only layers of at most this many scopes.",
+            rich_help_panel=_PANEL,
+        ),
     ] = None
     families: Annotated[
         str | None,
@@ -70,7 +74,7 @@ class SelectionOptions(NameOptions):
     ] = None
 
     def family_set(self) -> frozenset[str] | None:
-        """The families of `--families`; None where all are asked for.
+        """Return the families of `--families`; None where it is not set.
 
         Raises:
             UsageError: There is no such family, or none is named.
@@ -80,10 +84,10 @@ class SelectionOptions(NameOptions):
         return None if self.families is None else listed(self.families, FAMILIES, "family")
 
     def query(self, sort: str | None) -> Query:
-        """The same, as a question to a table.
+        """Return the selection as a query to a table.
 
         Raises:
-            UsageError: As the two above.
+            UsageError: A pattern is not one, there is no such family, or none is named.
         """
         from gradscope.report import Query
 
@@ -92,7 +96,7 @@ class SelectionOptions(NameOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatOptions:
-    """How results are written to standard output."""
+    """`FormatOptions` select the format in which results are written to standard output."""
 
     output_format: Annotated[
         Format,
@@ -107,5 +111,5 @@ class FormatOptions:
 
     @property
     def chosen(self) -> Format:
-        """The format asked for, `--json` being short for one of them."""
+        """The selected format, of `--format` or `--json`."""
         return Format.JSON if self.json else self.output_format

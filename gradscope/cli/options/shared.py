@@ -1,9 +1,10 @@
-"""Options that several commands share, as annotated types: the name, the help and the check of each stand here once."""
+"""Single options that several commands share, as annotated types with name, help and check."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Annotated, TypeAlias
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -15,8 +16,8 @@ Target: TypeAlias = Annotated[
     typer.Argument(
         metavar="TARGET",
         help="The model: a file model.py or model.py:NAME, a module package.module:NAME, or a name of the zoo "
-        "(resnet50, mlp, transformer, linear_regression). NAME may be a call with literal arguments, and a module of a "
-        "framework, given its --input.",
+        "(resnet50, mlp, transformer, linear_regression). NAME may be a call with literal arguments, or a module of a "
+        "framework together with --input.",
     ),
 ]
 NoCache: TypeAlias = Annotated[
@@ -27,14 +28,17 @@ NoCache: TypeAlias = Annotated[
 ]
 Check: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="LIST", help="Exit 1 if one of these findings is made, or 'all'.", rich_help_panel=_SHOWN),
+    typer.Option(
+        metavar="LIST", help="Exit 1 on any of these findings, or on any at all with 'all'.", rich_help_panel=_SHOWN
+    ),
 ]
 Sort: TypeAlias = Annotated[
     str | None,
     typer.Option(metavar="COLUMN", help="Sort rows by this column, -COLUMN for largest first.", rich_help_panel=_SHOWN),
 ]
 NoFold: TypeAlias = Annotated[
-    bool, typer.Option("--no-fold", help="On a terminal, a line for every turn of a loop.", rich_help_panel=_SHOWN)
+    bool,
+    typer.Option("--no-fold", help="On a terminal, a line for every iteration of a loop.", rich_help_panel=_SHOWN),
 ]
 Force: TypeAlias = Annotated[
     bool, typer.Option("--force", help="Replace an output that exists.", rich_help_panel=_OUTPUT)
@@ -43,16 +47,19 @@ PerExample: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--per-example",
-        help="Also the gradients of each example alone, a batch of one; compare then tells random error from bias.",
+        help="Also the gradients of each example as a batch of one; compare then separates random error from bias.",
         rich_help_panel=_SHOWN,
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=_OUTPUT)]
 Quiet: TypeAlias = Annotated[
-    bool, typer.Option("--quiet", "-q", help="No progress and no messages.", rich_help_panel=_OUTPUT)
+    bool, typer.Option("--quiet", "-q", help="Print no progress and no messages.", rich_help_panel=_OUTPUT)
 ]
 Verbose: TypeAlias = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Say why each thing was chosen.", rich_help_panel=_OUTPUT)
+    bool,
+    typer.Option(
+        "--verbose", "-v", help="Print the reason for each choice that gradscope made.", rich_help_panel=_OUTPUT
+    ),
 ]
 Traceback: TypeAlias = Annotated[
     bool, typer.Option("--traceback", help="Show the full traceback of an error.", rich_help_panel=_OUTPUT)
@@ -60,28 +67,47 @@ Traceback: TypeAlias = Annotated[
 
 
 def require_one_of(**values: object) -> None:
-    """Refuse options that contradict each other.
+    """Raise `UsageError` where more than one of some options is set.
 
     Args:
-        values: What was given to them; None or False where nothing was.
+        values: Their values; None or False where one is not set.
 
     Raises:
-        UsageError: More than one was given.
+        UsageError: More than one is set.
     """
     from gradscope.errors import UsageError
 
-    given = [f"--{name.replace('_', '-')}" for name, value in values.items() if value not in (None, False)]
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} contradict each other", hint="give one of them")
+    names = [f"--{name.replace('_', '-')}" for name, value in values.items() if value not in (None, False)]
+    if len(names) > 1:
+        raise UsageError(f"{' and '.join(names)} contradict each other", hint="give one of them")
+
+
+def require_compatible(excluded: Mapping[str, Collection[str]], *groups: Any) -> None:
+    """Raise `UsageError` where an option is set together with one that it excludes.
+
+    Args:
+        excluded: By option, the options that it excludes.
+        groups: The groups that have these options as fields.
+
+    Raises:
+        UsageError: Two options contradict each other.
+    """
+    values = {field.name: getattr(group, field.name) or None for group in groups for field in fields(group)}
+    for option, others in excluded.items():
+        for other in others:
+            require_one_of(**{option: values[option], other: values[other]})
 
 
 def listed(text: str, known: Collection[str], kind: str) -> frozenset[str]:
-    """The names in an option's comma-separated list.
+    """Return the names in an option's comma-separated list.
 
     Args:
         text: The list.
-        known: The names there are.
-        kind: What they are names of.
+        known: The names that are allowed.
+        kind: What the names are names of, for messages.
+
+    Returns:
+        The names.
 
     Raises:
         UsageError: It names nothing, or something that is not known.

@@ -1,1 +1,6 @@
-"""Running a model for a command: the settings of JAX, the model of a saved dump made again, progress."""
+"""Running prepares a model's run for a command.
+
+- `jax_setup` imports JAX and sets its precision and its cache of compiled programs.
+- `rerun` makes the model of a saved dump again, for `compare --isolate` and `isolate`.
+- `progress` shows the present phase on a terminal.
+"""

@@ -1,10 +1,7 @@
-"""JAX's settings for one command: precision, and where compiled programs are kept between runs.
+"""`jax_setup` imports JAX, starts its backend, and sets precision and the cache of compiled programs for one command.
 
-JAX is imported here, on purpose after the command line has been read: what needs no JAX never pays for it.
-
-The backend: whether JAX can be imported and finds a device, asked before anything is traced.
-
-This module imports without JAX: it is the one that says why JAX cannot be imported.
+JAX is imported only here, after the command line has been read, so that a command without JAX starts fast. The module
+itself imports without JAX, because it reports why JAX cannot be imported.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from typing import Any, Final, NoReturn
 from gradscope.cli.options.model_options import FloatType, ModelOptions
 from gradscope.errors import MachineError, UsageError
 
-#: How processes are told where to meet: the word, or an address, a number of processes and which of them this one is.
+#: The two forms of `--distributed`: a word, or an address, the number of processes, and the index of this one.
 _AUTO: Final = "auto"
 _ADDRESS: Final = re.compile(r"([^,]+:\d+),(\d+),(\d+)")
 
@@ -31,12 +28,15 @@ def backend_ready() -> None:
     """Import JAX and start its backend.
 
     Raises:
-        MachineError: JAX is missing, does not fit jaxlib or NumPy, or the wanted platform has no device here.
+        MachineError: JAX is missing, does not fit jaxlib or NumPy, or the requested platform has no device here.
     """
     jax = _jax()
     try:
         jax.default_backend()
-    except (RuntimeError, AssertionError) as error:  # a bare AssertionError where CUDA is asked for and not installed
+    except (
+        RuntimeError,
+        AssertionError,
+    ) as error:  # AssertionError: CUDA is requested and not installed
         _no_device(error)
 
 
@@ -44,7 +44,7 @@ def join_processes(how: str) -> None:
     """Make this process one of several, before the backend starts.
 
     Args:
-        how: `auto`, where the cluster says (Slurm, MPI, a TPU pod, ...); or `HOST:PORT,COUNT,INDEX`.
+        how: `auto` where the cluster provides the address (Slurm, MPI, a TPU pod, ...); or `HOST:PORT,COUNT,INDEX`.
 
     Raises:
         UsageError: It is neither.
@@ -62,7 +62,7 @@ def join_processes(how: str) -> None:
     except (RuntimeError, ValueError) as error:
         raise MachineError(
             f"the processes do not find each other: {error}",
-            hint="without a cluster that says, give every process --distributed HOST:PORT,COUNT,INDEX",
+            hint="where no cluster has the address, start each process with --distributed HOST:PORT,COUNT,INDEX",
         ) from error
 
 
@@ -99,7 +99,7 @@ def _version(name: str) -> str:
         return "missing"
 
 
-#: New objects between two collections.
+#: The number of new objects between two garbage collections.
 _COLLECT_EVERY: Final = 200_000
 
 
@@ -107,15 +107,15 @@ def set_up_jax(model: ModelOptions, *, cache: bool, distributed: str | None = No
     """Import JAX and configure it.
 
     Args:
-        model: What the model will be asked to compute in.
-        cache: Keep compiled programs in the user's cache folder.
-        distributed: How to join other processes; None for a process of its own.
+        model: The options that state the model's precision.
+        cache: Whether compiled programs are kept in the user's cache folder.
+        distributed: How to join other processes; None for a single process.
 
     Returns:
-        Sentences about what could not be done, and does not matter.
+        Messages about what could not be done and does not affect the result.
 
     Raises:
-        UsageError: The dtype needs what is not enabled.
+        UsageError: The dtype needs float64, which is not enabled.
         MachineError: JAX or its backend cannot be used here.
     """
     _collect_rarely()
@@ -126,10 +126,10 @@ def set_up_jax(model: ModelOptions, *, cache: bool, distributed: str | None = No
     backend_ready()
     import jax
 
-    gc.freeze()  # what is imported by now is never looked at again
-    logging.getLogger("jax").addHandler(_Remarks())
+    gc.freeze()  # the collector never visits what is imported by now
+    logging.getLogger("jax").addHandler(_LogMessages())
     config: Any = jax.config  # its flags are not typed
-    # Whole tracebacks: where an error was raised decides whose it is, and which frames are shown is decided elsewhere.
+    # Full tracebacks: the file that raised an error decides whether the error is the model's or gradscope's.
     config.update("jax_traceback_filtering", "off")
     config.update("jax_enable_x64", model.x64 or config.jax_enable_x64)
     if model.dtype is FloatType.FLOAT64 and not config.jax_enable_x64:
@@ -140,15 +140,15 @@ def set_up_jax(model: ModelOptions, *, cache: bool, distributed: str | None = No
 
 
 def _collect_rarely() -> None:
-    """Have the garbage collector look less often: what importing and tracing make by the million lives until the end.
-
-    It took a sixth of the time of importing JAX, and a fifth of that of tracing and lowering a ResNet-50.
-    """
+    """Make the garbage collector run less often."""
+    # Importing and tracing make millions of objects that live until the end. Collecting took a sixth of the time of
+    # importing JAX, and a fifth of the time of tracing and lowering a ResNet-50.
     gc.set_threshold(_COLLECT_EVERY, 30, 10)
 
 
 def _keep_programs(config: Any) -> tuple[str, ...]:
-    """Have compiled programs kept, if there is a place for them; what goes wrong with it later is no news."""
+    """Make JAX keep compiled programs in the cache folder, if there is one."""
+    # Later errors of the cache are not reported: the result does not depend on it.
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,17 +162,17 @@ def _keep_programs(config: Any) -> tuple[str, ...]:
     return ()
 
 
-class _Remarks(logging.Handler):
-    """JAX's log as remarks of one line. What it logs with a traceback it raises as well, and is told as an error."""
+class _LogMessages(logging.Handler):
+    """`_LogMessages` prints JAX's log as one-line messages."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say it."""
+        """Print a record of the log."""
         from gradscope.cli.printing import say
 
-        if record.exc_info is None:
+        if record.exc_info is None:  # JAX raises as an error, too, what it logs with a traceback
             say(f"jax: {record.getMessage()}")
 
 
 def cache_folder() -> Path:
-    """Where compiled programs are kept: `$XDG_CACHE_HOME/gradscope`, by default `~/.cache/gradscope`."""
+    """Return the folder of compiled programs: `$XDG_CACHE_HOME/gradscope`, by default `~/.cache/gradscope`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gradscope" / "compiled"

@@ -1,4 +1,4 @@
-"""Progress: what a slow command is doing, on standard error and only where somebody watches."""
+"""Progress shows the present phase of a slow command, on standard error and only on a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Self
 if TYPE_CHECKING:
     from rich.status import Status
 
-#: What each phase of a dump is, to a reader.
+#: The sentence that is shown for each phase.
 _PHASES: Final = {
     "trace": "tracing the loss",
     "compile": "compiling",
@@ -23,10 +23,10 @@ _PHASES: Final = {
 
 
 class Progress:
-    """A line that tells the present phase, replaced by the next and gone at the end.
+    """A `Progress` shows the present phase in one line, which the next phase replaces and the end removes.
 
     Args:
-        quiet: Whether to say nothing, as off a terminal.
+        quiet: Whether to show nothing.
     """
 
     def __init__(self, *, quiet: bool) -> None:
@@ -48,6 +48,6 @@ class Progress:
             self._status.stop()
 
     def phase(self, name: str) -> None:
-        """A phase of `capture.timings` begins."""
+        """Show a phase of `capturing.timings`."""
         if self._status is not None:
             self._status.update(_PHASES.get(name, name))

@@ -1,4 +1,4 @@
-"""Running a model again as a dump says that it was run: how `--isolate` and `gradscope isolate` come by their model."""
+"""Rerunning makes the model of a saved dump again, for `compare --isolate` and `gradscope isolate`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from gradscope.cli.options.model_options import FloatType, Loss, ModelOptions, Precision
+from gradscope.cli.options.model_options import FloatType, LossName, ModelOptions, Precision
 
 if TYPE_CHECKING:
     from gradscope.dump.record import Json
@@ -17,17 +17,20 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def options_of(path: Path, provenance: Mapping[str, Json]) -> ModelOptions:
-    """The options under which a dump was made, as far as it tells; its inputs are the batch.
+    """Return the options with which a dump was made, as far as its provenance has them; its inputs are the batch.
 
     Args:
         path: The dump.
-        provenance: What it says of its run.
+        provenance: The provenance of its run.
+
+    Returns:
+        The options.
     """
     seed, train = provenance.get("seed"), provenance.get("train")
     return ModelOptions(
         seed=seed if isinstance(seed, int) else 0,
         data=str(path),
-        loss=_choice(Loss, provenance.get("loss")),
+        loss=_choice(LossName, provenance.get("loss")),
         train=train if isinstance(train, bool) else None,
         dtype=_choice(FloatType, provenance.get("dtype")),
         x64=provenance.get("x64") is True,
@@ -36,11 +39,18 @@ def options_of(path: Path, provenance: Mapping[str, Json]) -> ModelOptions:
 
 
 def rerun_model(target: str, options: ModelOptions) -> Model:
-    """The model that a target names, JAX set up for it as it was for the dump.
+    """Return the model that a target names, with JAX set up as it was for the dump.
+
+    Args:
+        target: The target.
+        options: The options of the dump's run.
+
+    Returns:
+        The model.
 
     Raises:
         UsageError: The target is not of the right form, or there is no such model.
-        ModelError: The file does not import, or what it names is not a model.
+        ModelError: The file does not import, or the name is not a model's.
         MachineError: JAX cannot be used here.
     """
     from gradscope.cli.printing import say

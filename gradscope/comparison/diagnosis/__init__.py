@@ -1,1 +1,11 @@
-"""Diagnosis: where two runs first diverge, which layer is to blame, and the sentence that says so."""
+"""Diagnosis: where two runs first diverge, which layers cause it, and the sentence that states the verdict.
+
+- `layer_graph`: which values and gradients each value and gradient is computed from.
+- `growth`: the error of a tensor relative to the largest error of its sources. Large *growth* means that a layer makes
+  the error; growth near 1 means that it inherits the error.
+- `divergence`: the *first divergence* is the first row over tolerance in execution order, and in the backward pass in
+  reverse order. *Blame* is what is computed from it, and the layers that made it.
+- `likely_causes`: simple relations between two tensors that differ: swapped, transposed, permuted, a multiple.
+- `run_differences`: how the captures and the runs themselves differ (versions, devices, families recorded).
+- `sentence`: the verdict in words.
+"""

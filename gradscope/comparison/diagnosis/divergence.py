@@ -1,6 +1,7 @@
-"""Blame: what follows from the first divergence in either direction, and which layers made it.
+"""`first_divergence` returns the first rows over tolerance, `blame_of` their consequences and the layers at fault.
 
-First divergence: where two runs part, in the direction of computation.
+The first divergence is the first row over tolerance in the direction of computation: in execution order for values, in
+reverse order for gradients.
 """
 
 from __future__ import annotations
@@ -10,36 +11,33 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradscope.comparison.diagnosis.layer_graph import consequences, readers_of, sources_of
-from gradscope.comparison.judging.rows import Row
+from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, TENSOR, key_of
 
-#: A foreign file knows no direction; its tensors count as computed in the file's order.
+#: The families with a direction. Tensors of a foreign file have none and count as computed in the file's order.
 FORWARD: Final = (ACTIVATION, TENSOR)
 BACKWARD: Final = (ACTIVATION_GRAD,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """The first row over tolerance in each direction; None where that direction agrees or was not compared."""
+    """Divergence stores the first row over tolerance of each direction; None where it agrees or was not compared."""
 
-    forward: Row | None = None
-    backward: Row | None = None
+    forward: ComparisonRow | None = None
+    backward: ComparisonRow | None = None
 
     @property
     def backward_only(self) -> bool:
-        """Whether the forward pass is clean and the backward pass is not."""
+        """Whether only the backward pass has rows over tolerance."""
         return self.forward is None and self.backward is not None
 
 
-def first_divergence(rows: Sequence[Row]) -> Divergence:
-    """Where two runs part.
+def first_divergence(rows: Sequence[ComparisonRow]) -> Divergence:
+    """Returns the first divergence, forward in execution order and backward in reverse order.
 
     Args:
         rows: All rows in the reference's order, which decides between rows of one execution index.
-
-    Returns:
-        The first divergence, forward in execution order and backward in reverse.
     """
     forward = [row for row in rows if row.family in FORWARD and row.status == "different"]
     backward = [row for row in rows if row.family in BACKWARD and row.status == "different"]
@@ -51,12 +49,12 @@ def first_divergence(rows: Sequence[Row]) -> Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
-    """What the graph of layers says about a divergence; nothing where there are no layers.
+    """Blame stores the consequences of a divergence in the graph of layers; empty where a dump has no layers.
 
     Attributes:
-        forward: Keys of what is computed from the first value over tolerance.
-        backward: Keys of what is computed from the first gradient over tolerance.
-        makers: Paths of the layers that handed that gradient back: the innermost that read its value.
+        forward: Keys that are computed from the first value over tolerance.
+        backward: Keys that are computed from the first gradient over tolerance.
+        makers: Paths of the layers that computed that gradient: the innermost that read its value.
     """
 
     forward: frozenset[str] = frozenset()
@@ -65,21 +63,18 @@ class Blame:
 
 
 def blame_of(divergence: Divergence, layers: Sequence[Layer], owner: Callable[[str], str]) -> Blame:
-    """What follows from a divergence, and who made it.
+    """Returns the consequences of a divergence, and the layers that made it.
 
     Args:
-        divergence: Where two runs part.
-        layers: The layers of one of them.
-        owner: The key under which layers name the value of a key.
-
-    Returns:
-        The blame.
+        divergence: The first divergence of two runs.
+        layers: The layers of one of the runs.
+        owner: Maps a key to its owner's key, by which layers name values.
     """
     if not layers or (divergence.forward is None and divergence.backward is None):
         return Blame()
     sources = sources_of(layers)
 
-    def following(row: Row | None) -> frozenset[str]:
+    def following(row: ComparisonRow | None) -> frozenset[str]:
         return frozenset() if row is None else consequences(sources, owner(key_of(row.family, row.name)))
 
     backward = divergence.backward

@@ -1,7 +1,7 @@
-"""Growth: error made in a layer against error inherited by it.
+"""`growths` relates the error of each tensor to the errors that it could inherit from its sources.
 
-What a value or gradient could inherit an error from, the graph of layers says. `growth` is its `rel_l2` over the
-largest one among those, or over a floor where that is less: ratios of rounding errors say nothing.
+The growth of a value or gradient is its `rel_l2` divided by the largest `rel_l2` of its sources in the graph of layers,
+or by a floor where that is larger, because ratios of rounding errors carry no information.
 """
 
 from __future__ import annotations
@@ -13,30 +13,27 @@ from typing import Final
 from gradscope.comparison.diagnosis.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Layer
 
-#: Growth above which a layer is said to have made the error itself.
+#: Growth above which an error counts as made by the layer itself.
 FLAGGED: Final = 10.0
 
-#: The floor below which an inherited error is taken for rounding, as a share of the value's default tolerance.
+#: The floor below which an inherited error counts as rounding, as a fraction of the value's default tolerance.
 _FLOOR: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Error:
-    """The error of one value: its `rel_l2`, and the tolerance that its dtype and family have by default."""
+    """Error stores the `rel_l2` of one value, and the default tolerance of its dtype and family."""
 
     rel_l2: float
     tolerance: float
 
 
 def growths(layers: Sequence[Layer], errors: Mapping[str, Error]) -> dict[str, float]:
-    """The growth of every value and gradient that could inherit an error.
+    """Returns the growth of every value and gradient that could inherit an error, by key.
 
     Args:
         layers: The layers in execution order, composites before their parts.
-        errors: Errors by key, as far as they are known; keys of owners, as layers name their values.
-
-    Returns:
-        Growth by key.
+        errors: Known errors by the keys of owners, by which layers name values.
     """
     sources = sources_of(layers)
     found: dict[str, float] = {}
@@ -49,5 +46,5 @@ def growths(layers: Sequence[Layer], errors: Mapping[str, Error]) -> dict[str, f
 
 
 def _quotient(own: float, inherited: float) -> float:
-    # Infinity over infinity is an error that was handed on as it came.
+    # Two infinite errors: the error is inherited unchanged.
     return 1.0 if own == inherited else own / inherited

@@ -1,12 +1,12 @@
-"""The graph of layers: which value or gradient is computed from which.
+"""The graph of layers: from which values and gradients each value and gradient is computed.
 
-Forward, a value is made by a layer from the layer's inputs and parameters. Backward, the gradient with respect to a
-value is made by the layers that read it, from the gradients with respect to their outputs and from what they read; the
-gradient with respect to a parameter by the layers that use it.
+In the forward pass, a layer computes its outputs from its inputs and parameters. In the backward pass, the layers that
+read a value compute the gradient with respect to it, from the gradients with respect to their outputs and from their
+inputs. The layers that use a parameter compute the gradient with respect to it.
 
-Sharp edges: a layer may read what is computed around it and is no layer's output; where that is all it reads, it is
-taken to read what the layer around it does. No layer says how a loop's output is made of what its turns make; it is
-taken to be made of what the last layer in it made.
+Sharp edges: a layer can read a value that is not the output of any layer. A layer that reads nothing else gets the
+inputs of the layer around it. The layers of a dump do not record how a loop makes its outputs of those of its
+iterations; they count as computed from the outputs of the last layer inside.
 """
 
 from __future__ import annotations
@@ -26,19 +26,16 @@ _LOOPS: Final = ("scan", "while")
 
 
 def sources_of(layers: Sequence[Layer]) -> Sources:
-    """What each value and each gradient is computed from.
+    """Returns the sources of each value and each gradient, by the keys of owners.
 
     Args:
         layers: The layers in execution order, composites before their parts.
-
-    Returns:
-        The sources by key; keys of owners, as layers name their values.
     """
     forward: dict[str, list[str]] = {}
     backward: defaultdict[str, list[str]] = defaultdict(list)
     for layer in _connected(layers):
         values, params = _keys(layer.inputs, ACTIVATION, INPUT), _keys(layer.params, PARAM)
-        # A part comes after the composite around it, and is nearer to what its output is made of.
+        # A part comes after its composite and replaces its entry, because it has the more direct sources of an output.
         for key in _keys(layer.outputs, ACTIVATION):
             forward[key] = [*forward.get(key, ()), *values, *params] if layer.primitive in _LOOPS else values + params
         cotangents = _keys(layer.outputs, ACTIVATION_GRAD)
@@ -50,29 +47,29 @@ def sources_of(layers: Sequence[Layer]) -> Sources:
 
 
 def consequences(sources: Sources, first: str) -> frozenset[str]:
-    """Everything that is computed from a value or gradient, at whatever remove, itself aside."""
+    """Returns the keys that are computed, directly or indirectly, from a value or gradient, without its own key."""
     readers: defaultdict[str, list[str]] = defaultdict(list)
     for key, made_of in sources.items():
         for source in made_of:
             readers[source].append(key)
     found: set[str] = set()
-    left = [first]
-    while left:
-        fresh = [key for key in readers[left.pop()] if key not in found]
+    pending = [first]
+    while pending:
+        fresh = [key for key in readers[pending.pop()] if key not in found]
         found.update(fresh)
-        left += fresh
+        pending += fresh
     return frozenset(found - {first})
 
 
 def readers_of(layers: Sequence[Layer], name: str) -> tuple[str, ...]:
-    """The paths of the innermost layers that read a value."""
+    """Returns the paths of the innermost layers that read a value."""
     reading = [layer for layer in layers if name in layer.inputs]
     around = {layer.parent for layer in reading}
     return tuple(layer.path for layer in reading if layer.path not in around)
 
 
 def _connected(layers: Sequence[Layer]) -> list[Layer]:
-    """The layers with what none of them names, and once more each loop as what makes its output of its last layer's."""
+    """Returns the layers with inferred inputs, then each loop again with the outputs of its last layer as inputs."""
     by_path = {layer.path: layer for layer in layers}
     last_inside: dict[str, tuple[str, ...]] = {}
     found: list[Layer] = []
@@ -86,9 +83,9 @@ def _connected(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def _around(layer: Layer, by_path: Mapping[str, Layer]) -> list[Layer]:
-    """The layers around a layer, the innermost first."""
+    """Returns the layers around a layer, the innermost first."""
     found: list[Layer] = []
-    # A stranger's file may have layers that are around each other.
+    # The manifest of an untrusted file can have cycles of parents.
     while layer.parent is not None and layer.parent in by_path and by_path[layer.parent] not in found:
         layer = by_path[layer.parent]
         found.append(layer)

@@ -1,7 +1,7 @@
-"""Diagnoses: in what simple way a tensor that differs is what the reference has, where it is.
+"""`diagnosis` finds simple relations that explain why a tensor differs from the reference.
 
-Another tensor's values (two that were swapped), an order of axes, an order along the first axis (the layers of a scan),
-a factor (a mean for a sum, a sign). A diagnosis explains a difference and excuses nothing.
+It tests for the values of another tensor (two that were swapped), another order of axes, another order along the first
+axis (the layers of a scan), and a factor (a mean for a sum, a sign). A diagnosis does not change the verdict.
 """
 
 from __future__ import annotations
@@ -14,39 +14,38 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
-from gradscope.comparison.judging.rows import Row
+from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.layouts import agreeing_layouts
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.dump.interfaces import has_elements
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import PARAM, STATE
 
-#: What has values of its own, which may have come from the wrong place; all else is computed.
-_GIVEN: Final = (PARAM, STATE)
+#: The families of stored values, which can have been assigned to the wrong name; all other families are computed.
+_STORED: Final = (PARAM, STATE)
 
-#: Bytes up to which a tensor is read once more.
+#: The largest tensor in bytes that is read a second time.
 _READ_AGAIN_BYTES: Final = 64 << 20
 
 #: Two tensors whose `1-cos` is below this are multiples of each other.
 _PARALLEL: Final = 1e-8
 
-#: A factor nearer to one than this is no factor but rounding.
+#: A factor that differs from one by less than this counts as rounding.
 _LEAST_FACTOR: Final = 1e-3
 
 
-def diagnosis(dumps: Dumps, match: Match, row: Row, names_by_hash: Mapping[str, str]) -> str:
-    """In what simple way a pair that differs belongs together.
+def diagnosis(dumps: Dumps, match: Match, row: ComparisonRow, names_by_hash: Mapping[str, str]) -> str:
+    """Returns a clause that explains the difference of a pair, such as `is 0.5 times the reference's`.
 
     Args:
-        dumps: Where it is from.
+        dumps: The dumps of the pair.
         match: The pair.
         row: Its row.
-        names_by_hash: What the reference calls the tensor of each hash.
+        names_by_hash: The reference's names of tensors by their hashes.
 
     Returns:
-        A clause about the candidate's tensor; "" where nothing simple is found.
+        A clause about the candidate's tensor; "" where no simple relation is found.
     """
-    if row.family in _GIVEN and match.recipe.plain:
+    if row.family in _STORED and match.recipe.plain:
         found = _another_tensor(dumps, match, names_by_hash) or _other_order(dumps, match)
         if found:
             return found
@@ -55,8 +54,8 @@ def diagnosis(dumps: Dumps, match: Match, row: Row, names_by_hash: Mapping[str, 
 
 
 def names_by_hash(dumps: Dumps) -> dict[str, str]:
-    """What the reference calls each tensor with values of its own, by their hash."""
-    entries = (entry for entry in dumps.ref.manifest.entries if entry.family in _GIVEN and math.prod(entry.shape) > 1)
+    """Returns the reference's names of stored tensors by the hashes of their values."""
+    entries = (entry for entry in dumps.ref.manifest.entries if entry.family in _STORED and math.prod(entry.shape) > 1)
     return {digest: entry.name for entry in entries if isinstance(digest := entry.stats.get("hash"), str)}
 
 
@@ -69,7 +68,7 @@ def _other_order(dumps: Dumps, match: Match) -> str:
     entry = dumps.ref.entry(match.ref)
     if entry.shape != dumps.cand.entry(match.cand).shape or len(entry.shape) < 2:
         return ""
-    if not (has_elements(dumps.ref, match.ref) and has_elements(dumps.cand, match.cand)):
+    if not (dumps.ref.has_tensor(match.ref) and dumps.cand.has_tensor(match.cand)):
         return ""
     ref = dumps.ref.array(match.ref)
     if ref.nbytes > _READ_AGAIN_BYTES:
@@ -83,15 +82,18 @@ def _other_order(dumps: Dumps, match: Match) -> str:
 
 
 def _order_of_slices(ref: Array, cand: Array) -> list[int]:
-    """Which slice of the reference each slice of the candidate is; nothing where one is none, or all are in place."""
-    places: dict[bytes, int] = {}
-    for place, part in enumerate(ref):
-        places.setdefault(np.ascontiguousarray(encode(part)).tobytes(), place)
-    order = [places.get(np.ascontiguousarray(encode(part)).tobytes(), -1) for part in cand]
+    """Returns the index in the reference of each slice of the candidate.
+
+    Empty where a slice is not in the reference, or where all slices have the same index in both.
+    """
+    indices: dict[bytes, int] = {}
+    for index, part in enumerate(ref):
+        indices.setdefault(np.ascontiguousarray(encode(part)).tobytes(), index)
+    order = [indices.get(np.ascontiguousarray(encode(part)).tobytes(), -1) for part in cand]
     return order if sorted(order) == list(range(len(order))) != order else []
 
 
-def _multiple(row: Row) -> str:
+def _multiple(row: ComparisonRow) -> str:
     if "1-cos" not in row.metrics or row.metrics.get("nonfinite_mismatch"):
         return ""
     apart, factor = as_float(row.metrics["1-cos"]), as_float(row.metrics["norm_ratio"])

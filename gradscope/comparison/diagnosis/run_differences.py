@@ -1,6 +1,7 @@
-"""Extent: in what two captures did not look at the same things, whatever they found.
+"""Differences between two runs other than in their tensors: what was recorded, and how the runs were made.
 
-Provenance differences: what two runs did not have in common, the usual culprits on top.
+`extent_differences` compares what the captures recorded, in sentences. `provenance_differences` compares the recorded
+versions, devices and options, and lists the fields that most often explain a difference first.
 """
 
 from __future__ import annotations
@@ -8,18 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gradscope.dump.interfaces import DumpSource, has_elements
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, EXAMPLE_GRAD, PARAM, PARAM_GRAD, TENSOR, TERM, key_of
 from gradscope.naming.wording import counted
 
-#: What a capture is asked for; whether there are inputs or state is up to the model.
-_ASKED_FOR: Final = (ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, EXAMPLE_GRAD, TERM)
+#: The families that options of a capture select; whether there are inputs or state depends on the model.
+_REQUESTED: Final = (ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, EXAMPLE_GRAD, TERM)
+
+#: Prefixes of the fields that most often explain a difference, the likeliest first.
+_LIKELY_CAUSES: Final = (
+    *("versions", "jax", "python", "backend", "device", "matmul_precision", "x64", "dtype"),
+    *("train", "loss", "seed", "batch", "data", "checkpoint", "model", "xla_flags"),
+)
 
 
 def extent_differences(ref: DumpSource, cand: DumpSource) -> tuple[str, ...]:
-    """What one capture holds and the other does not, in sentences; none where both hold the same kinds of things."""
+    """Returns sentences about what one capture recorded and the other did not; empty where there is no difference."""
     sides = (("reference", ref, cand), ("candidate", cand, ref))
     return tuple(
         f"the {name} {text}"
@@ -52,14 +59,14 @@ def _without_tensors(source: DumpSource, other: DumpSource) -> Iterator[str]:
 def _holds_tensors(source: DumpSource) -> bool:
     entries = source.manifest.entries
     own = (key_of(entry.family, entry.name) for entry in entries if entry.alias_of is None and entry.absent is None)
-    return any(has_elements(source, key) for key in own)
+    return any(source.has_tensor(key) for key in own)
 
 
 def _families(own: Manifest, other: Manifest) -> Iterator[str]:
-    held, wanted = ({entry.family for entry in manifest.entries} for manifest in (own, other))
-    lacking = [family for family in _ASKED_FOR if family in wanted - held]
-    # A file of somebody else has one family, which may be any of ours.
-    if lacking and TENSOR not in held | wanted:
+    own_families, other_families = ({entry.family for entry in manifest.entries} for manifest in (own, other))
+    lacking = [family for family in _REQUESTED if family in other_families - own_families]
+    # All tensors of a foreign file are of one family, which can stand for any other.
+    if lacking and TENSOR not in own_families | other_families:
         yield f"holds nothing of {', '.join(lacking)}"
 
 
@@ -74,29 +81,22 @@ def _incomplete(manifest: Manifest) -> Iterator[str]:
         yield f"is incomplete{f': {manifest.note}' if manifest.note else ''}"
 
 
-#: How fields begin that most often explain a difference, the likeliest first.
-_CULPRITS: Final = (
-    *("versions", "jax", "python", "backend", "device", "matmul_precision", "x64", "dtype"),
-    *("train", "loss", "seed", "batch", "data", "checkpoint", "model", "xla_flags"),
-)
-
-
 def provenance_differences(ref: Mapping[str, Json], cand: Mapping[str, Json]) -> tuple[dict[str, Json], ...]:
-    """The fields in which two runs differ.
+    """Returns the fields in which the provenance of two runs differs.
 
     Args:
-        ref: The reference's provenance; a mapping inside it counts by its own fields, `versions.jax`.
-        cand: The candidate's.
+        ref: The reference's provenance; the fields of a nested mapping count one by one, such as `versions.jax`.
+        cand: The candidate's provenance.
 
     Returns:
-        `field`, `ref` and `cand` of each, where a side that lacks the field has no such key; nothing where a file has
-        no provenance at all.
+        `field`, `ref` and `cand` of each difference; a run that lacks the field has no such key. Empty where a dump has
+        no provenance.
     """
     if not ref or not cand:
         return ()
     one, other = dict(_fields(ref)), dict(_fields(cand))
     differing = (name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
-    return tuple(_difference(name, one, other) for name in sorted(differing, key=_suspicion))
+    return tuple(_difference(name, one, other) for name in sorted(differing, key=_rank))
 
 
 def _fields(provenance: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
@@ -107,9 +107,9 @@ def _fields(provenance: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[
             yield f"{prefix}{name}", value
 
 
-def _suspicion(name: str) -> tuple[int, str]:
-    ranks = (rank for rank, culprit in enumerate(_CULPRITS) if name.startswith(culprit))
-    return next(ranks, len(_CULPRITS)), name
+def _rank(name: str) -> tuple[int, str]:
+    ranks = (rank for rank, prefix in enumerate(_LIKELY_CAUSES) if name.startswith(prefix))
+    return next(ranks, len(_LIKELY_CAUSES)), name
 
 
 def _difference(name: str, ref: Mapping[str, Json], cand: Mapping[str, Json]) -> dict[str, Json]:

@@ -1,4 +1,4 @@
-"""The verdict as a sentence: whether two runs are the same, where they part in each direction, what else differs."""
+"""Sentences for the verdict: whether two runs are the same, where they first differ, and what else differs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final
 
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
 from gradscope.comparison.diagnosis.growth import FLAGGED
-from gradscope.comparison.judging.rows import Row
+from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import EXAMPLE_GRAD, INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, printable
 from gradscope.naming.wording import brief, counted, times
 
-#: What a tensor of a family without a direction is called; another family is called by its name.
+#: The nouns for tensors of families without a direction; other families are called by their names.
 _NOUNS: Final = {
     INPUT: "input",
     INPUT_GRAD: "input gradient",
@@ -24,29 +24,29 @@ _NOUNS: Final = {
     STATE: "state tensor",
 }
 
-#: The gradients that may follow from where two runs part.
+#: The gradients that may be a consequence of the first divergence.
 _GRADIENTS: Final = (PARAM_GRAD, INPUT_GRAD, EXAMPLE_GRAD)
 
-#: How many names a sentence has room for.
+#: The largest number of names in one clause.
 _SOME: Final = 3
 
 
-def different_sentence(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> str:
-    """The sentence for two runs that differ."""
-    rest = [*_origins(rows, divergence), *_others(rows, divergence, blame), *_one_sided(rows)]
+def different_sentence(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> str:
+    """Returns the sentence for two runs that differ."""
+    rest = [*_new_errors(rows, divergence), *_others(rows, divergence, blame), *_one_sided(rows)]
     directions = _directions(rows, divergence, blame)
     if not directions:
         return _capitalised("; ".join(rest)) + "."
     return ". ".join(directions) + "".join(f"; {each}" for each in rest) + "."
 
 
-def same_sentence(rows: Sequence[Row]) -> str:
-    """The sentence for two runs that are the same."""
+def same_sentence(rows: Sequence[ComparisonRow]) -> str:
+    """Returns the sentence for two runs that are the same."""
     compared = [row for row in rows if row.compared]
     equal = sum(row.metrics.get("bit_equal") is True for row in compared)
     tensors = counted(len(compared), "tensor")
-    untold = sum("bit_equal" not in row.metrics for row in compared)
-    bits = f"bit-equal {equal}" + (f", and {untold} judged by statistics alone" if untold else "")
+    undecided = sum("bit_equal" not in row.metrics for row in compared)
+    bits = f"bit-equal {equal}" + (f", and {undecided} judged by statistics alone" if undecided else "")
     if equal == len(compared):
         return f"Same bit for bit: {tensors}."
     calibrated = [row for row in compared if "noise" in row.metrics]
@@ -59,8 +59,8 @@ def same_sentence(rows: Sequence[Row]) -> str:
     return f"Same within tolerance: {tensors}, largest rel_l2 {brief(needed)} at {_quoted(worst.name)}, {bits}."
 
 
-def nothing_sentence(rows: Sequence[Row]) -> str:
-    """The sentence for two dumps of which nothing was compared."""
+def nothing_sentence(rows: Sequence[ComparisonRow]) -> str:
+    """Returns the sentence for two dumps of which nothing was compared."""
     if any(row.matched_by for row in rows):
         return "Nothing compared: no name in common has a tensor."
     missing, extra = (sum(row.status == status for row in rows) for status in ("missing", "extra"))
@@ -69,11 +69,11 @@ def nothing_sentence(rows: Sequence[Row]) -> str:
     return f"Nothing compared: the dumps have no name in common (reference {missing}, candidate {extra})."
 
 
-def _noise(row: Row) -> float:
+def _noise(row: ComparisonRow) -> float:
     return as_float(row.metrics["noise"])
 
 
-def _directions(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> list[str]:
+def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> list[str]:
     seen = {row.family for row in rows if row.compared}
     forward = _direction("Forward", divergence.forward, seen.intersection(FORWARD), ())
     backward = _direction("Backward", divergence.backward, seen.intersection(BACKWARD), blame.makers)
@@ -84,18 +84,18 @@ def _directions(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> li
     return [each for each in (forward, backward) if each]
 
 
-def _direction(name: str, first: Row | None, seen: set[str], makers: Sequence[str]) -> str:
+def _direction(name: str, first: ComparisonRow | None, seen: set[str], makers: Sequence[str]) -> str:
     if first is not None:
         return f"{name} first differs at {_quoted(first.name)}{_in_brackets(first, makers)}"
     return f"{name} agrees" if seen else ""
 
 
-def _only_gradients_differ(rows: Sequence[Row]) -> bool:
+def _only_gradients_differ(rows: Sequence[ComparisonRow]) -> bool:
     families = {row.family for row in rows if row.status == "different"}
     return bool(families) and all(map(is_gradient, families))
 
 
-def _in_brackets(row: Row, makers: Sequence[str]) -> str:
+def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
     if "rel_l2" not in row.metrics:
         return f" ({row.why})"
     growth = as_float(row.metrics.get("growth", 0.0))
@@ -107,8 +107,8 @@ def _in_brackets(row: Row, makers: Sequence[str]) -> str:
     return f" ({apart}{blame}{noise}{made})"
 
 
-def _origins(rows: Sequence[Row], divergence: Divergence) -> list[str]:
-    """Where error was made beside the first places: what differs by far more than anything it is computed from."""
+def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence) -> list[str]:
+    """Returns a clause about tensors, other than the first, that differ by far more than all of their sources."""
     first = (divergence.forward, divergence.backward)
     made = [
         row.name
@@ -121,35 +121,35 @@ def _origins(rows: Sequence[Row], divergence: Divergence) -> list[str]:
     return [f"error is made anew at {_some(list(dict.fromkeys(made)))}"] if made else []
 
 
-def _others(rows: Sequence[Row], divergence: Divergence, blame: Blame) -> list[str]:
-    """How many differ of the families that have no direction: culprits, then consequences, then what is neither."""
+def _others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> list[str]:
+    """Returns clauses about families without a direction: possible causes, then consequences, then the rest."""
     directed = (*FORWARD, *BACKWARD)
     different = [row for row in rows if row.status == "different" and row.family not in directed]
     follows = Counter(row.family for row in different if _follows(row, blame))
-    beside = Counter(row.family for row in different) - follows
-    parts = [f"{_together(beside, [each])} {_verb(beside[each])}" for each in (PARAM, STATE, INPUT) if beside[each]]
+    others = Counter(row.family for row in different) - follows
+    parts = [f"{_together(others, [each])} {_verb(others[each])}" for each in (PARAM, STATE, INPUT) if others[each]]
     where = "above it " if divergence.backward is not None else ""
     if caused := follows.total():
         parts.append(f"{_together(follows, _GRADIENTS)} {where}{'follows' if caused == 1 else 'follow'} from that")
-    if own := sum(beside[each] for each in _GRADIENTS):
-        parts.append(f"{_together(beside, _GRADIENTS)} {_verb(own)}{' beside' if caused else ''}")
+    if own := sum(others[each] for each in _GRADIENTS):
+        parts.append(f"{_together(others, _GRADIENTS)} {_verb(own)}{' in addition' if caused else ''}")
     known = {PARAM, STATE, INPUT, *_GRADIENTS}
-    return [*parts, *(f"{_together(beside, [each])} {_verb(beside[each])}" for each in beside if each not in known)]
+    return [*parts, *(f"{_together(others, [each])} {_verb(others[each])}" for each in others if each not in known)]
 
 
 def _together(counts: Counter[str], families: Sequence[str]) -> str:
-    """How many of each family: `2 parameter gradients and 1 input gradient`."""
+    """Returns the counts of families in words: `2 parameter gradients and 1 input gradient`."""
     *some, last = (counted(counts[each], _NOUNS.get(each, f"{each} tensor")) for each in families if counts[each])
     return f"{', '.join(some)} and {last}" if some else last
 
 
-def _follows(row: Row, blame: Blame) -> bool:
-    """Whether a gradient that differs is computed from where the runs part."""
+def _follows(row: ComparisonRow, blame: Blame) -> bool:
+    """Returns whether a gradient that differs is computed from the first divergence."""
     key = key_of(PARAM_GRAD if row.family == EXAMPLE_GRAD else row.family, row.name)
     return row.family in _GRADIENTS and (key in blame.backward or key in blame.forward)
 
 
-def _one_sided(rows: Sequence[Row]) -> list[str]:
+def _one_sided(rows: Sequence[ComparisonRow]) -> list[str]:
     counts = Counter(row.status for row in rows if row.counts)
     sides = (("missing", "reference"), ("extra", "candidate"))
     return [f"{counted(counts[status], 'name')} only in the {side}" for status, side in sides if counts[status]]
@@ -164,7 +164,7 @@ def _quoted(name: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
+    """Returns the first names in quotes, and the number of the others."""
     more = f" and {len(names) - _SOME} more" if len(names) > _SOME else ""
     return ", ".join(map(_quoted, names[:_SOME])) + more
 

@@ -1,4 +1,4 @@
-"""What a comparison is asked: which names, how strictly, and what may be missing."""
+"""`CompareOptions` stores which names are compared, by what tolerance, and which names may be in one dump only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-from gradscope.comparison.judging.tolerance_rules import Rule, Tolerance, first_match
+from gradscope.comparison.judging.tolerance_rules import Tolerance, ToleranceRule, first_match
 from gradscope.comparison.pairing.by_rules import MapRule
 from gradscope.errors import UsageError
 from gradscope.naming import Selection
@@ -16,36 +16,37 @@ from gradscope.naming.patterns import Pattern
 _RTOL: Final = 1e-5
 _ATOL: Final = 1e-8
 
-#: What numpy calls close: no element is over the limit.
+#: The tolerance of `numpy.allclose`: no element is over the limit.
 _CLOSE: Final = Tolerance.parse("mismatch == 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareOptions:
-    """How two dumps are compared.
+    """CompareOptions stores how two dumps are compared.
 
     Attributes:
         selection: Which names take part.
-        map_rules: Which tensors of the candidate are which of the reference, before anything is guessed from names.
-        allow_missing: Regular expressions; a name or key on one side only that one of them matches as a whole is listed
+        map_rules: Rules that pair tensors of the candidate with names of the reference, before all other passes.
+        allow_missing: Regular expressions. A name or key in one dump only that one of them matches in full is listed
             and does not count.
-        rules: Tolerances by name, the first that matches a tensor counts; the defaults are by dtype and family.
-        rel_l2: One tolerance on `rel_l2` for every tensor that no rule matches; None for the defaults.
-        bitwise: Whether only equal bytes are the same.
-        rtol: The relative part of numpy's rule. Where it or `atol` is given, no element may mismatch by that rule, in
-            any tensor that no other tolerance is for; else the rule is only measured, as the metric `mismatch`.
-        atol: Its absolute part.
+        rules: Tolerances by name; the first rule that matches a tensor applies.
+        rel_l2: The tolerance on `rel_l2` of every tensor that no rule matches; None for the defaults by dtype and
+            family.
+        bitwise: Whether only equal bytes count as the same.
+        rtol: The relative tolerance of `numpy.isclose`. Where `rtol` or `atol` is set, no element may mismatch in a
+            tensor for which there is no other tolerance. Otherwise the rule is only measured, as `mismatch`.
+        atol: The absolute tolerance of `numpy.isclose`.
         threads: How many tensors are compared at a time.
 
     Raises:
-        UsageError: A tolerance is negative or not finite, there is no thread, or there is a tolerance beside `bitwise`,
-            which knows none.
+        UsageError: A tolerance is negative or not finite, `threads` is less than one, or `bitwise` is combined with a
+            tolerance.
     """
 
     selection: Selection = field(default_factory=Selection)
     map_rules: tuple[MapRule, ...] = ()
     allow_missing: tuple[str, ...] = ()
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[ToleranceRule, ...] = ()
     rel_l2: float | None = None
     bitwise: bool = False
     rtol: float | None = None
@@ -58,36 +59,33 @@ class CompareOptions:
                 raise UsageError(f"{name} is {value}, expected a finite number, zero or more")
         if self.threads < 1:
             raise UsageError(f"threads is {self.threads}, expected one or more")
-        if self.bitwise and self._asks_for_tolerance:
+        if self.bitwise and self._has_tolerance:
             raise UsageError("a bitwise comparison has no tolerance", hint="give either bitwise or a tolerance")
 
     @property
     def closeness(self) -> tuple[float, float]:
-        """The relative and the absolute part of numpy's rule, numpy's own where they are not given."""
+        """`rtol` and `atol` of `numpy.isclose`, with numpy's defaults where they are None."""
         return _RTOL if self.rtol is None else self.rtol, _ATOL if self.atol is None else self.atol
 
     def tolerance(self, name: str, key: str, default: float) -> Tolerance | None:
-        """What a tensor is judged by.
+        """Returns the tolerance of a tensor, or None where only equal bytes count as the same.
 
         Args:
-            name: Its name.
-            key: Its key.
-            default: The tolerance on `rel_l2` where nothing was asked for.
-
-        Returns:
-            The tolerance; None where only equal bytes are the same.
+            name: The tensor's name.
+            key: The tensor's key.
+            default: The tolerance on `rel_l2` where no option sets another.
         """
         if self.bitwise:
             return None
-        asked = first_match(self.rules, name, key)
-        if asked is not None:
-            return asked
+        requested = first_match(self.rules, name, key)
+        if requested is not None:
+            return requested
         if self.rel_l2 is not None:
             return Tolerance.at_most(self.rel_l2)
-        return _CLOSE if self._asks_for_closeness else Tolerance.at_most(default)
+        return _CLOSE if self._has_closeness else Tolerance.at_most(default)
 
     def may_be_missing(self, *spellings: str) -> bool:
-        """Whether what is known under some spellings may be on one side only.
+        """Returns whether a tensor, known by its name and key, may be in one dump only.
 
         Raises:
             UsageError: An `allow_missing` is not a regular expression.
@@ -95,9 +93,9 @@ class CompareOptions:
         return any(Pattern.parse(f"re:{regex}").matches(*spellings) for regex in self.allow_missing)
 
     @property
-    def _asks_for_closeness(self) -> bool:
+    def _has_closeness(self) -> bool:
         return self.rtol is not None or self.atol is not None
 
     @property
-    def _asks_for_tolerance(self) -> bool:
-        return bool(self.rules) or self.rel_l2 is not None or self._asks_for_closeness
+    def _has_tolerance(self) -> bool:
+        return bool(self.rules) or self.rel_l2 is not None or self._has_closeness

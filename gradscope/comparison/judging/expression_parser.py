@@ -1,4 +1,4 @@
-"""Parsing the expressions of tolerances, by recursive descent: one method per line of the grammar in `expressions`."""
+"""`parse_expression` parses a tolerance by recursive descent: one method per line of the grammar in `expressions`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import re
 from typing import Final
 
-from gradscope.comparison.judging.expressions import METRICS, OPERATORS, Both, Either, Expression, Limit, Negation
+from gradscope.comparison.judging.expressions import NAMES, OPERATORS, Both, Either, Expression, Limit, Negation
 from gradscope.errors import UsageError
 from gradscope.naming import printable
 from gradscope.naming.patterns import nearest_hint
@@ -14,22 +14,22 @@ from gradscope.naming.patterns import nearest_hint
 _WORDS: Final = ("and", "or", "not")
 _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 
-#: How deep parentheses and negations may be nested: more is no tolerance, and would exhaust the stack.
+#: How deep parentheses and negations may be nested; deeper nesting would exhaust the stack.
 _DEEPEST: Final = 50
 
-# `1-cos` is a metric that begins like a number, so metrics come first.
+# Metrics come first, because `1-cos` begins like a number.
 _TOKEN: Final = re.compile(
-    rf"\s*({'|'.join(map(re.escape, sorted(METRICS, key=len, reverse=True)))})(?!\w)"
+    rf"\s*({'|'.join(map(re.escape, sorted(NAMES, key=len, reverse=True)))})(?!\w)"
     r"|\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.])"
     rf"|\s*({'|'.join(OPERATORS)}|[()]|[^\W\d][\w-]*)"
 )
 
 
 def parse_expression(text: str) -> Expression:
-    """The expression that a text stands for; a number by itself means `rel_l2 <= number`.
+    """Returns the expression of a text; a number by itself means `rel_l2 <= number`.
 
     Raises:
-        UsageError: It is none; what was found where is said.
+        UsageError: The text is not an expression; the message names what was found and what was expected.
     """
     tokens = _tokens(text)
     if len(tokens) == 1 and _is_number(tokens[0]):
@@ -107,10 +107,10 @@ class _Parser:
 
     def _metric(self) -> str:
         name = self._next
-        if name not in METRICS:
+        if name not in NAMES:
             if name and name not in _WORDS and name[0].isalpha():
                 raise UsageError(
-                    f"there is no metric {name!r} in {printable(self._text)!r}", hint=nearest_hint(name, METRICS)
+                    f"there is no metric {name!r} in {printable(self._text)!r}", hint=nearest_hint(name, NAMES)
                 )
             raise self._unexpected("a metric")
         return self._take()
@@ -148,7 +148,7 @@ def _wrong(text: str, problem: str) -> UsageError:
 
 
 def _is_number(token: str) -> bool:
-    return token not in METRICS and (token[:1].isdigit() or token[:1] == ".")
+    return token not in NAMES and (token[:1].isdigit() or token[:1] == ".")
 
 
 def _number(token: str) -> float:

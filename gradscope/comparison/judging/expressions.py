@@ -1,12 +1,12 @@
-"""Expressions over the metrics of a row: what a tolerance asks for, `rel_l2 < 1e-4 and max_abs < 1`.
+"""Expressions over the metrics of a pair, such as `rel_l2 < 1e-4 and max_abs < 1`.
 
     expression = term {"or" term}            comparison = metric operator number | number operator metric
     term       = factor {"and" factor}       operator   = "<" | "<=" | ">" | ">=" | "==" | "!="
     factor     = "not" factor | "(" expression ")" | "bit_equal" | comparison
 
-They are parsed by `expressionparser` and never evaluated as Python. An expression *holds*, does not hold, or cannot
-tell: a metric that a row lacks (integers have no `ulp_max`, a dump of statistics has no `max_abs`) makes a comparison
-that cannot tell, and `and`, `or`, `not` are Kleene's.
+Expressions are parsed by `expression_parser` and never evaluated as Python. The value of an expression is true, false
+or undecided: a comparison is undecided where the pair lacks its metric (integers have no `ulp_max`, a dump of
+statistics has no `max_abs`). `and`, `or` and `not` are those of Kleene's three-valued logic.
 
 References:
     S. C. Kleene, "Introduction to Metamathematics" (1952), section 64: the strong three-valued connectives.
@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from gradscope.comparison.metrics.metrics import METRICS
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
+from gradscope.protocols import implements
 
-#: What an expression may speak of.
-METRICS: Final = (
-    *("rel_l2", "1-cos", "norm_ratio", "max_abs", "max_rel", "mismatch", "ulp_max", "ulp_share", "sign_flip"),
-    *("sqnr_db", "nonfinite_mismatch", "bit_equal", "growth", "noise", "spread", "random", "bias"),
-)
+#: The metrics that an expression may use: those whose values have an order.
+NAMES: Final = tuple(spec.name for spec in METRICS if spec.kind not in ("index", "element"))
 
 OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = MappingProxyType(
     {
@@ -37,87 +36,87 @@ OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = MappingProxyTyp
 
 
 class Expression(Protocol):
-    """Something that a row's metrics satisfy or not."""
+    """Expression is a condition on metrics."""
 
     def holds(self, metrics: Mapping[str, Json]) -> bool | None:
-        """Whether the metrics satisfy it; None where they cannot tell."""
+        """Returns whether the metrics satisfy the condition; None where they do not decide it."""
         ...
 
     def mentions(self, metric: str) -> bool:
-        """Whether it speaks of a metric."""
+        """Returns whether the condition uses a metric."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """`metric operator number`."""
+    """Limit is the condition `metric operator number`."""
 
     metric: str
     operator: str
     number: float
 
+    @implements(Expression)
     def holds(self, metrics: Mapping[str, Json]) -> bool | None:
-        """See `Expression`."""
         value = metrics.get(self.metric)
         if value is None:
             return None
         number = float(value) if isinstance(value, bool) else as_float(value)
         return OPERATORS[self.operator](number, self.number)
 
+    @implements(Expression)
     def mentions(self, metric: str) -> bool:
-        """See `Expression`."""
         return metric == self.metric
 
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """`first and second`."""
+    """Both is the condition `first and second`."""
 
     first: Expression
     second: Expression
 
+    @implements(Expression)
     def holds(self, metrics: Mapping[str, Json]) -> bool | None:
-        """See `Expression`."""
         parts = self.first.holds(metrics), self.second.holds(metrics)
         if False in parts:
             return False
         return None if None in parts else True
 
+    @implements(Expression)
     def mentions(self, metric: str) -> bool:
-        """See `Expression`."""
         return self.first.mentions(metric) or self.second.mentions(metric)
 
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """`first or second`."""
+    """Either is the condition `first or second`."""
 
     first: Expression
     second: Expression
 
+    @implements(Expression)
     def holds(self, metrics: Mapping[str, Json]) -> bool | None:
-        """See `Expression`."""
         parts = self.first.holds(metrics), self.second.holds(metrics)
         if True in parts:
             return True
         return None if None in parts else False
 
+    @implements(Expression)
     def mentions(self, metric: str) -> bool:
-        """See `Expression`."""
         return self.first.mentions(metric) or self.second.mentions(metric)
 
 
 @dataclass(frozen=True, slots=True)
 class Negation:
-    """`not expression`."""
+    """Negation is the condition `not expression`."""
 
     expression: Expression
 
+    @implements(Expression)
     def holds(self, metrics: Mapping[str, Json]) -> bool | None:
-        """See `Expression`."""
-        held = self.expression.holds(metrics)
-        return None if held is None else not held
+        value = self.expression.holds(metrics)
+        return None if value is None else not value
 
+    @implements(Expression)
     def mentions(self, metric: str) -> bool:
-        """See `Expression`."""
         return self.expression.mentions(metric)

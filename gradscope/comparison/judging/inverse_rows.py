@@ -1,4 +1,4 @@
-"""Inverse pairs: rows for what the candidate alone hands out, of which the reference has the pieces."""
+"""`inverse_rows` yields the rows of loop outputs that only the candidate has, against the reference's iterations."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from dataclasses import replace
 
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.judge import judge
-from gradscope.comparison.judging.noise import WITHIN, Expectations, in_floors
-from gradscope.comparison.judging.rows import Row
-from gradscope.comparison.layout.operands import StoredSide, counterpart
-from gradscope.comparison.metrics.evidence import Evidence, evidence_of
+from gradscope.comparison.judging.noise import WITHIN, DefaultLimits, in_noise_floors
+from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.layout.operands import StoredOperand, counterpart
+from gradscope.comparison.metrics.evidence import PairEvidence, evidence_of
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.manifest import Entry
 
 
-def inverse_rows(dumps: Dumps, inverse: Iterable[Match], options: CompareOptions) -> Iterator[Row]:
-    """The rows of pairs that are read the other way.
+def inverse_rows(dumps: Dumps, inverse: Iterable[Match], options: CompareOptions) -> Iterator[ComparisonRow]:
+    """Yields the rows of inverse pairs.
 
     Args:
-        dumps: Where the pairs are from.
-        inverse: Keys of the candidate, and what of the reference makes their counterparts.
+        dumps: The dumps of the pairs.
+        inverse: Keys of the candidate, and recipes that make their counterparts of the reference's tensors.
         options: How strictly they are judged.
 
     Yields:
-        A row under the candidate's name, at the reference's place in execution order.
+        A row under the candidate's name, at the execution index of the reference's last iteration.
 
     Raises:
         DumpError: One of the dumps is damaged.
     """
-    expected = Expectations(dumps)
+    limits = DefaultLimits(dumps)
     for match in inverse:
-        pieces = [dumps.ref.entry(dumps.ref.resolve(key)) for key in match.recipe.keys]
+        parts = [dumps.ref.entry(dumps.ref.resolve(key)) for key in match.recipe.keys]
         entry, owner = dumps.cand.entry(match.ref), dumps.cand.entry(dumps.cand.resolve(match.ref))
-        floor = _largest(expected.noise_floor(piece, owner) for piece in pieces)
-        found = _evidence(dumps, match, options)
-        found = found.with_metrics(noise=in_floors(found.metrics.get("rel_l2"), floor))
-        limit = expected.tolerance(pieces[-1], entry) if floor is None else floor * WITHIN
-        yield judge(match, _placed(entry, pieces[-1]), found, options.tolerance(entry.name, match.ref, limit))
+        floor = _largest(limits.noise_floor(part, owner) for part in parts)
+        evidence = _evidence(dumps, match, options)
+        evidence = evidence.with_metrics(noise=in_noise_floors(evidence.metrics.get("rel_l2"), floor))
+        limit = limits.tolerance(parts[-1], entry) if floor is None else floor * WITHIN
+        yield judge(match, _at_index_of(parts[-1], entry), evidence, options.tolerance(entry.name, match.ref, limit))
 
 
-def _evidence(dumps: Dumps, match: Match, options: CompareOptions) -> Evidence:
-    cand = StoredSide(source=dumps.cand, key=dumps.cand.resolve(match.ref))
+def _evidence(dumps: Dumps, match: Match, options: CompareOptions) -> PairEvidence:
+    cand = StoredOperand(source=dumps.cand, key=dumps.cand.resolve(match.ref))
     return evidence_of(counterpart(dumps.ref, match.recipe), cand, options.closeness)
 
 
@@ -50,6 +50,6 @@ def _largest(floors: Iterable[float | None]) -> float | None:
     return max(known, default=None)
 
 
-def _placed(entry: Entry, last: Entry) -> Entry:
-    """The candidate's entry, in the order of the reference behind the last of its pieces."""
+def _at_index_of(last: Entry, entry: Entry) -> Entry:
+    """Returns the candidate's entry with the execution index of the reference's last iteration."""
     return replace(entry, site=replace(entry.site, index=last.site.index))

@@ -1,10 +1,9 @@
-"""Noise: how far a reference's own tensors move under changes that make no difference, and judging by that.
+"""Noise floors, and `DefaultLimits`: the default tolerance and the noise floor of each pair.
 
-A calibrated reference has a *noise floor* with each computed tensor. Error is then counted in noise floors: `noise` is
-`rel_l2` over the floor, and what is within ten of them is noise. A candidate of lower precision than the reference is
-held against what low precision does to the reference itself.
-
-What is expected of a pair of tensors before anybody looks at them: a default tolerance, and a floor of noise.
+A *noise floor* is how far a tensor of the reference moves under changes that make no difference. A calibrated reference
+stores one with each computed tensor. The metric `noise` is `rel_l2` divided by the floor, and up to `WITHIN` floors the
+tensors count as the same. A candidate of lower precision than the reference is compared with the floor that was
+measured with that precision.
 """
 
 from __future__ import annotations
@@ -12,43 +11,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.comparison.precision import (
     coarser,
     component_name,
-    default_tolerance,
-    kind_of,
+    dtype_class,
     machine_epsilon,
-    reduced_matmul,
 )
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.record import Json
 
-#: The statistic that holds the noise floor of a tensor, and those that hold what a run in lower precision makes of it.
+#: The statistic that stores the noise floor of a tensor, and those that store the floor in lower precision.
 NOISE: Final = "noise"
 LOW_PRECISION_NOISE: Final = {"float32": "noise@float32", "bfloat16": "noise@bfloat16"}
 
-#: Up to how many times the noise floor error is noise: a floor is the largest of a handful of samples.
+#: The number of noise floors up to which a difference is noise: a floor is the largest of only a few samples.
 WITHIN: Final = 10.0
 
-#: Machine epsilons that every element may be off by its own last rounding.
+#: The error of an element by its own last rounding, in machine epsilons.
 _LAST_ROUNDING: Final = 0.5
 
 
 def noise_floor(ref: Entry, cand: Entry, *, reduced: bool) -> float | None:
-    """The noise floor of a tensor.
+    """Returns the noise floor of a tensor.
 
     Args:
         ref: The reference's entry.
-        cand: The candidate's.
+        cand: The candidate's entry.
         reduced: Whether the candidate was computed with reduced matmul precision, and the reference was not.
 
     Returns:
-        The floor as `rel_l2`, never below the rounding of its elements; None where the reference has none for such a
-        candidate.
+        The floor as `rel_l2`, at least the rounding of single elements; None where the reference has no floor for the
+        candidate's precision.
     """
-    if kind_of(ref.dtype) not in ("float", "complex") or kind_of(cand.dtype) != kind_of(ref.dtype):
+    if dtype_class(ref.dtype) not in ("float", "complex") or dtype_class(cand.dtype) != dtype_class(ref.dtype):
         return None
     dtype = coarser(ref.dtype, cand.dtype)
     statistic = NOISE
@@ -58,8 +56,8 @@ def noise_floor(ref: Entry, cand: Entry, *, reduced: bool) -> float | None:
     return None if floor is None else max(floor, _LAST_ROUNDING * machine_epsilon(dtype))
 
 
-def in_floors(rel_l2: Json | None, floor: float | None) -> float | None:
-    """How many noise floors an error is; None where there is no floor, or no error."""
+def in_noise_floors(rel_l2: Json | None, floor: float | None) -> float | None:
+    """Returns an error in units of the noise floor; None where there is no floor, or no error."""
     return None if floor is None or rel_l2 is None else as_float(rel_l2) / floor
 
 
@@ -68,8 +66,8 @@ def _floor(stats: Mapping[str, object], name: str) -> float | None:
     return as_float(value) if isinstance(value, int | float | str) else None
 
 
-class Expectations:
-    """What two dumps, by how they were computed, have their tensors judged by.
+class DefaultLimits:
+    """DefaultLimits returns the default tolerance and the noise floor of pairs, from how the dumps were computed.
 
     Args:
         dumps: The dumps.
@@ -81,9 +79,9 @@ class Expectations:
         self._lowered = cand and not ref
 
     def tolerance(self, ref: Entry, cand: Entry) -> float:
-        """The default tolerance on `rel_l2` of two entries."""
+        """Returns the default tolerance on `rel_l2` of two entries."""
         return default_tolerance(ref.family, ref.dtype, cand.dtype, reduced=self._reduced)
 
     def noise_floor(self, ref: Entry, cand: Entry) -> float | None:
-        """The noise floor of two entries, those of owners; None where the reference has none."""
+        """Returns the noise floor of two entries, which have to be those of owners; None where there is none."""
         return noise_floor(ref, cand, reduced=self._lowered)

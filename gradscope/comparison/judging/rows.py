@@ -1,4 +1,4 @@
-"""Rows: the judgement on each tensor, one row for each."""
+"""`ComparisonRow` stores the result for one name of two dumps."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ Status: TypeAlias = Literal["same", "different", "missing", "extra"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One tensor of a comparison.
+class ComparisonRow:
+    """ComparisonRow stores the result for one tensor.
 
     Attributes:
         name: Its layer or parameter path.
         family: Its family.
-        status: `missing` is in the reference only, `extra` in the candidate only.
-        index: Its execution index; the reference's where there are two.
-        matched_by: How its counterpart was found; None where there is none.
-        counterpart: What the candidate calls it, by keys where the family is another; "" where it is called the same.
-            Of what only the candidate has, what the reference calls it.
-        made_by: What was done to the counterpart before it was compared, in words; "" for nothing.
+        status: `same`, `different`, `missing` (in the reference only) or `extra` (in the candidate only).
+        index: Its execution index; the reference's where both dumps have one.
+        matched_by: The pass that found its counterpart; None where there is none.
+        counterpart: The candidate's name of the tensor, or its key where the family differs; "" where the names are
+            equal. For a loop output that only the candidate has, the reference's names.
+        made_by: The steps that made the counterpart, in words; "" for none.
         metrics: The metrics that apply, by column name.
-        tolerance: The tolerance on `rel_l2` it was judged by; None without a counterpart, in a bitwise comparison, and
-            where a rule asked for something else.
-        rule: What a rule asked for instead; "" for nothing.
+        tolerance: The limit on `rel_l2`; None without a counterpart, in a bitwise comparison, and for other rules.
+        rule: The expression of a rule that is not a limit on `rel_l2`; "" for none.
         needed: The smallest tolerance that would pass, inf where none would; None without a counterpart.
-        why: Why it is not the same, or what it was judged by if not by its elements; "" for nothing to say.
-        likely: In what simple way it is what the reference has nevertheless, as a clause about the candidate's tensor.
-        examples: Of gradients of several examples, what their metrics are made of; None for any other tensor.
-        counts: Whether it has a say in the verdict: a missing or extra row that was allowed has none.
+        why: Why the tensor is different, or by what it was judged instead of its elements; "" for no remark.
+        likely: A clause that explains the difference (swapped, transposed, scaled); "" for none.
+        examples: The error of per-example gradients; None for other tensors.
+        counts: Whether the row counts in the verdict; False for missing or extra names that are allowed or redundant.
     """
 
     name: str
@@ -55,16 +54,16 @@ class Row:
 
     @property
     def compared(self) -> bool:
-        """Whether there was something to compare, and not two entries that agree to hold no tensor."""
+        """Whether metrics were compared; False also for two entries that both hold no tensor."""
         return self.status == "different" or (self.status == "same" and bool(self.metrics))
 
     @property
     def judged_by_tolerance(self) -> bool:
-        """Whether there was a tolerance, which a wider one could take the place of."""
+        """Whether the row was judged by a tolerance, so that a wider one could pass."""
         return self.tolerance is not None or bool(self.rule)
 
     def to_json(self) -> dict[str, Json]:
-        """The row as cli.md has it; what does not apply is absent."""
+        """Returns the row as JSON, without fields that do not apply."""
         named: dict[str, Json] = {
             "name": self.name,
             "family": self.family,

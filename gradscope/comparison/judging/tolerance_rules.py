@@ -1,12 +1,12 @@
-"""Tolerances that were asked for: which tensors are judged by what.
+"""Tolerance rules: tolerances that the user gives for some or all tensors.
 
-A *rule* is written `REGEX=EXPRESSION`; the expression alone is a rule for every tensor. The regular expression must
-match the whole name or the whole key. Of several rules the first that matches a tensor judges it; a tensor that none
-matches is judged by the default of its dtype and family. A file of rules has one on each line, empty lines and lines
-that begin with `#` aside.
+A *rule* is written `REGEX=EXPRESSION`; an expression alone is a rule for every tensor. The regular expression has to
+match the full name or the full key. The first rule that matches a tensor applies; a tensor that no rule matches is
+judged by the default of its dtype and family. A file of rules has one rule per line; empty lines and lines that begin
+with `#` are ignored.
 
-Sharp edge: positions that are finite on one side only fail every rule that does not itself speak of
-`nonfinite_mismatch`, because every other metric is blind to them.
+Sharp edge: positions that are finite in one dump only fail every rule that does not mention `nonfinite_mismatch`,
+because every other metric leaves them out.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from typing import Final
 
 from gradscope.comparison.judging.expression_parser import parse_expression
 from gradscope.comparison.judging.expressions import Expression, Limit
-from gradscope.comparison.metrics.evidence import Evidence
+from gradscope.comparison.metrics.evidence import PairEvidence
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming.patterns import Pattern
 
-#: More text than this is no file of tolerances.
+#: Files larger than this are refused.
 _LARGEST_FILE_BYTES: Final = 1 << 20
 
-#: An equals sign that is no part of an operator.
+#: An equals sign that is not part of an operator.
 _LONE_EQUALS: Final = re.compile(r"(?<![<>=!])=(?!=)")
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What a pair is judged by: an expression over its metrics, as it was spelt."""
+    """Tolerance stores an expression over the metrics of a pair, and its spelling."""
 
     spelling: str
     expression: Expression
 
     @classmethod
     def parse(cls, spelling: str) -> Tolerance:
-        """The tolerance a spelling stands for.
+        """Returns the tolerance of a spelling.
 
         Raises:
-            UsageError: It is no expression over metrics.
+            UsageError: The spelling is not an expression over metrics.
         """
         return cls(spelling.strip(), parse_expression(spelling))
 
     @classmethod
     def at_most(cls, rel_l2: float) -> Tolerance:
-        """The tolerance `rel_l2 <= number`."""
+        """Returns the tolerance `rel_l2 <= number`."""
         return cls(f"{rel_l2!r}", Limit("rel_l2", "<=", rel_l2))
 
     @property
     def rel_l2(self) -> float | None:
-        """Up to which `rel_l2` it lets a pair pass; None where it is no such limit."""
+        """The largest `rel_l2` that passes; None where the expression is not such a limit."""
         limit = self.expression
         return limit.number if isinstance(limit, Limit) and (limit.metric, limit.operator) == ("rel_l2", "<=") else None
 
-    def admits(self, evidence: Evidence) -> bool:
-        """Whether a pair is the same by it; equal bytes are the same by every tolerance."""
+    def admits(self, evidence: PairEvidence) -> bool:
+        """Returns whether a pair passes; equal bytes pass every tolerance."""
         if evidence.bit_equal:
             return True
         if not evidence.metrics and evidence.needed != 0 and self.rel_l2 is None:
@@ -70,21 +70,21 @@ class Tolerance:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """A tolerance for the tensors whose name or key a pattern matches."""
+class ToleranceRule:
+    """ToleranceRule stores a tolerance for the tensors whose name or key a pattern matches."""
 
     pattern: Pattern
     tolerance: Tolerance
 
     @classmethod
-    def parse(cls, spelling: str) -> Rule:
-        """The rule a spelling stands for.
+    def parse(cls, spelling: str) -> ToleranceRule:
+        """Returns the rule of a spelling.
 
         Raises:
-            UsageError: It is neither an expression nor `REGEX=EXPRESSION`.
+            UsageError: The spelling is neither an expression nor `REGEX=EXPRESSION`.
         """
         problems: list[UsageError] = []
-        # A regular expression may hold `=` as well: the first cut that leaves an expression counts.
+        # A regular expression may contain `=` as well: the first cut that leaves a valid expression is used.
         for cut in (0, *(found.end() for found in _LONE_EQUALS.finditer(spelling))):
             try:
                 tolerance = Tolerance.parse(spelling[cut:])
@@ -92,29 +92,29 @@ class Rule:
                 problems.append(error)
                 continue
             return cls(Pattern.parse(f"re:{spelling[: cut - 1] if cut else '.*'}"), tolerance)
-        # What was meant as the expression of a rule stands behind its first `=`.
+        # The error is about the text after the first `=`, where the expression of a rule is expected.
         raise problems[min(1, len(problems) - 1)]
 
 
-def read_rules(path: str | os.PathLike[str]) -> tuple[Rule, ...]:
-    """The rules of a file.
+def read_rules(path: str | os.PathLike[str]) -> tuple[ToleranceRule, ...]:
+    """Returns the rules of a file.
 
     Raises:
         DumpError: The file cannot be read.
-        UsageError: A line of it is not a rule; the line is named.
+        UsageError: A line is not a rule; the message has its number.
     """
-    rules: list[Rule] = []
+    rules: list[ToleranceRule] = []
     for number, line in enumerate(_text(Path(path)).splitlines(), start=1):
         if line.strip() and not line.lstrip().startswith("#"):
             try:
-                rules.append(Rule.parse(line.strip()))
+                rules.append(ToleranceRule.parse(line.strip()))
             except UsageError as error:
                 raise UsageError(f"{path}, line {number}: {error.message}", hint=error.hint) from error
     return tuple(rules)
 
 
-def first_match(rules: Sequence[Rule], *spellings: str) -> Tolerance | None:
-    """The tolerance of the first rule that matches a tensor by its name or its key; None where none does."""
+def first_match(rules: Sequence[ToleranceRule], *spellings: str) -> Tolerance | None:
+    """Returns the tolerance of the first rule that matches a tensor's name or key; None where none does."""
     return next((rule.tolerance for rule in rules if rule.pattern.matches(*spellings)), None)
 
 

@@ -1,1 +1,8 @@
-"""Layouts: how axes are ordered, and how one tensor is made of others that are stored differently."""
+"""Layouts: the order of axes, and recipes that make one tensor of others stored differently.
+
+- `operands`: an *operand* is one tensor of a pair: `StoredOperand` reads it from a dump, `DerivedOperand` holds what a
+  recipe made in memory.
+- `recipes`: a *recipe* makes the counterpart of a tensor from tensors of the candidate by *steps* (transpose, reshape,
+  split, stack, ...). A recipe without steps is *plain*.
+- `layouts`: a *layout* is an order of axes, and of axes split or merged, found from a sample of the values.
+"""

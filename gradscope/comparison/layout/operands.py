@@ -1,4 +1,4 @@
-"""Sides: the two tensors of a pair, wherever their elements are."""
+"""Operands: the two tensors of a pair, read from a dump or made by a recipe."""
 
 from __future__ import annotations
 
@@ -8,97 +8,96 @@ from typing import Protocol
 
 from gradscope.arrays.blocks import Array, blocks, stretch_of
 from gradscope.comparison.layout.recipes import Recipe
-from gradscope.dump.interfaces import DumpSource, has_elements
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.errors import UsageError
 from gradscope.naming import printable
+from gradscope.protocols import implements
 
 
-class Side(Protocol):
-    """One tensor of a pair."""
+class Operand(Protocol):
+    """Operand is one tensor of a pair."""
 
     @property
     def entry(self) -> Entry:
-        """What its dump says about it."""
+        """The tensor's entry in its dump."""
         ...
 
     @property
-    def has_elements(self) -> bool:
-        """Whether its elements are there, and not its statistics only."""
+    def has_tensor(self) -> bool:
+        """Whether the elements are available, and not the statistics only."""
         ...
 
     def chunks(self) -> Iterator[Array]:
-        """Its elements in C order, in pieces, each valid until the next is drawn."""
+        """Returns the elements in C order in chunks, each valid until the next is requested."""
         ...
 
     def stretch(self, start: int, stop: int) -> Array:
-        """Its elements from `start` to before `stop` in C order; whether they are damaged, `chunks` tells."""
+        """Returns the elements from `start` to before `stop` in C order, without a check of the checksum."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSide:
-    """A tensor as it lies in a dump; `key` is the entry that owns the values, not an alias of it."""
+class StoredOperand:
+    """StoredOperand reads a tensor from a dump; `key` is the entry that owns the values, not an alias of it."""
 
     source: DumpSource
     key: str
 
     @property
+    @implements(Operand)
     def entry(self) -> Entry:
-        """See `Side`."""
         return self.source.entry(self.key)
 
     @property
-    def has_elements(self) -> bool:
-        """See `Side`."""
-        return has_elements(self.source, self.key)
+    @implements(Operand)
+    def has_tensor(self) -> bool:
+        return self.source.has_tensor(self.key)
 
+    @implements(Operand)
     def chunks(self) -> Iterator[Array]:
-        """See `Side`."""
         return self.source.chunks(self.key, reused=True)
 
+    @implements(Operand)
     def stretch(self, start: int, stop: int) -> Array:
-        """See `Side`."""
         return self.source.stretch(self.key, start, stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MadeSide:
-    """A tensor that was made of others, in memory, without statistics, which are those of the others.
+class DerivedOperand:
+    """DerivedOperand holds a tensor that a recipe made of others; `array` is None where those have no elements."""
 
-    `array` is None where they have no elements to make it of.
-    """
-
+    # Without statistics: those in the dump are of the tensors that it is made of.
     entry: Entry
     array: Array | None
 
     @property
-    def has_elements(self) -> bool:
-        """See `Side`."""
+    @implements(Operand)
+    def has_tensor(self) -> bool:
         return self.array is not None
 
+    @implements(Operand)
     def chunks(self) -> Iterator[Array]:
-        """See `Side`."""
         return iter(()) if self.array is None else blocks(self.array)
 
+    @implements(Operand)
     def stretch(self, start: int, stop: int) -> Array:
-        """See `Side`."""
         if self.array is None:
             raise UsageError(f"there are no elements of {printable(self.entry.name)}")
         return stretch_of(self.array, start, stop)
 
 
-def counterpart(source: DumpSource, recipe: Recipe) -> Side:
-    """What a recipe makes of a candidate's tensors.
+def counterpart(source: DumpSource, recipe: Recipe) -> Operand:
+    """Returns what a recipe makes of a dump's tensors.
 
     Raises:
-        UsageError: It cannot be made.
+        UsageError: The steps of the recipe do not fit the shapes.
         DumpError: A tensor is damaged.
     """
     if recipe.plain:
-        return StoredSide(source=source, key=source.resolve(recipe.keys[0]))
+        return StoredOperand(source=source, key=source.resolve(recipe.keys[0]))
     entry = source.entry(source.resolve(recipe.keys[0]))
-    if not all(has_elements(source, key) for key in recipe.keys):
-        return MadeSide(entry=replace(entry, stats={}), array=None)
+    if not all(source.has_tensor(key) for key in recipe.keys):
+        return DerivedOperand(entry=replace(entry, stats={}), array=None)
     array = recipe.array(source)
-    return MadeSide(entry=replace(entry, shape=array.shape, stats={}), array=array)
+    return DerivedOperand(entry=replace(entry, shape=array.shape, stats={}), array=array)

@@ -1,11 +1,15 @@
-"""Recipes: how a counterpart is made of the candidate's tensors where it does not lie there as it is.
+"""Recipes make the counterpart of a tensor from tensors of the candidate that are stored in another form.
 
-A recipe takes tensors of the candidate, as a list, through *steps*, and picks one of what comes out. Some steps work on
-each tensor (transpose, reshape), some make many of one (split, unstack), some one of many (concatenate, stack). A
-recipe without a step is the tensor itself. Steps are those of the parameter: to the gradients of several examples they
-are done example by example.
+A recipe applies *steps* to a list of tensors and selects one of the results. A step works on each tensor (transpose,
+reshape), makes several tensors of one (split, unstack), or one of several (concatenate, stack):
 
-Sharp edge: what is rearranged is held in memory whole, one tensor per thread; what is not is streamed.
+    Recipe(keys=("param/w",), steps=(Transpose((1, 0)),))            # w.T
+    Recipe(keys=("param/qkv",), steps=(Split(1, 3),), part=2)        # np.split(qkv, 3, axis=1)[2]
+
+Steps are written for the parameter. Per-example gradients have a leading axis of examples, so the steps are applied
+example by example.
+
+Sharp edge: a recipe with steps needs its tensors in memory in full, one pair per thread; plain tensors are streamed.
 """
 
 from __future__ import annotations
@@ -20,67 +24,68 @@ from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.naming import example_axes, printable, split_key
+from gradscope.protocols import implements
 
 
-class Step(Protocol):
-    """One thing that is done to a list of arrays."""
+class RecipeStep(Protocol):
+    """RecipeStep maps a list of arrays to a list of arrays."""
 
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """The arrays it makes of some arrays.
+        """Returns the arrays that the step makes.
 
         Raises:
-            ValueError: It cannot be done to them; NumPy says why.
+            ValueError: The arrays have shapes that do not fit; the message is NumPy's.
         """
         ...
 
     def spelling(self) -> dict[str, Json]:
-        """It as a map file writes it."""
+        """Returns the step as a map file writes it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Transpose:
-    """New order of the axes, as `numpy.transpose` has it."""
+    """Transpose reorders the axes of each array, as `numpy.transpose` does."""
 
     axes: tuple[int, ...]
 
+    @implements(RecipeStep)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `Step`."""
         return [array.transpose(self.axes) for array in arrays]
 
+    @implements(RecipeStep)
     def spelling(self) -> dict[str, Json]:
-        """See `Step`."""
         return {"transpose": list(self.axes)}
 
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """New shape in C order; -1 once for what is left."""
+    """Reshape gives each array a new shape in C order, as `numpy.reshape` does; one size may be -1."""
 
     shape: tuple[int, ...]
 
+    @implements(RecipeStep)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `Step`."""
         return [array.reshape(self.shape) for array in arrays]
 
+    @implements(RecipeStep)
     def spelling(self) -> dict[str, Json]:
-        """See `Step`."""
         return {"reshape": list(self.shape)}
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Parts along an axis: so many of one size, or of the sizes given."""
+    """Split cuts each array along an axis into a number of equal parts, or into parts of listed sizes."""
 
     axis: int
     into: int | tuple[int, ...]
 
+    @implements(RecipeStep)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `Step`."""
         return [part for array in arrays for part in np.split(array, self._cuts(array), axis=self.axis)]
 
+    @implements(RecipeStep)
     def spelling(self) -> dict[str, Json]:
-        """See `Step`."""
         return {"split": self.axis, "into": self.into if isinstance(self.into, int) else list(self.into)}
 
     def _cuts(self, array: Array) -> int | list[int]:
@@ -93,82 +98,82 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Unstack:
-    """The slices along an axis, which they lose."""
+    """Unstack cuts each array into its slices along an axis, and removes that axis."""
 
     axis: int
 
+    @implements(RecipeStep)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `Step`."""
         return [part for array in arrays for part in np.moveaxis(array, self.axis, 0)]
 
+    @implements(RecipeStep)
     def spelling(self) -> dict[str, Json]:
-        """See `Step`."""
         return {"unstack": self.axis}
 
 
 @dataclass(frozen=True, slots=True)
 class Concatenate:
-    """All of them along an axis that they have."""
+    """Concatenate joins all arrays along an axis that they have, as `numpy.concatenate` does."""
 
     axis: int
 
+    @implements(RecipeStep)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `Step`."""
         return [np.concatenate(arrays, axis=self.axis)]
 
+    @implements(RecipeStep)
     def spelling(self) -> dict[str, Json]:
-        """See `Step`."""
         return {"concatenate": self.axis}
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """All of them along a new axis."""
+    """Stack joins all arrays along a new axis, as `numpy.stack` does."""
 
     axis: int
 
+    @implements(RecipeStep)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        """See `Step`."""
         return [np.stack(arrays, axis=self.axis)]
 
+    @implements(RecipeStep)
     def spelling(self) -> dict[str, Json]:
-        """See `Step`."""
         return {"stack": self.axis}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a counterpart is made.
+    """Recipe makes one tensor of a dump's tensors.
 
     Attributes:
-        keys: The candidate's tensors that it is made of.
-        steps: What is done to them.
-        part: Which of the arrays that come out it is.
+        keys: The tensors that the steps start from.
+        steps: The steps in order.
+        part: The index of the result among the arrays that the last step makes.
     """
 
     keys: tuple[str, ...]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[RecipeStep, ...] = ()
     part: int = 0
 
     @property
     def plain(self) -> bool:
-        """Whether it is a tensor of the candidate as it lies there."""
+        """Whether the result is a stored tensor without any change."""
         return not self.steps and len(self.keys) == 1
 
     def array(self, source: DumpSource) -> Array:
-        """The counterpart.
+        """Returns the result from the tensors of a dump.
 
         Raises:
-            UsageError: A step cannot be done; which, and to what, is said.
+            UsageError: A step does not fit the shapes; the message names the step and the tensors.
             DumpError: A tensor is damaged.
         """
         return self.made_of([source.array(key) for key in self.keys])
 
     def made_of(self, arrays: list[Array]) -> Array:
-        """What the steps make of arrays in the place of the candidate's tensors.
+        """Returns the result from arrays that replace the dump's tensors, one for each key.
 
         Raises:
-            UsageError: A step cannot be done; which, and to what, is said.
+            UsageError: A step does not fit the shapes; the message names the step and the tensors.
         """
         family, _ = split_key(self.keys[0])
         if self.plain or not example_axes(family) or any(array.shape[:1] < (1,) for array in arrays):
@@ -188,14 +193,14 @@ class Recipe:
                 ) from error
         if self.part >= len(arrays):
             raise UsageError(
-                f"{printable(', '.join(self.keys))} gives {len(arrays)} tensors, part {self.part} is asked for"
+                f"{printable(', '.join(self.keys))} gives {len(arrays)} tensors, part {self.part} is requested"
             )
         return arrays[self.part]
 
     def description(self) -> str:
-        """What is done, in words: `transpose [1, 0], part 2 of split 1`."""
+        """Returns the steps in words: `split 0 into 3, transpose [1, 0]`."""
         return ", ".join(map(_words, self.steps))
 
 
-def _words(step: Step) -> str:
+def _words(step: RecipeStep) -> str:
     return " ".join(f"{name} {value}" for name, value in step.spelling().items())

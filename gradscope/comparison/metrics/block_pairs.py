@@ -1,6 +1,7 @@
-"""Block pairs: the elements of two tensors side by side, a cache's worth at a time.
+"""Block pairs: matching blocks of two tensors, small enough for the processor's cache.
 
-The intermediate results of comparing one block that are alive at the same time, for `arrays.scratch`.
+`block_pairs` yields them, `unequal_pairs` first skips pairs of equal tensors. `BlockBuffer` names the scratch buffers
+that are in use at the same time while one block is compared.
 """
 
 from __future__ import annotations
@@ -15,37 +16,36 @@ import numpy as np
 from gradscope.arrays.blocks import Array, blocks
 
 
-class Slot(Enum):
-    """One buffer each."""
+class BlockBuffer(Enum):
+    """BlockBuffer names the buffers of `arrays.scratch` that hold intermediate results of one block."""
 
     REF = "the reference's block as float64"
     CAND = "the candidate's block as float64"
     DIFFERENCE = "candidate minus reference"
     MAGNITUDE = "the magnitudes of the reference"
-    SMALL = "elements of the reference too small for a relation"
-    WORK = "a step's own result"
-    MASK = "elements of which a step asks a question"
+    SMALL = "elements of the reference too small for a relative error"
+    WORK = "the result of one step"
+    MASK = "elements that one step selects"
 
 
-#: A block of the reference and the block of the candidate in the same place.
+#: A block of the reference and the block of the candidate at the same positions.
 Pair: TypeAlias = tuple[Array, Array]
 
-#: Begins to give the elements of a tensor in C order, in pieces of any size.
+#: Starts to yield the elements of a tensor in C order, in chunks of any size.
 Chunks: TypeAlias = Callable[[], Iterable[Array]]
 
 
 def block_pairs(ref: Iterable[Array], cand: Iterable[Array]) -> Iterator[Pair]:
-    """Blocks of one size from both sides, however each side is cut.
-
-    Both sides are drawn to their ends, where a file's checksum is checked.
+    """Yields blocks of equal size from two tensors, however each is chunked.
 
     Args:
-        ref: The reference's elements in C order, in pieces of any size.
+        ref: The reference's elements in C order, in chunks of any size.
         cand: As many elements of the candidate.
 
     Yields:
         One-dimensional contiguous blocks.
     """
+    # Both streams are read to their ends: there a file's checksum is verified.
     others = _block_stream(cand)
     other = next(others, None)
     for block in _block_stream(ref):
@@ -57,29 +57,25 @@ def block_pairs(ref: Iterable[Array], cand: Iterable[Array]) -> Iterator[Pair]:
 
 
 def unequal_pairs(ref: Chunks, cand: Chunks) -> Iterator[Pair] | None:
-    """The block pairs of two tensors of one size, from their beginning, or nothing to look at.
-
-    Equal tensors are the rule in a good comparison, and are settled by their bytes at the speed of memory.
+    """Returns the block pairs of two tensors of one size, or None where dtype and bytes are the same.
 
     Args:
-        ref: Begins to give the reference's elements; called once or twice.
-        cand: Begins to give the candidate's.
-
-    Returns:
-        The pairs; None where dtype and bytes are the same.
+        ref: Starts to yield the reference's elements; called once or twice.
+        cand: Starts to yield the candidate's elements.
     """
+    # Most pairs of a good comparison are equal, and comparing bytes runs at the speed of memory.
     pairs = block_pairs(ref(), cand())
     first = next(pairs, None)
     if first is None:
         return None
-    # Where everything differs by noise the first block does, and nothing need be read twice.
+    # Where tensors differ by noise, already the first block differs, and nothing is read twice.
     if not same_bytes(*first):
         return chain([first], pairs)
     return None if all(same_bytes(*pair) for pair in pairs) else block_pairs(ref(), cand())
 
 
 def same_bytes(ref: Array, cand: Array) -> bool:
-    """Whether two blocks of one size have the same dtype and the same bytes."""
+    """Returns whether two blocks of one size have the same dtype and the same bytes."""
     if ref.dtype != cand.dtype:
         return False
     word = np.dtype(f"u{min(ref.dtype.itemsize, 8)}")

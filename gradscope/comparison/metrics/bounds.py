@@ -1,12 +1,12 @@
-"""Summaries: what the statistics of two tensors prove about their difference, where the tensors are not there.
+"""Bounds of `rel_l2` from the statistics of two tensors, for dumps that do not hold the elements.
 
-Equal hashes prove equal bytes. Every other statistic here is one that a small difference moves little, so that how far
-it moved bounds `rel_l2` from below (with n elements, rms(x) = l2(x) / sqrt(n)):
+Equal hashes prove equal bytes. The other statistics used here change by no more than the tensor does, so that their
+change is a lower bound of `rel_l2` (with n elements, rms(x) = l2(x) / sqrt(n)):
 
     |l2(b) - l2(a)| <= l2(d)        |mean(b) - mean(a)| <= rms(d)        |std(b) - std(a)| <= rms(d)
-    |max(b) - max(a)| <= max |d| <= l2(d), and the same for min
+    |max(b) - max(a)| <= max |d| <= l2(d), and likewise for min
 
-A bound over the tolerance proves a difference; one below it proves nothing, and the row says so.
+A bound over the tolerance proves a difference. A bound below it proves nothing, and the row states that.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.record import Json
 
-#: Counts that a difference within any tolerance leaves alone.
+#: Counts that have to be equal: no tolerance covers a difference in them.
 _KINDS: Final = ("nan", "posinf", "neginf", "inf")
 
-#: For each statistic the one of the reference that its movement is measured in.
+#: The statistic of the reference that is the unit of each statistic's change.
 _UNITS: Final = {"l2": "l2", "mean": "rms", "std": "rms", "min": "l2", "max": "l2"}
 
-#: What is left of a tensor without norms, of integers and booleans.
+#: The statistics of integers and booleans, which have no norms.
 _EXACT: Final = ("min", "max", "zeros")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """The least `rel_l2` that two tensors can have, and the ratio of their norms where those are known."""
+    """Bound stores the least `rel_l2` that two tensors can have, and the ratio of their norms where known."""
 
     rel_l2: float
     norm_ratio: float | None = None
 
 
 def hashes_agree(ref: Entry, cand: Entry) -> bool | None:
-    """Whether two tensors have the same bytes; None where one has no hash."""
+    """Returns whether two tensors have the same bytes; None where one has no hash."""
     one, other = ref.stats.get("hash"), cand.stats.get("hash")
     if one is None or other is None:
         return None
@@ -47,27 +47,27 @@ def hashes_agree(ref: Entry, cand: Entry) -> bool | None:
 
 
 def least_rel_l2(ref: Mapping[str, Json], cand: Mapping[str, Json]) -> Bound | None:
-    """What the statistics of two tensors of one shape prove about their `rel_l2`.
+    """Returns the least `rel_l2` that two tensors of one shape can have, by their statistics.
 
     Args:
         ref: The reference's statistics by column name.
-        cand: The candidate's.
+        cand: The candidate's statistics.
 
     Returns:
-        The bound, inf where no tolerance would pass; None where they have no statistic in common.
+        The bound, inf where no tolerance would pass; None where the tensors have no statistic in common.
     """
     if any(ref.get(name, 0) != cand.get(name, 0) for name in _KINDS):
         return Bound(rel_l2=math.inf)
     if "l2" in ref and "l2" in cand:
-        moved = max(_moved(name, unit, ref, cand) for name, unit in _UNITS.items())
-        return Bound(rel_l2=moved, norm_ratio=_norm_ratio(as_float(ref["l2"]), as_float(cand["l2"])))
+        change = max(_relative_change(name, unit, ref, cand) for name, unit in _UNITS.items())
+        return Bound(rel_l2=change, norm_ratio=_norm_ratio(as_float(ref["l2"]), as_float(cand["l2"])))
     shared = [name for name in _EXACT if name in ref and name in cand]
     if not shared:
         return None
     return Bound(rel_l2=0.0 if all(ref[name] == cand[name] for name in shared) else math.inf)
 
 
-def _moved(name: str, unit: str, ref: Mapping[str, Json], cand: Mapping[str, Json]) -> float:
+def _relative_change(name: str, unit: str, ref: Mapping[str, Json], cand: Mapping[str, Json]) -> float:
     if not all(column in side for column in (name, unit) for side in (ref, cand)):
         return 0.0
     distance, scale = abs(as_float(cand[name]) - as_float(ref[name])), as_float(ref[unit])

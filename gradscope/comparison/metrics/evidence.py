@@ -1,7 +1,7 @@
-"""Evidence: what a pair of tensors shows, before anybody judges it.
+"""`evidence_of` returns the evidence of a pair: its metrics, or the reason why it cannot be compared.
 
-It comes from the elements where both dumps hold them, else from the statistics. What cannot be compared at all (two
-shapes, two kinds of dtype, a tensor against none) is evidence too: no tolerance would pass it. Nothing is broadcast.
+The evidence comes from the elements where both dumps hold them, else from the statistics. Pairs that cannot be compared
+(two shapes, two kinds of dtype, a tensor and none) have evidence too: no tolerance would pass them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gradscope.arrays.dtypes import is_key
-from gradscope.comparison.layout.operands import Side
+from gradscope.comparison.layout.operands import Operand
 from gradscope.comparison.metrics.block_pairs import unequal_pairs
 from gradscope.comparison.metrics.bounds import Bound, hashes_agree, least_rel_l2
 from gradscope.comparison.metrics.example_errors import example_error
 from gradscope.comparison.metrics.example_spread import ExampleError
 from gradscope.comparison.metrics.measure_pair import measure
 from gradscope.comparison.metrics.metrics import Metrics
-from gradscope.comparison.precision import comparable, yardstick_of
+from gradscope.comparison.precision import comparable, scale_of
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.record import Json
 from gradscope.naming import example_axes
@@ -26,16 +26,15 @@ from gradscope.naming.wording import brief, counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """What a pair shows.
+class PairEvidence:
+    """PairEvidence stores how the two tensors of a pair differ, before a tolerance is applied.
 
     Attributes:
         metrics: The metrics that apply, by column name; empty where nothing was compared.
         needed: The smallest tolerance on `rel_l2` that would pass; inf where none would.
-        bit_equal: Whether the bytes are the same; None where that cannot be known.
-        why: What is to be said beside the metrics; "" where they speak for themselves.
-        examples: Of gradients of several examples, what the metrics about those are made of; of equal ones, that there
-            is no error.
+        bit_equal: Whether the bytes are the same; None where that is unknown.
+        why: A remark about what the metrics do not show, such as an obstacle; "" for none.
+        examples: The error of per-example gradients, zero where they are equal; None for other tensors.
     """
 
     metrics: Mapping[str, Json] = field(default_factory=dict[str, Json])
@@ -44,38 +43,35 @@ class Evidence:
     why: str = ""
     examples: ExampleError | None = None
 
-    def with_metrics(self, **more: float | None) -> Evidence:
-        """The same with more metrics, those that are None aside; nothing is added where nothing was compared."""
+    def with_metrics(self, **more: float | None) -> PairEvidence:
+        """Returns the evidence with more metrics, except those that are None; unchanged where nothing was compared."""
         known: dict[str, Json] = {name: value for name, value in more.items() if value is not None}
         return replace(self, metrics={**self.metrics, **known}) if self.metrics else self
 
 
-def evidence_of(ref: Side, cand: Side, closeness: tuple[float, float]) -> Evidence:
-    """What a pair shows.
+def evidence_of(ref: Operand, cand: Operand, closeness: tuple[float, float]) -> PairEvidence:
+    """Returns the evidence of a pair.
 
     Args:
         ref: The reference's tensor.
-        cand: The candidate's.
-        closeness: The relative and the absolute part of numpy's rule, for the metric `mismatch`.
-
-    Returns:
-        The evidence.
+        cand: The candidate's tensor.
+        closeness: `rtol` and `atol` of `numpy.isclose`, for the metric `mismatch`.
 
     Raises:
         DumpError: One of the dumps is damaged.
     """
     one, other = ref.entry, cand.entry
     if one.absent is not None and other.absent is not None:
-        return Evidence(needed=0.0, bit_equal=True, why=f"no tensor on either side ({one.absent})")
+        return PairEvidence(needed=0.0, bit_equal=True, why=f"no tensor on either side ({one.absent})")
     if obstacle := _obstacle(one, other):
-        return Evidence(why=obstacle)
-    if not (ref.has_elements and cand.has_elements):
+        return PairEvidence(why=obstacle)
+    if not (ref.has_tensor and cand.has_tensor):
         return _from_statistics(one, other)
     return _from_values(ref, cand, closeness)
 
 
 def _obstacle(ref: Entry, cand: Entry) -> str:
-    """Why two entries cannot be compared; "" where they can."""
+    """Returns why two entries cannot be compared; "" where they can."""
     if ref.absent is not None:
         return f"the reference has no tensor ({ref.absent}), the candidate has one"
     if cand.absent is not None:
@@ -87,16 +83,16 @@ def _obstacle(ref: Entry, cand: Entry) -> str:
     return ""
 
 
-def _from_values(ref: Side, cand: Side, closeness: tuple[float, float]) -> Evidence:
+def _from_values(ref: Operand, cand: Operand, closeness: tuple[float, float]) -> PairEvidence:
     one, other = ref.entry, cand.entry
     rtol, atol = closeness
-    yardstick = yardstick_of(one.dtype, other.dtype, rtol=rtol, atol=atol)
+    scale = scale_of(one.dtype, other.dtype, rtol=rtol, atol=atol)
     pairs = unequal_pairs(ref.chunks, cand.chunks)
-    metrics = Metrics(kind=yardstick.kind) if pairs is None else measure(pairs, yardstick)
+    metrics = Metrics(kind=scale.kind) if pairs is None else measure(pairs, scale)
     examples = _examples(ref, cand, equal=metrics.bit_equal)
     words = metrics.size // math.prod(one.shape) if is_key(one.dtype) and metrics.size else 0
     conflicts = metrics.nonfinite_mismatch
-    return Evidence(
+    return PairEvidence(
         metrics={
             **metrics.columns((*one.shape, words) if words else one.shape),
             **({} if examples is None else examples.columns()),
@@ -108,24 +104,24 @@ def _from_values(ref: Side, cand: Side, closeness: tuple[float, float]) -> Evide
     )
 
 
-def _examples(ref: Side, cand: Side, *, equal: bool) -> ExampleError | None:
-    """The error of the gradients of several examples; None for any other tensor, and where there are not several."""
+def _examples(ref: Operand, cand: Operand, *, equal: bool) -> ExampleError | None:
+    """Returns the error of per-example gradients; None for other tensors, and for fewer than two examples."""
     entry = ref.entry
     if not example_axes(entry.family) or entry.shape[:1] < (2,):
         return None
     return ExampleError(count=entry.shape[0]) if equal else example_error(ref, cand)
 
 
-def _from_statistics(ref: Entry, cand: Entry) -> Evidence:
-    """The evidence of statistics, where at least one dump holds no tensor."""
+def _from_statistics(ref: Entry, cand: Entry) -> PairEvidence:
+    """Returns the evidence from statistics, for pairs of which at least one dump holds no elements."""
     agree = hashes_agree(ref, cand)
     if agree:
         metrics: dict[str, Json] = {"norm_ratio": 1.0, "bit_equal": True}
-        return Evidence(metrics=metrics, needed=0.0, bit_equal=True, why="judged by its hash: there is no tensor")
+        return PairEvidence(metrics=metrics, needed=0.0, bit_equal=True, why="judged by its hash: there is no tensor")
     bound = least_rel_l2(ref.stats, cand.stats)
     if bound is None:
-        return Evidence(bit_equal=agree, why="there is neither a tensor nor a statistic to compare")
-    return Evidence(
+        return PairEvidence(bit_equal=agree, why="there is neither a tensor nor a statistic to compare")
+    return PairEvidence(
         metrics={"norm_ratio": bound.norm_ratio} if bound.norm_ratio is not None else {},
         needed=bound.rel_l2,
         bit_equal=agree,

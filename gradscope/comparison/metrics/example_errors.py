@@ -1,8 +1,8 @@
-"""Measuring the error of the gradients of examples: some elements of the parameter at a time, in all examples.
+"""`example_error` computes the error of per-example gradients, for a range of the parameter's elements at a time.
 
-Spread and random error of an element are about its mean over all examples, which lie far from each other in the file.
-So elements are read in stretches, one from each example, and examples are merged a few at a time: in bounded memory,
-whatever the sizes of the parameter and the batch.
+The spread and the random error of an element are relative to its mean over all examples, which are stored far apart in
+the file. So the same range of elements is read from each example, and examples are merged a few at a time. The memory
+is bounded, whatever the sizes of the parameter and the batch.
 
 References:
     T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for computing the sample variance", The American Statistician
@@ -20,24 +20,21 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.widening import real_values
-from gradscope.comparison.layout.operands import Side
+from gradscope.comparison.layout.operands import Operand
 from gradscope.comparison.metrics.example_spread import GROUPS, ExampleError
-from gradscope.comparison.precision import kind_of
+from gradscope.comparison.precision import dtype_class
 
-#: Elements of a parameter that are looked at together, and of several examples together at a time.
+#: The most elements of a parameter that are processed at a time, and the most elements of several examples together.
 _COLUMNS: Final = 1 << 16
 _ELEMENTS: Final = 1 << 19
 
 
-def example_error(ref: Side, cand: Side) -> ExampleError:
-    """The error of the gradients of several examples with respect to one parameter.
+def example_error(ref: Operand, cand: Operand) -> ExampleError:
+    """Returns the error of the per-example gradients with respect to one parameter.
 
     Args:
-        ref: The reference's gradients `[examples, ...]`, of two examples at least.
-        cand: The candidate's, of the same shape.
-
-    Returns:
-        The error.
+        ref: The reference's gradients `[examples, ...]` of at least two examples.
+        cand: The candidate's gradients of the same shape.
 
     Raises:
         DumpError: One of the dumps is damaged.
@@ -52,7 +49,7 @@ def example_error(ref: Side, cand: Side) -> ExampleError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
-    """Of each element of a parameter its mean over some examples, and the sum of the squares of what is left."""
+    """_Columns stores the mean of each element over some examples, and the sum of the squared deviations from it."""
 
     count: int
     mean: Array
@@ -60,12 +57,12 @@ class _Columns:
 
     @classmethod
     def nothing(cls, elements: int) -> _Columns:
-        """Of so many elements before there is an example."""
+        """Returns the columns of a number of elements over no example."""
         return cls(count=0, mean=np.zeros(elements), squares=np.zeros(elements))
 
     @classmethod
     def of(cls, rows: Array) -> _Columns:
-        """Of some examples' rows, which do not outlive it."""
+        """Returns the columns of the rows of some examples; the rows are overwritten."""
         mean = rows.mean(axis=0)
         np.subtract(rows, mean, out=rows)
         return cls(count=len(rows), mean=mean, squares=np.einsum("ij,ij->j", rows, rows))
@@ -83,13 +80,13 @@ class _Columns:
         return np.isfinite(self.mean) & np.isfinite(self.squares)
 
 
-def _of_columns(ref: Side, cand: Side, width: int, columns: range) -> ExampleError:
-    """The error in some elements of a parameter."""
-    count, numbers = ref.entry.shape[0], len(columns) * (2 if kind_of(ref.entry.dtype) == "complex" else 1)
+def _of_columns(ref: Operand, cand: Operand, width: int, columns: range) -> ExampleError:
+    """Returns the error in a range of a parameter's elements."""
+    count, numbers = ref.entry.shape[0], len(columns) * (2 if dtype_class(ref.entry.dtype) == "complex" else 1)
     batch, error, sums = _Columns.nothing(numbers), _Columns.nothing(numbers), np.zeros((min(count, GROUPS), numbers))
     for rows in _rows(count, width, columns):
         one, other = (
-            np.concatenate([_numbers(side, row) for row in rows]).reshape(-1, numbers) for side in (ref, cand)
+            np.concatenate([_numbers(operand, row) for row in rows]).reshape(-1, numbers) for operand in (ref, cand)
         )
         np.subtract(other, one, out=other)
         for example, row in enumerate(other, error.count):
@@ -106,7 +103,7 @@ def _of_columns(ref: Side, cand: Side, width: int, columns: range) -> ExampleErr
 
 
 def _rows(count: int, width: int, columns: range) -> Iterator[list[range]]:
-    """Where those elements of several examples at a time lie: in one stretch where that is all they have."""
+    """Yields the positions of a range of elements in several examples: one range where it is all of them."""
     together = max(1, _ELEMENTS // len(columns))
     for first in range(0, count, together):
         stop = min(first + together, count)
@@ -114,8 +111,8 @@ def _rows(count: int, width: int, columns: range) -> Iterator[list[range]]:
         yield [range(rows[0].start, rows[-1].stop)] if len(columns) == width else rows
 
 
-def _numbers(side: Side, stretch: range) -> Array:
-    """A stretch in float64, two numbers for a complex one."""
-    elements = side.stretch(stretch.start, stretch.stop)
+def _numbers(operand: Operand, stretch: range) -> Array:
+    """Returns a range of elements as float64, two numbers for a complex element."""
+    elements = operand.stretch(stretch.start, stretch.stop)
     components = elements.view(f"f{elements.dtype.itemsize // 2}") if elements.dtype.kind == "c" else elements
     return real_values(components).astype(np.float64, copy=False)

@@ -1,4 +1,4 @@
-"""The error of each example's gradient, against the spread of the batch, and whether it is noise or bias.
+"""`ExampleError` compares the error of per-example gradients with the spread of the batch, as noise and as bias.
 
 With the gradients g_i of B examples in the reference, g'_i in the candidate, d_i = g'_i - g_i, and means over the
 examples:
@@ -8,21 +8,21 @@ examples:
     its random part       s^2     = sum |d_i - mean d|^2 / (B - 1)
     its systematic part   b^2     = |mean d|^2 - s^2 / B, and 0 where that is less
 
-The metrics are shares of the batch's own spread: `spread` is e / sigma, `random` s / sigma, `bias` b / sigma.
+The metrics are fractions of the batch's own spread: `spread` is e / sigma, `random` s / sigma, `bias` b / sigma.
 
-Why: training follows the mean of noisy gradients anyhow. What is random from example to example averages out with the
-batch's own noise, and low precision that adds a hundredth of it does no harm; a bias is the same in every example, and
-no batch is large enough to average it out. |mean d|^2 is too large a measure of a bias by what chance leaves in a mean
-of B, s^2 / B in expectation; without that it is an unbiased estimate, and e^2 = s^2 + b^2 but where b is clamped.
+Why these metrics: training follows the mean of noisy gradients. Random error averages out with the batch's own noise,
+and low precision that adds a hundredth of that noise does no harm. A bias is the same in every example, and no batch is
+large enough to average it out. |mean d|^2 overestimates the squared bias by the random error of a mean of B examples,
+s^2 / B in expectation. Without that the estimate is unbiased, and e^2 = s^2 + b^2 except where b is clamped to 0.
 
-A bias is called *systematic* where it is more than chance. b^2 is the mean of <d_i, d_j> over all pairs of examples, to
-which chance adds nothing in expectation. How far it may be off, a jackknife over groups of examples tells, whatever the
-elements of a gradient have to do with each other: left out in turn, they move it by so much. Where there is no bias the
-jackknife errs on the safe side: at the limit here, it took chance for bias in less than one of a hundred simulated runs
-of six examples or more (errors of one element to hundreds, normal and heavy-tailed), with three in less than four.
+A bias is called *systematic* where it exceeds chance. b^2 is the mean of <d_i, d_j> over all pairs of examples, to
+which chance adds nothing in expectation. A jackknife over groups of examples estimates its standard error, however the
+elements of a gradient are correlated. Without a bias the jackknife is conservative: at the limit used here, it took
+chance for bias in less than 1 % of simulated runs with six examples or more (errors of one element to hundreds, normal
+and heavy-tailed), and in less than 4 % with three examples.
 
-Sharp edges: a single example has neither spread nor parts, and two cannot tell bias from chance. An element of the
-parameter takes part where it is finite in every example on both sides, and its squares are in float64.
+Sharp edges: a single example has no spread, and two examples do not distinguish bias from chance. An element of the
+parameter is used where it is finite in every example of both dumps and its squares are finite in float64.
 
 References:
     J. N. Arvesen, "Jackknifing U-statistics", The Annals of Mathematical Statistics 40 (1969) 2076-2100.
@@ -40,22 +40,23 @@ import numpy as np
 from gradscope.dump.record import Json
 from gradscope.naming.wording import percent
 
-#: At most so many groups of examples: the first example in the first group, the second in the second, and around again.
+#: The largest number of groups of the jackknife; examples are assigned to groups in rotation.
 GROUPS: Final = 16
 
-#: Standard errors above which a bias is more than chance.
+#: The number of standard errors above which a bias exceeds chance.
 _SURE: Final = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleError:
-    """The error of the gradients of several examples, of one parameter or of many; those of many add up.
+    """ExampleError stores the error of per-example gradients; the errors of several parameters add up.
 
     Attributes:
         count: Number of examples.
         batch_variance: sigma^2, summed over elements.
         random_variance: s^2.
-        products: <D_m, D_n> of the sums D of the errors in every two groups of examples, row by row; none for no error.
+        products: <D_m, D_n> of the sums D of the errors in every two groups of examples, row by row; empty where the
+            gradients are equal.
     """
 
     count: int
@@ -74,23 +75,23 @@ class ExampleError:
 
     @property
     def spread(self) -> float:
-        """The error of an example as a share of the batch's own spread; 0/0 is 0, x/0 is inf."""
+        """The error of an example as a fraction of the batch's own spread; 0/0 is 0, x/0 is inf."""
         within = self.random_variance * (self.count - 1) / self.count
         return self._share(within + self._mean_square)
 
     @property
     def random(self) -> float:
-        """Its random part, likewise."""
+        """The random part of the error as a fraction of the batch's own spread."""
         return self._share(self.random_variance)
 
     @property
     def bias(self) -> float:
-        """Its systematic part, likewise."""
+        """The systematic part of the error as a fraction of the batch's own spread."""
         return self._share(max(self._mean_square - self.random_variance / self.count, 0.0))
 
     @property
     def standard_errors(self) -> float | None:
-        """How many times the estimate of the squared bias is its standard error; None of too few examples to tell."""
+        """The estimated squared bias in units of its standard error; None for fewer than three examples."""
         groups = min(self.count, GROUPS)
         if groups < 3:
             return None
@@ -108,15 +109,15 @@ class ExampleError:
 
     @property
     def systematic(self) -> bool:
-        """Whether there is a bias beyond what chance makes."""
+        """Whether the bias exceeds chance."""
         found = self.standard_errors
         return found is not None and found > _SURE
 
     @property
     def sentence(self) -> str:
-        """The same for a human."""
+        """The error as a sentence: its size, its random part and its bias."""
         if math.isinf(self.spread):
-            return "Per example there is an error, and the batch has no spread of its own to hold it against."
+            return "Per example there is an error, and the batch has no spread of its own to compare it with."
         size = (
             f"Per example the error is {percent(self.spread)} of the batch's own spread: {percent(self.random)} random"
         )
@@ -125,16 +126,16 @@ class ExampleError:
         return f"{size}, {percent(self.bias)} bias, which {self.count} examples do not tell from chance."
 
     def columns(self) -> dict[str, Json]:
-        """The metrics by the names of their columns."""
+        """Returns the metrics by the names of their columns."""
         return {"spread": self.spread, "random": self.random, "bias": self.bias}
 
     def to_json(self) -> dict[str, Json]:
-        """The metrics, and what they say."""
-        told = self.standard_errors
+        """Returns the metrics, whether the bias is systematic, and the sentence."""
+        standard_errors = self.standard_errors
         return {
             "count": self.count,
             **self.columns(),
-            **({} if told is None else {"standard_errors": told}),
+            **({} if standard_errors is None else {"standard_errors": standard_errors}),
             "systematic": self.systematic,
             "sentence": self.sentence,
         }

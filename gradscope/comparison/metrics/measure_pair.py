@@ -1,4 +1,4 @@
-"""Measuring: every metric of two tensors from their elements, in one pass, a cache's worth at a time."""
+"""`measure` computes every metric of two tensors from their elements, in one pass over blocks."""
 
 from __future__ import annotations
 
@@ -13,68 +13,65 @@ from gradscope.arrays.dtypes import encode
 from gradscope.arrays.moments import inner
 from gradscope.arrays.scratch import scratch
 from gradscope.arrays.widening import real_values
-from gradscope.comparison.metrics.alignment import alignment_of
-from gradscope.comparison.metrics.block_pairs import Pair, Slot, same_bytes
-from gradscope.comparison.metrics.deviation import (
-    Deviation,
-    Relations,
+from gradscope.comparison.metrics.block_pairs import BlockBuffer, Pair, same_bytes
+from gradscope.comparison.metrics.elementwise import (
+    ElementwiseErrors,
+    RelativeErrors,
     Ulps,
     mismatches,
     peak_of,
-    relations_of,
+    relative_errors_of,
     sign_flips,
     ulps_of,
 )
 from gradscope.comparison.metrics.metrics import Metrics
-from gradscope.comparison.precision import Yardstick, saturating_cast
+from gradscope.comparison.metrics.rel_l2_and_cosine import alignment_of
+from gradscope.comparison.precision import Scale, saturating_cast
 
 
-def measure(pairs: Iterable[Pair], yardstick: Yardstick) -> Metrics:
-    """The metrics of two tensors, or of two stretches of them.
+def measure(pairs: Iterable[Pair], scale: Scale) -> Metrics:
+    """Returns the metrics of two tensors, or of two ranges of them.
 
     Args:
-        pairs: Their blocks in C order.
-        yardstick: What they are measured against.
-
-    Returns:
-        Their metrics.
+        pairs: The blocks of both tensors in C order.
+        scale: The precision at which the elements are compared.
     """
-    total = Metrics(kind=yardstick.kind)
+    total = Metrics(kind=scale.kind)
     with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
         for one, other in pairs:
             bit_equal = total.bit_equal and same_bytes(one, other)
-            total += replace(_measured_block(one, other, yardstick), bit_equal=bit_equal)
+            total += replace(_measured_block(one, other, scale), bit_equal=bit_equal)
     return total
 
 
-def _measured_block(ref: Array, cand: Array, yardstick: Yardstick) -> Metrics:
-    if yardstick.kind not in ("float", "complex"):
-        return _exact_block(ref, cand, yardstick)
-    one, other = _widened(ref, Slot.REF), _widened(cand, Slot.CAND)
-    difference = np.subtract(other, one, out=scratch(Slot.DIFFERENCE, one.size, np.float64))
+def _measured_block(ref: Array, cand: Array, scale: Scale) -> Metrics:
+    if scale.kind not in ("float", "complex"):
+        return _exact_block(ref, cand, scale)
+    one, other = _widened(ref, BlockBuffer.REF), _widened(cand, BlockBuffer.CAND)
+    difference = np.subtract(other, one, out=scratch(BlockBuffer.DIFFERENCE, one.size, np.float64))
     square = inner(difference, difference)
-    # Anything that is not finite on either side is not finite in the difference, nor in its square.
+    # A non-finite element of either tensor makes the difference and its square non-finite: one test covers a block.
     if not math.isfinite(square):
-        finite = np.isfinite(_elements(one, yardstick)) & np.isfinite(_elements(other, yardstick))
+        finite = np.isfinite(_elements(one, scale)) & np.isfinite(_elements(other, scale))
         if not finite.all():
-            return _partly_finite_block(ref, cand, finite, yardstick)
+            return _partly_finite_block(ref, cand, finite, scale)
     alignment = alignment_of(one, other, difference, square)
-    magnitudes = np.abs(_elements(one, yardstick), out=scratch(Slot.MAGNITUDE, ref.size, np.float64))
-    distances = np.abs(_elements(difference, yardstick), out=difference[: ref.size])
-    small = np.less(magnitudes, yardstick.small, out=scratch(Slot.SMALL, ref.size, np.bool_))
-    relations = relations_of(magnitudes, distances, small)
-    deviation = Deviation(
+    magnitudes = np.abs(_elements(one, scale), out=scratch(BlockBuffer.MAGNITUDE, ref.size, np.float64))
+    distances = np.abs(_elements(difference, scale), out=difference[: ref.size])
+    small = np.less(magnitudes, scale.small, out=scratch(BlockBuffer.SMALL, ref.size, np.bool_))
+    relative = relative_errors_of(magnitudes, distances, small)
+    elementwise = ElementwiseErrors(
         count=ref.size,
         peak=peak_of(ref, cand, distances),
-        mismatched=_mismatches(magnitudes, distances, small, relations, yardstick),
-        relations=_with_flips(relations, one, other, yardstick),
-        ulps=_ulps(ref, cand, yardstick),
+        mismatched=_mismatches(magnitudes, distances, small, relative, scale),
+        relative=_with_flips(relative, one, other, scale),
+        ulps=_ulps(ref, cand, scale),
     )
-    return Metrics(kind=yardstick.kind, size=ref.size, alignment=alignment, deviation=deviation)
+    return Metrics(kind=scale.kind, size=ref.size, alignment=alignment, elementwise=elementwise)
 
 
-def _widened(block: Array, slot: Slot) -> Array:
-    """The components of a floating-point or complex block in float64; the block itself where it is float64."""
+def _widened(block: Array, slot: BlockBuffer) -> Array:
+    """Returns the real components of a block as float64; the block itself where it is float64."""
     components = block.view(f"f{block.dtype.itemsize // 2}") if block.dtype.kind == "c" else block
     if components.dtype == np.float64:
         return components
@@ -83,49 +80,49 @@ def _widened(block: Array, slot: Slot) -> Array:
     return wide
 
 
-def _elements(components: Array, yardstick: Yardstick) -> Array:
-    return components.view(np.complex128) if yardstick.kind == "complex" else components
+def _elements(components: Array, scale: Scale) -> Array:
+    return components.view(np.complex128) if scale.kind == "complex" else components
 
 
-def _partly_finite_block(ref: Array, cand: Array, finite: Array, yardstick: Yardstick) -> Metrics:
+def _partly_finite_block(ref: Array, cand: Array, finite: Array, scale: Scale) -> Metrics:
     broken = ~finite
-    one = _elements(_widened(ref[broken], Slot.REF), yardstick)
-    other = _elements(_widened(cand[broken], Slot.CAND), yardstick)
+    one = _elements(_widened(ref[broken], BlockBuffer.REF), scale)
+    other = _elements(_widened(cand[broken], BlockBuffer.CAND), scale)
     agreeing = (np.isnan(one) & np.isnan(other)) | (one == other)
     conflicts = int(np.count_nonzero(~agreeing))
-    at = np.flatnonzero(finite)
-    if not at.size:
-        return Metrics(kind=yardstick.kind, size=ref.size, nonfinite_mismatch=conflicts)
-    rest = _measured_block(ref[at], cand[at], yardstick)
-    peak = rest.deviation.peak and replace(rest.deviation.peak, index=int(at[rest.deviation.peak.index]))
-    return replace(rest, size=ref.size, nonfinite_mismatch=conflicts, deviation=replace(rest.deviation, peak=peak))
+    positions = np.flatnonzero(finite)
+    if not positions.size:
+        return Metrics(kind=scale.kind, size=ref.size, nonfinite_mismatch=conflicts)
+    rest = _measured_block(ref[positions], cand[positions], scale)
+    peak = rest.elementwise.peak and replace(rest.elementwise.peak, index=int(positions[rest.elementwise.peak.index]))
+    return replace(rest, size=ref.size, nonfinite_mismatch=conflicts, elementwise=replace(rest.elementwise, peak=peak))
 
 
-def _mismatches(magnitudes: Array, distances: Array, small: Array, relations: Relations, yardstick: Yardstick) -> int:
-    # Where no relation is above rtol, by more than it is rounded, only an element too small for one can be mismatched.
-    few = 8 * (magnitudes.size - relations.large) <= magnitudes.size
-    if few and relations.max_rel <= yardstick.rtol * (1 - 2.0**-50):
-        at = np.flatnonzero(small)
-        return mismatches(magnitudes[at], distances[at], yardstick)
-    return mismatches(magnitudes, distances, yardstick)
+def _mismatches(magnitudes: Array, distances: Array, small: Array, relative: RelativeErrors, scale: Scale) -> int:
+    # Where no relative error exceeds rtol, allowing for its rounding, only small elements can be mismatched.
+    few = 8 * (magnitudes.size - relative.large) <= magnitudes.size
+    if few and relative.max_rel <= scale.rtol * (1 - 2.0**-50):
+        positions = np.flatnonzero(small)
+        return mismatches(magnitudes[positions], distances[positions], scale)
+    return mismatches(magnitudes, distances, scale)
 
 
-def _with_flips(relations: Relations, ref: Array, cand: Array, yardstick: Yardstick) -> Relations:
-    # An element that changes sign moves by at least its own magnitude.
-    if yardstick.kind == "complex" or relations.max_rel < 1:
-        return relations
-    return replace(relations, flipped=sign_flips(ref, cand, yardstick.small))
+def _with_flips(relative: RelativeErrors, ref: Array, cand: Array, scale: Scale) -> RelativeErrors:
+    # An element that changes sign differs by at least its own magnitude, so its relative error is at least 1.
+    if scale.kind == "complex" or relative.max_rel < 1:
+        return relative
+    return replace(relative, flipped=sign_flips(ref, cand, scale.small))
 
 
-def _ulps(ref: Array, cand: Array, yardstick: Yardstick) -> Ulps:
-    if yardstick.kind == "complex":
+def _ulps(ref: Array, cand: Array, scale: Scale) -> Ulps:
+    if scale.kind == "complex":
         return Ulps()
-    one, other = saturating_cast(ref, yardstick.dtype), saturating_cast(cand, yardstick.dtype)
-    return ulps_of(one, other, yardstick.ulp_allowance)
+    one, other = saturating_cast(ref, scale.dtype), saturating_cast(cand, scale.dtype)
+    return ulps_of(one, other, scale.ulp_allowance)
 
 
-def _exact_block(ref: Array, cand: Array, yardstick: Yardstick) -> Metrics:
-    """The metrics of integers, booleans and key data: differences exact also where float64 is not."""
+def _exact_block(ref: Array, cand: Array, scale: Scale) -> Metrics:
+    """Returns the metrics of integers, booleans and key data, with exact differences of 64-bit integers."""
     one, other = encode(ref), encode(cand)
     common = np.uint8 if one.dtype == np.bool_ else np.result_type(one, other)
     one, other = one.astype(common), other.astype(common)
@@ -133,10 +130,10 @@ def _exact_block(ref: Array, cand: Array, yardstick: Yardstick) -> Metrics:
     difference = distances.astype(np.float64)
     np.negative(difference, where=other < one, out=difference)
     wide = one.astype(np.float64)
-    deviation = Deviation(
+    elementwise = ElementwiseErrors(
         count=ref.size,
         peak=peak_of(ref, cand, distances),
-        mismatched=mismatches(np.abs(wide), distances, yardstick),
+        mismatched=mismatches(np.abs(wide), distances, scale),
     )
     alignment = alignment_of(wide, other.astype(np.float64), difference, inner(difference, difference))
-    return Metrics(kind=yardstick.kind, size=ref.size, alignment=alignment, deviation=deviation)
+    return Metrics(kind=scale.kind, size=ref.size, alignment=alignment, elementwise=elementwise)

@@ -1,4 +1,4 @@
-"""The pass of normal forms: tensors whose names differ only in how programs spell them."""
+"""`by_path` matches tensors whose names have the same normal form, and stacks with the tensors stacked in them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gradscope.comparison.pairing.normal_forms import Tokens, common_start, spel
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, STATE, TENSOR, gradient_family, split_key
 
-#: What a tensor of a foreign file may be, the likeliest first.
+#: The families that a tensor of a foreign file may belong to, the likeliest first.
 _VALUES: Final = (PARAM, STATE, INPUT, ACTIVATION, AUX)
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
-    """The tensors of one family by the tokens of their names."""
+class _FamilyNames:
+    """_FamilyNames stores the tensors of one family: the tokens of each name, by key."""
 
     tokens: Mapping[str, Tokens]
 
     def scopes(self) -> list[Tokens]:
-        """What may be scopes around everything, the outermost first."""
+        """Returns the prefixes that all names share, which may be scopes around the model, the shortest first."""
         start = common_start(self.tokens.values())
         return [start[:length] for length in range(1, len(start) + 1)]
 
     def forms(self, without: Tokens = ()) -> dict[str, str]:
-        """The key of each normal form that one tensor alone has; of what lies in a scope, without that scope."""
+        """Returns keys by normal form, where only one tensor has the form; the prefix `without` is removed first."""
         keys: defaultdict[str, list[str]] = defaultdict(list)
         for key, tokens in self.tokens.items():
             inside = tokens[: len(without)] == without
@@ -38,12 +38,12 @@ class _Names:
         return {form: found[0] for form, found in keys.items() if form and len(found) == 1}
 
     def numbered(self) -> dict[str, list[list[str]]]:
-        """Rows of tensors numbered from 0 up, by the normal form of their names without the number."""
+        """Returns sequences of tensors numbered from 0, by the normal form of their names without the number."""
         rows: defaultdict[tuple[str, int], dict[int, str]] = defaultdict(dict)
         for key, tokens in self.tokens.items():
-            for place, token in enumerate(tokens):
+            for position, token in enumerate(tokens):
                 if token.isdecimal():
-                    rows[spelt((*tokens[:place], *tokens[place + 1 :])), place][int(token)] = key
+                    rows[spelt((*tokens[:position], *tokens[position + 1 :])), position][int(token)] = key
         found: defaultdict[str, list[list[str]]] = defaultdict(list)
         for (form, _), row in rows.items():
             if sorted(row) == list(range(len(row))):
@@ -51,9 +51,9 @@ class _Names:
         return found
 
 
-def by_path(dumps: Dumps, left: Pairing) -> Iterator[Match]:
-    """The pass of normal forms; also of stacks `[L, ...]` against the L tensors that are stacked in them."""
-    ref, cand = _by_family(left.only_ref), _by_family(left.only_cand)
+def by_path(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+    """Yields matches of one normal form, and of stacks `[L, ...]` with the L tensors that are stacked in them."""
+    ref, cand = _by_family(unmatched.only_ref), _by_family(unmatched.only_cand)
     for one, other in _family_pairs(ref, cand):
         matches = [*_of_one_form(ref[one], cand[other]), *_stacks(dumps, ref[one], cand[other])]
         used = {key for match in matches for key in (match.ref, *match.recipe.keys)}
@@ -61,22 +61,23 @@ def by_path(dumps: Dumps, left: Pairing) -> Iterator[Match]:
         yield from matches
 
 
-def _of_one_form(ref: _Names, cand: _Names) -> Iterator[Match]:
-    yield from _alike((ref.forms(), cand.forms()))
-    # One side may have a scope around everything that the other lacks. Not both: `encoder` is no `decoder`.
+def _of_one_form(ref: _FamilyNames, cand: _FamilyNames) -> Iterator[Match]:
+    yield from _same_form((ref.forms(), cand.forms()))
+    # One program may have a scope around the model that the other lacks. A scope is never removed in both: that would
+    # match `encoder/w` with `decoder/w`.
     unwrapped = [
         *((ref.forms(scope), cand.forms()) for scope in ref.scopes()),
         *((ref.forms(), cand.forms(scope)) for scope in cand.scopes()),
     ]
-    yield from _alike(max(unwrapped, key=lambda forms: len(forms[0].keys() & forms[1].keys()), default=({}, {})))
+    yield from _same_form(max(unwrapped, key=lambda forms: len(forms[0].keys() & forms[1].keys()), default=({}, {})))
 
 
-def _alike(forms: tuple[Mapping[str, str], Mapping[str, str]]) -> Iterator[Match]:
+def _same_form(forms: tuple[Mapping[str, str], Mapping[str, str]]) -> Iterator[Match]:
     ref, cand = forms
     yield from (Match.of(key, cand[form], "path") for form, key in ref.items() if form in cand)
 
 
-def _stacks(dumps: Dumps, ref: _Names, cand: _Names) -> Iterator[Match]:
+def _stacks(dumps: Dumps, ref: _FamilyNames, cand: _FamilyNames) -> Iterator[Match]:
     for form, key in cand.forms().items():
         for row in ref.numbered().get(form, ()):
             if _is_stack(dumps.cand, key, dumps.ref, row):
@@ -93,23 +94,23 @@ def _is_stack(stacked: DumpSource, key: str, single: DumpSource, row: Sequence[s
     return shape[:1] == (len(row),) and all(arranged(single.entry(each)) == shape[1:] for each in row)
 
 
-def _by_family(keys: Iterable[str]) -> dict[str, _Names]:
-    """Names by family; foreign ones that say they are gradients under the name of their gradient's family."""
+def _by_family(keys: Iterable[str]) -> dict[str, _FamilyNames]:
+    """Returns names by family; foreign gradients, known by a word in their names, are a family of their own."""
     found: defaultdict[str, dict[str, Tokens]] = defaultdict(dict)
     for key in keys:
         family, name = split_key(key)
         tokens = tokens_of(name)
         gradient = without_gradient_word(tokens) if family == TENSOR else None
         found[family if gradient is None else _FOREIGN_GRADIENT][key] = tokens if gradient is None else gradient
-    return {family: _Names(tokens) for family, tokens in found.items()}
+    return {family: _FamilyNames(tokens) for family, tokens in found.items()}
 
 
-#: Stands for the family of foreign tensors whose names say that they are gradients.
+#: The family of foreign tensors whose names contain a word such as `grad`.
 _FOREIGN_GRADIENT: Final = "tensor gradient"
 
 
-def _family_pairs(ref: Mapping[str, _Names], cand: Mapping[str, _Names]) -> Iterator[tuple[str, str]]:
-    """Which family may be which: the same, or what a foreign tensor stands for."""
+def _family_pairs(ref: Mapping[str, _FamilyNames], cand: Mapping[str, _FamilyNames]) -> Iterator[tuple[str, str]]:
+    """Yields pairs of families that may match: equal families, and a foreign family with any it may belong to."""
     yield from ((family, family) for family in ref if family in cand)
     for foreign, may_be in ((TENSOR, _VALUES), (_FOREIGN_GRADIENT, tuple(map(gradient_family, _VALUES)))):
         families = [family for family in may_be if family is not None]
@@ -117,5 +118,5 @@ def _family_pairs(ref: Mapping[str, _Names], cand: Mapping[str, _Names]) -> Iter
         yield from ((foreign, family) for family in families if foreign in ref and family in cand)
 
 
-def _without(names: _Names, used: set[str]) -> _Names:
-    return _Names({key: tokens for key, tokens in names.tokens.items() if key not in used})
+def _without(names: _FamilyNames, used: set[str]) -> _FamilyNames:
+    return _FamilyNames({key: tokens for key, tokens in names.tokens.items() if key not in used})

@@ -1,4 +1,4 @@
-"""The pass of the rules: counterparts that a map file names, and pairs written down as rules."""
+"""`by_rules` matches tensors by the rules of a map file; `written_rules` turns matches into rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count, takewhile
 from typing import Final, TypeAlias
 
-from gradscope.comparison.layout.recipes import Recipe, Step
+from gradscope.comparison.layout.recipes import Recipe, RecipeStep
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
@@ -21,31 +21,31 @@ _BRACES: Final = re.compile(r"\{\{|\}\}|\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapRule:
-    """One rule of a map file; `mapfile` says what its templates and steps can be.
+    """MapRule stores one rule of a map file; `map_file` documents its templates and steps.
 
     Attributes:
-        candidate: Which tensors of the candidate it is about.
-        reference: Templates of what comes out of the steps.
-        counted: Whether there is one template for all that comes out, which counts it.
-        steps: What is done.
+        candidate: The tensors of the candidate that the rule applies to.
+        reference: Templates of the reference's names, one for each tensor that the steps make.
+        counted: Whether one template with `{i}` names all tensors that the steps make.
+        steps: The steps of the recipe.
     """
 
     candidate: Pattern
     reference: tuple[str, ...]
     counted: bool = False
-    steps: tuple[Step, ...] = ()
+    steps: tuple[RecipeStep, ...] = ()
 
 
-#: A rule, the family of what it matched, and what its templates give: what is taken together.
+#: A rule, a family, and the filled templates: tensors with the same group go into one recipe.
 _Group: TypeAlias = tuple[MapRule, str, tuple[str, ...]]
 
 
 def by_rules(rules: Sequence[MapRule]) -> Pass:
-    """The pass of some rules."""
+    """Returns the pass of the rules of a map file."""
 
-    def find(dumps: Dumps, left: Pairing) -> Iterator[Match]:  # noqa: ARG001 - names are all that it looks at
-        known = frozenset(left.only_ref)
-        for (rule, family, names), keys in _groups(rules, left.only_cand).items():
+    def find(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:  # noqa: ARG001 - only names are compared
+        known = frozenset(unmatched.only_ref)
+        for (rule, family, names), keys in _groups(rules, unmatched.only_cand).items():
             for part, ref in _targets(rule, family, names, known):
                 recipe = Recipe(keys=tuple(sorted(keys, key=_by_numbers)), steps=rule.steps, part=part)
                 yield Match(ref=ref, recipe=recipe, matched_by="map")
@@ -54,19 +54,19 @@ def by_rules(rules: Sequence[MapRule]) -> Pass:
 
 
 def written_rules(matches: Iterable[Match]) -> Iterator[dict[str, Json]]:
-    """Pairs as rules of a map file, those of the same name as they are aside, and those that follow from others.
+    """Yields matches as rules of a map file; plain matches of equal names need no rule, nor do loop outputs.
 
     Args:
-        matches: The pairs.
+        matches: The matches.
 
     Yields:
-        `candidate`, `reference` and, where there are some, `steps`; names in full.
+        `candidate`, `reference` and, for recipes with steps, `steps`; names are written in full.
     """
-    together: defaultdict[Recipe, dict[int, str]] = defaultdict(dict)
+    parts_of: defaultdict[Recipe, dict[int, str]] = defaultdict(dict)
     for match in matches:
-        if match.matched_by != "turns" and (match.matched_by != "name" or not match.recipe.plain):
-            together[Recipe(keys=match.recipe.keys, steps=match.recipe.steps)][match.recipe.part] = match.ref
-    for recipe, parts in together.items():
+        if match.matched_by != "iterations" and (match.matched_by != "name" or not match.recipe.plain):
+            parts_of[Recipe(keys=match.recipe.keys, steps=match.recipe.steps)][match.recipe.part] = match.ref
+    for recipe, parts in parts_of.items():
         names: list[Json] = [_literal(parts.get(part, "")) for part in range(max(parts) + 1)]
         rule: dict[str, Json] = {
             "candidate": "|".join(map(re.escape, recipe.keys)),
@@ -90,7 +90,7 @@ def _groups(rules: Sequence[MapRule], keys: Iterable[str]) -> dict[_Group, list[
 
 
 def _targets(rule: MapRule, family: str, names: Sequence[str], known: frozenset[str]) -> Iterator[tuple[int, str]]:
-    """The parts that the reference knows, each with its key there."""
+    """Yields the parts that the reference has, each with its key."""
     if rule.counted:
         numbered = (_key(names[0].replace("{i}", str(part)), family, known) for part in count())
         yield from enumerate(key for key in takewhile(lambda key: key is not None, numbered) if key is not None)
@@ -105,7 +105,7 @@ def _key(name: str, family: str, known: frozenset[str]) -> str | None:
 
 
 def _filled(template: str, found: re.Match[str]) -> str:
-    """A template with the groups of a match in the place of their names; `{i}` stays."""
+    """Returns a template with the groups of a match filled in; `{i}` is left as it is."""
 
     def replaced(brace: re.Match[str]) -> str:
         name = brace[1]
@@ -127,6 +127,6 @@ def _literal(name: str) -> str:
 
 
 def _by_numbers(key: str) -> list[tuple[bool, int, str]]:
-    """Keys in the order of their numbers: `h.9` before `h.10`."""
+    """Returns a sort key that orders names by their numbers: `h.9` before `h.10`."""
     parts = re.split(r"(\d+)", key)
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]

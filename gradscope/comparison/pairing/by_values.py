@@ -1,13 +1,14 @@
-"""The pass of fingerprints: tensors that have the same values, in whatever layout and under whatever name.
+"""`by_fingerprint` matches tensors with the same values, in any layout and under any name.
 
-Statistics that no layout changes (norm, mean, deviation, extremes) bound from below how far two tensors are apart;
-pairs that they leave are read and proved: every element, in the layout that a sample of them found, within tolerance.
+Statistics that do not depend on the layout (norm, mean, standard deviation, extremes) are a lower bound of how much two
+tensors differ. Pairs below the tolerance by that bound are read and verified: all elements have to agree within
+tolerance, in the layout that a sample of them selected.
 
-Several tensors may have the same values, biases that are all zero, say. Then the names decide: the pair that has most
-in common with pairs that were found already, `conv1/bias` with `features.0.bias` because `conv1/kernel` is
-`features.0.weight`. What is paired in one family is paired in the others, too: a gradient belongs to its parameter.
+Several tensors can have the same values, for example biases that are all zero. Then names decide: the pair that has
+most in common with pairs found so far, such as `conv1/bias` with `features.0.bias` because `conv1/kernel` is paired
+with `features.0.weight`. Names paired in one family are paired in the others too, a gradient with its parameter.
 
-Sharp edge: a single number is no fingerprint.
+Sharp edge: tensors of a single element are never matched by value.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from functools import cache
 from itertools import product, takewhile
 
 from gradscope.arrays.blocks import blocks
+from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import agreeing_layouts, arranged, arranged_part
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.metrics.block_pairs import block_pairs
@@ -27,31 +29,31 @@ from gradscope.comparison.metrics.bounds import least_rel_l2
 from gradscope.comparison.metrics.measure_pair import measure
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
-from gradscope.comparison.precision import comparable, default_tolerance, yardstick_of
-from gradscope.dump.interfaces import DumpSource, has_elements
+from gradscope.comparison.precision import comparable, scale_of
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.record import Json
 from gradscope.naming import TENSOR, key_of, split_key
 from gradscope.stats import stats_of_chunks
 
 
-def by_fingerprint(dumps: Dumps, left: Pairing) -> Iterator[Match]:
-    """The pass of fingerprints."""
-    proven = list(_proven(dumps, left))
-    rivals = Counter(key for match in proven for key in (f"ref {match.ref}", f"cand {match.cand}"))
-    sure = [match for match in proven if rivals[f"ref {match.ref}"] == rivals[f"cand {match.cand}"] == 1]
-    likeness = _Likeness([*left.matched, *sure])
-    unsure = [match for match in proven if match not in sure]
-    # A stable sort: of two that names cannot tell apart the first in either dump comes first.
-    found = [*sure, *sorted(unsure, key=likeness, reverse=True)]
+def by_fingerprint(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+    """Yields matches of equal values, and matches of other families under the same names."""
+    verified = list(_verified(dumps, unmatched))
+    uses = Counter(key for match in verified for key in (f"ref {match.ref}", f"cand {match.cand}"))
+    unique = [match for match in verified if uses[f"ref {match.ref}"] == uses[f"cand {match.cand}"] == 1]
+    similarity = _NameSimilarity([*unmatched.matched, *unique])
+    ambiguous = [match for match in verified if match not in unique]
+    # The sort is stable: among matches that names do not distinguish, the order of the dumps decides.
+    found = [*unique, *sorted(ambiguous, key=similarity, reverse=True)]
     yield from found
-    yield from _siblings(dumps, left.with_matches(found))
+    yield from _siblings(dumps, unmatched.with_matches(found))
 
 
-class _Likeness:
-    """How much speaks for a pair, going by names: scopes that hold pairs of each other, then how alike their ends are.
+class _NameSimilarity:
+    """_NameSimilarity rates a match by its names: first by scopes that contain known matches, then by equal ends.
 
-    Of two scopes it counts which share of all pairs that either of them holds lies in both: 1 for the same block of two
-    programs, whatever they call it.
+    For two scopes, one in each dump, it counts the fraction of all known matches in either scope that are in both. The
+    fraction is 1 for the same block of two programs, whatever the block is called.
     """
 
     def __init__(self, matches: Iterable[Match]) -> None:
@@ -74,29 +76,29 @@ class _Likeness:
         return together / (self._ref[ref] + self._cand[cand] - together) if together else 0.0
 
 
-def _proven(dumps: Dumps, left: Pairing) -> Iterator[Match]:
-    """Every pair of what is left whose values are the same, rivals included."""
+def _verified(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+    """Yields every match of equal values among unmatched tensors, also several for one tensor."""
     by_size: defaultdict[int, list[str]] = defaultdict(list)
-    for key in _measurable(dumps.cand, left.only_cand):
+    for key in _measurable(dumps.cand, unmatched.only_cand):
         by_size[math.prod(dumps.cand.entry(key).shape)].append(key)
     ref_stats, cand_stats = _statistics(dumps.ref), _statistics(dumps.cand)
-    for key in _measurable(dumps.ref, left.only_ref):
+    for key in _measurable(dumps.ref, unmatched.only_ref):
         for other in by_size[math.prod(dumps.ref.entry(key).shape)]:
-            if (tolerance := _tolerance(dumps, key, other)) is not None:
+            if (limit := _tolerance(dumps, key, other)) is not None:
                 bound = least_rel_l2(ref_stats(key), cand_stats(other))
-                if bound is not None and bound.rel_l2 <= tolerance and (recipe := _proof(dumps, key, other, tolerance)):
+                if bound is not None and bound.rel_l2 <= limit and (recipe := _recipe(dumps, key, other, limit)):
                     yield Match(ref=key, recipe=recipe, matched_by="fingerprint")
 
 
 def _measurable(source: DumpSource, keys: Iterable[str]) -> Iterator[str]:
     for key in keys:
         entry = source.entry(key)
-        if math.prod(entry.shape) > 1 and entry.alias_of is None and has_elements(source, key):
+        if math.prod(entry.shape) > 1 and entry.alias_of is None and source.has_tensor(key):
             yield key
 
 
 def _tolerance(dumps: Dumps, ref: str, cand: str) -> float | None:
-    """How far two tensors may be apart; None where they cannot be the same."""
+    """Returns how much two tensors may differ; None where their families or dtypes do not fit."""
     one, other = dumps.ref.entry(ref), dumps.cand.entry(cand)
     if one.family != other.family and TENSOR not in (one.family, other.family):
         return None
@@ -106,7 +108,7 @@ def _tolerance(dumps: Dumps, ref: str, cand: str) -> float | None:
 
 
 def _statistics(source: DumpSource) -> Callable[[str], Mapping[str, Json]]:
-    """Statistics by key, measured where the dump has none; each once."""
+    """Returns a function from a key to its statistics; those that the dump lacks are computed once."""
 
     @cache
     def statistics(key: str) -> Mapping[str, Json]:
@@ -119,8 +121,8 @@ def _statistics(source: DumpSource) -> Callable[[str], Mapping[str, Json]]:
     return statistics
 
 
-def _proof(dumps: Dumps, ref: str, cand: str, tolerance: float) -> Recipe | None:
-    """What makes a tensor of the candidate the same as one of the reference; None where nothing does."""
+def _recipe(dumps: Dumps, ref: str, cand: str, tolerance: float) -> Recipe | None:
+    """Returns the recipe that makes a reference's tensor of a candidate's; None where they differ in every layout."""
     one, other = dumps.ref.array(ref), dumps.cand.array(cand)
     ref_entry, cand_entry = dumps.ref.entry(ref), dumps.cand.entry(cand)
     agreeing = agreeing_layouts(arranged_part(one, ref_entry), arranged_part(other, cand_entry))
@@ -129,24 +131,24 @@ def _proof(dumps: Dumps, ref: str, cand: str, tolerance: float) -> Recipe | None
     recipe = Recipe(keys=(cand,), steps=agreeing[0].steps(arranged(cand_entry)))
     other = recipe.made_of([other])
     dtypes = (source.entry(key).dtype for source, key in ((dumps.ref, ref), (dumps.cand, cand)))
-    metrics = measure(block_pairs(blocks(one), blocks(other)), yardstick_of(*dtypes, rtol=0.0, atol=0.0))
+    metrics = measure(block_pairs(blocks(one), blocks(other)), scale_of(*dtypes, rtol=0.0, atol=0.0))
     return recipe if metrics.needed <= tolerance else None
 
 
 def _siblings(dumps: Dumps, found: Pairing) -> Iterator[Match]:
-    """Tensors of other families under the names of pairs that were found, of the same shapes."""
+    """Yields matches in other families under the names of matches by value, where the shapes are the same."""
     recipes = {
         split_key(match.ref)[1]: (match, split_key(match.cand)[1])
         for match in found.matched
         if match.matched_by == "fingerprint"
     }
-    left = frozenset(found.only_cand)
+    unmatched = frozenset(found.only_cand)
     for key in found.only_ref:
         family, name = split_key(key)
         if name in recipes:
             match, cand_name = recipes[name]
             other = key_of(family, cand_name)
-            if other in left and _shapes(dumps, key, other) == _shapes(dumps, match.ref, match.cand):
+            if other in unmatched and _shapes(dumps, key, other) == _shapes(dumps, match.ref, match.cand):
                 yield Match(ref=key, recipe=Recipe(keys=(other,), steps=match.recipe.steps), matched_by="fingerprint")
 
 
@@ -155,6 +157,6 @@ def _shapes(dumps: Dumps, ref: str, cand: str) -> tuple[tuple[int, ...], tuple[i
 
 
 def _scopes(key: str) -> list[str]:
-    """The scopes around a tensor, from the outermost inwards."""
+    """Returns the scopes around a tensor, the outermost first."""
     parts = re.split(r"[/.]", split_key(key)[1])
     return ["/".join(parts[:length]) for length in range(1, len(parts))]

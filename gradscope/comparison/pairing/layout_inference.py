@@ -1,12 +1,12 @@
-"""Settling layouts: how the counterpart of each pair lies, concluded from the values and never from the shapes.
+"""`with_layouts` infers the layout of each counterpart from values, never from shapes alone.
 
-Asked are pairs of two shapes, and pairs whose parameter has another name in another framework (`kernel`, `weight`):
-those may be transposed even where they are square. A pair of exactly one name is left as it is, so that a transposed
-kernel is found as the fault it is, unless its shapes differ and JAX computed one side and something else the other.
+Layouts are inferred for pairs of two shapes, and for pairs whose parameter has another name in another framework
+(`kernel`, `weight`): such a pair may be transposed even where it is square. A pair of equal names keeps its layout, so
+that a transposed kernel is reported as a fault; the exception are two shapes where JAX computed only one of the dumps.
 
-Where the values of a pair cannot tell, because they differ by more than a layout or are the same in several, another
-family of the same names tells (a gradient lies as its parameter does), or all settled pairs of the family with one
-voice (NCHW activations).
+Some values do not show a layout: they differ by more than a layout, or are equal in several. Then related pairs decide:
+a pair of another family with the same names (a gradient has the layout of its parameter), else all pairs of the same
+family and number of axes if they agree on one layout (NCHW activations).
 """
 
 from __future__ import annotations
@@ -17,68 +17,73 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from gradscope.comparison.layout.layouts import agreeing_layouts, arranged, arranged_part, layouts
-from gradscope.comparison.layout.recipes import Recipe, Step
+from gradscope.comparison.layout.recipes import Recipe, RecipeStep
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.normal_forms import end_of
 from gradscope.comparison.precision import comparable
-from gradscope.dump.interfaces import DumpSource, has_elements
+from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import split_key
 
-#: Goes through some matches with a function, perhaps several at a time.
+#: Applies a function to matches, perhaps to several at a time.
 Mapper: TypeAlias = Callable[[Callable[[Match], "tuple[Steps, ...]"], Iterable[Match]], Iterable["tuple[Steps, ...]"]]
 
-Steps: TypeAlias = tuple[Step, ...]
+Steps: TypeAlias = tuple[RecipeStep, ...]
 
 
-def settled(dumps: Dumps, matches: Sequence[Match], mapper: Mapper) -> tuple[Match, ...]:
-    """The pairs, each with the steps that bring its counterpart into the reference's layout where those are known.
+def with_layouts(dumps: Dumps, matches: Sequence[Match], mapper: Mapper) -> tuple[Match, ...]:
+    """Returns the matches with the recipe steps that bring each counterpart into the reference's layout.
 
     Args:
-        dumps: Where they are from.
-        matches: The pairs.
-        mapper: How to go through them.
+        dumps: The dumps of the matches.
+        matches: The matches.
+        mapper: Applies a function to many matches.
 
     Returns:
-        As many pairs in the same order.
+        As many matches in the same order; unchanged where no layout was found.
     """
-    asked = [match for match in matches if _may_lie_otherwise(dumps, match)]
-    by_values = dict(zip(asked, mapper(lambda match: _steps_by_values(dumps, match), asked), strict=True))
+    undecided = [match for match in matches if _may_have_other_layout(dumps, match)]
+    by_values = dict(zip(undecided, mapper(lambda match: _steps_by_values(dumps, match), undecided), strict=True))
     known = {match: steps[0] for match, steps in by_values.items() if len(steps) == 1}
-    witnesses = _Witnesses(dumps, known)
+    related = _RelatedPairs(dumps, known)
     for match, steps in by_values.items():
-        testimony = witnesses.steps(match, steps or _possible(dumps, match))
-        if match not in known and (testimony is not None or steps):
-            known[match] = steps[0] if testimony is None else testimony
+        inferred = related.steps(match, steps or _possible_steps(dumps, match))
+        if match not in known and (inferred is not None or steps):
+            known[match] = steps[0] if inferred is None else inferred
     return tuple(_with_steps(match, known.get(match, ())) for match in matches)
 
 
-class _Witnesses:
-    """Settled pairs, asked about pairs that are not."""
+class _RelatedPairs:
+    """_RelatedPairs infers the layout of a pair from pairs of known layout.
+
+    Args:
+        dumps: The dumps.
+        known: Pairs of known layout, each with its steps.
+    """
 
     def __init__(self, dumps: Dumps, known: Mapping[Match, Steps]) -> None:
         self._dumps = dumps
         self._by_names: dict[tuple[str, str], Steps] = {}
-        self._by_family: defaultdict[tuple[str, int], set[Steps]] = defaultdict(set)
+        self._by_group: defaultdict[tuple[str, int], set[Steps]] = defaultdict(set)
         for match, steps in known.items():
             self._by_names[_names(match)] = steps
-            self._by_family[self._kin(match)].add(steps)
+            self._by_group[self._group(match)].add(steps)
 
     def steps(self, match: Match, possible: Iterable[Steps]) -> Steps | None:
-        """Which of the possible they say about a pair; None where they say nothing, or what cannot be."""
-        return next((steps for steps in self._testimony(match) if steps in possible), None)
+        """Returns the first steps of related pairs that are possible for a pair; None where there are none."""
+        return next((steps for steps in self._evidence(match) if steps in possible), None)
 
-    def _testimony(self, match: Match) -> Iterator[Steps]:
+    def _evidence(self, match: Match) -> Iterator[Steps]:
         if _names(match) in self._by_names:
             yield self._by_names[_names(match)]
-        kin = self._by_family[self._kin(match)]
-        if len(kin) == 1:
-            yield from kin
+        in_group = self._by_group[self._group(match)]
+        if len(in_group) == 1:
+            yield from in_group
 
-    def _kin(self, match: Match) -> tuple[str, int]:
+    def _group(self, match: Match) -> tuple[str, int]:
         return split_key(match.ref)[0], len(self._dumps.ref.entry(match.ref).shape)
 
 
-def _may_lie_otherwise(dumps: Dumps, match: Match) -> bool:
+def _may_have_other_layout(dumps: Dumps, match: Match) -> bool:
     if not match.recipe.plain or match.matched_by == "map":
         return False
     one, other = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
@@ -95,18 +100,18 @@ def _is_of_jax(source: DumpSource) -> bool:
 
 
 def _steps_by_values(dumps: Dumps, match: Match) -> tuple[Steps, ...]:
-    """What the values say; several where it makes no difference to them, nothing where they cannot tell."""
-    if not _possible(dumps, match):
+    """Returns the steps that the values agree with; several where the values are equal in all of them."""
+    if not _possible_steps(dumps, match):
         return ()
-    if not (has_elements(dumps.ref, match.ref) and has_elements(dumps.cand, match.cand)):
+    if not (dumps.ref.has_tensor(match.ref) and dumps.cand.has_tensor(match.cand)):
         return ()
     ref = arranged_part(dumps.ref.array(match.ref), dumps.ref.entry(match.ref))
     cand = arranged_part(dumps.cand.array(match.cand), dumps.cand.entry(match.cand))
     return tuple(layout.steps(cand.shape) for layout in agreeing_layouts(ref, cand))
 
 
-def _possible(dumps: Dumps, match: Match) -> tuple[Steps, ...]:
-    """What the shapes allow."""
+def _possible_steps(dumps: Dumps, match: Match) -> tuple[Steps, ...]:
+    """Returns the steps of all layouts that the shapes allow."""
     ref, cand = arranged(dumps.ref.entry(match.ref)), arranged(dumps.cand.entry(match.cand))
     return tuple(layout.steps(cand) for layout in layouts(ref, cand))
 

@@ -1,18 +1,19 @@
-r"""Map files: rules that say what a candidate's tensors are in the reference, in TOML.
+r"""Map files: rules in TOML that map tensors of the candidate to names of the reference.
 
     [[rule]]
-    candidate = 'h\.(\d+)\.attn\.c_attn\.weight'                  # matches the whole name, or the whole key
+    candidate = 'h\.(\d+)\.attn\.c_attn\.weight'                  # matches the full name, or the full key
     reference = ['block[{1}]/q/kernel', 'block[{1}]/k/kernel', 'block[{1}]/v/kernel']
     steps = [{ split = 1, into = 3 }, { reshape = [768, 12, 64] }]
 
-- `reference` is a template, or a list of as many templates as the steps make tensors; `""` in a list leaves one out.
-  `{1}` and `{name}` are groups of the regular expression, `{i}` counts what the steps make, `{{` and `}}` are braces.
-  What a template gives is a key of the reference, or a name in the family of the candidate's tensor.
-- `steps` are done in order: `transpose = AXES`, `reshape = SHAPE`, `split = AXIS` with `into = NUMBER` or
+- `reference` is a template, or a list with one template for each tensor that the steps make; `""` leaves a tensor out.
+  `{1}` and `{name}` are groups of the regular expression, `{i}` is the number of the tensor among those that the steps
+  make, `{{` and `}}` are braces. A filled template is a key of the reference, or a name in the family of the
+  candidate's tensor.
+- `steps` are applied in order: `transpose = AXES`, `reshape = SHAPE`, `split = AXIS` with `into = NUMBER` or
   `into = SIZES`, `unstack = AXIS`, `concatenate = AXIS`, `stack = AXIS`.
-- Tensors for which the templates of one rule give the same are taken together, in the order of the numbers in their
-  names: `concatenate` and `stack` need that.
-- The first rule that matches a tensor counts.
+- Tensors for which the templates of one rule are filled equally go into one recipe, in the order of the numbers in
+  their names: `concatenate` and `stack` need several tensors.
+- The first rule that matches a tensor applies.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gradscope.comparison.layout.recipes import Concatenate, Reshape, Split, Stack, Step, Transpose, Unstack
+from gradscope.comparison.layout.recipes import Concatenate, RecipeStep, Reshape, Split, Stack, Transpose, Unstack
 from gradscope.comparison.pairing.by_rules import MapRule, written_rules
 from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.record import Json
@@ -37,11 +38,11 @@ _HINT: Final = "a rule has candidate = 'REGEX', reference = 'TEMPLATE' and perha
 
 
 def read_map(path: Path) -> tuple[MapRule, ...]:
-    """The rules of a map file.
+    """Returns the rules of a map file.
 
     Raises:
         DumpError: The file cannot be read.
-        UsageError: It is not TOML, or a rule in it is none; which, is said.
+        UsageError: The file is not TOML, or has an invalid rule; the message has its number.
     """
     try:
         content: dict[str, Any] = tomllib.loads(_text(path))
@@ -49,19 +50,19 @@ def read_map(path: Path) -> tuple[MapRule, ...]:
         raise UsageError(f"{path} is not TOML: {error}") from error
     rules = content.pop("rule", [])
     if content or not isinstance(rules, list):
-        raise UsageError(f"{path} holds something else than [[rule]] tables", hint=_HINT)
+        raise UsageError(f"{path} contains something other than [[rule]] tables", hint=_HINT)
     return tuple(_rule(rule, f"{path}, rule {number}") for number, rule in enumerate(rules, start=1))
 
 
 def write_map(path: Path, matches: Iterable[Match]) -> None:
-    """Write pairs down as the rules of a map file; an existing one is replaced.
+    """Writes matches as the rules of a map file; an existing file is replaced.
 
     Args:
-        path: Where to.
-        matches: The pairs; those of one name and as they lie need no rule, nor what loops hand out of paired turns.
+        path: The file.
+        matches: The matches; plain matches of equal names need no rule, nor do loop outputs of paired iterations.
 
     Raises:
-        MachineError: It cannot be written.
+        MachineError: The file cannot be written.
     """
     text = "# Which tensors of the candidate are which of the reference: gradscope compare REF CAND --map FILE\n"
     for rule in written_rules(matches):
@@ -101,9 +102,9 @@ def _are_strings(values: object) -> bool:
     return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)
 
 
-def _step(step: object, outcomes: int, where: str) -> Step:
+def _step(step: object, outcomes: int, where: str) -> RecipeStep:
     problem = UsageError(
-        f"{where} has a step that is none: {step}",
+        f"{where} has an invalid step: {step}",
         hint="a step is one of transpose, reshape, split, unstack, concatenate and stack",
     )
     if not isinstance(step, dict) or not step:
@@ -134,7 +135,7 @@ def _is_parts(value: Any) -> bool:
     return (_are_integers(value) and min(value, default=0) > 0) or (_is_integer(value) and value > 0)
 
 
-_STEPS: Final[dict[str, tuple[Callable[[object], bool], Callable[[Any], Step]]]] = {
+_STEPS: Final[dict[str, tuple[Callable[[object], bool], Callable[[Any], RecipeStep]]]] = {
     "transpose": (_are_integers, lambda axes: Transpose(tuple(axes))),
     "reshape": (_are_integers, lambda shape: Reshape(tuple(shape))),
     "unstack": (_is_integer, Unstack),
@@ -144,7 +145,7 @@ _STEPS: Final[dict[str, tuple[Callable[[object], bool], Callable[[Any], Step]]]]
 
 
 def _toml(value: Json) -> str:
-    """A value as TOML: strings as JSON writes them, which TOML reads alike."""
+    """Returns a value as TOML; strings are written as in JSON, which TOML reads the same way."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + " }"
     if isinstance(value, Sequence) and not isinstance(value, str):

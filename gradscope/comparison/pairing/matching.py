@@ -1,16 +1,10 @@
-"""Pairing: which tensor of the candidate is the counterpart of which tensor of the reference.
+"""`pair` matches the tensors of two dumps in passes; the passes by name and by execution order are defined here.
 
-It goes in *passes*, and each looks only at what the passes before it left over:
+`Match` stores one pair, `Pairing` all pairs of two dumps and the tensors without a counterpart. A pass is a function
+that returns matches among the unmatched tensors of a pairing.
 
-    map          the rules of a map file, which are somebody's word
-    name         the exact key
-    path         the same normal form of the name (`paths`); `[L, ...]` against L tensors numbered 0 to L-1
-    order        the same place in execution order among the tensors of one operation and shape
-    fingerprint  the same values, in whatever layout: statistics that no layout changes find them, the values prove it
-    turns        what a loop hands out, as what its turns made, where the other program writes them out one by one
-
-Why rules come first although they are the third thing that people try (2026-11): what is asked for outright is not
-overruled by a name.
+Why the rules of a map file come first (2026-11): a rule is an explicit request of the user, and a name that happens to
+be equal must not overrule it.
 """
 
 from __future__ import annotations
@@ -26,12 +20,12 @@ from gradscope.dump.manifest.manifest import Entry
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
 
 #: The pass that found a pair.
-MatchedBy: TypeAlias = Literal["map", "name", "path", "order", "fingerprint", "turns"]
+MatchedBy: TypeAlias = Literal["map", "name", "path", "order", "fingerprint", "iterations"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A key of the reference and what its counterpart is made of, and by what they were matched."""
+    """Match stores a key of the reference, the recipe of its counterpart, and the pass that matched them."""
 
     ref: str
     recipe: Recipe
@@ -39,24 +33,24 @@ class Match:
 
     @classmethod
     def of(cls, ref: str, cand: str, matched_by: MatchedBy) -> Match:
-        """A pair of two tensors as they are."""
+        """Returns a match of two tensors without recipe steps."""
         return cls(ref=ref, recipe=Recipe(keys=(cand,)), matched_by=matched_by)
 
     @property
     def cand(self) -> str:
-        """The candidate's key; of several the first."""
+        """The candidate's key; the first where the recipe has several."""
         return self.recipe.keys[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """How two dumps fit together: every key of the reference, and every tensor of the candidate, is accounted for.
+    """Pairing stores the matches of two dumps, and the keys of either dump without a counterpart.
 
     Attributes:
-        matched: The pairs.
+        matched: The matches.
+        inverse: Matches of a key of the candidate with a recipe over keys of the reference.
         only_ref: Keys without a counterpart in the candidate, in the reference's order.
         only_cand: Keys without a counterpart in the reference, in the candidate's order.
-        inverse: Pairs read the other way: a key of the candidate, and what of the reference its counterpart is made of.
     """
 
     matched: tuple[Match, ...] = ()
@@ -65,11 +59,11 @@ class Pairing:
     only_cand: tuple[str, ...]
 
     def with_matches(self, found: Iterable[Match]) -> Pairing:
-        """The same with more pairs; of several for one tensor of either side the first counts."""
+        """Returns the pairing with more matches; of several for one tensor of either dump the first is used."""
         fresh: dict[str, Match] = {}
         used: dict[str, set[Recipe]] = {}
         for match in found:
-            if match.ref not in fresh and all(_leaves(match.recipe, used.get(key, ())) for key in match.recipe.keys):
+            if match.ref not in fresh and all(_is_free(match.recipe, used.get(key, ())) for key in match.recipe.keys):
                 fresh[match.ref] = match
                 for key in match.recipe.keys:
                     used.setdefault(key, set()).add(match.recipe)
@@ -81,8 +75,8 @@ class Pairing:
         )
 
 
-def _leaves(recipe: Recipe, others: Iterable[Recipe]) -> bool:
-    """Whether other recipes of the same tensor leave something of it: other parts of what the same steps make."""
+def _is_free(recipe: Recipe, others: Iterable[Recipe]) -> bool:
+    """Returns whether all other recipes of a tensor use other parts of what the same steps make of it."""
     return all(
         (other.keys, other.steps) == (recipe.keys, recipe.steps) and other.part != recipe.part for other in others
     )
@@ -90,25 +84,22 @@ def _leaves(recipe: Recipe, others: Iterable[Recipe]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dumps:
-    """The two dumps whose tensors are paired."""
+    """Dumps stores the two dumps whose tensors are paired."""
 
     ref: DumpSource
     cand: DumpSource
 
 
-#: Finds pairs among what a pairing has left over.
+#: A function from the dumps and a pairing to matches among the unmatched tensors.
 Pass: TypeAlias = Callable[[Dumps, Pairing], Iterable[Match]]
 
 
 def pair(dumps: Dumps, passes: Iterable[Pass]) -> Pairing:
-    """Match the tensors of two dumps.
+    """Returns the pairing of two dumps, its matches in the reference's order.
 
     Args:
         dumps: The dumps.
-        passes: What to try, in this order; not drawn any further once a side has nothing left.
-
-    Returns:
-        The pairing, its pairs in the reference's order.
+        passes: The passes in order; iteration stops once either dump has no unmatched tensor.
     """
     pairing = Pairing(only_ref=dumps.ref.keys(), only_cand=dumps.cand.keys())
     for find in passes:
@@ -119,22 +110,22 @@ def pair(dumps: Dumps, passes: Iterable[Pass]) -> Pairing:
     return replace(pairing, matched=tuple(sorted(pairing.matched, key=lambda match: order[match.ref])))
 
 
-def by_name(dumps: Dumps, left: Pairing) -> list[Match]:  # noqa: ARG001 - keys are all that it looks at
-    """The pass of exact keys."""
-    known = frozenset(left.only_cand)
-    return [Match.of(key, key, "name") for key in left.only_ref if key in known]
+def by_name(dumps: Dumps, unmatched: Pairing) -> list[Match]:  # noqa: ARG001 - only keys are compared
+    """Returns matches of equal keys."""
+    known = frozenset(unmatched.only_cand)
+    return [Match.of(key, key, "name") for key in unmatched.only_ref if key in known]
 
 
-#: Parameters and inputs are not executed, and a foreign file has an order but no operations.
+#: The families with an execution order: parameters and inputs are not executed, and foreign files have no operations.
 _EXECUTED: Final = (ACTIVATION, ACTIVATION_GRAD)
 
 #: Family, operation, shape and dtype.
 _Kind: TypeAlias = tuple[str, str, tuple[int, ...], str]
 
 
-def by_order(dumps: Dumps, left: Pairing) -> Iterator[Match]:
-    """The pass of execution order."""
-    ref, cand = _by_kind(dumps.ref, left.only_ref), _by_kind(dumps.cand, left.only_cand)
+def by_order(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+    """Yields matches of the same position in execution order, among tensors of one operation, shape and dtype."""
+    ref, cand = _by_kind(dumps.ref, unmatched.only_ref), _by_kind(dumps.cand, unmatched.only_cand)
     for kind, keys in ref.items():
         others = cand.get(kind, [])
         if len(keys) == len(others):
@@ -146,7 +137,7 @@ def _by_kind(source: DumpSource, keys: Iterable[str]) -> dict[_Kind, list[str]]:
     for key in keys:
         if (kind := _kind(source.entry(key))) is not None:
             found[kind].append((source.entry(key).site.index, key))
-    return {kind: [key for _, key in sorted(each, key=lambda placed: placed[0])] for kind, each in found.items()}
+    return {kind: [key for _, key in sorted(each, key=lambda indexed: indexed[0])] for kind, each in found.items()}
 
 
 def _kind(entry: Entry) -> _Kind | None:

@@ -1,9 +1,8 @@
-"""Normal forms of names, under which the same tensor of two programs has one name.
+"""Normal forms of names: the same tensor of two programs usually has one normal form.
 
-What is equal: upper and lower case, separators (`layers.3`, `layers_3`, `layers[3]`, `layers3`), wrappers around the
-model (`module.`, `_orig_mod.`, `params/`), and what frameworks call the same parameter (`kernel`, `weight`).
-
-A normal form is a guess about names; whether it is right, the values say.
+A normal form ignores upper and lower case, separators (`layers.3`, `layers_3`, `layers[3]`, `layers3`), wrappers around
+the model (`module.`, `_orig_mod.`, `params/`), and the names that frameworks have for one parameter (`kernel`,
+`weight`). Equal normal forms suggest a match; the comparison of the values then shows whether it is correct.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ Tokens: TypeAlias = tuple[str, ...]
 
 _WORD: Final = re.compile(r"\d+|[^\W\d_]+")
 
-#: Scopes that stand around a model and not in it.
+#: Scopes around a model that are not part of it.
 _WRAPPERS: Final[frozenset[Tokens]] = frozenset(
     {("module",), ("model",), ("params",), ("param",), ("orig", "mod"), ("state", "dict"), ("net",), ("network",),
      ("batch", "stats"), ("variables",)}
 )  # fmt: skip
 
-#: What parameters are called at the ends of their names.
+#: The last words of parameter names, each with its normal form.
 _SYNONYMS: Final[dict[Tokens, str]] = {
     **dict.fromkeys([("kernel",), ("w",), ("scale",), ("gamma",), ("embedding",)], "weight"),
     **dict.fromkeys([("b",), ("beta",)], "bias"),
@@ -36,33 +35,34 @@ _GRADIENT_WORDS: Final = frozenset({"grad", "grads", "gradient", "gradients"})
 
 
 def tokens_of(name: str) -> Tokens:
-    """The words and numbers of a name, wrappers taken off and its end called as everywhere."""
+    """Returns the words and numbers of a name, without wrappers and with the last word in its normal form."""
     return _unified(_unwrapped(tuple(_WORD.findall(name.casefold()))))
 
 
 def without_gradient_word(tokens: Tokens) -> Tokens | None:
-    """The tokens without the word that calls a foreign tensor a gradient; None where there is no such word."""
+    """Returns the tokens without a word such as `grad` at either end; None where there is no such word."""
     if tokens and tokens[-1] in _GRADIENT_WORDS:
         return _unified(tokens[:-1])
     return tokens[1:] if tokens and tokens[0] in _GRADIENT_WORDS else None
 
 
 def spelt(tokens: Tokens) -> str:
-    """Tokens as one word in which numbers stand apart: `self_attention/3` and `selfAttention.3` are one."""
+    """Returns the tokens as one string, numbers set off by dots: `selfattention.3` for `self_attention/3`."""
     gaps = ("" if before.isalpha() and behind.isalpha() else "." for before, behind in pairwise(tokens))
     return "".join(chain(tokens[:1], chain.from_iterable(zip(gaps, tokens[1:], strict=True))))
 
 
 def common_start(names: Iterable[Tokens]) -> Tokens:
-    """The tokens that all names begin with; a name of one token, which lies in no scope, aside."""
+    """Returns the tokens that all names begin with; names of one token are ignored, because they have no scope."""
     every = [tokens for tokens in names if len(tokens) > 1]
     if len(every) < 2:
         return ()
-    return tuple(alike[0] for alike in takewhile(lambda alike: len(set(alike)) == 1, zip(*every, strict=False)))
+    columns = zip(*every, strict=False)
+    return tuple(column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 def end_of(name: str) -> str:
-    """The last word of a name as it stands there: `kernel` of `conv1/kernel`."""
+    """Returns the last word of a name, not in its normal form: `kernel` for `conv1/kernel`."""
     return (_WORD.findall(name.casefold()) or [""])[-1]
 
 

@@ -1,7 +1,8 @@
-"""Placing: the reference's tensors where, and as, the candidate has them; a pairing read backwards.
+"""`ReversePairing` returns the reference's values of the candidate's tensors, in the candidate's layout and dtype.
 
-Every step of a recipe only moves elements about. So a recipe is done to the numbers of the elements, and then it is
-known from where in the candidate's tensors each element of the reference's came: that is where it goes.
+A recipe makes a tensor of the reference from tensors of the candidate, and its steps only move elements. Applied to an
+array of element numbers, a recipe shows where in the candidate's tensors each element of the result comes from. The
+reverse pairing copies the reference's elements to those positions.
 """
 
 from __future__ import annotations
@@ -17,18 +18,17 @@ from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.precision import comparable
-from gradscope.dump.interfaces import has_elements
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.record import Reason
 
 
-class Placing:
-    """The reference's tensors by the candidate's keys.
+class ReversePairing:
+    """ReversePairing returns tensors of the reference by keys of the candidate.
 
     Args:
         dumps: The dumps.
-        matches: Their pairs.
-        inverse: Keys of the candidate, and what of the reference makes them.
+        matches: Their matches.
+        inverse: Matches of keys of the candidate with recipes over keys of the reference.
     """
 
     def __init__(self, dumps: Dumps, matches: Iterable[Match], inverse: Iterable[Match] = ()) -> None:
@@ -40,13 +40,13 @@ class Placing:
                 self._matches[dumps.cand.resolve(key)].append(match)
 
     def array(self, key: str) -> Array | None:
-        """What the reference has for a tensor of the candidate, in the candidate's layout and dtype.
+        """Returns the reference's values of a tensor of the candidate, in the candidate's layout and dtype.
 
         Args:
-            key: The candidate's key; an alias stands for what it names.
+            key: The candidate's key; an alias is resolved to its owner.
 
         Returns:
-            The array; None where the reference lacks any part of it, or has other kinds of numbers there.
+            The array; None where the reference lacks any part of it, or has a dtype of another kind.
 
         Raises:
             DumpError: A tensor of the reference is damaged.
@@ -54,48 +54,48 @@ class Placing:
         own = self._dumps.cand.resolve(key)
         entry = self._dumps.cand.entry(own)
         if own in self._made:
-            return self._of_turns(self._made[own], entry)
+            return self._of_iterations(self._made[own], entry)
         matches = [match for match in self._matches[own] if self._usable(match.ref, entry)]
         plain = next((match for match in matches if match.recipe.plain), None)
         if plain is not None:
-            whole = self._dumps.ref.array(plain.ref)
-            return _converted(whole, entry) if whole.shape == entry.shape else None
+            array = self._dumps.ref.array(plain.ref)
+            return _converted(array, entry) if array.shape == entry.shape else None
         return self._scattered(own, entry, matches)
 
     def absent(self, key: str) -> Reason | None:
-        """Why the reference has no tensor for one of the candidate's, as far as it says.
+        """Returns the reason why the reference has no tensor for one of the candidate's; None where there is none.
 
         Args:
-            key: As for `array`.
+            key: The candidate's key, as for `array`.
         """
         matches = self._matches[self._dumps.cand.resolve(key)]
         entries = (self._dumps.ref.entry(self._dumps.ref.resolve(match.ref)) for match in matches)
         return next((entry.absent for entry in entries if entry.absent is not None), None)
 
-    def _of_turns(self, recipe: Recipe, entry: Entry) -> Array | None:
-        """What the reference's turns make of a loop's output."""
+    def _of_iterations(self, recipe: Recipe, entry: Entry) -> Array | None:
+        """Returns a loop output made of the outputs of the reference's iterations."""
         if not all(self._usable(key, entry) for key in recipe.keys):
             return None
         return _converted(recipe.array(self._dumps.ref), entry)
 
     def _usable(self, key: str, entry: Entry) -> bool:
         ref = self._dumps.ref
-        return has_elements(ref, key) and comparable(ref.entry(ref.resolve(key)).dtype, entry.dtype)
+        return ref.has_tensor(key) and comparable(ref.entry(ref.resolve(key)).dtype, entry.dtype)
 
     def _scattered(self, own: str, entry: Entry, matches: Sequence[Match]) -> Array | None:
-        """A tensor put together of those that were cut or stacked from it."""
-        whole = np.zeros(math.prod(entry.shape), as_numpy_dtype(entry.dtype))
-        known = np.zeros(whole.size, np.bool_)
+        """Returns a tensor assembled from the reference's tensors that recipes make of it."""
+        flat = np.zeros(math.prod(entry.shape), as_numpy_dtype(entry.dtype))
+        known = np.zeros(flat.size, np.bool_)
         for match in matches:
-            part, places = self._dumps.ref.array(match.ref), self._places(match, own)
-            if part.shape == places.shape:
-                here = places >= 0
-                whole[places[here]] = _converted(part[here], entry)
-                known[places[here]] = True
-        return whole.reshape(entry.shape) if matches and known.all() else None
+            part, positions = self._dumps.ref.array(match.ref), self._positions(match, own)
+            if part.shape == positions.shape:
+                own_elements = positions >= 0
+                flat[positions[own_elements]] = _converted(part[own_elements], entry)
+                known[positions[own_elements]] = True
+        return flat.reshape(entry.shape) if matches and known.all() else None
 
-    def _places(self, match: Match, own: str) -> Array:
-        """For each element of the reference's tensor, which element of one of the candidate's it is; -1 for none."""
+    def _positions(self, match: Match, own: str) -> Array:
+        """Returns for each element of the reference's tensor its position in the candidate's; -1 for other tensors."""
 
         def numbers(key: str) -> Array:
             resolved = self._dumps.cand.resolve(key)

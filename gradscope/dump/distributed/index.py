@@ -1,7 +1,7 @@
-"""The index of a dump of several processes: what the dump holds as a whole, and which files make it up.
+"""Writes and reads the index of a multi-process dump: the manifest of the complete dump, and the files it consists of.
 
-Process 0 writes it last. It says of every process's file how long it is and which manifest it carries, so that a file
-of another run is told from the one that belongs there.
+Process 0 writes the index last. It records the length of every process's file and the CRC-32 of its manifest, so that
+a file of another run is recognised.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from gradscope.errors import DumpError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFacts:
-    """By what a process's file is known: its length, and the CRC-32 of its manifest."""
+    """The facts that identify a process's file: its length, and the CRC-32 of its manifest."""
 
     size_bytes: int
     manifest_crc32: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessIndex:
-    """What `index.json` says.
+class DumpIndex:
+    """The contents of `index.json`.
 
     Attributes:
-        manifest: The manifest of the whole; where its tensors are stored is for the files to say.
-        files: The file of every process, in order.
+        manifest: The manifest of the complete dump, without locations of tensors; those are in the files' manifests.
+        files: The facts of every process's file, in the order of processes.
     """
 
     manifest: Manifest
     files: tuple[FileFacts, ...]
 
 
-def write_index(path: Path, index: ProcessIndex) -> None:
-    """Put an index in its place; when this returns it is on the disk.
+def write_index(path: Path, index: DumpIndex) -> None:
+    """Writes an index to a path, crash-safely; on return, it is synced to disk.
 
     Raises:
         MachineError: The disk is full or fails.
@@ -60,19 +60,19 @@ def write_index(path: Path, index: ProcessIndex) -> None:
         file.close()
 
 
-def read_index(path: Path) -> ProcessIndex:
-    """The index that a file holds.
+def read_index(path: Path) -> DumpIndex:
+    """Reads the index in a file.
 
     Raises:
-        DumpError: It is not one, or one of a schema that this version does not read.
-        MachineError: It cannot be read.
+        DumpError: The file is not an index, or follows a schema that this version does not read.
+        MachineError: The file cannot be read.
     """
     with InputFile(path) as file:
         if file.size_bytes > MANIFEST_LIMIT:
             raise DumpError(f"it has {file.size_bytes} bytes, more than {MANIFEST_LIMIT}")
         value = loads(file.read(0, file.size_bytes))
-    index = Fields.of(value, "the index", ProcessIndex)
-    return ProcessIndex(
+    index = Fields.of(value, "the index", DumpIndex)
+    return DumpIndex(
         manifest=manifest_from_json(index.values["manifest"]),
         files=index.each("files", _file_facts),
     )

@@ -1,4 +1,4 @@
-"""The manifest as JSON text and back: one object per dataclass, field for field; one at its default is left out."""
+"""Converts a manifest to JSON text and back: one object per dataclass, without the fields that have their default."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from gradscope.dump.manifest.manifest import (
     Manifest,
     Origin,
     Stored,
+    Tier,
 )
 from gradscope.dump.record import Json, Reason, Shard, SiteFacts
 from gradscope.errors import DumpError
@@ -30,31 +31,31 @@ if TYPE_CHECKING:
 _REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 _DIRECTIONS: Final[tuple[Literal["forward", "backward"], ...]] = ("forward", "backward")
 _COMBINED_BY: Final[tuple[Literal["mean", "sum"], ...]] = ("mean", "sum")
-_TIERS: Final[tuple[Literal["core", "full"], ...]] = ("core", "full")
+_TIERS: Final[tuple[Tier, ...]] = get_args(Tier)
 
 
 def manifest_to_text(manifest: Manifest) -> str:
-    """The JSON text of a manifest; equal manifests have equal text."""
+    """Returns the JSON text of a manifest; equal manifests have equal text."""
     return dumps(manifest_to_json(manifest))
 
 
 def manifest_to_json(manifest: Manifest) -> dict[str, Json]:
-    """The JSON object of a manifest."""
-    # The version stands first and even at its default: a reader of any version looks for it.
+    """Returns the JSON object of a manifest."""
+    # The schema version comes first, and is written even at its default, because every reader looks for it.
     return {"schema": manifest.schema, **_object(manifest)}
 
 
 def manifest_from_text(text: bytes) -> Manifest:
-    """The manifest that JSON text stands for.
+    """Parses the JSON text of a manifest.
 
     Raises:
-        DumpError: The text is not a manifest, or one of a schema that this version does not read.
+        DumpError: The text is not a manifest, or follows a schema that this version does not read.
     """
     return manifest_from_json(loads(text))
 
 
 def manifest_from_json(value: Json) -> Manifest:
-    """The manifest that a JSON object stands for. See `manifest_from_text`."""
+    """Returns the manifest that a JSON object describes. See `manifest_from_text`."""
     _require_schema(value)
     manifest = Fields.of(value, "the top level", Manifest)
     return Manifest(
@@ -77,7 +78,7 @@ def manifest_from_json(value: Json) -> Manifest:
 def _require_schema(value: Json) -> None:
     schema = value.get("schema") if isinstance(value, dict) else None
     if type(schema) is not int:
-        raise DumpError("the manifest does not say which schema it follows")
+        raise DumpError("the manifest does not state which schema it follows")
     if schema != SCHEMA:
         raise DumpError(
             f"the dump follows schema {schema}, and this gradscope reads schema {SCHEMA}",
@@ -142,7 +143,7 @@ def _site(value: Json, what: str) -> SiteFacts:
 
 
 def _stored(value: Json, what: str) -> Stored:
-    stored = Fields.of(value, f"the place of {what}", Stored)
+    stored = Fields.of(value, f"the location of {what}", Stored)
     return Stored(
         member=stored.text("member"),
         dtype=stored.text("dtype"),
@@ -180,7 +181,7 @@ def _ledger(value: Json) -> Ledger:
 
 
 def _examples(value: Json) -> Examples:
-    examples = Fields.of(value, "what is said of the examples", Examples)
+    examples = Fields.of(value, "the summary of the examples", Examples)
     return Examples(
         count=examples.count("count"),
         combined_by=examples.choice("combined_by", _COMBINED_BY, "mean"),

@@ -1,4 +1,4 @@
-"""Taking typed values out of a stranger's JSON objects, field by field, with errors that say which field of what."""
+"""Reads typed values out of an untrusted JSON object, field by field; errors name the object and the field."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-#: Largest integer taken: what a file offset, a count or a size can be at all.
+#: Largest integer that is accepted: no file offset, count or size can be larger.
 _LARGEST: Final = 2**63 - 1
 
 
 @cache
 def _field_names(kind: type[DataclassInstance]) -> tuple[frozenset[str], frozenset[str]]:
-    """The names of a dataclass's fields: all, and those without a default."""
+    """Returns the names of a dataclass's fields: of all, and of those without a default."""
     required = (field for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING)
     return frozenset(field.name for field in fields(kind)), frozenset(field.name for field in required)
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A JSON object that describes a dataclass, whose fields are taken out by type.
+    """A JSON object that describes a dataclass, with one method for each type of field.
 
-    A field that has a default may be absent; its method then returns that of the dataclass, an empty or zero one unless
-    the method is told another.
+    A field that has a default may be absent. Its method then returns an empty value or zero, or the method's `default`.
 
     Attributes:
         values: The object.
-        what: What the object describes, for errors: "layer 3".
+        what: A description of the object for error messages, such as "layer 3".
     """
 
     values: dict[str, Json]
@@ -44,10 +43,10 @@ class Fields:
 
     @classmethod
     def of(cls, value: Json, what: str, kind: type[DataclassInstance]) -> Fields:
-        """The fields of a value that has to be an object of `kind`'s fields, those without a default all there.
+        """Returns the fields of a JSON value that describes a dataclass of type `kind`.
 
         Raises:
-            DumpError: It is not.
+            DumpError: The value is not an object, has a field that `kind` lacks, or lacks one without a default.
         """
         if not isinstance(value, dict):
             raise DumpError(f"{what} in the manifest is not an object")
@@ -59,16 +58,16 @@ class Fields:
         return cls(value, what)
 
     def text(self, name: str) -> str:
-        """A string."""
+        """Returns a string."""
         value = self.values.get(name, "")
         return value if isinstance(value, str) else self._refuse(name, "text")
 
     def optional_text(self, name: str) -> str | None:
-        """A string, or None where the field is absent."""
+        """Returns a string, or None where the field is absent."""
         return self.text(name) if name in self.values else None
 
     def choice(self, name: str, choices: Sequence[Value], default: Value) -> Value:
-        """One of a closed set of values; `default` where the field is absent."""
+        """Returns one of `choices`, or `default` where the field is absent."""
         if name not in self.values:
             return default
         for choice in choices:
@@ -77,57 +76,57 @@ class Fields:
         return self._refuse(name, f"one of {', '.join(map(str, choices))}")
 
     def count(self, name: str) -> int:
-        """An integer that is not negative."""
+        """Returns an integer that is not negative."""
         value = self.values.get(name, 0)
         return value if _is_count(value) else self._refuse(name, "a count")
 
     def boolean(self, name: str, *, default: bool) -> bool:
-        """True or false."""
+        """Returns a boolean, or `default` where the field is absent."""
         value = self.values.get(name, default)
         return value if isinstance(value, bool) else self._refuse(name, "true or false")
 
     def optional_number(self, name: str) -> float | None:
-        """A number, NaN and infinities as their strings included; None where the field is absent."""
+        """Returns a number, possibly NaN or infinite; None where the field is absent."""
         return self._number(name, self.values[name]) if name in self.values else None
 
     def number(self, name: str) -> float:
-        """A number, NaN and infinities as their strings included, of a field that has no default."""
+        """Returns a number, possibly NaN or infinite, of a field that has no default."""
         return self._number(name, self.values[name])
 
     def counts(self, name: str) -> tuple[int, ...]:
-        """A list of integers that are not negative."""
+        """Returns a list of integers that are not negative."""
         value = self.values.get(name, [])
         if isinstance(value, list) and all(map(_is_count, value)):
             return tuple(cast("list[int]", value))
         return self._refuse(name, "a list of counts")
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of strings."""
+        """Returns a list of strings."""
         value = self.values.get(name, [])
         if isinstance(value, list) and all(isinstance(each, str) for each in value):
             return tuple(cast("list[str]", value))
         return self._refuse(name, "a list of texts")
 
     def object(self, name: str) -> dict[str, Json]:
-        """An object of any fields."""
+        """Returns an object with any fields."""
         value = self.values.get(name, {})
         return value if isinstance(value, dict) else self._refuse(name, "an object")
 
     def numbers(self, name: str) -> dict[str, float]:
-        """An object whose fields are numbers."""
+        """Returns an object whose fields are numbers, possibly NaN or infinite."""
         return {key: self._number(name, value) for key, value in self.object(name).items()}
 
     def counted(self, name: str) -> dict[str, int]:
-        """An object whose fields are counts."""
+        """Returns an object whose fields are integers that are not negative."""
         found = self.object(name)
         return {key: value if _is_count(value) else self._refuse(name, "counts") for key, value in found.items()}
 
     def floats(self, name: str) -> tuple[float, ...]:
-        """A list of numbers, NaN and infinities as their strings included."""
+        """Returns a list of numbers, possibly NaN or infinite."""
         return self.each(name, lambda value, _: self._number(name, value))
 
     def each(self, name: str, make: Callable[[Json, int], Value]) -> tuple[Value, ...]:
-        """What `make` makes of every item of a list and its position."""
+        """Returns `make(item, position)` for every item of a list."""
         value = self.values.get(name, [])
         items = value if isinstance(value, list) else self._refuse(name, "a list")
         return tuple(make(item, position) for position, item in enumerate(items))

@@ -1,8 +1,8 @@
-"""Strict JSON text: standard, finite, without ambiguity.
+"""Reads and writes strict JSON text.
 
-JSON has no NaN and no infinities; here they are the strings "NaN", "Infinity" and "-Infinity". Reading refuses what
-readers disagree about (a name given twice, the bare tokens `NaN` and `Infinity`) and what would cost a stranger nothing
-and us much (nesting without end).
+JSON has no NaN and no infinities; they are written as the strings "NaN", "Infinity" and "-Infinity". Reading refuses
+text that other readers would interpret differently (a duplicate name, the bare tokens `NaN` and `Infinity`), and text
+that is cheap to write and expensive to read (deep nesting).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separator
 
 
 def dumps(value: Json) -> str:
-    """A value as compact JSON text, NaN and infinities as strings."""
+    """Returns a value as compact JSON text, with NaN and infinities as strings."""
     try:
         return _ENCODER.encode(value)
     except ValueError:
-        # Spelling out walks the whole document in Python; few documents need it.
-        return _ENCODER.encode(_spelt_out(value))
+        # The replacement walks the complete document in Python, and few documents need it.
+        return _ENCODER.encode(_without_nonfinite(value))
 
 
 def loads(text: str | bytes) -> Json:
-    """The value that JSON text stands for; strings stay strings, "NaN" too (see `as_float`).
+    """Parses JSON text. The string "NaN" stays a string (see `as_float`).
 
     Raises:
         DumpError: The text is not strict JSON, not UTF-8, or nested deeper than `DEPTH_LIMIT`.
@@ -51,17 +51,17 @@ def loads(text: str | bytes) -> Json:
 
 
 def from_float(value: float) -> Json:
-    """A float as JSON can say it: itself, or one of the three strings."""
+    """Returns a finite float unchanged, and any other one as "NaN", "Infinity" or "-Infinity"."""
     if math.isfinite(value):
         return value
     return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
 
 
 def as_float(value: Json) -> float:
-    """The float that a JSON value stands for: a number, or one of the three strings.
+    """Returns the float of a JSON value that is a number, "NaN", "Infinity" or "-Infinity".
 
     Raises:
-        DumpError: It stands for none.
+        DumpError: The value is something else.
     """
     if isinstance(value, str) and value in _NON_FINITE:
         return _NON_FINITE[value]
@@ -73,12 +73,12 @@ def as_float(value: Json) -> float:
         raise DumpError(f"expected a number that a float64 can hold, found one of {len(str(value))} digits") from None
 
 
-def _spelt_out(value: Json) -> Json:
+def _without_nonfinite(value: Json) -> Json:
     match value:
         case dict():
-            return {name: _spelt_out(each) for name, each in value.items()}
+            return {name: _without_nonfinite(each) for name, each in value.items()}
         case list():
-            return [_spelt_out(each) for each in value]
+            return [_without_nonfinite(each) for each in value]
         case float():
             return from_float(value)
         case _:
@@ -97,7 +97,7 @@ def _refuse_constant(token: str) -> Json:
 
 
 def _require_depth(value: Json, levels: int) -> None:
-    # Types are collected at C speed, and only containers looked into: most of a manifest is long lists of counts.
+    # Types are collected at C speed, and only containers are visited: most of a manifest is long lists of counts.
     if not isinstance(value, dict | list):
         return
     if levels == 0:

@@ -1,27 +1,31 @@
-"""The manifest: what a dump holds and where it comes from, as one JSON document inside the file."""
+"""Defines the manifest: the contents and the provenance of a dump, stored as one JSON document inside the file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
-from gradscope.dump.record import Json, Reason, Record, Shard, SiteFacts
+from gradscope.dump.record import Json, Reason, Record, TensorFacts, fields_of
+from gradscope.naming import IterationIndex
 
 SCHEMA: Final = 1
 MEMBER: Final = "__gradscope__.json"
 
+#: The statistics in a dump: *core* are those that a compiled step can compute, *full* are computed from the tensors.
+Tier: TypeAlias = Literal["core", "full"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Where a tensor's bytes lie in the file; of one in the files of several processes, where its first part does.
+    """The location of a tensor's bytes in the file; of a tensor in several shards, the location of the first one.
 
     Attributes:
         member: The zip member's full name, `.npy` included.
         dtype: NumPy's descriptor of the stored type, `<f4`, `|V2`.
-        crc32: CRC-32 of the whole member, header included, as the zip directory has it.
+        crc32: CRC-32 of the complete member, header included, as in the zip directory.
         offset: File offset of the first byte of array data, a multiple of 64.
-        size_bytes: Number of bytes of array data, of all parts.
+        size_bytes: Number of bytes of array data, of all shards.
     """
 
     member: str
@@ -32,54 +36,38 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One record as a dump remembers it; `stored` is None where the file holds no tensor for it. See `Record`."""
+class Entry(TensorFacts):
+    """The manifest's description of one record.
 
-    family: str
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    stats: Mapping[str, Json]
-    site: SiteFacts
+    Attributes:
+        stored: Location of the tensor's bytes in the file; None where the file has no tensor for it.
+    """
+
     stored: Stored | None = None
-    alias_of: str | None = None
-    absent: Reason | None = None
-    shard: Shard | None = None
 
     @classmethod
     def of(cls, record: Record, stored: Stored | None = None) -> Entry:
-        """What a dump remembers of a record."""
-        return cls(
-            family=record.family,
-            name=record.name,
-            shape=record.shape,
-            dtype=record.dtype,
-            stats=record.stats,
-            site=record.site,
-            stored=stored,
-            alias_of=record.alias_of,
-            absent=record.absent,
-            shard=record.shard,
-        )
+        """Returns the entry of a record and of the location of its tensor."""
+        return cls(**fields_of(TensorFacts, record), stored=stored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer of the model: one call, in execution order.
+    """One call of a layer of the model.
 
     Attributes:
-        path: Its layer path, occurrence included, iterations filled in.
+        path: The layer's path, with its occurrence (`#2`) and iterations (`[3]`).
         index: Execution index of its first equation.
         parent: Path of the layer around it; None at the top.
         source: `file:line` of its first equation in the user's code.
-        primitive: Its one primitive, where a leaf has only one; None otherwise.
-        operation: Whether it is an operation: one equation, known by its primitive and not by a scope.
-        params: Names of the parameters its equations use, in order of use.
-        inputs: Names of the values it reads: activation names where those are known, `input` names otherwise.
+        primitive: The primitive of a leaf layer that consists of one; None otherwise.
+        operation: Whether it is an operation: one equation, named by its primitive and not by a scope.
+        params: Names of the parameters that its equations use, in order of use.
+        inputs: Names of the values that it reads: of activations where they have names, of inputs otherwise.
         outputs: Names of its activation entries.
         rms: `in`, `out`, `grad_in`, `grad_out`: root mean squares over the finite elements of all its inputs or outputs
             and of the gradients with respect to them; a name is absent where the layer has no such value.
-        elements: Number of those elements, by the same names; what lets the layers of several processes be merged.
+        elements: Number of those elements, by the same names; needed to merge the layers of several processes.
     """
 
     path: str
@@ -97,7 +85,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerLine:
-    """One site whose activation or gradient is not in the dump, and why."""
+    """A site whose activation or gradient is not in the dump, and the reason."""
 
     name: str
     family: str
@@ -107,17 +95,17 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """The account of every floating-point site: how many were captured, and each that was not with its reason."""
+    """The number of captured floating-point sites, and a line with the reason for each site that is missing."""
 
     captured: int = 0
     missing: tuple[LedgerLine, ...] = ()
 
     def unseen(self) -> tuple[LedgerLine, ...]:
-        """What the run computed, or could have, and the dump lacks without the user's word."""
+        """Returns the lines of values that the run could have captured, and that the user did not exclude."""
         return tuple(line for line in self.missing if line.reason in ("opaque", "forward-only"))
 
     def counts(self) -> dict[str, int]:
-        """Number of sites by reason, `captured` first; reasons that do not occur are left out."""
+        """Returns the number of sites by reason, `captured` first; reasons that do not occur are left out."""
         counts = {"captured": self.captured}
         for line in self.missing:
             counts[line.reason] = counts.get(line.reason, 0) + 1
@@ -129,16 +117,16 @@ class Origin:
     """The operation in which a NaN or an infinity first arose.
 
     Attributes:
-        direction: `forward` where its result is not finite though its operands are; `backward` where the gradient that
-            it passes to an operand is not finite though the gradient that it received is.
-        name: The operation's path, or the argument that was not finite to begin with.
-        why: What happened there, with the numbers in it; a sentence's predicate without a full stop.
-        repair: What to do about it; "" where nothing general can be said.
-        primitive: Its primitive; None for an argument.
+        direction: `forward` where the result is not finite although the operands are; `backward` where the gradient
+            with respect to an operand is not finite although the gradient with respect to the result is.
+        name: Path of the operation, or of an argument that was not finite before the run.
+        why: The reason with its numbers, as the predicate of a sentence without a full stop.
+        repair: A suggested repair; "" where there is no general one.
+        primitive: The operation's primitive; None for an argument.
         source: `file:line` in the user's code; None where unknown.
         iteration: Index per enclosing loop, outermost first.
-        index: Where in the result, or in the operand's gradient, the first such element is.
-        operands: The forward operands' values that belong to that element.
+        index: Index of the first such element in the result, or in the operand's gradient.
+        operands: Values of the forward operands for that element.
     """
 
     direction: Literal["forward", "backward"]
@@ -147,14 +135,14 @@ class Origin:
     repair: str = ""
     primitive: str | None = None
     source: str | None = None
-    iteration: tuple[int, ...] = ()
+    iteration: IterationIndex = ()
     index: tuple[int, ...] = ()
     operands: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why one gradient is exactly zero."""
+    """The reason why one gradient is exactly zero."""
 
     family: str
     name: str
@@ -163,16 +151,16 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
-    """How the gradients of the examples, each alone, combine to those of the batch.
+    """Whether the mean or the sum of the per-example gradients is the gradient of the batch.
 
-    They do where the loss is a mean or a sum over examples. Where it is not, as behind a normalisation over the batch,
-    the examples are *coupled*, and no combination of what each gives alone is the gradient of all together.
+    It is where the loss is a mean or a sum over examples. Where it is not, as with a normalisation over the batch, the
+    examples are *coupled*: no combination of the per-example gradients is the gradient of the batch.
 
     Attributes:
         count: Number of examples.
-        combined_by: What of their gradients comes closest to the batch's.
-        rel_l2: How close, over all parameters together; inf where an element is finite in one of the two alone.
-        coupled: Whether that is more than rounding.
+        combined_by: The combination of their gradients that is closest to the batch's gradient.
+        rel_l2: Its relative l2 distance over all parameters; inf where an element is finite in only one of the two.
+        coupled: Whether that distance is larger than rounding explains.
     """
 
     count: int
@@ -182,7 +170,7 @@ class Examples:
 
     @property
     def sentence(self) -> str:
-        """The same for a human."""
+        """The result as an English sentence."""
         error = f"rel_l2 {self.rel_l2:.2g}"
         if self.coupled:
             return (
@@ -193,36 +181,51 @@ class Examples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """Everything a dump says about itself.
+class RunFacts:
+    """The facts of a run: everything in a manifest but its entries.
 
     Attributes:
-        entries: Every record in the order written.
         layers: The layer tree in execution order.
-        ledger: What was left out and why.
-        causes: Why gradients are exactly zero, for those of which it is known.
-        loss: The loss; None in a foreign file or an incomplete dump that had not reached it.
-        complete: Whether the run that wrote the dump ended well.
-        tier: `full` when every statistic of numbers.md was computed, `core` when only a compiled step's.
-        provenance: Versions, device, precision, seed, hashes: whatever may explain a difference between two dumps.
-        self_check: `max_rel_l2`, `bit_equal`, `total` and more of a self-check; None when none ran.
-        examples: How the gradients of the examples combine; None where there are none.
+        ledger: The missing values, and why each is missing.
+        causes: The reasons why gradients are exactly zero, as far as they were found.
+        loss: The loss; None in a foreign file, or where the run failed before it was computed.
+        complete: Whether the run that wrote the dump succeeded.
+        tier: `full` where every statistic was computed, `core` where only those of a compiled step were.
+        provenance: Versions, device, precision, seed and hashes, which may explain a difference between two dumps.
+        self_check: `max_rel_l2`, `bit_equal`, `total` and more of a self-check; None where none ran.
+        examples: The relation of the per-example gradients to the batch's; None where there are none.
         timings: Seconds by phase.
-        origins: Where NaNs and infinities arose, if any did and it was found out.
-        note: One line about the file as a whole ("not written by gradscope", the error that cut it short); "" for none.
+        origins: The operations in which NaNs and infinities arose, as far as they were found.
+        note: One line about the file ("not written by gradscope", the error that ended the run); "" for none.
     """
 
-    entries: tuple[Entry, ...]
     layers: tuple[Layer, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
     causes: tuple[Cause, ...] = ()
     loss: float | None = None
     complete: bool = True
-    tier: Literal["core", "full"] = "full"
+    tier: Tier = "full"
     provenance: Mapping[str, Json] = field(default_factory=dict[str, Json])
     self_check: Mapping[str, Json] | None = None
     examples: Examples | None = None
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     origins: tuple[Origin, ...] = ()
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest(RunFacts):
+    """The description of a dump: the facts of its run, and an entry for each record.
+
+    Attributes:
+        entries: Every record in the order written.
+        schema: Version of the manifest.
+    """
+
+    entries: tuple[Entry, ...]
     schema: int = SCHEMA
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry], facts: RunFacts) -> Manifest:
+        """Returns the manifest of a dump with some entries of a run; `facts` may be another manifest."""
+        return cls(entries=tuple(entries), **fields_of(RunFacts, facts))

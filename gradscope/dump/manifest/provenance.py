@@ -1,4 +1,4 @@
-"""Provenance that any writer of a dump can give, whichever framework computed it."""
+"""Collects provenance that does not depend on the framework: versions, the command line, and hashes of arrays."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gradscope.dump.record import Json
 
 
 def versions(distributions: Iterable[str]) -> dict[str, Json]:
-    """The versions of those distributions that are installed, by name."""
+    """Returns the versions of those distributions that are installed, by name."""
     return {name: version for name in distributions if (version := _version(name)) is not None}
 
 
 def command_line() -> list[Json]:
-    """The command as typed, the program without its folder and absolute paths without theirs."""
+    """Returns the command line of this process, with the program and absolute paths reduced to their file names."""
     program = Path(sys.argv[0])
     # `python -m package` runs a file inside of it.
     name = program.parent.name if program.name == "__main__.py" else program.name
@@ -28,7 +28,7 @@ def command_line() -> list[Json]:
 
 
 def content_hash(arrays: Sequence[Any]) -> str:
-    """SHA-256 over the shapes, dtypes and bytes of some arrays, in order."""
+    """Returns the SHA-256 over the shapes, dtypes and bytes of some arrays, in order."""
     digest = hashlib.sha256()
     for array in arrays:
         host = np.ascontiguousarray(array)

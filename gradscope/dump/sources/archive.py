@@ -1,4 +1,4 @@
-"""A zip file of ours, opened: manifest and directory must tell the same story, byte by byte."""
+"""Opens an `.npz` that gradscope wrote, after checking that its manifest and its zip directory agree on every byte."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradscope.dump.storage.member_facts import member_facts
 from gradscope.dump.storage.npy_header import PREFIX_LIMIT, NpyHeader, parse_npy_header
 from gradscope.dump.storage.storage_errors import located
 from gradscope.dump.storage.stored_tensor import StoredTensor
-from gradscope.dump.zip.directory import Directory, Member
+from gradscope.dump.zip.directory import Directory, ZipMember
 from gradscope.dump.zip.member_names import member_name
 from gradscope.dump.zip.members import data_offset, member_stream
 from gradscope.dump.zip.structures import STORED
@@ -25,10 +25,10 @@ MANIFEST_LIMIT: Final = 256 << 20
 
 
 def read_archive(file: InputFile, directory: Directory) -> tuple[Manifest, dict[str, StoredTensor]]:
-    """The manifest in a file of ours, and by key the tensors.
+    """Returns the manifest of a dump file, and a reader for each tensor by key.
 
     Raises:
-        DumpError: It is damaged, or follows a schema that this version does not read.
+        DumpError: The file is damaged, or follows a schema that this version does not read.
     """
     if directory.trailing_bytes:
         raise DumpError(f"{directory.trailing_bytes} bytes follow its end")
@@ -36,32 +36,32 @@ def read_archive(file: InputFile, directory: Directory) -> tuple[Manifest, dict[
     with located("its manifest"):
         manifest = _read_manifest(file, directory.members[MEMBER], offsets[MEMBER])
     entries = entries_by_key(manifest)
-    places = {key: entry.stored for key, entry in entries.items() if entry.stored is not None}
-    _require_same_members(directory, {place.member for place in places.values()})
+    stored = {key: entry.stored for key, entry in entries.items() if entry.stored is not None}
+    _require_same_members(directory, {each.member for each in stored.values()})
     tensors: dict[str, StoredTensor] = {}
-    for key, place in places.items():
+    for key, each in stored.items():
         with located(key):
-            _require_place(key, place, directory.members[place.member])
-            tensors[key] = _tensor(file, entries[key], place, directory.members[place.member], offsets[place.member])
+            _require_same_member(key, each, directory.members[each.member])
+            tensors[key] = _tensor(file, entries[key], each, directory.members[each.member], offsets[each.member])
     return manifest, tensors
 
 
 def _data_offsets(file: InputFile, directory: Directory) -> dict[str, int]:
-    """Where each member's data starts; no byte of the file belongs to nobody."""
+    """Returns the offset of each member's data, after checking that members leave no gaps between them."""
     offsets: dict[str, int] = {}
     end = 0
     for name, member in directory.members.items():
         with located(name):
             if member.method != STORED or member.header_offset != end:
-                raise DumpError("it is compressed, or bytes that belong to nobody precede it")
+                raise DumpError("it is compressed, or bytes that belong to no member precede it")
             offsets[name] = data_offset(file, member, directory.limits[name])
             end = offsets[name] + member.size_bytes
             if end != directory.limits[name]:
-                raise DumpError("bytes that belong to nobody follow it")
+                raise DumpError("bytes that belong to no member follow it")
     return offsets
 
 
-def _read_manifest(file: InputFile, member: Member, offset: int) -> Manifest:
+def _read_manifest(file: InputFile, member: ZipMember, offset: int) -> Manifest:
     if member.size_bytes > MANIFEST_LIMIT:
         raise DumpError(f"it has {member.size_bytes} bytes, more than {MANIFEST_LIMIT}")
     text = bytearray(member.size_bytes)
@@ -72,10 +72,10 @@ def _read_manifest(file: InputFile, member: Member, offset: int) -> Manifest:
 
 
 def entries_by_key(manifest: Manifest) -> dict[str, Entry]:
-    """The entries of a manifest.
+    """Returns the entries of a manifest by key.
 
     Raises:
-        DumpError: A key stands there twice, or an alias for nothing.
+        DumpError: A key occurs twice, or an alias does not refer to a tensor.
     """
     entries = {key_of(entry.family, entry.name): entry for entry in manifest.entries}
     if len(entries) != len(manifest.entries):
@@ -86,7 +86,7 @@ def entries_by_key(manifest: Manifest) -> dict[str, Entry]:
         own = entries.get(entry.alias_of)
         if own is None or own.alias_of is not None or entry.stored is not None:
             raise DumpError(
-                f"{printable(key)} is said to be {printable(entry.alias_of)}, which is no tensor of its own"
+                f"{printable(key)} is an alias of {printable(entry.alias_of)}, which is no tensor of its own"
             )
     return entries
 
@@ -99,20 +99,20 @@ def _require_same_members(directory: Directory, named: set[str]) -> None:
         raise DumpError(f"it has a member {min(unknown)!r} that its manifest does not name")
 
 
-def _require_place(key: str, place: Stored, member: Member) -> None:
+def _require_same_member(key: str, stored: Stored, member: ZipMember) -> None:
     try:
         expected = member_name(key)
     except UsageError as error:
         raise DumpError(error.message) from error
-    if place.member != expected or place.crc32 != member.crc32:
+    if stored.member != expected or stored.crc32 != member.crc32:
         raise DumpError("its manifest and the zip directory disagree on its name or CRC-32")
 
 
-def _tensor(file: InputFile, entry: Entry, place: Stored, member: Member, offset: int) -> StoredTensor:
+def _tensor(file: InputFile, entry: Entry, stored: Stored, member: ZipMember, offset: int) -> StoredTensor:
     header = parse_npy_header(file.read(offset, min(PREFIX_LIMIT, member.size_bytes)))
     if header.header_bytes + header.data_bytes != member.size_bytes:
         raise DumpError(f"its shape {header.shape} and its {member.size_bytes} bytes do not agree")
-    _require_agreement(entry, place, member, header, offset)
+    _require_agreement(entry, stored, member, header, offset)
     return StoredTensor(
         shape=header.shape,
         logical=entry.dtype,
@@ -123,14 +123,14 @@ def _tensor(file: InputFile, entry: Entry, place: Stored, member: Member, offset
     )
 
 
-def _require_agreement(entry: Entry, place: Stored, member: Member, header: NpyHeader, offset: int) -> None:
-    """Refuse an entry that describes another array than the one that is there."""
+def _require_agreement(entry: Entry, stored: Stored, member: ZipMember, header: NpyHeader, offset: int) -> None:
+    """Raises an error where an entry does not describe the stored array."""
     shape = header.shape[:-1] if is_key(entry.dtype) else header.shape
     if shape != entry.shape:
-        raise DumpError(f"its manifest says shape {entry.shape}, its header {header.shape}")
-    if not storable(entry.dtype) or not stored_dtype(entry.dtype).str == place.dtype == header.descriptor:
-        raise DumpError(f"its manifest says dtype {entry.dtype!r:.40}, its header {header.descriptor!r}")
+        raise DumpError(f"its manifest states shape {entry.shape}, its header {header.shape}")
+    if not storable(entry.dtype) or not stored_dtype(entry.dtype).str == stored.dtype == header.descriptor:
+        raise DumpError(f"its manifest states dtype {entry.dtype!r:.40}, its header {header.descriptor!r}")
     if member.facts != member_facts(entry.dtype):
-        raise DumpError(f"its manifest says dtype {entry.dtype}, the zip directory {member.facts!r:.60}")
-    if (place.offset, place.size_bytes) != (offset + header.header_bytes, header.data_bytes):
-        raise DumpError("its manifest says another place than the zip directory")
+        raise DumpError(f"its manifest states dtype {entry.dtype}, the zip directory {member.facts!r:.60}")
+    if (stored.offset, stored.size_bytes) != (offset + header.header_bytes, header.data_bytes):
+        raise DumpError("its manifest and the zip directory disagree on its offset or size")

@@ -1,6 +1,7 @@
-"""Files that gradscope did not write, opened as dumps without statistics: names become names of tensors.
+"""Opens files that another program wrote as dumps without statistics.
 
-A name that is a key of ours, `param/head/kernel`, keeps its family; any other tensor is of the family `tensor`.
+A name that has the form of a key, such as `param/head/kernel`, keeps its family. Any other tensor gets the family
+`tensor`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class ForeignTensor:
     """A tensor in a foreign file.
 
     Attributes:
-        name: Its name there.
-        crc32: CRC-32 of its member; 0 where the file has none.
-        offset: File offset of its bytes, compressed ones where they are.
-        tensor: How to read it.
+        name: The name in that file.
+        crc32: CRC-32 of the zip member; 0 where the file stores none.
+        offset: File offset of the (possibly compressed) bytes.
+        tensor: The reader of the tensor.
     """
 
     name: str
@@ -38,10 +39,10 @@ class ForeignTensor:
 
 
 def foreign_contents(found: Iterable[ForeignTensor], *, note: str = NOTE) -> Contents:
-    """The tensors of foreign files as the contents of a dump.
+    """Returns the tensors of foreign files as the contents of a dump.
 
     Raises:
-        DumpError: There are none, or two of the same name.
+        DumpError: There is no tensor, or two have the same name.
     """
     entries: dict[str, Entry] = {}
     tensors: dict[str, StoredTensor] = {}

@@ -1,23 +1,23 @@
-"""A dump that was never written: the manifest and the tensors of a capture, with the interface of a dump in a file."""
+"""A dump in memory: the manifest and the tensors of a capture, with the interface of a dump file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Unpack
 
 from gradscope.arrays.blocks import Array, blocks, stretch_of
-from gradscope.dump.interfaces import EntryIndex, ManifestFields
-from gradscope.dump.manifest.manifest import Entry, Manifest
-from gradscope.dump.record import Record
+from gradscope.dump.interfaces import DumpSource, EntryIndex, RecordSink
+from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
+from gradscope.dump.record import Record, TensorFacts, fields_of
 from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
 from gradscope.naming import key_of
+from gradscope.protocols import implements
 
 
 class MemoryDump:
-    """A `DumpSource` in memory.
+    """A `DumpSource` whose tensors are in memory.
 
     Args:
-        manifest: As a written dump's; where the tensors would be stored in a file is not looked at.
+        manifest: The manifest; the file locations in its entries are ignored.
         arrays: The tensors by key, in their logical dtypes.
     """
 
@@ -27,76 +27,73 @@ class MemoryDump:
         self._index = EntryIndex(manifest)
 
     @property
+    @implements(DumpSource)
     def manifest(self) -> Manifest:
-        """See `DumpSource`."""
         return self._manifest
 
+    @implements(DumpSource)
     def keys(self) -> tuple[str, ...]:
-        """See `DumpSource`."""
         return self._index.keys()
 
+    @implements(DumpSource)
     def entry(self, key: str) -> Entry:
-        """See `DumpSource`."""
         return self._index.entry(key)
 
+    @implements(DumpSource)
     def resolve(self, key: str) -> str:
-        """See `DumpSource`."""
         return self._index.resolve(key)
 
+    @implements(DumpSource)
+    def has_tensor(self, key: str) -> bool:
+        return self._index.has_tensor(key, self._arrays)
+
+    @implements(DumpSource)
     def array(self, key: str) -> Array:
-        """See `DumpSource`."""
         return self._arrays[self._index.tensor_key(key, self._arrays)]
 
+    @implements(DumpSource)
     def chunks(self, key: str, chunk_bytes: int = CHUNK_BYTES, *, reused: bool = False) -> Iterator[Array]:  # noqa: ARG002
-        """See `DumpSource`."""
         array = self.array(key)
         return blocks(array, max(1, chunk_bytes // array.itemsize))
 
+    @implements(DumpSource)
     def stretch(self, key: str, start: int, stop: int) -> Array:
-        """See `DumpSource`."""
         return stretch_of(self.array(key), start, stop)
 
     def records(self) -> Iterator[Record]:
-        """The records it was made of, as a writer takes them."""
+        """Yields the dump's records, so that a writer can write them to a file."""
         for entry in self._manifest.entries:
-            yield Record(
-                family=entry.family,
-                name=entry.name,
-                shape=entry.shape,
-                dtype=entry.dtype,
-                array=self._arrays.get(key_of(entry.family, entry.name)),
-                stats=entry.stats,
-                site=entry.site,
-                alias_of=entry.alias_of,
-                absent=entry.absent,
-            )
+            array = self._arrays.get(key_of(entry.family, entry.name))
+            yield Record(**fields_of(TensorFacts, entry), array=array)
 
 
 class MemoryWriter:
-    """A `RecordSink` that keeps what it takes."""
+    """A `RecordSink` that keeps its records in memory."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
         self._arrays: dict[str, Array] = {}
 
+    @implements(RecordSink)
     def require_space(self, size_bytes: int) -> None:
-        """See `RecordSink`; memory tells when it is full."""
+        """Does nothing: memory is not checked in advance."""
 
+    @implements(RecordSink)
     def add(self, record: Record) -> Entry:
-        """See `RecordSink`."""
         entry = Entry.of(record)
         self._entries.append(entry)
         if record.array is not None:
             self._arrays[key_of(record.family, record.name)] = record.array
         return entry
 
-    def commit(self, **fields: Unpack[ManifestFields]) -> Manifest:
-        """See `RecordSink`."""
-        return Manifest(entries=tuple(self._entries), **fields)
+    @implements(RecordSink)
+    def commit(self, facts: RunFacts) -> Manifest:
+        return Manifest.of(self._entries, facts)
 
-    def commit_incomplete(self, error: str, **fields: Unpack[ManifestFields]) -> None:
-        """See `RecordSink`; the caller has the error itself."""
+    @implements(RecordSink)
+    def commit_incomplete(self, error: str, facts: RunFacts) -> None:
+        """Save nothing: the caller has the error itself."""
 
     def dump(self, manifest: Manifest) -> MemoryDump:
-        """What was taken, as a dump."""
+        """Returns the added records as a dump."""
         return MemoryDump(manifest, self._arrays)

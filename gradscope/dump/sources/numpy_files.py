@@ -1,4 +1,4 @@
-"""Foreign `.npz` and `.npy` files, and sequences of the latter."""
+"""Finds the tensors of foreign `.npz` and `.npy` files, and of files that concatenate several `.npy`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradscope.dump.storage.npy_header import PREFIX_LIMIT, parse_npy_header
 from gradscope.dump.storage.storage_errors import located
 from gradscope.dump.storage.stored_tensor import StoredTensor
 from gradscope.dump.storage.streams import ByteStream, PlainStream
-from gradscope.dump.zip.directory import Directory, Member
+from gradscope.dump.zip.directory import Directory, ZipMember
 from gradscope.dump.zip.members import data_offset, member_stream
 from gradscope.errors import DumpError
 
@@ -20,13 +20,13 @@ _SUFFIX = ".npy"
 
 
 def archive_note(directory: Directory) -> str:
-    """What is to be said about a foreign `.npz` as a whole."""
+    """Returns the manifest's note for a foreign `.npz`."""
     ignored = directory.trailing_bytes
     return f"{NOTE}; {ignored} bytes behind its end are ignored" if ignored else NOTE
 
 
 def archive_tensors(file: InputFile, directory: Directory) -> Iterator[ForeignTensor]:
-    """The tensors of a foreign `.npz`.
+    """Yields the tensors of a foreign `.npz`.
 
     Raises:
         DumpError: A member is damaged, or is not an array of numbers.
@@ -37,7 +37,7 @@ def archive_tensors(file: InputFile, directory: Directory) -> Iterator[ForeignTe
 
 
 def array_tensor(file: InputFile, name: str) -> ForeignTensor:
-    """The tensor of a `.npy` file.
+    """Returns the tensor of a `.npy` file, under a name.
 
     Raises:
         DumpError: The file is damaged, or does not hold an array of numbers.
@@ -48,7 +48,7 @@ def array_tensor(file: InputFile, name: str) -> ForeignTensor:
 
 
 def array_sequence(file: InputFile) -> Iterator[ForeignTensor]:
-    """The tensors of a file of `.npy` files one after the other, as Equinox saves leaves; called by their position.
+    """Yields the tensors of concatenated `.npy` files, as Equinox saves pytree leaves; their names are their positions.
 
     Raises:
         DumpError: The file is damaged, or does not hold arrays of numbers.
@@ -66,7 +66,7 @@ def array_sequence(file: InputFile) -> Iterator[ForeignTensor]:
         begin, number = begin + size_bytes, number + 1
 
 
-def _member_tensor(file: InputFile, member: Member, limit: int) -> ForeignTensor:
+def _member_tensor(file: InputFile, member: ZipMember, limit: int) -> ForeignTensor:
     if not member.name.endswith(_SUFFIX):
         raise DumpError("it is not an array, and an npz holds nothing else")
     offset = data_offset(file, member, limit)

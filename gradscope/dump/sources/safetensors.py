@@ -1,4 +1,4 @@
-"""Foreign `.safetensors` files: eight bytes of length, a JSON object of names, and one buffer without holes.
+"""Finds the tensors of a foreign `.safetensors` file: eight bytes of length, a JSON header, and one gapless buffer.
 
 References:
     https://github.com/huggingface/safetensors#format
@@ -39,8 +39,8 @@ _DTYPES: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Described:
-    """A tensor as the header describes it; its bytes from `begin` to `end`, counted from the end of the header."""
+class _Description:
+    """The header's description of a tensor; its bytes are at `begin:end`, counted from the end of the header."""
 
     name: str
     dtype: str
@@ -50,10 +50,10 @@ class _Described:
 
 
 def safetensors_tensors(file: InputFile) -> Iterator[ForeignTensor]:
-    """The tensors of a `.safetensors` file, in the order of their bytes.
+    """Yields the tensors of a `.safetensors` file, in the order of their bytes.
 
     Raises:
-        DumpError: The file is damaged, or has a dtype that is not known.
+        DumpError: The file is damaged, or has an unknown dtype.
     """
     header_bytes = int.from_bytes(file.read(0, _LENGTH_BYTES), "little")
     if header_bytes > _HEADER_LIMIT:
@@ -62,8 +62,8 @@ def safetensors_tensors(file: InputFile) -> Iterator[ForeignTensor]:
     if not isinstance(header, dict):
         raise DumpError("its header is not an object")
     position = _LENGTH_BYTES + header_bytes
-    described = [_described(name, facts) for name, facts in header.items() if name != _METADATA]
-    for each in sorted(described, key=_extent):
+    descriptions = [_description(name, facts) for name, facts in header.items() if name != _METADATA]
+    for each in sorted(descriptions, key=_extent):
         with located(each.name):
             if position != _LENGTH_BYTES + header_bytes + each.begin:
                 raise DumpError("its bytes do not follow those of the tensor before it")
@@ -73,15 +73,16 @@ def safetensors_tensors(file: InputFile) -> Iterator[ForeignTensor]:
         raise DumpError(f"its tensors end at byte {position}, the file at byte {file.size_bytes}")
 
 
-def _extent(described: _Described) -> tuple[int, int]:
-    return described.begin, described.end
+def _extent(description: _Description) -> tuple[int, int]:
+    return description.begin, description.end
 
 
-def _described(name: str, facts: Json) -> _Described:
+def _description(name: str, facts: Json) -> _Description:
     with located(name):
         match facts:
             case {"dtype": str(dtype), "shape": list(sizes), "data_offsets": [int(begin), int(end)]} if len(facts) == 3:
-                return _Described(name=name, dtype=dtype, shape=checked_shape(map(_size, sizes)), begin=begin, end=end)
+                shape = checked_shape(map(_size, sizes))
+                return _Description(name=name, dtype=dtype, shape=shape, begin=begin, end=end)
             case _:
                 raise DumpError(f"its description {facts!r:.60} is malformed")
 
@@ -92,7 +93,7 @@ def _size(value: Json) -> int:
     return value
 
 
-def _foreign(file: InputFile, described: _Described, offset: int) -> ForeignTensor:
+def _foreign(file: InputFile, described: _Description, offset: int) -> ForeignTensor:
     if described.dtype not in _DTYPES:
         raise DumpError(f"its dtype {described.dtype!r:.20} is not one of {', '.join(_DTYPES)}")
     logical = _DTYPES[described.dtype]

@@ -1,8 +1,7 @@
-"""Flushing: what has been written of a file reaches the disk while more is being computed and written.
+"""Syncs a file to disk in a background thread while the main thread computes and writes more of it.
 
-So the sync at the end, before a dump is said to be there, has little left to do. This is only about time: the last sync
-has the last word, and reports what went wrong on the way. For that it matters that a flusher opens the file for itself,
-because an error of the disk is told once to each who has it open.
+The final sync, which comes before a dump is reported as written, then has little left to do. Flushing only saves time:
+the final sync still covers all bytes, and reports the errors of earlier ones.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-#: How much is written between two flushes.
+#: Bytes written between two flushes.
 _STEP_BYTES: Final = 64 << 20
 
-#: Where an operating system cannot leave out the times of a file, they are synced too.
+#: `fdatasync` skips a file's timestamps; an operating system that lacks it syncs them too.
 _sync = getattr(os, "fdatasync", os.fsync)
 
 
 class Flusher:
-    """Flushes a file in a thread of its own, from the first step that is full until it is stopped.
+    """Flushes a file in a background thread, once for every `_STEP_BYTES` written, until it is stopped.
 
     Args:
         path: The file.
@@ -35,23 +34,25 @@ class Flusher:
         self._thread: threading.Thread | None = None
 
     def wrote(self, size_bytes: int) -> None:
-        """Take note that so many bytes more have been written."""
+        """Records that `size_bytes` more have been written; flushes them where a step is full."""
         self._waiting_bytes += size_bytes
         if self._waiting_bytes >= _STEP_BYTES and not self._stopped:
             self._waiting_bytes = 0
             self._due.set()
             if self._thread is None:
-                # A daemon: a process that is told to end does not wait for a slow disk.
+                # A daemon thread, so that a process that is interrupted does not wait for a slow disk.
                 self._thread = threading.Thread(target=self._flush, name="gradscope-flusher", daemon=True)
                 self._thread.start()
 
     def stop(self) -> None:
-        """Flush no more; a flush that is under way ends by itself."""
+        """Stops flushing; a flush that is already running completes in its thread."""
         self._stopped = True
         self._due.set()
 
     def _flush(self) -> None:
         with suppress(OSError):
+            # A descriptor of its own: the system reports a disk error once per descriptor, and the final sync, on the
+            # writer's descriptor, has to receive it.
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 while self._is_due():

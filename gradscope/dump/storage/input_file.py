@@ -1,7 +1,4 @@
-"""A file that is read: regular, of a size known in advance, at any place, from any thread.
-
-Never mapped: a mapped file that somebody shortens kills the process.
-"""
+"""Reads a regular file, whose size is known in advance, at any offset and from any thread."""
 
 from __future__ import annotations
 
@@ -15,20 +12,22 @@ from typing import Final, Self
 from gradscope.dump.storage.storage_errors import machine_error
 from gradscope.errors import DumpError
 
-#: Errors that say something about the path. Others say something about the machine.
+#: Errors that concern the path. All others concern the machine.
 _PATH_ERRORS: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO})
 
 
 class InputFile:
-    """An open file.
+    """An open file that is only read. It is a context manager.
 
     Args:
-        path: Which.
+        path: The file.
 
     Raises:
-        DumpError: There is none, or it is not a regular file.
-        MachineError: It cannot be opened.
+        DumpError: The path does not exist, or is not a regular file.
+        MachineError: The file cannot be opened.
     """
+
+    # The file is read and never mapped: if another process truncated a mapped file, access to it would kill this one.
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,17 +47,17 @@ class InputFile:
         self.close()
 
     def fileno(self) -> int:
-        """The file's descriptor."""
+        """Returns the file descriptor."""
         return self._descriptor
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Bytes of the file.
+        """Returns `size_bytes` bytes from `offset` on.
 
         Raises:
-            DumpError: It ends before.
+            DumpError: The file ends before that.
             MachineError: The disk fails.
         """
-        # Never allocate by a stranger's word alone.
+        # The size may come from an untrusted header, so nothing is allocated before the file is known to be that long.
         if offset + size_bytes > self.size_bytes:
             raise DumpError(f"it ends after {self.size_bytes} bytes, before byte {offset + size_bytes}")
         buffer = bytearray(size_bytes)
@@ -66,7 +65,7 @@ class InputFile:
         return bytes(buffer)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer with bytes of the file. See `read`."""
+        """Fills a buffer with the bytes from `offset` on. See `read`."""
         while buffer:
             try:
                 count = os.preadv(self._descriptor, [buffer], offset)
@@ -77,7 +76,7 @@ class InputFile:
             buffer, offset = buffer[count:], offset + count
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -85,7 +84,7 @@ class InputFile:
 
 def _opened(path: Path) -> int:
     try:
-        # Without O_NONBLOCK, opening a FIFO waits for somebody to write into it.
+        # Without O_NONBLOCK, opening a FIFO would wait for another process to write into it.
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in _PATH_ERRORS:

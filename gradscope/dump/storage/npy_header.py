@@ -1,7 +1,8 @@
-"""The `.npy` header: a magic string, a version, a length, and a Python dictionary that is never evaluated here.
+"""Writes and parses `.npy` headers: a magic string, a version, a length, and the text of a Python dictionary.
 
-NumPy parses that dictionary with Python's own parser, which a hostile header can keep busy for seconds and make raise a
-dozen different exceptions. Here a regular expression either matches or does not, on at most `HEADER_LIMIT` bytes.
+The dictionary is never evaluated. NumPy parses it with Python's own parser, which a hostile header can keep busy for
+seconds and make raise a dozen different exceptions. This module matches a regular expression on at most `HEADER_LIMIT`
+bytes.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import numpy as np
 
 from gradscope.errors import DumpError
 
-#: Longest dictionary that is read, in bytes; NumPy's own take 118 for anything but dozens of axes.
+#: Longest dictionary that is read, in bytes; NumPy writes 118 for anything but dozens of axes.
 HEADER_LIMIT: Final = 4096
-#: As many bytes from the start of a member hold every header that is accepted.
+#: Every accepted header fits in this many bytes from the start of a member.
 PREFIX_LIMIT: Final = HEADER_LIMIT + 12
 #: Most axes a tensor may have.
 AXES_LIMIT: Final = 32
@@ -35,11 +36,11 @@ _LARGEST: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NpyHeader:
-    """What a `.npy` header says.
+    """The parsed contents of a `.npy` header.
 
     Attributes:
-        descriptor: NumPy's descriptor of the elements' dtype, `<f4`: a number's, or `|V1`, `|V2`.
-        fortran: Whether the first axis varies fastest; never where there is but one axis.
+        descriptor: NumPy's descriptor of the elements' dtype: that of a number, such as `<f4`, or `|V1`, `|V2`.
+        fortran: Whether the first axis varies fastest; False for an array of at most one axis.
         shape: The shape.
         header_bytes: Bytes before the first element.
     """
@@ -61,7 +62,7 @@ class NpyHeader:
 
 
 def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """The header, of a multiple of 64 bytes, of an array in C order."""
+    """Returns the header of an array in C order; its length is a multiple of 64 bytes."""
     dictionary = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}".encode("ascii")
     padding = -(len(MAGIC) + 4 + len(dictionary) + 1) % _ALIGNMENT
     text = dictionary + b" " * padding + b"\n"
@@ -69,13 +70,13 @@ def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def parse_npy_header(prefix: bytes) -> NpyHeader:
-    """What the header at the start of `prefix` says.
+    """Parses the header at the start of `prefix`.
 
     Args:
         prefix: The first `PREFIX_LIMIT` bytes of a `.npy` file or member, or all of it where it is shorter.
 
     Raises:
-        DumpError: It is not such a header, or one of a dtype or shape that is refused.
+        DumpError: `prefix` does not start with a `.npy` header, or its dtype or shape is refused.
     """
     start, length = _extent(prefix)
     match = _DICTIONARY.fullmatch(prefix, start, start + length) if start + length <= len(prefix) else None
@@ -90,7 +91,7 @@ def parse_npy_header(prefix: bytes) -> NpyHeader:
 
 
 def _extent(prefix: bytes) -> tuple[int, int]:
-    """Where the dictionary starts and how many bytes it has."""
+    """Returns the offset of the dictionary and its length in bytes."""
     if prefix[:6] != MAGIC:
         raise DumpError("it does not start like an npy array")
     version, width = prefix[6:8], 2 if prefix[6:7] == b"\x01" else 4
@@ -109,10 +110,10 @@ def _parse_shape(text: bytes) -> tuple[int, ...]:
 
 
 def checked_shape(sizes: Iterable[int]) -> tuple[int, ...]:
-    """A stranger's shape, which NumPy can make an array of if the bytes are there.
+    """Returns the shape from an untrusted file as a tuple, if NumPy can make an array of that shape.
 
     Raises:
-        DumpError: It has too many axes, or is too large.
+        DumpError: The shape has too many axes, or is too large.
     """
     shape = tuple(sizes)
     if len(shape) > AXES_LIMIT:

@@ -1,9 +1,11 @@
-"""The temporary file a dump is written into, and how it becomes the dump or vanishes.
+"""The crash-safe write: a dump is written into a locked temporary file, which is renamed onto its target or removed.
 
-A *partial* lies beside its target under a short name of its own, `.gradscope-<target>-<host>-<pid>-<random>.partial`
-(target and host as hashes), and is locked as long as its writer lives. The lock, not the process number, says whether
-it is dead: one that is left behind is swept by the next writer to the same target on the same host; across hosts locks
-are not reliable, so others' are left alone.
+`PartialFile.publish` syncs the file with `fsync`, renames it onto the target and syncs the folder. So the target is
+the old file or the complete new one at any time, even if the process is killed.
+
+A *partial* is stored next to its target as `.gradscope-<target>-<host>-<pid>-<random>.partial` (target and host are
+hashes). Its writer keeps it locked. `sweep` removes unlocked partials that dead writers to the same target left behind
+on this host. Partials of other hosts are kept, because locks are not reliable across hosts.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ from gradscope.dump.storage.storage_errors import machine_errors
 
 
 class PartialFile:
-    """A locked temporary file beside its target.
+    """A locked temporary file next to its target.
 
     Args:
-        target: The file it is to become; its folder exists.
+        target: The file that it replaces when published; its folder exists.
     """
 
     def __init__(self, target: Path) -> None:
@@ -35,10 +37,10 @@ class PartialFile:
         self._choose_path()
 
     def create(self) -> None:
-        """Make the file, empty and locked.
+        """Creates the file, empty and locked.
 
         Raises:
-            MachineError: It cannot be created or locked.
+            MachineError: The file cannot be created or locked.
         """
         with machine_errors("write to", self._target):
             while not self._create_once():
@@ -46,7 +48,7 @@ class PartialFile:
                 self._choose_path()
 
     def write(self, buffer: memoryview, offset: int) -> None:
-        """Write all of a buffer at an offset.
+        """Writes all of a buffer at an offset.
 
         Raises:
             MachineError: The disk is full or fails.
@@ -58,25 +60,26 @@ class PartialFile:
                 self._flusher.wrote(written)
 
     def publish(self, target: Path, size_bytes: int) -> None:
-        """Cut the file to a size, and put it in the place of `target`: when this returns, both are on the disk.
+        """Truncates the file to a size and renames it onto `target`; on return, file and folder are synced to disk.
 
         Raises:
-            MachineError: That failed; the file at `target` is the old one or the whole new one.
+            MachineError: A step failed; the file at `target` is the old one or the complete new one.
         """
         self._flusher.stop()
         with machine_errors("write to", target):
             os.ftruncate(self._descriptor, size_bytes)
+            # Before the rename: after a power failure the new name must not point to bytes that were never written.
             os.fsync(self._descriptor)
             _replace(self._path, target)
             _sync_folder(target.parent)
 
     def discard(self) -> None:
-        """Remove the file, unless it has been published; at any time, from any thread, more than once."""
+        """Removes the file, unless it has been published. It may be called at any time, from any thread, repeatedly."""
         with suppress(OSError):
             self._path.unlink()
 
     def close(self) -> None:
-        """Let go of the file and its lock."""
+        """Closes the file, which releases its lock."""
         self._flusher.stop()
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
@@ -89,12 +92,12 @@ class PartialFile:
     def _create_once(self) -> bool:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(self._path, flags, 0o666)
-        # Between creation and lock another writer's sweep may have taken the file for a dead writer's.
+        # Between creation and lock, another writer's sweep may have removed the file as one of a dead writer.
         return lock(self._descriptor) and os.fstat(self._descriptor).st_nlink == 1
 
 
 def lock(descriptor: int) -> bool:
-    """Lock an open file for as long as it is open; whether that was possible, nobody else holding a lock on it."""
+    """Locks an open file until it is closed; returns False where another process has locked it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -103,7 +106,7 @@ def lock(descriptor: int) -> bool:
 
 
 def sweep(target: Path) -> None:
-    """Remove what dead writers to a target have left behind on this host."""
+    """Removes the partials that dead writers to a target have left behind on this host."""
     prefix = _prefix(target)
     with suppress(OSError):
         for path in target.parent.iterdir():
@@ -115,6 +118,7 @@ def _remove_dead(path: Path) -> None:
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
+            # The lock decides whether the writer is alive, not the process number: numbers are reused.
             if lock(descriptor):
                 path.unlink()
         finally:
@@ -134,13 +138,11 @@ def _hashed(text: str, digits: int) -> str:
 
 
 def _replace(path: Path, target: Path) -> None:
-    """Put a file in another's place, without waiting for the disk space of the other to be freed.
-
-    An operating system frees it when nobody has the file open any more, which takes 0.2 s for a GB. So it is kept open,
-    and closed in a thread.
-    """
+    """Renames a file onto another, without waiting until the disk space of the replaced file is freed."""
+    # The system frees the space when the last descriptor is closed, which takes 0.2 s for a GB. So the old file is kept
+    # open during the rename, and closed in a thread.
     old = -1
-    with suppress(OSError):  # there is none, or it is not ours to read
+    with suppress(OSError):  # there is no old file, or it is not readable
         old = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         path.replace(target)
@@ -154,7 +156,7 @@ def _sync_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems cannot sync a folder, and say that the request is invalid.
+        # Some network file systems cannot sync a folder, and report the request as invalid.
         if error.errno != errno.EINVAL:
             raise
     finally:

@@ -1,6 +1,7 @@
-"""What the operating system says when writing or reading fails, in terms a user can act on.
+"""Turns errors of the operating system into `MachineError`s with hints, and adds locations to `DumpError`s.
 
-Saying where in a file something is wrong: what is wrong is said below, the place is added on the way up.
+The code that finds a problem raises a `DumpError` that states only the problem. Its callers add the location (file,
+tensor) with `located` while the error passes them.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from gradscope.naming import printable
 
 
 @contextmanager
-def located(place: str) -> Generator[None]:
-    """Put a place, a path or a tensor's name, in front of the message of a `DumpError` that comes out of the block."""
+def located(location: str) -> Generator[None]:
+    """Puts a location, a path or a tensor's name, in front of the message of any `DumpError` that the block raises."""
     try:
         yield
     except DumpError as error:
-        raise DumpError(f"{printable(place)}: {error.message}", hint=error.hint) from error
+        raise DumpError(f"{printable(location)}: {error.message}", hint=error.hint) from error
 
 
 _HINTS: Final = {
     errno.ENOSPC: "free some space, or write to another disk",
     errno.EDQUOT: "free some of your quota, or write to another disk",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f), or write less",
-    errno.EACCES: "choose a place you have the permission for",
-    errno.EPERM: "choose a place you have the permission for",
+    errno.EACCES: "choose a folder you have the permission for",
+    errno.EPERM: "choose a folder you have the permission for",
     errno.EROFS: "write to a disk that is not read-only",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
@@ -38,11 +39,11 @@ _HINTS: Final = {
 
 @contextmanager
 def machine_errors(doing: str, path: Path) -> Generator[None]:
-    """Turn an error of the operating system into a `MachineError`.
+    """Turns an `OSError` that the block raises into a `MachineError`.
 
     Args:
-        doing: What is done, as it follows "cannot": "write".
-        path: To what.
+        doing: The failed action, as it follows "cannot" in the message: "write to".
+        path: The object of that action.
     """
     try:
         yield
@@ -51,6 +52,6 @@ def machine_errors(doing: str, path: Path) -> Generator[None]:
 
 
 def machine_error(doing: str, path: Path, error: OSError) -> MachineError:
-    """The `MachineError` that says what failed on which path and why. See `machine_errors`."""
+    """Returns a `MachineError` that states the failed action, the path and the reason. See `machine_errors`."""
     cause = os.strerror(error.errno) if error.errno else str(error)
     return MachineError(f"cannot {doing} {printable(str(path))}: {cause}", hint=_HINTS.get(error.errno or 0))

@@ -1,4 +1,4 @@
-"""A tensor in a file: what is known of it before it is read, and reading it, whole or chunk by chunk."""
+"""Reads one tensor of a file: the full array, a range of its elements, or chunk by chunk."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from gradscope.arrays.dtypes import decode
 from gradscope.dump.storage.streams import ByteStream
 from gradscope.errors import MachineError
 
-#: Bytes of a chunk, unless the reader asks for another size: what stays in a cache while it is checked and compared.
+#: Default bytes of a chunk: it stays in the cache while it is checksummed and compared.
 CHUNK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """A tensor whose elements lie in a file.
+    """A tensor whose elements are stored in a file.
 
     Attributes:
-        shape: Shape of the array in the file (of PRNG keys: one axis more than the keys have).
+        shape: Shape of the array in the file; the key data of PRNG keys has one axis more than the keys.
         logical: The logical dtype's name.
         stored: The dtype of the elements in the file.
         fortran: Whether the first axis varies fastest.
-        header_bytes: Bytes of its stream before the first element.
-        open_stream: Opens its bytes, header included; exactly as many as header and elements take.
+        header_bytes: Bytes of the stream before the first element.
+        open_stream: Opens a stream of exactly the header's and the elements' bytes.
     """
 
     shape: tuple[int, ...]
@@ -40,36 +40,36 @@ class StoredTensor:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its elements in the file."""
+        """Bytes of the elements in the file."""
         return math.prod(self.shape) * self.stored.itemsize
 
     def array(self) -> Array:
-        """The tensor, in its logical dtype.
+        """Returns the full tensor in its logical dtype.
 
         Raises:
             DumpError: The bytes are damaged.
             MachineError: There is not enough memory, or the disk fails.
         """
         stream = self._open()
-        flat = self._room(math.prod(self.shape))
+        flat = self._allocated(math.prod(self.shape))
         stream.fill(flat.view(np.uint8).data)
         stream.finish()
         return decode(flat, self.logical).reshape(self.shape, order="F" if self.fortran else "C")
 
     def chunks(self, chunk_bytes: int = CHUNK_BYTES, *, reused: bool = False) -> Iterator[Array]:
-        """The elements in C order, in one-dimensional arrays of the logical dtype.
+        """Yields the elements in C order, in one-dimensional arrays of the logical dtype.
 
-        Memory is bounded by a chunk, save for a tensor whose first axis varies fastest, which is read whole.
+        Memory is bounded by a chunk, except for a tensor in Fortran order, which is read into memory completely.
 
         Args:
-            chunk_bytes: Upper bound on the bytes that a chunk takes in the file, but for a single element.
+            chunk_bytes: Upper bound on the bytes that a chunk takes in the file; a chunk has at least one element.
             reused: As for `DumpSource.chunks`.
 
         Yields:
-            Arrays of their own, unless `reused`; the last comes before the CRC is checked.
+            New arrays, or with `reused` arrays of one shared buffer. The CRC is checked after the last one.
 
         Raises:
-            DumpError: The bytes are damaged; the CRC is checked behind the last chunk.
+            DumpError: The bytes are damaged; a wrong CRC is reported after the last chunk.
             MachineError: The disk fails.
         """
         elements = max(1, chunk_bytes // self.stored.itemsize)
@@ -77,19 +77,19 @@ class StoredTensor:
             yield from blocks(self.array(), elements)
             return
         stream, size = self._open(), math.prod(self.shape)
-        # What is freed goes back to the operating system, and comes back as pages that fault one by one.
-        room = self._room(min(elements, size)) if reused else None
+        # One buffer for all chunks: freed memory returns to the operating system, and new pages fault one by one.
+        buffer = self._allocated(min(elements, size)) if reused else None
         for start in range(0, size, elements):
             count = min(elements, size - start)
-            piece = self._room(count) if room is None else room[:count]
-            stream.fill(piece.view(np.uint8).data)
-            yield decode(piece, self.logical)
+            chunk = self._allocated(count) if buffer is None else buffer[:count]
+            stream.fill(chunk.view(np.uint8).data)
+            yield decode(chunk, self.logical)
         stream.finish()
 
     def stretch(self, start: int, stop: int) -> Array:
-        """The elements from `start` to before `stop` in C order, in an array of one dimension; the CRC is not checked.
+        """Returns the elements `start:stop` of the flattened tensor, in C order; the CRC is not checked.
 
-        Memory is bounded as by `chunks`, to what is asked for.
+        Memory is bounded by the returned elements, except for a tensor in Fortran order.
 
         Raises:
             DumpError: The file is damaged.
@@ -97,13 +97,13 @@ class StoredTensor:
         """
         if self.fortran:
             return stretch_of(self.array(), start, stop)
-        stream, piece = self._open(), self._room(stop - start)
+        stream, elements = self._open(), self._allocated(stop - start)
         stream.skip(start * self.stored.itemsize)
-        stream.fill(piece.view(np.uint8).data)
-        return decode(piece, self.logical)
+        stream.fill(elements.view(np.uint8).data)
+        return decode(elements, self.logical)
 
     def check(self) -> None:
-        """Read everything and keep nothing.
+        """Reads all bytes and checks their CRC; returns nothing.
 
         Raises:
             DumpError: The bytes are damaged.
@@ -116,13 +116,14 @@ class StoredTensor:
         stream.finish()
 
     def _open(self) -> ByteStream:
-        """The stream, its header read: the CRC covers it."""
+        """Returns the stream, positioned at the first element."""
         stream = self.open_stream()
+        # The header is read and not skipped, because the CRC covers it.
         stream.fill(memoryview(bytearray(self.header_bytes)))
         return stream
 
-    def _room(self, count: int) -> Array:
-        """An array for so many elements."""
+    def _allocated(self, count: int) -> Array:
+        """Returns an uninitialised array of `count` elements."""
         try:
             return np.empty(count, self.stored)
         except MemoryError as error:

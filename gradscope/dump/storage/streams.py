@@ -1,4 +1,7 @@
-"""Streams: the bytes of a tensor from first to last, checked on the way."""
+"""Streams read the bytes of one tensor in order and check their CRC-32 at the end.
+
+The CRC is computed while bytes are read, and compared in `finish` (`require_crc`).
+"""
 
 from __future__ import annotations
 
@@ -8,47 +11,48 @@ from typing import Final, Protocol
 from gradscope.dump.storage.checksum import checksum
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.errors import DumpError
+from gradscope.protocols import implements
 
 #: Compressed bytes read at a time, and bytes checksummed at a time, while they are in cache.
 _STEP_BYTES: Final = 1 << 20
 
 
 class ByteStream(Protocol):
-    """Bytes that are read once, in order, into buffers of the reader's."""
+    """Bytes that are read once, in order, into the caller's buffers."""
 
     def fill(self, buffer: memoryview) -> None:
-        """Fill a buffer with the next bytes.
+        """Fills a buffer with the next bytes.
 
         Raises:
-            DumpError: There are not as many, or they are damaged.
+            DumpError: The stream has fewer bytes, or they are damaged.
         """
         ...
 
     def skip(self, size_bytes: int) -> None:
-        """Pass over the next bytes; the CRC cannot be checked then.
+        """Skips the next bytes; the CRC cannot be checked after that.
 
         Raises:
-            DumpError: There are not as many, or they are damaged.
+            DumpError: The stream has fewer bytes, or they are damaged.
         """
         ...
 
     def finish(self) -> None:
-        """Check what can be checked only at the end: that nothing is left, and the CRC.
+        """Checks that no bytes are left, and that the CRC of the bytes read is the stored one.
 
         Raises:
-            DumpError: Something is left, or the bytes are not those that were written.
+            DumpError: Bytes are left, or the CRC differs.
         """
         ...
 
 
 class PlainStream:
-    """Bytes as they lie in the file.
+    """Uncompressed bytes of a file.
 
     Args:
         file: The file.
-        offset: Where they start.
-        size_bytes: How many there are.
-        crc32: Their CRC-32; None where the file has none.
+        offset: File offset of the first byte.
+        size_bytes: Number of bytes.
+        crc32: Their expected CRC-32; None where the file stores none.
     """
 
     def __init__(self, file: InputFile, *, offset: int, size_bytes: int, crc32: int | None) -> None:
@@ -58,25 +62,25 @@ class PlainStream:
         self._expected = crc32
         self._crc32 = 0
 
+    @implements(ByteStream)
     def fill(self, buffer: memoryview) -> None:
-        """See `ByteStream`."""
         if self._offset + len(buffer) > self._end:
             raise DumpError("its data ends too early")
         for start in range(0, len(buffer), _STEP_BYTES):
-            piece = buffer[start : start + _STEP_BYTES]
-            self._file.read_into(piece, self._offset)
-            self._offset += len(piece)
+            chunk = buffer[start : start + _STEP_BYTES]
+            self._file.read_into(chunk, self._offset)
+            self._offset += len(chunk)
             if self._expected is not None:
-                self._crc32 = checksum(piece, self._crc32)
+                self._crc32 = checksum(chunk, self._crc32)
 
+    @implements(ByteStream)
     def skip(self, size_bytes: int) -> None:
-        """See `ByteStream`."""
         self._offset += size_bytes
         if self._offset > self._end:
             raise DumpError("its data ends too early")
 
+    @implements(ByteStream)
     def finish(self) -> None:
-        """See `ByteStream`."""
         if self._offset != self._end:
             raise DumpError(f"{self._end - self._offset} bytes follow its data")
         if self._expected is not None:
@@ -84,13 +88,13 @@ class PlainStream:
 
 
 class InflatingStream:
-    """Bytes that are deflated in the file.
+    """Bytes that are stored deflated (zlib-compressed) in a file.
 
     Args:
         file: The file.
-        offset: Where the compressed bytes start.
-        compressed_bytes: How many there are.
-        crc32: CRC-32 of what they stand for.
+        offset: File offset of the first compressed byte.
+        compressed_bytes: Number of compressed bytes.
+        crc32: Expected CRC-32 of the decompressed bytes.
     """
 
     def __init__(self, file: InputFile, *, offset: int, compressed_bytes: int, crc32: int) -> None:
@@ -102,46 +106,46 @@ class InflatingStream:
         self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
         self._pending = b""
 
+    @implements(ByteStream)
     def fill(self, buffer: memoryview) -> None:
-        """See `ByteStream`."""
         while buffer:
-            piece = self._inflated(len(buffer))
-            if not piece:
+            chunk = self._inflated(len(buffer))
+            if not chunk:
                 raise DumpError("its compressed data ends too early")
-            buffer[: len(piece)] = piece
-            buffer = buffer[len(piece) :]
-            self._crc32 = checksum(piece, self._crc32)
+            buffer[: len(chunk)] = chunk
+            buffer = buffer[len(chunk) :]
+            self._crc32 = checksum(chunk, self._crc32)
 
+    @implements(ByteStream)
     def skip(self, size_bytes: int) -> None:
-        """See `ByteStream`."""
-        room = memoryview(bytearray(min(size_bytes, _STEP_BYTES)))
+        discarded = memoryview(bytearray(min(size_bytes, _STEP_BYTES)))
         for start in range(0, size_bytes, _STEP_BYTES):
-            self.fill(room[: size_bytes - start])
+            self.fill(discarded[: size_bytes - start])
 
+    @implements(ByteStream)
     def finish(self) -> None:
-        """See `ByteStream`."""
         left_over = self._inflated(1) or self._inflater.unused_data or self._offset != self._end
         if left_over or not self._inflater.eof:
             raise DumpError("its compressed data does not end where it should")
         require_crc(self._crc32, self._expected)
 
     def _inflated(self, limit: int) -> bytes:
-        """Up to so many of the next bytes, at least one; b"" at the end."""
+        """Returns at least one and at most `limit` of the next decompressed bytes; b"" at the end."""
         while not self._inflater.eof:
             compressed = self._pending or self._next_compressed()
-            piece = self._inflate(compressed, limit)
-            # What has been taken in may be handed out only when asked again: the end is where neither is left.
-            if piece or not compressed:
-                return piece
+            chunk = self._inflate(compressed, limit)
+            # The inflater buffers bytes. It is only at the end when it has neither input nor output left.
+            if chunk or not compressed:
+                return chunk
         return b""
 
     def _inflate(self, compressed: bytes, limit: int) -> bytes:
         try:
-            piece = self._inflater.decompress(compressed, min(limit, _STEP_BYTES))
+            chunk = self._inflater.decompress(compressed, min(limit, _STEP_BYTES))
         except zlib.error as error:
             raise DumpError(f"its compressed data is damaged: {error}") from error
         self._pending = self._inflater.unconsumed_tail
-        return piece
+        return chunk
 
     def _next_compressed(self) -> bytes:
         compressed = self._file.read(self._offset, min(_STEP_BYTES, self._end - self._offset))
@@ -150,10 +154,10 @@ class InflatingStream:
 
 
 def require_crc(found: int, expected: int) -> None:
-    """Refuse data that is not what was written.
+    """Raises an error where the CRC-32 of the bytes read is not the expected one.
 
     Raises:
-        DumpError: It is not.
+        DumpError: The two differ.
     """
     if found != expected:
-        raise DumpError(f"its data is damaged: its CRC-32 is {found:08x}, written was {expected:08x}")
+        raise DumpError(f"its data is damaged: its CRC-32 is {found:08x}, expected {expected:08x}")

@@ -1,4 +1,4 @@
-"""Where a dump may be written: what can be known to be wrong with a path is said before any work is done."""
+"""Checks, before any work is done, that a dump can be written to a path."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from gradscope.naming import printable
 
 
 def checked_target(path: Path, *, force: bool) -> Path:
-    """The regular file that a path stands for, existing or to be, symbolic links followed.
-
-    Renaming onto a path replaces whatever is there: for root, a device node too.
+    """Returns the regular file, existing or not, that a path refers to; symbolic links are followed.
 
     Args:
-        path: As the user gave it.
+        path: The path as the user wrote it.
         force: Whether a file that exists may be replaced.
 
     Raises:
@@ -28,7 +26,7 @@ def checked_target(path: Path, *, force: bool) -> Path:
     shown = printable(str(path))
     try:
         target = Path(os.path.realpath(path))
-        mode = _mode(path)  # not of `target`: what /dev/stdout stands for may be a pipe without a path
+        mode = _mode(path)  # not of `target`: /dev/stdout may resolve to a pipe, which has no path
         parent = _mode(target.parent)
     except PermissionError as error:
         raise MachineError(
@@ -38,6 +36,7 @@ def checked_target(path: Path, *, force: bool) -> Path:
         raise UsageError(f"cannot write to {shown}: {error.strerror}") from error
     except ValueError as error:  # a NUL character
         raise UsageError(f"cannot write to {shown}: {error}") from error
+    # The rename replaces whatever is at the path: run as root, even a device node.
     if mode is not None and not stat.S_ISREG(mode):
         raise UsageError(f"cannot write to {shown}: it is {_kind(mode)}, not a regular file")
     if mode is not None and not force:
@@ -50,7 +49,7 @@ def checked_target(path: Path, *, force: bool) -> Path:
 
 
 def require_space(target: Path, predicted_bytes: int) -> None:
-    """Refuse a target whose disk has less space than the dump will take.
+    """Raises an error where the target's disk has less free space than the dump will take.
 
     Raises:
         MachineError: It has less.
@@ -66,7 +65,7 @@ def require_space(target: Path, predicted_bytes: int) -> None:
 
 
 def incomplete_target(target: Path) -> Path:
-    """The path, beside a target, of what a failed run had captured: NAME.incomplete.npz.
+    """Returns the path next to a target for the incomplete dump of a failed run: NAME.incomplete.npz.
 
     Raises:
         MachineError: Something other than a regular file is there.

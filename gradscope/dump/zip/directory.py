@@ -1,7 +1,7 @@
-"""Reading a zip file's directory strictly: what a lenient reader guesses at is refused here.
+"""Reads a zip file's directory strictly, and refuses everything at which a lenient reader would guess.
 
-Lenient readers stop at the first record that makes no sense and keep what they have, which loses members without a
-word; they let two members share their bytes, and let one name stand for two.
+Lenient readers stop at the first invalid record and keep the members before it, which loses members silently. They
+accept two members that share bytes, and two members of the same name.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from gradscope.dump.zip.structures import (
 )
 from gradscope.errors import DumpError
 
-#: Most bytes that one deflated byte can stand for.
+#: Most bytes into which one deflated byte can decompress.
 _LARGEST_RATIO: Final = 1032
-#: Flags that change nothing here: how hard the deflater tried, "sizes follow the data", "the name is UTF-8".
+#: Flags without effect on reading: the compression level, "sizes follow the data", "the name is UTF-8".
 _HARMLESS_FLAGS: Final = 0x6 | 0x8 | UTF8_FLAG
 _HOSTILE_NAME: Final = re.compile(r"[\x00\\]|\A/|\A[A-Za-z]:/|(?<![^/])\.\.(?=/|\Z)|\A\Z|/\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """One member, as the directory has it.
+class ZipMember:
+    """The directory's record of one member.
 
     Attributes:
-        name: Its name.
-        flags: Its general-purpose flags.
+        name: The member's name.
+        flags: General-purpose flags.
         method: `STORED` or `DEFLATED`.
-        crc32: CRC-32 of its data.
-        compressed_bytes: Bytes of its data in the file.
-        size_bytes: Bytes of its data.
-        header_offset: File offset of its local header.
-        facts: Content of our extra field; b"" where there is none.
+        crc32: CRC-32 of the uncompressed data.
+        compressed_bytes: Bytes of the data in the file.
+        size_bytes: Bytes of the uncompressed data.
+        header_offset: File offset of the local header.
+        facts: Content of gradscope's extra field; b"" where there is none.
     """
 
     name: str
@@ -60,30 +60,30 @@ class Member:
 
     @property
     def smallest_end(self) -> int:
-        """The file offset before which its data cannot end."""
+        """A lower bound of the file offset at which the member's data ends."""
         return self.header_offset + LOCAL.size + len(self.name) + self.compressed_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directory:
-    """What a zip file holds.
+    """The parsed directory of a zip file.
 
     Attributes:
-        members: Its members by name, in the order of the file.
-        limits: For each, the file offset up to which it may reach: the next one's header, or the directory.
+        members: Members by name, in the order of the file.
+        limits: File offset that each member's data may not exceed: that of the next header, or of the directory.
         trailing_bytes: Bytes behind the end of the zip file.
     """
 
-    members: dict[str, Member]
+    members: dict[str, ZipMember]
     limits: dict[str, int]
     trailing_bytes: int
 
 
 def read_directory(file: InputFile) -> Directory:
-    """The directory of a zip file.
+    """Reads and checks the directory of a zip file.
 
     Raises:
-        DumpError: The file is not a zip file, is damaged, or has something in it that is refused.
+        DumpError: The file is not a zip file, is damaged, or contains something that is refused.
     """
     end = find_end(file)
     members = sorted(_parse_records(file.read(end.directory_offset, end.directory_bytes), end.members), key=_position)
@@ -99,11 +99,11 @@ def read_directory(file: InputFile) -> Directory:
     )
 
 
-def _position(member: Member) -> int:
+def _position(member: ZipMember) -> int:
     return member.header_offset
 
 
-def _parse_records(records: bytes, count: int) -> Iterator[Member]:
+def _parse_records(records: bytes, count: int) -> Iterator[ZipMember]:
     position = 0
     for number in range(count):
         with located(f"record {number} of its zip directory"):
@@ -113,8 +113,8 @@ def _parse_records(records: bytes, count: int) -> Iterator[Member]:
         raise DumpError("its zip directory is longer than its members")
 
 
-def _parse_record(records: bytes, position: int) -> tuple[Member, int]:
-    """The member whose record starts at a position, and where the next record starts."""
+def _parse_record(records: bytes, position: int) -> tuple[ZipMember, int]:
+    """Returns the member whose record starts at a position, and the position of the next record."""
     start = position + DIRECTORY.size
     if start > len(records):
         raise DumpError("it is cut short")
@@ -126,7 +126,7 @@ def _parse_record(records: bytes, position: int) -> tuple[Member, int]:
         raise DumpError("it is damaged")
     fields = parse_extra(records[start + name : start + name + extra])
     compressed_bytes, size_bytes, header_offset = _numbers(fields, sizes, offset)
-    member = Member(
+    member = ZipMember(
         name=_decoded(records[start : start + name]),
         flags=flags,
         method=method,
@@ -159,7 +159,7 @@ def _decoded(name: bytes) -> str:
     return decoded
 
 
-def _require_readable(member: Member) -> None:
+def _require_readable(member: ZipMember) -> None:
     if member.flags & ~_HARMLESS_FLAGS:
         raise DumpError("it is encrypted, or of a kind that no dump has")
     if member.method not in (STORED, DEFLATED):

@@ -1,4 +1,4 @@
-"""Finding the end of a zip file, which says where its directory is and how many members it has."""
+"""Finds the end record of a zip file, which holds the offset of the directory and the number of members."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from gradscope.errors import DumpError
 MEMBERS_LIMIT: Final = 1_000_000
 DIRECTORY_LIMIT: Final = 512 << 20
 
-#: How far before the end of the file the end record is looked for: a zip comment has at most 65,535 bytes.
+#: The end record is searched in this many last bytes of the file: a zip comment has at most 65,535 bytes.
 _SEARCHED_BYTES: Final = END.size + LIMIT_16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """What the end of a zip file says.
+class EndRecord:
+    """The contents of a zip file's end record.
 
     Attributes:
         members: Number of members.
         directory_offset: File offset of the directory.
         directory_bytes: Bytes of the directory.
-        trailing_bytes: Bytes behind the end, comment included; none in a file of ours.
+        trailing_bytes: Bytes behind the end record, comment included; 0 in a file that gradscope wrote.
     """
 
     members: int
@@ -44,11 +44,11 @@ class End:
     trailing_bytes: int
 
 
-def find_end(file: InputFile) -> End:
-    """The end of a zip file.
+def find_end(file: InputFile) -> EndRecord:
+    """Returns the end record of a zip file.
 
     Raises:
-        DumpError: There is none, or it contradicts the file.
+        DumpError: The file has none, or it contradicts the file.
     """
     offset, record = _find_record(file)
     _, disk, directory_disk, here, *numbers, _ = END.unpack(record)
@@ -60,10 +60,10 @@ def find_end(file: InputFile) -> End:
         numbers = _parse_zip64(file, directory_end, numbers)
     members, directory_bytes, directory_offset = numbers
     if directory_offset + directory_bytes != directory_end:
-        raise DumpError("its zip directory is not where its end record says")
+        raise DumpError("its zip directory is not at the offset that its end record states")
     _require_limits(members, directory_bytes, directory_offset)
     trailing_bytes = file.size_bytes - offset - END.size
-    return End(
+    return EndRecord(
         members=members,
         directory_offset=directory_offset,
         directory_bytes=directory_bytes,
@@ -72,7 +72,7 @@ def find_end(file: InputFile) -> End:
 
 
 def _find_record(file: InputFile) -> tuple[int, bytes]:
-    """The offset and the bytes of the last end record."""
+    """Returns the offset and the bytes of the last end record."""
     searched = min(_SEARCHED_BYTES, file.size_bytes)
     start = file.size_bytes - searched
     tail = file.read(start, searched)
@@ -91,12 +91,12 @@ def _has_zip64(file: InputFile, end_offset: int) -> bool:
 
 
 def _parse_zip64(file: InputFile, offset: int, in_short: list[int]) -> list[int]:
-    """Members, directory size and directory offset of the zip64 end record at an offset.
+    """Returns number of members, directory size and directory offset from the zip64 end record at an offset.
 
     Args:
         file: The zip file.
-        offset: Where the record has to be.
-        in_short: The same numbers as the ordinary end record has them, as large as they fit there.
+        offset: The offset at which the record has to be.
+        in_short: The same numbers from the ordinary end record, where each is capped at its field's largest value.
     """
     signature, _, _, _, disk, directory_disk, here, *numbers = END64.unpack(file.read(offset, END64.size))
     locator = LOCATOR64.unpack(file.read(offset + END64.size, LOCATOR64.size))
@@ -108,7 +108,7 @@ def _parse_zip64(file: InputFile, offset: int, in_short: list[int]) -> list[int]
 
 
 def _require_limits(members: int, directory_bytes: int, directory_offset: int) -> None:
-    """Refuse what would cost much to read before it is read: counts that the bytes present cannot bear out."""
+    """Raises an error where the directory is too large to read, or the file too small for the claimed members."""
     if members > MEMBERS_LIMIT or directory_bytes > DIRECTORY_LIMIT:
         raise DumpError(f"its zip directory claims {members} members in {directory_bytes} bytes, too many to read")
     if members * DIRECTORY.size > directory_bytes or members * LOCAL.size > directory_offset:

@@ -1,4 +1,4 @@
-"""The extra fields of a zip record: a sequence of kind, length, content."""
+"""Parses the extra fields of a zip record: a sequence of kind, length and content."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gradscope.errors import DumpError
 
 
 def parse_extra(extra: bytes) -> dict[int, bytes]:
-    """The contents by kind.
+    """Returns the contents of the extra fields by kind.
 
     Raises:
-        DumpError: They do not add up, or a kind is there twice.
+        DumpError: The lengths do not add up, or a kind occurs twice.
     """
     fields: dict[int, bytes] = {}
     while extra:
@@ -27,10 +27,14 @@ def parse_extra(extra: bytes) -> dict[int, bytes]:
 
 
 def wide_numbers(fields: dict[int, bytes], numbers: list[int]) -> list[int]:
-    """The numbers of a record, in the order of the zip64 field, those that did not fit in 32 bits taken from there.
+    """Returns the numbers of a record, with those that did not fit in 32 bits replaced from the zip64 field.
+
+    Args:
+        fields: The record's extra fields.
+        numbers: The 32-bit numbers, in the order of the zip64 field.
 
     Raises:
-        DumpError: The field does not have as many.
+        DumpError: The zip64 field has fewer numbers than are needed.
     """
     missing = numbers.count(LIMIT_32)
     content = fields.get(EXTRA_ZIP64, b"")

@@ -1,10 +1,14 @@
-"""Member names: the name under which a tensor lies in the zip file, made from its key and back.
+"""Maps the key of a tensor to the name of its zip member, and back.
 
-A member's name is its key plus `.npy`. What a zip reader, a file system or NumPy could take for something else than a
-letter of the name is written `%XX`, one for each byte of its UTF-8: control characters, backslashes, lone surrogates,
-the components `.` and `..`, a slash that would make an empty component, the dot of a final `.npy` (`numpy.load` hands
-out layer `a` when asked for a layer `a.npy`), and a `%` that would read as the start of such an escape. Nothing is
-lost: different keys have different member names.
+A member's name is the key plus `.npy`. Characters that a zip reader, a file system or NumPy would interpret are
+escaped as `%XX`, once for each byte of their UTF-8:
+
+- control characters, backslashes and lone surrogates;
+- the components `.` and `..`, and a slash that would make an empty component;
+- the dot of a final `.npy`, because `numpy.load` returns layer `a` for the name `a.npy`;
+- a `%` that would read as the start of an escape.
+
+The mapping is injective: different keys have different member names.
 """
 
 from __future__ import annotations
@@ -31,11 +35,11 @@ _SURROGATE_PAIR: Final = re.compile(r"[\ud800-\udbff][\udc00-\udfff]")
 
 
 def member_name(key: str) -> str:
-    """The name of the zip member that holds the tensor of a key.
+    """Returns the name of the zip member that holds the tensor of a key.
 
     Raises:
-        UsageError: It would be too long, or the key spells a letter as two surrogates, which JSON cannot
-            tell from the letter itself.
+        UsageError: The name would be too long, or the key spells a character as two surrogates, which in JSON is
+            identical to the character itself.
     """
     if _SURROGATE_PAIR.search(key):
         raise UsageError(f"the name {printable(key)} holds a surrogate pair instead of the letter it encodes")
@@ -50,7 +54,7 @@ def member_name(key: str) -> str:
 
 
 def key_of_member(name: str) -> str:
-    """The inverse of `member_name`."""
+    """Returns the key of a member's name. It is the inverse of `member_name`."""
     escaped = name.removesuffix(_SUFFIX).encode(errors="surrogatepass")
     return _ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), escaped).decode(errors="surrogatepass")
 

@@ -1,4 +1,4 @@
-"""From a member's record in the directory to its bytes, its own header compared with the record on the way."""
+"""Finds the bytes of a member, after comparing its local header with its record in the directory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.streams import ByteStream, InflatingStream, PlainStream
-from gradscope.dump.zip.directory import Member
+from gradscope.dump.zip.directory import ZipMember
 from gradscope.dump.zip.extra_fields import parse_extra, wide_numbers
 from gradscope.dump.zip.structures import EXTRA_FACTS, LOCAL, LOCAL_SIGNATURE, STORED
 from gradscope.errors import DumpError
@@ -18,7 +18,7 @@ _SIZES_FOLLOW: Final = 0x8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalHeader:
-    """What stands in front of a member's data. See `Member`; `data_offset` is the file offset of the first byte."""
+    """The header in front of a member's data: the fields of `ZipMember`, and the file offset of the data."""
 
     name: bytes
     flags: int
@@ -31,10 +31,10 @@ class LocalHeader:
 
 
 def read_local_header(file: InputFile, offset: int) -> LocalHeader:
-    """The local header at an offset.
+    """Parses the local header at an offset.
 
     Raises:
-        DumpError: There is none.
+        DumpError: There is no local header, or it is damaged.
     """
     fixed = file.read(offset, LOCAL.size)
     signature, _, flags, method, _, _, crc32, compressed, size, name_bytes, extra_bytes = LOCAL.unpack(fixed)
@@ -55,16 +55,16 @@ def read_local_header(file: InputFile, offset: int) -> LocalHeader:
     )
 
 
-def data_offset(file: InputFile, member: Member, limit: int) -> int:
-    """The file offset of a member's first byte.
+def data_offset(file: InputFile, member: ZipMember, limit: int) -> int:
+    """Returns the file offset of the first byte of a member's data.
 
     Args:
         file: The zip file.
         member: The member.
-        limit: The file offset up to which it may reach.
+        limit: The file offset at which its data has to end at the latest.
 
     Raises:
-        DumpError: Its header says something else than the directory, or its data reaches too far.
+        DumpError: The local header contradicts the directory, or the data reaches beyond the limit.
     """
     header = read_local_header(file, member.header_offset)
     if (header.name, header.flags, header.method) != (member.name.encode(), member.flags, member.method):
@@ -80,8 +80,8 @@ def data_offset(file: InputFile, member: Member, limit: int) -> int:
     return header.data_offset
 
 
-def member_stream(file: InputFile, member: Member, offset: int) -> ByteStream:
-    """A member's bytes, whose first is at an offset of the file."""
+def member_stream(file: InputFile, member: ZipMember, offset: int) -> ByteStream:
+    """Opens a stream of a member's bytes, the first of which is at `offset`."""
     if member.method == STORED:
         return PlainStream(file, offset=offset, size_bytes=member.size_bytes, crc32=member.crc32)
     return InflatingStream(file, offset=offset, compressed_bytes=member.compressed_bytes, crc32=member.crc32)

@@ -1,11 +1,14 @@
-"""The zip structures that a dump consists of, as bytes: local headers, directory records, end records.
+"""Encodes the zip structures of a dump as bytes: local headers, directory records and end records.
 
-A member is stored, never deflated; dated 1980-01-01, so that equal dumps are equal bytes; and its data starts at a
-multiple of 64 bytes, so that a reader can map it. Sizes that do not fit in 32 bits, and more than 65,534 members, take
-the zip64 fields. Two extra fields of our own:
+- Members are stored, never deflated.
+- Members are dated 1980-01-01, so that equal dumps are equal bytes.
+- Their data starts at a multiple of 64 bytes, so that a reader can map it into memory.
+- Sizes that do not fit in 32 bits, and more than 65,534 members, use the zip64 fields.
+
+Two extra fields are written:
 
 - `0x5347` ("GS"), in header and directory: a JSON object of facts that the member's `.npy` header cannot hold;
-- `0xD935`, in the header alone: the padding, as Android's zipalign writes it.
+- `0xD935`, in the header only: the padding, as Android's zipalign writes it.
 
 References:
     PKWARE's APPNOTE.TXT 6.3.10, sections 4.3.7 to 4.3.16 and 4.5.3.
@@ -38,14 +41,14 @@ EXTRA: Final = struct.Struct("<2H")
 STORED: Final = 0
 DEFLATED: Final = 8
 UTF8_FLAG: Final = 0x800
-#: The value that says "see the zip64 field", and the first that needs it.
+#: The value that means "see the zip64 field", which is also the smallest value that needs the field.
 LIMIT_32: Final = 0xFFFFFFFF
 LIMIT_16: Final = 0xFFFF
 EXTRA_ZIP64: Final = 0x0001
 EXTRA_FACTS: Final = 0x5347
 EXTRA_PADDING: Final = 0xD935
 ALIGNMENT: Final = 64
-#: Where in a local header the CRC stands.
+#: Offset of the CRC in a local header.
 CRC_OFFSET: Final = 14
 
 _VERSION: Final = 45
@@ -56,14 +59,14 @@ _DATE_1980: Final = (0, 1 << 5 | 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenMember:
-    """One member of the file being written.
+    """One member of the file that is being written.
 
     Attributes:
-        name: Its name in UTF-8.
-        crc32: CRC-32 of its data; 0 while that is unknown.
-        size_bytes: Bytes of its data.
-        header_offset: File offset of its local header.
-        facts: JSON text of our extra field; b"" for none.
+        name: The name in UTF-8.
+        crc32: CRC-32 of the data; 0 while it is unknown.
+        size_bytes: Bytes of the data.
+        header_offset: File offset of the local header.
+        facts: JSON text of the extra field; b"" for none.
     """
 
     name: bytes
@@ -74,7 +77,7 @@ class WrittenMember:
 
 
 def local_header(member: WrittenMember) -> bytes:
-    """The bytes in front of a member's data, which then starts at a multiple of `ALIGNMENT`."""
+    """Returns a member's local header, padded so that the data behind it starts at a multiple of `ALIGNMENT`."""
     large = member.size_bytes >= LIMIT_32
     extra = _extra(EXTRA_ZIP64, struct.pack("<2Q", member.size_bytes, member.size_bytes)) if large else b""
     extra += _facts(member)
@@ -85,7 +88,7 @@ def local_header(member: WrittenMember) -> bytes:
 
 
 def directory_record(member: WrittenMember) -> bytes:
-    """A member's record in the directory."""
+    """Returns a member's record in the directory."""
     sizes = [member.size_bytes] * 2 if member.size_bytes >= LIMIT_32 else []
     offsets = [member.header_offset] if member.header_offset >= LIMIT_32 else []
     large = [*sizes, *offsets]
@@ -93,12 +96,12 @@ def directory_record(member: WrittenMember) -> bytes:
     extra += _facts(member)
     size = min(member.size_bytes, LIMIT_32)
     common = (_VERSION, UTF8_FLAG, STORED, *_DATE_1980, member.crc32, size, size, len(member.name), len(extra))
-    place = (0, 0, 0, _REGULAR_FILE, min(member.header_offset, LIMIT_32))
-    return DIRECTORY.pack(DIRECTORY_SIGNATURE, _VERSION | _MADE_ON_UNIX, *common, *place) + member.name + extra
+    location = (0, 0, 0, _REGULAR_FILE, min(member.header_offset, LIMIT_32))
+    return DIRECTORY.pack(DIRECTORY_SIGNATURE, _VERSION | _MADE_ON_UNIX, *common, *location) + member.name + extra
 
 
 def end_records(*, members: int, directory_offset: int, directory_bytes: int) -> bytes:
-    """What stands behind the directory, the zip64 records where numbers need them."""
+    """Returns the records behind the directory, with zip64 records where a number does not fit otherwise."""
     end = END.pack(
         *(END_SIGNATURE, 0, 0, *(min(members, LIMIT_16),) * 2),
         *(min(directory_bytes, LIMIT_32), min(directory_offset, LIMIT_32), 0),

@@ -1,7 +1,7 @@
-"""Writing a zip file member by member, each array in one pass over its bytes: checksum, then disk, chunk by chunk.
+"""Writes a zip file member by member, each array in one pass: every chunk is checksummed, then written to disk.
 
-A member's header is written with its size, which is known, and a CRC of zero; the CRC is patched in when the data is
-there. So a member cut off by a kill is known by its CRC, and every member before it is whole (see `recover`).
+A member's header is first written with its size and a CRC of zero. The CRC is patched in after the data is written. So
+after a kill, only the last member can be incomplete, and its CRC shows that (see `recover`).
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from gradscope.dump.storage.checksum import checksum
 from gradscope.dump.storage.partial_file import PartialFile
 from gradscope.dump.zip.structures import CRC_OFFSET, WrittenMember, directory_record, end_records, local_header
 
-#: Bytes per step: what is checksummed is still in cache when it is written.
+#: Bytes per chunk; small enough that a chunk is still in the cache when it is written after its checksum.
 CHUNK_BYTES: Final = 1 << 21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """What a member holds: some bytes, and then the elements of an array as they are stored."""
+    """The content of a member: some bytes, followed by the elements of an array in their stored dtype."""
 
     head: bytes
     array: Array
 
     def chunks(self) -> Iterator[memoryview]:
-        """The payload's bytes; no more than a chunk's worth of them is ever a copy."""
+        """Yields the payload's bytes; at most one chunk of them is copied at a time."""
         yield memoryview(self.head)
         for block in blocks(self.array, max(1, CHUNK_BYTES // self.array.itemsize)):
-            # `encode` copies what is widened, so it is given no more than a block.
+            # Block by block, because `encode` copies an integer array of less than a byte per element.
             yield encode(block).view(np.uint8).data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """Where a member's data has been put: its CRC-32, and the file offset of its first byte."""
+class WrittenData:
+    """The CRC-32 of a member's written data, and the file offset of its first byte."""
 
     crc32: int
     offset: int
@@ -49,7 +49,7 @@ class ZipWriter:
     """Writes members one after the other, and the directory behind them.
 
     Args:
-        file: Receives the bytes; it may grow beyond what is finished when a member fails.
+        file: The file that is written. After a failed member, it may be longer than the members it contains.
     """
 
     def __init__(self, file: PartialFile) -> None:
@@ -57,20 +57,20 @@ class ZipWriter:
         self._position = 0
         self._members: list[WrittenMember] = []
 
-    def add(self, name: str, payload: Payload, size_bytes: int, *, facts: bytes = b"") -> Placed:
-        """Write a member.
+    def add(self, name: str, payload: Payload, size_bytes: int, *, facts: bytes = b"") -> WrittenData:
+        """Writes a member.
 
         Args:
-            name: Its name, not used before.
-            payload: Its content.
+            name: The member's name, which is not in use yet.
+            payload: The content.
             size_bytes: Bytes of the content.
-            facts: JSON text for our extra field.
+            facts: JSON text for the extra field; b"" for none.
 
         Returns:
-            Where it is.
+            The CRC-32 and the offset of the data.
 
         Raises:
-            MachineError: The disk is full or fails; the member is not part of the file.
+            MachineError: The disk is full or fails; the member is then not part of the file.
         """
         member = WrittenMember(
             name=name.encode(), crc32=0, size_bytes=size_bytes, header_offset=self._position, facts=facts
@@ -82,13 +82,13 @@ class ZipWriter:
         self._file.write(memoryview(crc32.to_bytes(4, "little")), self._position + CRC_OFFSET)
         self._members.append(replace(member, crc32=crc32))
         self._position = offset + size_bytes
-        return Placed(crc32=crc32, offset=offset)
+        return WrittenData(crc32=crc32, offset=offset)
 
     def finish(self) -> int:
-        """Write the directory behind the members.
+        """Writes the directory behind the members.
 
         Returns:
-            Bytes of the whole file.
+            Bytes of the complete file.
 
         Raises:
             MachineError: The disk is full or fails.

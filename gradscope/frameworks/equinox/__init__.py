@@ -1,1 +1,5 @@
-"""Equinox modules as models."""
+"""Equinox modules as models.
+
+`equinox_adapter` calls them, `partition` separates their arrays from the rest, `scoped_modules` opens a scope for each
+of them, and `saved_leaves` reads `.eqx` files.
+"""

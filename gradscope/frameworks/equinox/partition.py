@@ -1,7 +1,7 @@
-"""An Equinox module taken apart: its arrays by collection and attribute path, and everything else.
+"""The partition of an Equinox module into its arrays, by collection and attribute path, and everything else.
 
-Parameters are the inexact arrays of the tree, other arrays are the collection `buffers`, what an `eqx.nn.State` holds
-is the collection `state`, by the attribute path of the index that it is kept under.
+Parameters are the inexact arrays of the tree. Other arrays are the collection `buffers`. The values of an
+`eqx.nn.State` are the collection `state`, by the attribute path of the index under which they are stored.
 """
 
 from __future__ import annotations
@@ -21,31 +21,34 @@ STATE: Final = "state"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EquinoxParts:
-    """A module, and its state where it has one, with shapes in place of arrays.
+class EquinoxStructure:
+    """An `EquinoxStructure` is a module, with its state if it has one, with shapes in place of arrays.
 
     Attributes:
         net: The module.
-        state: Its state; None where it came without.
+        state: Its state; None without one.
     """
 
     net: Any
     state: Any
 
     def calling(self, values: Variables, function: Callable[[Any], Any]) -> tuple[Any, Variables]:
-        """What a function of the module returns; a module that is a value updates nothing.
+        """Return the result of a function of the module with these values, and no updated collections.
 
         Args:
             values: The module's variables by collection.
-            function: Takes the module, or the pair of it and its state; each part of it opens its scope when called.
+            function: Takes the module, or the pair of it and its state; each inner module opens its scope when called.
+
+        Returns:
+            The result, and an empty mapping: an Equinox module is immutable.
         """
         net = named_tree(_filled(self.net, {**values[PARAMS], **values.get(BUFFERS, {})}))
         return function(net if self.state is None else (net, self._filled_state(values[STATE]))), {}
 
     def state_values(self, state: Any) -> dict[str, Any]:
-        """What a state holds, by path."""
-        kept = {path: state.get(index) for path, index in self._indices()}
-        return by_path(kept)
+        """Return the values of a state, by path."""
+        values_by_path = {path: state.get(index) for path, index in self._indices()}
+        return by_path(values_by_path)
 
     def _indices(self) -> list[tuple[str, Any]]:
         leaves = jax.tree_util.tree_leaves_with_path(self.net, is_leaf=_is_index)
@@ -56,23 +59,24 @@ class EquinoxParts:
         return jax.tree_util.tree_map(lambda shape: values[named[id(shape)]], self.state)
 
 
-def split(found: Any) -> tuple[EquinoxParts, Variables] | None:
-    """The parts of a module, or of a pair of one and its state, and its variables; None for anything else."""
+def split(found: Any) -> tuple[EquinoxStructure, Variables] | None:
+    """Return the structure and the variables of a module, or of a pair of a module and its state; None for others."""
     net, state = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(net, eqx.Module) or not isinstance(state, eqx.nn.State | None):
         return None
-    parts = EquinoxParts(net=_shapes(net), state=None if state is None else _shapes(state))
+    structure = EquinoxStructure(net=_shapes(net), state=None if state is None else _shapes(state))
     arrays = {path: leaf for path, leaf in by_path(net).items() if eqx.is_array(leaf)}
     own = {
         PARAMS: {path: leaf for path, leaf in arrays.items() if eqx.is_inexact_array(leaf)},
         BUFFERS: {path: leaf for path, leaf in arrays.items() if not eqx.is_inexact_array(leaf)},
-        STATE: {} if state is None else parts.state_values(state),
+        STATE: {} if state is None else structure.state_values(state),
     }
-    return parts, {name: collection for name, collection in own.items() if collection or name != BUFFERS}
+    return structure, {name: collection for name, collection in own.items() if collection or name != BUFFERS}
 
 
 def _shapes(tree: Any) -> Any:
-    """The tree with the shape of each array in its place, an object of its own even where arrays are shared."""
+    """Return the tree with a shape in place of each array."""
+    # Each shape is an object of its own even where arrays are shared, because it identifies its position.
     return jax.tree_util.tree_map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if eqx.is_array(leaf) else leaf, tree
     )
@@ -83,7 +87,7 @@ def _filled(tree: Any, arrays: Mapping[str, Any]) -> Any:
 
 
 def by_path(tree: Any) -> dict[str, Any]:
-    """A tree's leaves by path, in order."""
+    """Return a tree's leaves by path, in order."""
     return {_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 

@@ -1,4 +1,4 @@
-"""Equinox's `.eqx` files: the leaves of a module one after the other, without names."""
+"""Equinox's `.eqx` files have the leaves of a module one after the other, without names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUFFIX: Final = ".eqx"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EquinoxFormat:
-    """A module, or a pair of one and its state, and a file of its leaves."""
+    """An `EquinoxFormat` reads a file of leaves into a module, or into a pair of a module and its state."""
 
     module: Any
     checkpoint: Path
@@ -27,7 +27,7 @@ class EquinoxFormat:
     exact: bool = True
 
     def layouts(self) -> tuple[Mapping[str, Described], None]:
-        """The leaves that Equinox saves, arrays and numbers that are no static fields; the file has only an order."""
+        """Return the leaves that Equinox saves of this module, and None: the file has only an order."""
         expected = {
             path: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
             for path, leaf in by_path(self.module).items()
@@ -36,5 +36,5 @@ class EquinoxFormat:
         return expected, None
 
     def restore(self) -> Any:
-        """A module with the file's leaves."""
+        """Return a module with the file's leaves."""
         return eqx.tree_deserialise_leaves(self.checkpoint, self.module)

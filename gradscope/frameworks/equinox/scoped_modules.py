@@ -1,11 +1,12 @@
-"""Names for Equinox modules: the same tree of modules, each of a subclass that opens a scope when it is called.
+"""Scoped modules are Equinox modules that open a scope with their attribute path when they are called.
 
 Equinox's own layers open a scope named after their class, the same for each of them. Here every module with a
-`__call__` becomes an instance of a subclass made for the purpose, which carries the module's attribute path as a static
-field: a module is still an instance of its class, and its name survives whatever rebuilds modules from their leaves
-(`jit`, `vmap`, `scan`, `tree_at`). Leaves and their order stay as they are; the user's tree is not touched.
+`__call__` becomes an instance of a generated subclass, which has the module's attribute path as a static field. So a
+module is still an instance of its class, and its name survives transformations that rebuild modules from their leaves
+(`jit`, `vmap`, `scan`, `tree_at`). Leaves and their order stay the same; the user's tree is not changed.
 
-Sharp edge: inside the trace `type(module)` is the subclass: a test for the exact class fails where `isinstance` holds.
+Sharp edge: inside the trace `type(module)` is the subclass: a test for the exact class fails where `isinstance` is
+true.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ import equinox as eqx
 
 from gradscope.frameworks.modules.module_scopes import module_scope
 
-#: The static field that carries a module's path.
+#: The static field with a module's path.
 _PATH: Final = "_gradscope_path"
 
-#: Where Equinox's own code lies.
+#: The folder of Equinox's own code.
 _EQUINOX: Final = str(Path(eqx.__file__).parent)
 
 
 def named_tree(module: eqx.Module) -> Any:
-    """A module that opens a scope for each module inside it, itself included, when it is called."""
+    """Return a copy of a module in which each module, itself included, opens its scope when it is called."""
     return _named(module, (type(module).__name__,))
 
 
@@ -59,7 +60,7 @@ def _rebuilt(module: eqx.Module, path: tuple[str, ...]) -> Any:
 
 @functools.cache
 def _opening_class(cls: type) -> type:
-    """The subclass of a class of modules whose instances open their scope; one per class, so that trees stay equal."""
+    """Return the subclass whose instances open their scope; one per class, so that trees stay equal."""
     call = call_of(cls)
 
     def opened(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,7 +79,7 @@ def _opening_class(cls: type) -> type:
 
 
 def call_of(cls: type) -> Any:
-    """What a class or its bases define as `__call__`, unbound, without the scope of Equinox's own; None without any."""
+    """Return the `__call__` of a class or its bases, unbound, without the scope of Equinox's own; None without any."""
     call: Any = next((vars(base)["__call__"] for base in cls.__mro__ if "__call__" in vars(base)), None)
     while _is_equinox_scope(call):
         call = call.__wrapped__
@@ -86,7 +87,7 @@ def call_of(cls: type) -> Any:
 
 
 def _is_equinox_scope(call: Any) -> bool:
-    """Whether a method is one of Equinox's own under a decorator of JAX's, which is `jax.named_scope`."""
+    """Return whether a method is one of Equinox's own under a decorator of JAX's, which is `jax.named_scope`."""
     code = getattr(call, "__code__", None)
     if code is None or not hasattr(call, "__wrapped__"):
         return False

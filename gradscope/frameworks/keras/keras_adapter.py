@@ -1,10 +1,10 @@
-"""Keras 3 on JAX: models that hold their variables and are run without touching them, by `stateless_call`.
+"""The adapter of Keras 3 on JAX: models that carry their variables and run without changing them, by `stateless_call`.
 
 Scopes are Keras' own, one per layer, without one for the model. Variables are named by their paths, `conv1/kernel`.
 
-Sharp edges: Keras chooses its backend when it is imported, which gradscope asks to be JAX where nobody else asked. It
-draws initial weights from Python's own generator, which `--seed` seeds before the target is imported. A subclassed
-model that was never called has no variables: it is called once, on the inputs described.
+Sharp edges: Keras selects its backend when it is imported; gradscope sets it to JAX where the environment does not set
+it. Keras draws initial weights from Python's own generator, which `--seed` seeds before the target is imported. A
+subclassed model that was never called has no variables: it is called once, on the inputs of `--input`.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ import keras
 from jax import Array
 
 from gradscope.errors import UsageError
-from gradscope.frameworks.keras.weight_files import WEIGHTS, WHOLE, KerasFormat
+from gradscope.frameworks.keras.weight_files import FULL_MODEL, WEIGHTS, KerasFormat
 from gradscope.frameworks.modules.adapter import PARAMS, Variables
 from gradscope.frameworks.modules.calling import CallShape, without
 from gradscope.frameworks.modules.input_spec import InputSpec
 
 _NON_TRAINABLE: Final = "non_trainable"
 
-#: Number of examples where a model says all else about its inputs.
+#: Number of examples where a model determines everything else about its inputs.
 _EXAMPLES: Final = 8
 
-#: What Keras' own machinery passes to `call`.
+#: The parameter of `call` that Keras itself passes.
 _MASK: Final = "mask"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KerasAdapter:
-    """A Keras model."""
+    """A `KerasAdapter` adapts a Keras model."""
 
     net: Any
     framework: str = "Keras"
     supplied: Collection[str] = ()
-    held: bool = True
+    initialised: bool = True
 
     @property
     def module(self) -> str:
-        """Its name."""
+        """The model's name."""
         return self.net.name
 
     @property
     def signature(self) -> inspect.Signature:
-        """That of `call`, or the inputs of a functional model by name."""
+        """The signature of `call`, or the inputs of a functional model by name."""
         own = without(inspect.signature(self.net.call), (_MASK,))
         if not self._symbolic:
             return own
@@ -59,7 +59,7 @@ class KerasAdapter:
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
-        """Those of a functional model that fixes all their axes but the examples'."""
+        """The inputs of a functional model that fixes all axes but the examples'; empty for others."""
         if not self._symbolic or any(None in tensor.shape[1:] for tensor in self._symbolic):
             return ()
         return tuple(
@@ -69,21 +69,21 @@ class KerasAdapter:
             for tensor in self._symbolic
         )
 
-    def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:  # noqa: ARG002 - they are held
-        """The variables that the model holds, trainable ones and others, by path."""
+    def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:  # noqa: ARG002 - they exist already
+        """Return the model's variables, trainable ones and others, by path."""
         if not self.net.built:
             positional, keyword = call.arguments(inputs)
             self.net(*positional, **keyword)
         trainable, others = self._variables
-        held = {PARAMS: trainable, _NON_TRAINABLE: others}
+        collections = {PARAMS: trainable, _NON_TRAINABLE: others}
         return {
             name: {path: variable.value for path, variable in variables.items()}
-            for name, variables in held.items()
+            for name, variables in collections.items()
             if variables or name == PARAMS
         }
 
     def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
-        """Outputs and updated variables that are not trainable."""
+        """Return outputs and updated variables that are not trainable."""
         trainable, others = self._variables
         positional, keyword = call.arguments(inputs)
         outputs, updated = self.net.stateless_call(
@@ -95,7 +95,7 @@ class KerasAdapter:
         return outputs, {_NON_TRAINABLE: dict(zip(others, updated, strict=True))}
 
     def _structured(self, positional: tuple[Any, ...], keyword: dict[str, Any]) -> tuple[Any, ...]:
-        """A functional model's inputs as one argument of the structure it was made with."""
+        """Return a functional model's inputs as one argument of the structure with which it was built."""
         if not self._symbolic:
             return positional
         values = [*positional, *(keyword.pop(name) for name in self._names[len(positional) :])]
@@ -118,8 +118,8 @@ class KerasAdapter:
         return _by_path(self.net.trainable_variables), _by_path(self.net.non_trainable_variables)
 
 
-def adapt(found: Any, *, train: bool) -> KerasAdapter | None:  # noqa: ARG001 - a Keras model is told when called
-    """The adapter of a Keras model; None for anything else.
+def adapt(found: Any, *, train: bool) -> KerasAdapter | None:  # noqa: ARG001 - a Keras model receives the mode when it is called
+    """Return the adapter of a Keras model; None for another object.
 
     Raises:
         UsageError: Keras runs on another backend.
@@ -132,19 +132,19 @@ def adapt(found: Any, *, train: bool) -> KerasAdapter | None:  # noqa: ARG001 - 
 
 
 def own_format(found: Any, checkpoint: Path) -> KerasFormat | None:
-    """How a Keras model reads a file of weights or of a whole model; None for anything else."""
-    if not (isinstance(found, keras.Model) and checkpoint.name.endswith((WEIGHTS, WHOLE))):
+    """Return the reader of a file of weights or of a full model for a Keras model; None for another file or object."""
+    if not (isinstance(found, keras.Model) and checkpoint.name.endswith((WEIGHTS, FULL_MODEL))):
         return None
     return KerasFormat(model=found, checkpoint=checkpoint)
 
 
-def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:  # noqa: ARG001 - Keras is seeded as a whole
-    """A class of Keras models itself; None for anything else."""
+def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:  # noqa: ARG001 - Keras is seeded globally
+    """Return a class of Keras models itself; None for another object."""
     return found if isinstance(found, type) and issubclass(found, keras.Model) else None
 
 
 def _by_path(variables: Iterable[Any]) -> dict[str, Any]:
-    """Variables by path; the second of a path is `path_2`, as Keras itself tells layers apart."""
+    """Return variables by path; a second variable of the same path is `path_2`, as Keras itself names layers."""
     seen: Counter[str] = Counter()
     found: dict[str, Any] = {}
     for variable in variables:

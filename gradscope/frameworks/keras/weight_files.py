@@ -1,12 +1,12 @@
-"""Keras' weight files, `.weights.h5` alone or inside a `.keras` file of a whole model, without their code.
+"""Keras' weight files are `.weights.h5`, by itself or inside a `.keras` file of a full model.
 
-A `.keras` file also holds the configuration of the model that it was saved from, which `keras.saving.load_model` makes
-objects of, by names of modules and classes that the file chooses. It is not looked at: the weights go into the model
-that the user's own code has made, by `Model.load_weights`, which reads arrays and nothing else.
+A `.keras` file also contains the configuration of the model that it was saved from, of which `keras.saving.load_model`
+makes objects, by names of modules and classes that the file chooses. It is not read: the weights go into the model that
+the user's own code has built, by `Model.load_weights`, which reads arrays and nothing else.
 
-Each layer has a place in a file, by the attributes and containers that lead to it, and its variables are numbered:
-`layers/dense_1/vars/0`. The optimizer of a compiled model and the states of random generators are no weights, and no
-weight lies outside the file, though HDF5 would let an array or a link name another one.
+Each layer has a path in a file, by the attributes and containers that lead to it, and its variables are numbered:
+`layers/dense_1/vars/0`. The optimizer of a compiled model and the states of random generators are not weights. A weight
+outside the file is not read either, although HDF5 allows an array or a link to name another file.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ import h5py
 from gradscope.frameworks.modules.own_format import Described
 
 WEIGHTS: Final = ".weights.h5"
-WHOLE: Final = ".keras"
+FULL_MODEL: Final = ".keras"
 
-#: Where a whole model's file keeps its weights.
+#: The member of a full model's file that contains the weights.
 _MEMBER: Final = "model.weights.h5"
 
-#: Parts of places in a file that hold no weights.
+#: Components of paths in a file that contain no weights.
 _NO_WEIGHTS: Final = frozenset({"optimizer", "seed_generator"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWeight:
-    """A variable in a file, and what the file calls its layer."""
+    """A `StoredWeight` is a variable in a file, with the file's name of its layer."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -44,7 +44,7 @@ class StoredWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KerasFormat:
-    """A model and a file of weights."""
+    """A `KerasFormat` reads a file of weights into a model."""
 
     model: Any
     checkpoint: Path
@@ -52,21 +52,22 @@ class KerasFormat:
 
     @property
     def built(self) -> bool:
-        """Whether every layer knows its shapes."""
+        """Whether every layer has its shapes."""
         return self.model.built
 
     def layouts(self) -> tuple[Mapping[str, Described], Mapping[str, Described]]:
-        """The weights that Keras saves of this model, who alone knows the places, and those in the file, none read."""
+        """Return the weights that Keras saves of this model, and those in the file, without reading them."""
+        # Only Keras knows the paths of a model's weights, so the model is saved to find them.
         saved = _weights(self.checkpoint)
         with tempfile.TemporaryDirectory() as folder:
             own = Path(folder) / f"own{WEIGHTS}"
             self.model.save_weights(own)
             expected = _weights(own)
-        layers = {place: weight.layer for place, weight in (saved | expected).items()}  # one name for both, the model's
-        return _told(expected, layers), _told(saved, layers)
+        layers = {path: weight.layer for path, weight in (saved | expected).items()}  # the model's name wins
+        return _labelled(expected, layers), _labelled(saved, layers)
 
     def restore(self) -> Any:
-        """The model itself, with the file's weights."""
+        """Return the model itself, with the file's weights."""
         self.model.load_weights(self.checkpoint)
         return self.model
 
@@ -74,27 +75,27 @@ class KerasFormat:
 def _weights(path: Path) -> dict[str, StoredWeight]:
     found: dict[str, StoredWeight] = {}
 
-    def note(place: str, item: Any) -> None:
-        if _is_inside(item) and _NO_WEIGHTS.isdisjoint(place.split("/")):
-            dtype = item.attrs.get("dtype", item.dtype.name)  # HDF5 has no bfloat16, and Keras writes it beside
+    def note(path: str, item: Any) -> None:
+        if _is_inside(item) and _NO_WEIGHTS.isdisjoint(path.split("/")):
+            dtype = item.attrs.get("dtype", item.dtype.name)  # HDF5 has no bfloat16, so Keras writes it as an attribute
             layer = str(item.parent.attrs.get("name", ""))
-            found[place] = StoredWeight(shape=item.shape, dtype=str(dtype), layer=layer)
+            found[path] = StoredWeight(shape=item.shape, dtype=str(dtype), layer=layer)
 
     with _bytes(path) as file, h5py.File(file, "r") as weights:
-        weights.visititems(note)  # which follows no link out of the file
+        weights.visititems(note)  # it follows no link out of the file
     return found
 
 
 def _is_inside(item: Any) -> bool:
-    """Whether an item is an array whose numbers lie in the file itself, and not in one that it names."""
+    """Return whether an item is an array whose numbers are in the file itself, and not in one that it names."""
     return isinstance(item, h5py.Dataset) and not (item.external or item.is_virtual)
 
 
-def _told(weights: Mapping[str, StoredWeight], layers: Mapping[str, str]) -> dict[str, StoredWeight]:
-    """Weights by place, and by what their layers are called where that is another name."""
+def _labelled(weights: Mapping[str, StoredWeight], layers: Mapping[str, str]) -> dict[str, StoredWeight]:
+    """Return weights by path, followed by the layer's name where that is another name."""
     return {
-        f"{place} ({layers[place]})" if layers[place] not in {"", *place.split("/")} else place: weight
-        for place, weight in weights.items()
+        f"{path} ({layers[path]})" if layers[path] not in {"", *path.split("/")} else path: weight
+        for path, weight in weights.items()
     }
 
 

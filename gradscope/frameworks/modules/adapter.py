@@ -1,7 +1,7 @@
-"""Adapters: what every framework can be asked for.
+"""Adapters are the interface that every framework implements.
 
-A module's variables are one dictionary of collections, as Flax has it: `params` are its parameters, the others its
-state. Random keys that the module consumes are a collection as well, `rngs`, so that a dump says which they were.
+A module's variables are one dictionary of collections, as in Flax: `params` are its parameters, the others are its
+state. Random keys that the module uses are a collection as well, `rngs`, so that a dump records them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gradscope.frameworks.modules.input_spec import InputSpec
 #: A module's variables by collection.
 Variables: TypeAlias = Mapping[str, Any]
 
-#: The collections that have a meaning here.
+#: The collections that gradscope treats specially.
 PARAMS: Final = "params"
 RNGS: Final = "rngs"
 
 
 class Adapter(Protocol):
-    """A framework's module, ready to be run."""
+    """An `Adapter` is a framework's module, ready to run."""
 
     @property
     def framework(self) -> str:
@@ -34,7 +34,7 @@ class Adapter(Protocol):
 
     @property
     def module(self) -> str:
-        """What messages call the module."""
+        """The module's name in messages."""
         ...
 
     @property
@@ -44,34 +44,34 @@ class Adapter(Protocol):
 
     @property
     def supplied(self) -> Collection[str]:
-        """Parameters of its call that the adapter fills itself."""
+        """The parameters of its call that the adapter passes itself."""
         ...
 
     @property
-    def held(self) -> bool:
-        """Whether its variables exist already, so that `init` only hands them out."""
+    def initialised(self) -> bool:
+        """Whether its variables exist already, so that `init` only returns them."""
         ...
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
-        """What it says itself about its inputs; empty where it says nothing."""
+        """The inputs that the module itself determines; empty where it determines none."""
         ...
 
     def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:
-        """The module's variables.
+        """Return the module's variables.
 
         Args:
-            key: Seeds what is drawn.
+            key: Seeds random numbers.
             call: How the module is called.
             inputs: Its inputs by name.
         """
         ...
 
     def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
-        """What the module returns, and the collections that it updated.
+        """Return the module's outputs, and the collections that it updated.
 
         Args:
-            variables: The module's variables, as `init` gave them.
+            variables: The module's variables, as `init` returned them.
             call: How the module is called.
             inputs: Its inputs by name.
         """
@@ -80,7 +80,7 @@ class Adapter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalledObject:
-    """What an adapter says of a module that is an object, called as one.
+    """A `CalledObject` is the part of an adapter that is common to modules which are objects with a `__call__`.
 
     Attributes:
         net: The module.
@@ -90,10 +90,10 @@ class CalledObject:
 
     @property
     def module(self) -> str:
-        """Its class."""
+        """The name of its class."""
         return type(self.net).__name__
 
     @property
     def signature(self) -> inspect.Signature:
-        """That of `__call__`."""
+        """The signature of `__call__`."""
         return method_signature(type(self.net).__call__)

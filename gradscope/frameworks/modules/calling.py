@@ -1,10 +1,11 @@
-"""Calling a module: which parameter each input goes to, and which of them say whether the module trains.
+"""Calling a module: the parameter of each input, and the flags that set training or evaluation mode.
 
-Inputs without a name fill the module's parameters in their order, named ones go to theirs. Frameworks have no one way
-to tell a module that it trains, but users have few: whichever of these parameters a module takes is set for them.
+Inputs without a name fill the module's parameters in their order, named ones go to the parameter of their name.
+Frameworks have no common way to set the mode of a module, but users have few: whichever of these parameters a module
+takes is set for them.
 
-    train, training, is_training                       when it trains
-    deterministic, inference, use_running_average      when it does not
+    train, training, is_training                       true in training mode
+    deterministic, inference, use_running_average      true in evaluation mode
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _Kind: Final = inspect.Parameter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallShape:
-    """How a module is called.
+    """A `CallShape` states how a module is called.
 
     Attributes:
         positional: Names of the inputs passed by position, in order.
         named: Names of the inputs passed by name; a name with slashes is a leaf of the dictionary passed.
-        flags: What else is passed, by name.
+        flags: The flags that are passed, by name.
     """
 
     positional: tuple[str, ...]
@@ -38,7 +39,7 @@ class CallShape:
     flags: Mapping[str, bool]
 
     def arguments(self, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments, of inputs by name."""
+        """Return positional and keyword arguments, from inputs by name."""
         keyword: dict[str, Any] = dict(self.flags)
         for name in self.named:
             _put(keyword, name.split("/"), inputs[name])
@@ -53,14 +54,14 @@ def call_shape(
     train: bool,
     supplied: Collection[str] = (),
 ) -> tuple[CallShape, dict[str, InputSpec]]:
-    """How a module is called on some inputs, and the inputs by name.
+    """Return how a module is called on some inputs, and the inputs by name.
 
     Args:
-        module: What messages call it.
+        module: Its name in messages.
         signature: Its parameters, without `self`.
         specs: The inputs.
-        train: Whether it trains.
-        supplied: Parameters that an adapter fills itself.
+        train: Whether it runs in training mode.
+        supplied: Parameters that an adapter passes itself.
 
     Raises:
         UsageError: The inputs do not fit the parameters.
@@ -74,38 +75,36 @@ def call_shape(
     shape = CallShape(positional=tuple(positional), named=tuple(named), flags=flags)
     twice = positional.keys() & named.keys()
     if len(positional) < len(unnamed) or twice or not _binds(signature, shape, {*positional, *named}, supplied):
-        given = ", ".join(map(str, specs)) or "no --input"
+        received = ", ".join(map(str, specs)) or "no --input"
         raise UsageError(
-            f"{module} takes {_told(signature, supplied)}, and was given {given}",
+            f"{module} takes {_shown(signature, supplied)}, and received {received}",
             hint="describe each input, by position or name: --input float32[8,32,32,3] --input mask=bool[8]",
         )
     return shape, {**positional, **named}
 
 
 def without(signature: inspect.Signature, names: Collection[str]) -> inspect.Signature:
-    """A signature without some of its parameters."""
+    """Return a signature without some of its parameters."""
     kept = [each for name, each in signature.parameters.items() if name not in names]
     return signature.replace(parameters=kept)
 
 
 def method_signature(function: Any) -> inspect.Signature:
-    """The signature of a method as its caller sees it, without `self`."""
+    """Return the signature of a method as its caller sees it, without `self`."""
     signature = inspect.signature(function)
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def parameters_to_build(found: Any) -> Collection[str]:
-    """Names of the parameters of a class or function; empty for anything else.
-
-    A class is asked by its `__init__`: the metaclasses of frameworks hide it behind a `__call__(*args, **kwargs)`.
-    """
+    """Return the names of the parameters of a class or function; empty for another object."""
+    # A class is inspected by `__init__`: the metaclasses of frameworks hide it behind a `__call__(*args, **kwargs)`.
     if not isinstance(found, type):
         return inspect.signature(found).parameters if inspect.isroutine(found) else ()
     return inspect.signature(found.__init__).parameters
 
 
 def _position_names(signature: inspect.Signature, count: int, supplied: Collection[str]) -> list[str]:
-    """Names of the first parameters that take positional arguments; those of a `*args` are numbers."""
+    """Return the names of the first parameters that take positional arguments; those of a `*args` are numbers."""
     names: list[str] = []
     for parameter in signature.parameters.values():
         if parameter.kind in (_Kind.POSITIONAL_ONLY, _Kind.POSITIONAL_OR_KEYWORD) and parameter.name not in supplied:
@@ -124,14 +123,14 @@ def _binds(signature: inspect.Signature, shape: CallShape, names: set[str], supp
     return True
 
 
-def _told(signature: inspect.Signature, supplied: Collection[str]) -> str:
-    """A signature without annotations, which may fill a screen."""
+def _shown(signature: inspect.Signature, supplied: Collection[str]) -> str:
+    """Return a signature without annotations, which may fill a screen."""
     visible = without(signature, supplied).parameters.values()
     plain = [each.replace(annotation=_Kind.empty) for each in visible]
     return str(inspect.Signature(plain))
 
 
 def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    for part in path[:-1]:
-        tree = tree.setdefault(part, {})
+    for component in path[:-1]:
+        tree = tree.setdefault(component, {})
     tree[path[-1]] = value

@@ -1,9 +1,9 @@
-"""Input specs: what `--input` says about an array that nobody has yet, `[NAME=]DTYPE[SHAPE][:VALUES]`.
+"""An input spec describes an input by the text of `--input`, `[NAME=]DTYPE[SHAPE][:VALUES]`.
 
     float32[8,224,224,3]                  standard normal
     tokens=int32[8,128]:0..30522          uniform; an integer stays below the upper end
     image=float32[8,28,28,1]:normal(0.1,0.3)
-    mask=int32[8,128]:1                   one number throughout
+    mask=int32[8,128]:1                   the same number everywhere
 
 Without VALUES, floating-point inputs are standard normal, integers and booleans 0 or 1 with equal chances: valid for
 any embedding and any mask. A name with a slash is a leaf of a dictionary: `graph/nodes`.
@@ -24,7 +24,7 @@ import numpy as np
 from gradscope.arrays.dtypes import as_numpy_dtype, is_complex, is_floating, storable
 from gradscope.errors import UsageError
 
-#: How values are drawn.
+#: The distributions of an input's values.
 Kind: TypeAlias = Literal["normal", "uniform", "constant"]
 
 _FORM: Final = "write [NAME=]DTYPE[SHAPE][:VALUES], such as float32[8,224,224,3] or tokens=int32[8,128]:0..30522"
@@ -40,8 +40,8 @@ _VALUES: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Values:
-    """What an input is filled with.
+class InputValues:
+    """`Values` is the distribution of an input's values.
 
     Attributes:
         kind: `normal` (mean, standard deviation), `uniform` (lower end, upper end) or `constant` (the number).
@@ -54,23 +54,23 @@ class Values:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
-    """One input.
+    """An `InputSpec` describes one input.
 
     Attributes:
-        name: The parameter it is passed to; None where its position tells.
+        name: The parameter to which it is passed; None where that follows from its position.
         dtype: Name of its dtype.
         shape: Its shape, examples first.
-        values: What it is filled with.
+        values: The distribution of its values.
     """
 
     name: str | None = None
     dtype: str
     shape: tuple[int, ...]
-    values: Values
+    values: InputValues
 
     @classmethod
     def of(cls, dtype: str, shape: tuple[int, ...], name: str | None = None) -> InputSpec:
-        """A spec with the values that its dtype has where nothing is said."""
+        """Return a spec with the default values of its dtype."""
         return cls(name=name, dtype=dtype, shape=shape, values=_default_values(dtype))
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class InputSpec:
 
 
 def parse_input(text: str) -> InputSpec:
-    """The spec that a text describes.
+    """Return the spec that a text describes.
 
     Raises:
         UsageError: It is not of the form of a spec, or there is no such dtype.
@@ -95,38 +95,38 @@ def parse_input(text: str) -> InputSpec:
 
 
 def with_batch_size(specs: Sequence[InputSpec], size: int | None) -> tuple[InputSpec, ...]:
-    """The specs for another number of examples; None leaves them as they are."""
-    given = examples(specs)
-    if size is None or given is None:
+    """Return the specs for another number of examples; None keeps it."""
+    count = examples(specs)
+    if size is None or count is None:
         return tuple(specs)
-    return tuple(replace(spec, shape=(size, *spec.shape[1:])) if spec.shape[:1] == (given,) else spec for spec in specs)
+    return tuple(replace(spec, shape=(size, *spec.shape[1:])) if spec.shape[:1] == (count,) else spec for spec in specs)
 
 
 def examples(specs: Sequence[InputSpec]) -> int | None:
-    """The number of examples: the leading axis of the first spec that has one."""
+    """Return the number of examples: the leading axis of the first spec that has one."""
     return next((spec.shape[0] for spec in specs if spec.shape), None)
 
 
-def _default_values(dtype: str) -> Values:
+def _default_values(dtype: str) -> InputValues:
     if is_floating(dtype) or is_complex(dtype):
-        return Values(kind="normal", numbers=(0.0, 1.0))
-    return Values(kind="uniform", numbers=(0, 2))
+        return InputValues(kind="normal", numbers=(0.0, 1.0))
+    return InputValues(kind="uniform", numbers=(0, 2))
 
 
-def _values(text: str, written: str, dtype: str) -> Values:
+def _values(text: str, written: str, dtype: str) -> InputValues:
     for kind, form in _VALUES:
         found = form.fullmatch(written.strip())
         if found is not None:
             numbers = tuple(float(number or 0) for number in found.groups()) or (0.0, 1.0)
-            return _checked(text, Values(kind=kind, numbers=numbers), dtype)
+            return _checked(text, InputValues(kind=kind, numbers=numbers), dtype)
     raise UsageError(
-        f"{text!r} does not say what the input is filled with: {written!r}",
+        f"{text!r} does not describe the input's values: {written!r}",
         hint="write a range 0..255, normal(MEAN,DEVIATION), uniform(LOW,HIGH) or one number",
     )
 
 
-def _checked(text: str, values: Values, dtype: str) -> Values:
-    """Refuse values that the dtype cannot hold."""
+def _checked(text: str, values: InputValues, dtype: str) -> InputValues:
+    """Return the values; raise `UsageError` where the dtype cannot represent them."""
     discrete = not (is_floating(dtype) or is_complex(dtype))
     if discrete and values.kind == "normal":
         raise UsageError(f"{text!r}: {dtype} has no normal distribution", hint="write a range, such as 0..255")
@@ -134,12 +134,14 @@ def _checked(text: str, values: Values, dtype: str) -> Values:
         raise UsageError(f"{text!r}: complex numbers have no range", hint="write normal(MEAN,DEVIATION) or one number")
     if values.kind == "uniform" and values.numbers[0] >= values.numbers[1]:
         raise UsageError(f"{text!r}: the range is empty", hint="write the lower end first")
-    if discrete and not _held(values, as_numpy_dtype(dtype)):
-        raise UsageError(f"{text!r}: {dtype} cannot hold these values", hint="use whole numbers that fit the dtype")
+    if discrete and not _representable(values, as_numpy_dtype(dtype)):
+        raise UsageError(
+            f"{text!r}: {dtype} cannot represent these values", hint="use whole numbers that fit the dtype"
+        )
     return values
 
 
-def _held(values: Values, dtype: np.dtype[Any]) -> bool:
+def _representable(values: InputValues, dtype: np.dtype[Any]) -> bool:
     if not all(number.is_integer() for number in values.numbers):
         return False
     low, high = (0, 1) if dtype == np.bool_ else (ml_dtypes.iinfo(dtype).min, ml_dtypes.iinfo(dtype).max)

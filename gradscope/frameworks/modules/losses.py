@@ -1,11 +1,11 @@
-r"""Losses: what makes one number of a module's outputs, where the user has not written one.
+r"""Losses are the loss functions that `--loss` can select for a module's outputs.
 
 - `cross-entropy`: mean over all positions of :math:`-\log \mathrm{softmax}(z)_{y}`, for logits `z` with the classes
   along the last axis and integer labels `y`, computed in float32 or wider;
 - `mse`: mean over all elements of the squared distance from the labels;
 - `sum`, `mean`: of all elements of all floating-point outputs; they need no labels.
 
-Of several outputs the first two judge the one called `logits`, else the first floating-point one.
+Of several outputs the first two use the one with the name `logits`, else the first floating-point one.
 """
 
 from __future__ import annotations
@@ -18,62 +18,69 @@ import jax.numpy as jnp
 from jax import Array
 
 from gradscope.errors import ModelError
-from gradscope.frameworks.modules.input_spec import InputSpec, Values
+from gradscope.frameworks.modules.input_spec import InputSpec, InputValues
 from gradscope.frameworks.modules.outputs import floating_outputs
 from gradscope.frameworks.modules.request import LossName
 
-#: What an output is called that is to be judged before others.
+#: Name of the output that is used before others.
 _LOGITS: Final = "logits"
 
 
 def labels_spec(loss: LossName, outputs: Any) -> InputSpec | None:
-    """What the labels of a loss look like; None for a loss that has none.
+    """Return the spec of the labels of a loss; None for a loss without labels.
 
     Args:
-        loss: Which loss.
+        loss: The loss.
         outputs: Pytree of the module's outputs or their shapes.
 
+    Returns:
+        The spec.
+
     Raises:
-        ModelError: There is no output for the loss to judge.
+        ModelError: There is no output that the loss can use.
     """
     if loss in ("sum", "mean"):
         return None
-    judged = _judged(outputs)
+    predictions = _predictions(outputs)
     if loss == "mse":
-        return InputSpec.of(judged.dtype.name, tuple(judged.shape))
-    classes = judged.shape[-1] if judged.shape else 0
+        return InputSpec.of(predictions.dtype.name, tuple(predictions.shape))
+    shape = tuple(predictions.shape)
+    classes = shape[-1] if shape else 0
     if classes < 2:
         raise ModelError(
-            f"cross-entropy needs an output with classes along its last axis, and it has shape {tuple(judged.shape)}",
+            f"cross-entropy needs an output with classes along its last axis, and it has shape {shape}",
             hint="choose another --loss: mse, sum or mean",
         )
-    return InputSpec(dtype="int32", shape=tuple(judged.shape[:-1]), values=Values(kind="uniform", numbers=(0, classes)))
+    return InputSpec(dtype="int32", shape=shape[:-1], values=InputValues(kind="uniform", numbers=(0, classes)))
 
 
 def loss_value(loss: LossName, outputs: Any, labels: Any) -> Array:
-    """The loss of a module's outputs.
+    """Return the loss of a module's outputs.
 
     Args:
-        loss: Which loss.
+        loss: The loss.
         outputs: Pytree of the module's outputs.
-        labels: As `labels_spec` describes them; None for a loss that has none.
+        labels: Labels of the spec of `labels_spec`; None for a loss without labels.
+
+    Returns:
+        The scalar.
 
     Raises:
-        ModelError: There is no output for the loss to judge.
+        ModelError: There is no output that the loss can use.
     """
     with jax.named_scope("loss"):
         return _LOSSES[loss](outputs, labels)
 
 
 def _cross_entropy(outputs: Any, labels: Array) -> Array:
-    logits = _judged(outputs)
+    logits = _predictions(outputs)
     wide = logits.astype(jnp.float32) if logits.dtype.itemsize < 4 else logits
     log_likelihoods = jax.nn.log_softmax(wide)
     return -jnp.take_along_axis(log_likelihoods, labels[..., None], axis=-1).mean()
 
 
 def _mse(outputs: Any, labels: Array) -> Array:
-    return jnp.square(_judged(outputs) - labels).mean()
+    return jnp.square(_predictions(outputs) - labels).mean()
 
 
 def _sum(outputs: Any, _: None) -> Array:
@@ -100,7 +107,7 @@ def _total(leaves: Mapping[str, Array]) -> Array:
     return sum((each.astype(widest) for each in sums[1:]), start=sums[0].astype(widest))
 
 
-def _judged(outputs: Any) -> Any:
+def _predictions(outputs: Any) -> Any:
     leaves = _floating(outputs)
     logits = (leaf for path, leaf in leaves.items() if path.rpartition("/")[2] == _LOGITS)
     return next(logits, next(iter(leaves.values())))

@@ -1,4 +1,4 @@
-"""A framework's module as a model: `init`, `batch` and `loss` made of an adapter and what the user says about it."""
+"""A `ModuleModel` makes the functions of a model from an adapter and the user's options for it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from jax import Array
 
 from gradscope.frameworks.modules.adapter import Adapter, Variables
 from gradscope.frameworks.modules.calling import CallShape, call_shape
-from gradscope.frameworks.modules.drawing import draw_inputs, narrowed, require_representable
 from gradscope.frameworks.modules.input_spec import InputSpec, examples, with_batch_size
 from gradscope.frameworks.modules.losses import labels_spec, loss_value
 from gradscope.frameworks.modules.outputs import named_outputs, updated_leaves
+from gradscope.frameworks.modules.random_inputs import narrowed, random_inputs, require_representable
 from gradscope.frameworks.modules.request import LossName, Request
 
-#: It judges outputs of any kind. A mean or sum would not: that of what a normalising layer returns never changes.
+#: Works for outputs of any kind. A mean or a sum does not: for the output of a normalising layer it is constant.
 DEFAULT_LOSS: Final[LossName] = "mse"
 
-#: What the labels are called in a batch: the first of these that is no input's name.
+#: Name of the labels in a batch: the first of these that is not an input's name.
 _LABELS: Final = ("labels", "targets", "loss_labels")
 
-#: What real data call them.
+#: Names of the labels in real data.
 _LABELS_IN_DATA: Final = ("labels", "label", "targets", "target", "y")
 
-#: What they are in a pair (inputs, labels), whose parts have no names but their positions.
+#: Name of the labels in a pair (inputs, labels), whose elements are named by their positions.
 _LABELS_OF_PAIR: Final = ("1",)
 
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -35,15 +35,15 @@ _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSIT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleModel:
-    """A module that can be initialised, given a batch, and judged by a loss.
+    """A `ModuleModel` has a module's `init`, `batch` and `loss`.
 
     Attributes:
         adapter: The module's adapter.
         call: How it is called.
         inputs: Its inputs by name.
-        label_name: What its labels are called in a batch.
-        loss_name: What is made of its outputs.
-        train: Whether it runs as in training.
+        label_name: Name of its labels in a batch.
+        loss_name: Name of its loss.
+        train: Whether it runs in training mode.
     """
 
     adapter: Adapter
@@ -55,7 +55,15 @@ class ModuleModel:
 
     @classmethod
     def of(cls, adapter: Adapter, request: Request, *, train: bool) -> ModuleModel:
-        """The model that a request describes.
+        """Return the model for the user's options.
+
+        Args:
+            adapter: The module's adapter.
+            request: The user's options.
+            train: Whether it runs in training mode.
+
+        Returns:
+            The model.
 
         Raises:
             UsageError: The inputs do not fit the module.
@@ -73,16 +81,16 @@ class ModuleModel:
 
     @property
     def batch(self) -> Callable[[Array, int], dict[str, Array]]:
-        """`batch(key, size)`, by default of the number of examples that the inputs were described with."""
+        """The function `batch(key, size)`; the default size is that of the described inputs."""
 
         def batch(key: Array, size: int = examples(list(self.inputs.values())) or 1) -> dict[str, Array]:
-            return self.drawn(key, size)
+            return self.random_batch(key, size)
 
         return batch
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Sentences that tell what was chosen."""
+        """Sentences about what was chosen."""
         inputs = ", ".join(f"{name} {spec.dtype}{list(spec.shape)}" for name, spec in self.inputs.items())
         mode = "training" if self.train else "evaluating"
         flags = "".join(f", {name}={value}" for name, value in self.call.flags.items())
@@ -93,29 +101,29 @@ class ModuleModel:
         )
 
     def init(self, key: Array) -> Variables:
-        """The module's variables."""
-        return self.adapter.init(key, self.call, draw_inputs(key, self.inputs))
+        """Return the module's variables."""
+        return self.adapter.init(key, self.call, random_inputs(key, self.inputs))
 
-    def drawn(self, key: Array, size: int) -> dict[str, Array]:
-        """Inputs and labels for so many examples."""
+    def random_batch(self, key: Array, size: int) -> dict[str, Array]:
+        """Return random inputs and labels for a number of examples."""
         inputs_key, labels_key = jax.random.split(key)
         specs = dict(zip(self.inputs, with_batch_size(list(self.inputs.values()), size), strict=True))
-        inputs = draw_inputs(inputs_key, specs)
+        inputs = random_inputs(inputs_key, specs)
         labels = labels_spec(self.loss_name, jax.eval_shape(lambda: self.outputs(self.init(key), inputs)[0]))
-        return inputs if labels is None else {**inputs, **draw_inputs(labels_key, {self.label_name: labels})}
+        return inputs if labels is None else {**inputs, **random_inputs(labels_key, {self.label_name: labels})}
 
     def loss(self, variables: Variables, batch: Mapping[str, Any]) -> tuple[Array, dict[str, Any]]:
-        """The loss, and beside it the updated collections and the outputs."""
+        """Return the loss, with the updated collections and the outputs as auxiliary outputs."""
         outputs, updated = self.outputs(variables, {name: batch[name] for name in self.inputs})
         value = loss_value(self.loss_name, outputs, batch.get(self.label_name))
         return value, {**updated_leaves(updated, variables), "output": outputs}
 
     def inputs_like(self) -> dict[str, Array]:
-        """Inputs as they were described."""
-        return draw_inputs(jax.random.key(0), self.inputs)
+        """Return random inputs of the described shapes."""
+        return random_inputs(jax.random.key(0), self.inputs)
 
     def outputs(self, variables: Variables, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
-        """What the module returns, by name, and the collections that it updated."""
+        """Return the module's outputs, by name, and the collections that it updated."""
         outputs, updated = self.adapter.apply(variables, self.call, inputs)
         return named_outputs(outputs), updated
 
@@ -127,9 +135,10 @@ def _call(adapter: Adapter, specs: Sequence[InputSpec], *, train: bool) -> tuple
 def _call_on_data(
     adapter: Adapter, data: Mapping[str, InputSpec], *, train: bool
 ) -> tuple[CallShape, dict[str, InputSpec], str]:
-    """How a module is called on the tensors of real data, which keep their names, and which of them are the labels.
+    """Return how a module is called on the tensors of real data, the inputs by name, and the name of the labels.
 
-    A tensor goes to the parameter of its name; those that have none fill the parameters in their order.
+    The tensors keep their names. A tensor goes to the parameter of its name; those without one fill the parameters in
+    their order.
     """
     parameters = adapter.signature.parameters.keys() - adapter.supplied
     known_as_labels = _LABELS_OF_PAIR if _is_pair(adapter, data) else _LABELS_IN_DATA
@@ -144,8 +153,8 @@ def _call_on_data(
 
 
 def _is_pair(adapter: Adapter, data: Mapping[str, InputSpec]) -> bool:
-    """Whether data are a pair of inputs and labels, and not two inputs of a module that cannot do with one."""
+    """Return whether data are a pair of inputs and labels, and not two inputs of a module that needs both."""
     if {name.partition("/")[0] for name in data} != {"0", "1"}:
         return False
-    wanted = [each for name, each in adapter.signature.parameters.items() if name not in adapter.supplied]
-    return sum(each.default is each.empty and each.kind in _POSITIONAL for each in wanted) < 2 or len(data) > 2
+    parameters = [each for name, each in adapter.signature.parameters.items() if name not in adapter.supplied]
+    return sum(each.default is each.empty and each.kind in _POSITIONAL for each in parameters) < 2 or len(data) > 2

@@ -1,7 +1,7 @@
-"""Outputs: what a module returns, as a pytree of arrays whose leaves have the names the user gave them.
+"""Outputs are a module's return value as a pytree of arrays whose leaves have the user's names.
 
-A dataclass becomes a dictionary of its fields and a named tuple one of its names, so that `output.logits` is called
-`logits`; what is no array (a string, a None, a flag) is left out.
+A dataclass becomes a dictionary of its fields and a named tuple one of its names, so that `output.logits` is named
+`logits`; values that are not arrays (a string, a None, a flag) are left out.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 
 
 def named_outputs(value: Any) -> Any:
-    """The arrays in what a module returned; None where there are none.
+    """Return the arrays in a module's return value; None where there are none.
 
     Args:
         value: Arrays in dictionaries, sequences, dataclasses or any registered pytree.
     """
     if isinstance(value, Mapping):
-        return _without_nothing({str(key): named_outputs(each) for key, each in value.items()})
+        return _without_none({str(key): named_outputs(each) for key, each in value.items()})
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return named_outputs(fields)
@@ -39,12 +39,12 @@ def named_outputs(value: Any) -> Any:
 
 
 def floating_outputs(outputs: Any) -> dict[str, Any]:
-    """The outputs of floating-point dtype by path, in order."""
+    """Return the outputs of floating-point dtype by path, in order."""
     return {path: leaf for path, leaf in _by_path(outputs).items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
 
 
 def updated_leaves(updated: Any, before: Any) -> dict[str, Any]:
-    """The leaves by path that are not the very same values as before: what a call left alone is no update."""
+    """Return the leaves by path that are other objects than before; the others are leaves that a call did not touch."""
     known = _by_path(before)
     return {path: leaf for path, leaf in _by_path(updated).items() if leaf is not known.get(path)}
 
@@ -54,5 +54,5 @@ def _by_path(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
-def _without_nothing(entries: Mapping[str, Any]) -> dict[str, Any] | None:
+def _without_none(entries: Mapping[str, Any]) -> dict[str, Any] | None:
     return {key: each for key, each in entries.items() if each is not None} or None

@@ -1,4 +1,4 @@
-"""Own formats: how a framework reads files that only a module of the user's makes sense of."""
+"""Own formats are the interface by which a framework reads files that need the user's module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Described(Protocol):
-    """A tensor that has not been read."""
+    """A `Described` tensor has a shape and a dtype, and has not been read."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -16,31 +16,31 @@ class Described(Protocol):
 
     @property
     def dtype(self) -> Any:
-        """Its dtype, or the name of it."""
+        """Its dtype, or the dtype's name."""
         ...
 
 
 class OwnFormat(Protocol):
-    """A module and a checkpoint of its framework's own format."""
+    """An `OwnFormat` is a module and a checkpoint of its framework's own format."""
 
     @property
     def built(self) -> bool:
-        """Whether the module has made its variables."""
+        """Whether the module has created its variables."""
         ...
 
     @property
     def exact(self) -> bool:
-        """Whether numbers of another width do not do."""
+        """Whether numbers must have the same width."""
         ...
 
     def layouts(self) -> tuple[Mapping[str, Described], Mapping[str, Described] | None]:
-        """What a file of this module holds by path, in the file's order, and what this file does.
+        """Return the tensors by path that a file of this module has, in the file's order, and those of this file.
 
         Returns:
-            Both; None for the latter where it has an order and no names.
+            Both; None for the latter where the file has an order and no names.
         """
         ...
 
     def restore(self) -> Any:
-        """The module with the file's values, perhaps another object."""
+        """Return the module with the file's values, perhaps another object."""
         ...

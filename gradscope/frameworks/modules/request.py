@@ -1,4 +1,4 @@
-"""What a user says about a framework's module: the part of a model that a file of functions would say itself."""
+"""A request has the user's options for a framework's module, which a file of functions would define itself."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Literal, TypeAlias
 
 from gradscope.frameworks.modules.input_spec import InputSpec
 
-#: What can be made of a module's outputs; see `gradscope.frameworks.modules.losses`.
+#: The losses of a module's outputs; see `gradscope.frameworks.modules.losses`.
 LossName: TypeAlias = Literal["cross-entropy", "mse", "sum", "mean"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request.
+    """A `Request` has the user's options for a framework's module.
 
     Attributes:
-        inputs: What the module is called with, in the order given.
-        loss: What is made of its outputs; None for the default.
-        train: Whether it runs as in training; None for the default, which is yes.
-        seed: Seeds what a module draws when it is built.
-        batch_size: Number of examples; None for what the inputs say.
+        inputs: The module's inputs, in the given order.
+        loss: The loss of its outputs; None for the default.
+        train: Whether it runs in training mode; None for the default, which is yes.
+        seed: Seeds the random numbers with which a module is built.
+        batch_size: Number of examples; None for that of the inputs.
         data: The tensors of a real batch by name, which describe the inputs where `inputs` does not.
-        checkpoint: Where its variables are; None for those that it holds or draws.
+        checkpoint: The file of its variables; None for the module's own.
     """
 
     inputs: tuple[InputSpec, ...] = ()

@@ -1,4 +1,4 @@
-"""Running a PyTorch module forward and backward once, and writing what was seen."""
+"""`capture` runs a PyTorch module forward and backward once, and writes a dump."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from gradscope import naming
 from gradscope.api.reading import Dump, load
 from gradscope.dump.interfaces import RecordSink
-from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.manifest.manifest import Manifest, RunFacts
 from gradscope.dump.record import SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryWriter
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import ModelError
-from gradscope.frameworks.torch.calls import Calls
 from gradscope.frameworks.torch.conversion import mapped, tensors_in
+from gradscope.frameworks.torch.module_calls import ModuleCalls
 from gradscope.frameworks.torch.torch_environment import provenance
 from gradscope.frameworks.torch.torch_values import Value, Values
 
@@ -34,17 +34,18 @@ def capture(
     *,
     force: bool = False,
 ) -> Dump:
-    """Run a module and a loss forward and backward once, and write what `gradscope dump` would.
+    """Run a module and a loss forward and backward once, and write a dump such as `gradscope dump` writes.
 
-    The module is left as it was: its gradients, buffers and hooks, and the random number generators, too. Tensors are
-    written as they appear; memory is that of the run itself, of all parameters' gradients, and of one tensor more.
+    The module is left unchanged: its gradients, buffers and hooks, and the random number generators, too. Tensors are
+    written as soon as they are computed; the memory is that of the run itself, of all parameters' gradients, and of one
+    more tensor.
 
     Args:
-        module: The module, on its device, in the mode (`train()` or `eval()`) that it is to run in.
-        loss_fn: Takes what the module returns and returns the loss, a real scalar.
-        inputs: What the module is called with: a tensor, a tuple of positional or a mapping of named arguments. Those
-            of inexact dtype get gradients.
-        path: Where to write; None to keep the dump in memory.
+        module: The module, on its device, in the mode (`train()` or `eval()`) in which it is to run.
+        loss_fn: Takes the module's output and returns the loss, a real scalar.
+        inputs: The inputs: a tensor, a tuple of positional or a mapping of named arguments. Those of inexact dtype get
+            gradients.
+        path: The file to write; None to keep the dump in memory.
         force: Whether a file that exists at the path may be replaced.
 
     Returns:
@@ -64,13 +65,13 @@ def capture(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Fed:
-    """The inputs as the module gets them.
+class _Inputs:
+    """`_Inputs` are the inputs that the module receives.
 
     Attributes:
         args: Positional arguments.
-        kwargs: Named ones.
-        leaves: What is differentiated.
+        kwargs: Named arguments.
+        leaves: The tensors that are differentiated.
     """
 
     args: tuple[Any, ...]
@@ -80,31 +81,31 @@ class _Fed:
 
 def _run(module: nn.Module, loss_fn: Callable[[Any], Tensor], inputs: Any, sink: RecordSink) -> Manifest:
     values = Values(sink=sink)
-    calls = Calls(module, values)
+    calls = ModuleCalls(module, values)
     facts = provenance(module, [tensor for _, tensor in tensors_in(inputs)])
     with _untouched(module), torch.enable_grad():
         for name, buffer in module.named_buffers():
             values.add_leaf(naming.STATE, name.replace(".", "/"), buffer, SiteFacts(index=0))
-        fed = _fed(module, inputs, values)
+        module_inputs = _written_inputs(module, inputs, values)
         with calls.recording():
-            output = module(*fed.args, **fed.kwargs)
+            output = module(*module_inputs.args, **module_inputs.kwargs)
         calls.add_root(output)
         loss = _checked(loss_fn(output))
         parameters = _write_parameters(module, values, calls)
-        wanted = [parameter for parameter, _ in parameters if parameter.requires_grad]
-        found = torch.autograd.grad(loss, [*wanted, *fed.leaves], allow_unused=True)
-        gradients = dict(zip(map(id, wanted), found, strict=False))
+        differentiated = [parameter for parameter, _ in parameters if parameter.requires_grad]
+        found = torch.autograd.grad(loss, [*differentiated, *module_inputs.leaves], allow_unused=True)
+        gradients = dict(zip(map(id, differentiated), found, strict=False))
         for parameter, value in parameters:
             _write_gradient(values, value, parameter, gradients.get(id(parameter)))
         values.finish()
     return sink.commit(
-        layers=calls.layers(), ledger=values.ledger(), loss=float(loss.detach()), provenance=facts
-    )  # fmt: skip
+        RunFacts(layers=calls.layers(), ledger=values.ledger(), loss=float(loss.detach()), provenance=facts)
+    )
 
 
 @contextmanager
 def _untouched(module: nn.Module) -> Generator[None]:
-    """Put buffers and random number generators back as they were."""
+    """Restore buffers and random number generators after a `with` statement."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     devices = sorted({tensor.device.index for tensor in module.parameters() if tensor.device.type == "cuda"})
     try:
@@ -116,27 +117,27 @@ def _untouched(module: nn.Module) -> Generator[None]:
                 buffer.copy_(before)
 
 
-def _fed(module: nn.Module, inputs: Any, values: Values) -> _Fed:
-    """The inputs, written, each a copy that can be differentiated and that the module may change in place."""
+def _written_inputs(module: nn.Module, inputs: Any, values: Values) -> _Inputs:
+    """Write the inputs, and return copies that can be differentiated and that the module may change in place."""
     named = isinstance(inputs, Mapping)
     arguments = dict(cast("Mapping[str, Any]", inputs)) if named else _positional(module, inputs)
     leaves: list[Tensor] = []
 
-    def fed(tensor: Tensor) -> Tensor:
+    def module_inputs(tensor: Tensor) -> Tensor:
         leaf = tensor.detach()
         if leaf.is_floating_point() or leaf.is_complex():
             leaf = leaf.requires_grad_()
             leaves.append(leaf)
         return leaf.clone()
 
-    given = {name: mapped(fed, value) for name, value in arguments.items()}
-    for path, tensor in tensors_in(given):
+    copies = {name: mapped(module_inputs, value) for name, value in arguments.items()}
+    for path, tensor in tensors_in(copies):
         values.add(naming.INPUT, "/".join(path), tensor, SiteFacts(index=0))
-    return _Fed(args=() if named else tuple(given.values()), kwargs=given if named else {}, leaves=leaves)
+    return _Inputs(args=() if named else tuple(copies.values()), kwargs=copies if named else {}, leaves=leaves)
 
 
 def _positional(module: nn.Module, inputs: Any) -> dict[str, Any]:
-    """Positional arguments by the names that the module's `forward` gives them, or by their positions."""
+    """Return positional arguments by the names of the parameters of `forward`, or by their positions."""
     arguments = cast("tuple[Any, ...]", inputs) if isinstance(inputs, tuple) else (inputs,)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     declared = [each.name for each in inspect.signature(module.forward).parameters.values() if each.kind in kinds]
@@ -159,8 +160,8 @@ def _checked(loss: Any) -> Tensor:
     return loss
 
 
-def _write_parameters(module: nn.Module, values: Values, calls: Calls) -> list[tuple[nn.Parameter, Value]]:
-    """Write every parameter; one that is there under several names is one value."""
+def _write_parameters(module: nn.Module, values: Values, calls: ModuleCalls) -> list[tuple[nn.Parameter, Value]]:
+    """Write every parameter; a parameter with several names is one value."""
     written: dict[nn.Parameter, Value] = {}
     for dotted, parameter in module.named_parameters(remove_duplicate=False):
         name = dotted.replace(".", "/")

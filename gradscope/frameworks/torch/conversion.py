@@ -1,4 +1,4 @@
-"""PyTorch's values as gradscope's: tensors as NumPy arrays, nested containers as paths and leaves."""
+"""Conversion of PyTorch's values to gradscope's: tensors to NumPy arrays, nested containers to paths and leaves."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from torch import Tensor
 
 from gradscope.arrays.dtypes import as_numpy_dtype
 
-#: Where NumPy has no dtype of a name, elements travel as integers of their width.
+#: Integers of the same width, by which elements are copied whose dtype NumPy does not have.
 _AS_INTEGERS: Final = {1: torch.uint8, 2: torch.int16}
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """The logical dtype's name, which PyTorch and gradscope spell alike."""
+    """Return the logical dtype's name, which is the same in PyTorch and gradscope."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """A copy of a tensor on the host, in C order; a sparse one as a dense array.
+    """Return a copy of a tensor on the host, in C order; a sparse one as a dense array.
 
     Raises:
-        UsageError: Its dtype is one that a dump cannot hold.
+        UsageError: A dump cannot store its dtype.
     """
-    wanted = as_numpy_dtype(dtype_name(tensor))
+    dtype = as_numpy_dtype(dtype_name(tensor))
     host = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
     host = host.resolve_conj().resolve_neg().cpu()
     try:
         return np.array(host.numpy(), order="C")
     except TypeError:  # bfloat16 and float8, which NumPy does not know
-        return np.array(host.contiguous().view(_AS_INTEGERS[wanted.itemsize]).numpy()).view(wanted)
+        return np.array(host.contiguous().view(_AS_INTEGERS[dtype.itemsize]).numpy()).view(dtype)
 
 
 def tensors_in(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Every tensor in nested tuples, lists, mappings and dataclasses, with the path that leads to it."""
+    """Yield every tensor in nested tuples, lists, mappings and dataclasses, with the path that leads to it."""
     if isinstance(value, Tensor):
         yield path, value
     for name, child in _children(value):
@@ -45,7 +45,7 @@ def tensors_in(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 
 def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Nested tuples, lists and dictionaries with a function of each tensor in its place; anything else as it is."""
+    """Return nested tuples, lists and dictionaries with a function applied to each tensor; others are unchanged."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):

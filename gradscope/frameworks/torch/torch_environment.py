@@ -1,4 +1,4 @@
-"""Provenance of a run in PyTorch, in the terms that a dump from JAX uses."""
+"""The provenance of a run in PyTorch, in the terms that a dump from JAX uses."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gradscope.frameworks.torch.conversion import to_numpy
 
 _DISTRIBUTIONS: Final = ("gradscope-jax", "torch", "numpy", "ml_dtypes")
 
-#: PyTorch's precisions of float32 matrix multiplications, in JAX's words.
+#: JAX's names of PyTorch's precisions of float32 matrix multiplications.
 _PRECISIONS: Final = {"highest": "highest", "high": "tensorfloat32", "medium": "bfloat16"}
 
 
 def provenance(module: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Json]:
-    """What a run of a module on some inputs depends on."""
+    """Return everything on which a run of a module on some inputs depends."""
     device = _device(module, inputs)
     return {
         "model": type(module).__name__,

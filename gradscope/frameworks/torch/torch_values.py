@@ -1,8 +1,8 @@
-"""The values of one run: which tensors are the same value, and writing each value and its gradient as it appears.
+"""The values of one run: which tensors are the same value, and the records of each value and its gradient.
 
-A *value* is what one autograd node hands out. A module that returns what another made returns the same value, whatever
-Python object holds it; an in-place operation makes the object hold another value from then on. A tensor without an
-autograd node has no identity, and counts as a value of its own every time.
+A *value* is the output of one autograd node. A module that returns another module's output returns the same value,
+whatever Python object it is in. After an in-place operation the object has another value. A tensor without an autograd
+node has no identity, and counts as a new value every time.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from gradscope.frameworks.torch.conversion import dtype_name, to_numpy
 from gradscope.stats import TensorStats, activation_stats, tensor_stats
 from gradscope.stats.power import Power, power_of
 
-#: The autograd node that made a value, and which of its outputs it is.
+#: The autograd node that made a value, and the number of the output.
 _Identity: TypeAlias = tuple[Any, int]
 
 
 @dataclass(slots=True, kw_only=True)
 class Value:
-    """One value of a run.
+    """A `Value` is one value of a run.
 
     Attributes:
         family: Its family.
-        names: Its names, the first its own, each with where it is met; empty for a value that is known only because it
-            went into a module.
+        names: Its names, the first its own, each with its site; empty for a value that is known only as an input of a
+            module.
         dtype: Its logical dtype's name.
         shape: Its shape.
-        power: Of the value; None for one that has none.
-        gradient_power: Of its gradient; None where there is none, or none yet.
+        power: The power of the value; None for one that has none.
+        gradient_power: The power of its gradient; None where there is none, or none yet.
         gradient: Whether its gradient has arrived.
     """
 
@@ -55,27 +55,28 @@ class Value:
         return next(iter(self.names))
 
     def record(self, family: str, name: str, **facts: Any) -> Record:
-        """A record of it, or of its gradient, under one of its names."""
+        """Return a record of it, or of its gradient, under one of its names."""
         known: dict[str, Any] = {"array": None, "stats": {}, "site": self.names[name]}
         return Record(family=family, name=name, shape=self.shape, dtype=self.dtype, **(known | facts))
 
 
 @dataclass(slots=True, kw_only=True)
 class Values:
-    """Writes values and gradients, and remembers who is who.
+    """`Values` write values and gradients, and know which tensors are the same value.
 
     Attributes:
-        sink: Takes the records.
+        sink: Receives the records.
     """
 
     sink: RecordSink
     _known: dict[_Identity, Value] = field(default_factory=dict[_Identity, Value])
-    _met: list[Value] = field(default_factory=list[Value])
+    _values: list[Value] = field(default_factory=list[Value])
     _captured: int = 0
     _missing: list[LedgerLine] = field(default_factory=list[LedgerLine])
 
     def add(self, family: str, name: str, tensor: Tensor, site: SiteFacts) -> Value:
-        """Write a tensor, or another name of a value that has been written; its gradient follows when it arrives."""
+        """Write a tensor, or another name of a value that is written already."""
+        # The gradient is written when it arrives.
         known = self.known(tensor)
         if known is not None and known.names and known.family == family:
             self.add_name(known, name, site)
@@ -84,16 +85,16 @@ class Values:
         return self._write(value, name, tensor, site)
 
     def add_name(self, value: Value, name: str, site: SiteFacts) -> None:
-        """Write another name of a value, and where it is met under that."""
+        """Write another name of a value, with the site of that name."""
         value.names[name] = site
         self._write_alias(value, value.family, name)
 
     def add_leaf(self, family: str, name: str, tensor: Tensor, site: SiteFacts) -> Value:
-        """Write a tensor that nothing in the run computes: a parameter, a buffer."""
+        """Write a tensor that the run does not compute: a parameter or a buffer."""
         return self._write(_described(family, tensor), name, tensor, site)
 
     def measure(self, tensor: Tensor) -> Value:
-        """The value of a tensor that goes into a module; one without a name is measured and not written."""
+        """Return the value of a tensor that a module receives; one without a name is measured and not written."""
         known = self.known(tensor)
         if known is not None:
             return known
@@ -102,11 +103,11 @@ class Values:
         return value
 
     def known(self, tensor: Tensor) -> Value | None:
-        """The value that a tensor holds, where it has been met."""
+        """Return the value of a tensor; None where it is new."""
         return None if tensor.grad_fn is None else self._known.get((tensor.grad_fn, tensor.output_nr))
 
     def write_gradient(self, value: Value, gradient: Tensor) -> None:
-        """Write the gradient with respect to a value, under all names of it."""
+        """Write the gradient with respect to a value, under all its names."""
         value.gradient = True
         array = to_numpy(gradient)
         stats = tensor_stats(array, tier="full" if value.names else "core")
@@ -128,21 +129,21 @@ class Values:
 
     def finish(self) -> None:
         """Account for the gradients that never arrived."""
-        for value in self._met:
+        for value in self._values:
             if value.names and not value.gradient:
                 self.write_absent(value)
 
     def ledger(self) -> Ledger:
-        """What was captured, and what was not."""
+        """Return the ledger of what was captured and what was not."""
         return Ledger(captured=self._captured, missing=tuple(self._missing))
 
     def _remember(self, family: str, tensor: Tensor) -> Value:
         value = _described(family, tensor)
-        self._met.append(value)
+        self._values.append(value)
         if tensor.grad_fn is not None:
             self._known[tensor.grad_fn, tensor.output_nr] = value
         if tensor.requires_grad:
-            # A hook stays with the value that the tensor holds now, whatever is done to it in place afterwards.
+            # A hook stays with the tensor's present value, whatever in-place operations follow.
             tensor.register_hook(lambda gradient: self.write_gradient(value, gradient))
         return value
 
@@ -174,5 +175,5 @@ def _statistics(family: str, array: np.ndarray[Any, Any], primitive: str | None)
 
 def _gradient_family(value: Value) -> str:
     family = naming.gradient_family(value.family)
-    assert family is not None, "only values that can have gradients are asked for theirs"
+    assert family is not None, "only values that can have gradients have a family of gradients"
     return family

@@ -8,7 +8,7 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.errors import UsageError
-from gradscope.naming import Selection
+from gradscope.naming import IterationIndex, Selection
 from gradscope.tracing.layers.sites import SiteName
 
 EVERYTHING: Final = frozenset(naming.FAMILIES)
@@ -89,7 +89,7 @@ class Wanted:
                 return False
         return family in self.families and self.selection.wants(name, key)
 
-    def wants_layer(self, family: str, name: SiteName, iteration: tuple[int, ...]) -> bool:
+    def wants_layer(self, family: str, name: SiteName, iteration: IterationIndex) -> bool:
         """Whether a layer's output is wanted at one iteration."""
         return self.shows(name) and self.wants(family, str(name.at(iteration)))
 

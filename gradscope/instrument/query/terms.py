@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from gradscope import naming
 from gradscope.instrument.plan import Term
 from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, iterations
 from gradscope.tracing.jaxpr.iterations import Homes, Moment
@@ -57,7 +58,7 @@ class Terms:
             if of:
                 yield Term(use=term.use, of=of)
 
-    def _moment(self, use: Use, turn: tuple[int, ...]) -> Moment | None:
+    def _moment(self, use: Use, turn: IterationIndex) -> Moment | None:
         """The value of whose gradient this is a term in a turn, in the turn that made it; None where of none."""
         if use.value is None or not use.whole:
             return None
@@ -85,7 +86,7 @@ class Terms:
         return None if shown is None else naming.key_of(naming.ACTIVATION, str(shown.at(moment.turn)))
 
 
-def name_of(term: Term, turn: tuple[int, ...]) -> str:
+def name_of(term: Term, turn: IterationIndex) -> str:
     """The name of a term in one turn of the loops around it."""
     return str(term.use.name.at(turn))
 

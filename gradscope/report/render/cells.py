@@ -1,4 +1,4 @@
-"""Cells as text: one writer per kind of column, the same for every format that people read."""
+"""Cells are written as text by one function for each kind of column, the same for every format that people read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradscope.report.render.screen import Screen
 from gradscope.report.tables.numbers import amount_column, count_column, number_column, share_column
 from gradscope.report.tables.table import Cell, Column, Kind
 
-#: The kinds that stand to the right, so that digits meet.
+#: The kinds that are aligned to the right, so that digits are above digits.
 RIGHT: Final[frozenset[Kind]] = frozenset({"number", "share", "count", "amount"})
 
 _NUMERIC: Final[Mapping[Kind, Callable[[Sequence[Any]], list[str]]]] = MappingProxyType(
@@ -19,15 +19,15 @@ _NUMERIC: Final[Mapping[Kind, Callable[[Sequence[Any]], list[str]]]] = MappingPr
 
 
 def column_texts(column: Column, cells: Sequence[Cell], screen: Screen) -> list[str]:
-    """The cells of one column as text, numbers aligned with each other.
+    """Return the cells of one column as text, with numbers aligned with each other.
 
     Args:
         column: The column.
         cells: Its cells.
-        screen: Where the text goes.
+        screen: Where the text is shown.
 
     Returns:
-        One text per cell; blank for a cell that holds nothing.
+        One text per cell; blank for a cell without a value.
     """
     if column.kind in _NUMERIC:
         return _NUMERIC[column.kind](cells)
@@ -35,7 +35,7 @@ def column_texts(column: Column, cells: Sequence[Cell], screen: Screen) -> list[
 
 
 def _text(kind: Kind, cell: Cell) -> str:
-    """A cell that is not a number: a shape as JAX writes it, words with commas between them."""
+    """Return a cell that is not a number as text: a shape as JAX writes it, words with commas between them."""
     if cell is None:
         return ""
     if isinstance(cell, bool):

@@ -1,6 +1,6 @@
-"""Documents: what a command shows, before anybody has decided how: tables, and remarks that name what they are about.
+"""A document is the result of a command before it has a format: tables, and notes with a label each.
 
-`lay_out_document` makes text of one, for a terminal or a pipe; `markdown` has the other way to show it.
+`lay_out_document` writes one as text, for a terminal or a pipe; `markdown` writes one as Markdown.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _GAP: Final = "  "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remark:
-    """One sentence and what it is about.
+class Note:
+    """A `Note` is one sentence with a label.
 
     Attributes:
-        label: A word or two: the name of a finding, of a fact.
-        text: What there is to say.
+        label: A word or two, such as the name of a finding or of a fact.
+        text: The sentence.
         style: The style of the label.
     """
 
@@ -35,50 +35,50 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remarks:
-    """Remarks under one title.
+class Notes:
+    """`Notes` are notes under one title.
 
     Attributes:
-        title: What stands above them; "" for nothing.
-        remarks: The remarks.
-        at_most: How many of one label a terminal shows; the rest are counted. None for all.
+        title: The line above them; "" for none.
+        notes: The notes.
+        at_most: The number of notes of one label that a terminal shows; the others are counted. None for all.
     """
 
     title: str = ""
-    remarks: tuple[Remark, ...]
+    notes: tuple[Note, ...]
     at_most: int | None = None
 
 
-Document: TypeAlias = Sequence[Table | Remarks]
+Document: TypeAlias = Sequence[Table | Notes]
 
 
 def lay_out_document(document: Document, screen: Screen) -> Text:
-    """A document as text.
+    """Return a document as text.
 
     Args:
-        document: What to show; remarks without a remark are left out.
-        screen: Where the text goes.
+        document: The document; `Notes` without a note are left out.
+        screen: Where the text is shown.
 
     Returns:
-        Lines, each with its line feed, and an empty one between blocks. They fit the screen as they are and must not
-        be wrapped again.
+        Lines, each with its line feed, and an empty one between blocks. They fit the screen and must not be wrapped
+            again.
     """
-    blocks = [lay_out(each, screen) if isinstance(each, Table) else _lay_out_remarks(each, screen) for each in document]
+    blocks = [lay_out(each, screen) if isinstance(each, Table) else _lay_out_notes(each, screen) for each in document]
     return Text("\n").join(block for block in blocks if block)
 
 
-def _lay_out_remarks(block: Remarks, screen: Screen) -> Text:
+def _lay_out_notes(block: Notes, screen: Screen) -> Text:
     text = Text()
-    if block.title and block.remarks:
+    if block.title and block.notes:
         text.append(f"{screen.show(block.title)}\n", TITLE)
-    width = widest([screen.show(remark.label) for remark in block.remarks])
-    limit = len(block.remarks) if block.at_most is None or screen.width is None else block.at_most
+    width = widest([screen.show(note.label) for note in block.notes])
+    limit = len(block.notes) if block.at_most is None or screen.width is None else block.at_most
     seen: Counter[str] = Counter()
-    for remark in block.remarks:
-        seen[remark.label] += 1
-        if seen[remark.label] <= limit:
-            text.append(pad(screen.show(remark.label), width), remark.style)
-            text.append(_GAP + screen.wrap(screen.show(remark.text), " " * width + _GAP) + "\n")
+    for note in block.notes:
+        seen[note.label] += 1
+        if seen[note.label] <= limit:
+            text.append(pad(screen.show(note.label), width), note.style)
+            text.append(_GAP + screen.wrap(screen.show(note.text), " " * width + _GAP) + "\n")
     for label, number in seen.items():
         if number > limit:
             text.append(f"{' ' * width}{_GAP}and {number - limit:,} more of {screen.show(label)}\n", DIM)

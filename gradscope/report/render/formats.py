@@ -1,7 +1,7 @@
-"""Rendering: one report, four formats, the same rows in each.
+"""Formats render one report in four ways, with the same rows in each.
 
-Text is for people at a terminal and for pipes, Markdown for pull requests, JSON and CSV for programs. All functions
-return; printing is for `cli`.
+Text is for people at a terminal and for pipes, Markdown is for pull requests, JSON and CSV are for programs. All
+functions return; only `cli` prints.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from gradscope.report.render.structured import csv_text, indented_json
 
 
 class Report(Protocol):
-    """What a command has to say, before the format is known."""
+    """A `Report` is the result of a command before it has a format."""
 
     def document(self, screen: Screen) -> Document:
-        """What people read; on a terminal it may be shorter, and then says so."""
+        """Return what people read; on a terminal it may be shorter, and then a note says so."""
         ...
 
     def rows(self) -> Sequence[Mapping[str, Json]]:
-        """Its rows, each with a name."""
+        """Return the rows, each with a name."""
         ...
 
     def to_json(self) -> dict[str, Json]:
-        """All of it, as the command line's JSON has it; NaN and infinities are floats."""
+        """Return everything, as the command line's JSON has it; NaN and infinities are floats."""
         ...
 
 
 def to_text(report: Report, screen: Screen) -> Text:
-    """A report as text: lines that fit the screen and must not be wrapped again, coloured; `.plain` has no colour."""
+    """Return a report as coloured text that fits the screen and must not be wrapped again; `.plain` has no colour."""
     return lay_out_document(report.document(screen), screen)
 
 
 def to_markdown(report: Report) -> str:
-    """A report in GitHub's Markdown."""
+    """Return a report in GitHub's Markdown."""
     return document_markdown(report.document(Screen()))
 
 
 def to_json(report: Report) -> str:
-    """A report as one JSON object, indented by two spaces, ASCII only, NaN and infinities as strings."""
+    """Return a report as one JSON object, indented by two spaces, in ASCII, with NaN and infinities as strings."""
     return indented_json(report.to_json())
 
 
 def to_csv(report: Report) -> str:
-    """The rows of a report as CSV."""
+    """Return the rows of a report as CSV."""
     return csv_text(report.rows())

@@ -1,7 +1,7 @@
-"""Graphs: a model's operations as nodes in the boxes of their layers, for Graphviz and for Google's Model Explorer.
+"""Graphs show a model's operations as nodes inside their layers, for Graphviz and for Google's Model Explorer.
 
-Model Explorer opens two files of one model: the graph, and an *overlay*, a number for each node, by which it colours
-them. Here the number is the l2 norm of the gradient of the loss with respect to what the node makes, from a dump.
+Model Explorer opens two files of one model: the graph, and an *overlay*, a number for each node by which it is
+coloured. Here the number is the l2 norm of the gradient of the loss with respect to the node's output, from a dump.
 
 References:
     https://github.com/google-ai-edge/model-explorer, JSON graphs and custom node data, as version 0.1 reads them.
@@ -21,24 +21,24 @@ from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.report.tables.dump_rows import Row
 
-#: A turn of a loop in a name, for which a graph has one node.
-_TURN: Final = re.compile(r"\[\d+\]")
+#: The iterations of a loop in names; a graph has one node for all of them.
+_ITERATION: Final = re.compile(r"\[\d+\]")
 
-#: From the smallest gradient to the largest.
+#: The colours from the smallest gradient to the largest.
 _COLOURS: Final = ("#f7fbff", "#6baed6", "#08306b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """An operation, or an argument of the loss.
+    """A `Node` is an operation, or an argument of the loss.
 
     Attributes:
         name: Its name; an argument's is its key.
-        namespace: The layer it lies in, a path; empty outside layers.
-        label: What is written on it.
-        facts: What is known of it, in words.
+        namespace: The path of the layer that contains it; empty outside layers.
+        label: The text on it.
+        facts: Facts about it as texts, by name.
         inputs: The names of the nodes whose values it reads.
-        layers: The layers whose output it makes.
+        layers: The layers whose output it computes.
     """
 
     name: str
@@ -48,8 +48,8 @@ class Node:
     inputs: tuple[str, ...]
     layers: tuple[str, ...]
 
-    def told(self) -> Iterator[str]:
-        """The lines that are written below its label."""
+    def lines_below_label(self) -> Iterator[str]:
+        """Yield the lines that are written below its label."""
         yield self.facts.get("dtype", "") + self.facts.get("shape", "")
         if "source" in self.facts:
             yield self.facts["source"]
@@ -57,7 +57,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """A model's graph.
+    """A `Graph` is a model's operations with their inputs.
 
     Attributes:
         name: The model's name.
@@ -69,14 +69,14 @@ class Graph:
 
     @classmethod
     def of_rows(cls, name: str, rows: Sequence[Row]) -> Graph:
-        """The graph that the rows of an inspection with operations are."""
+        """Return the graph of the rows of an inspection with operations."""
         operations = [node for row in rows if (node := _operation(row)) is not None]
         read = {name for node in operations for name in node.inputs}
         arguments = [_argument(row) for row in rows if row.key in read]
         return cls(name=name, nodes=(*arguments, *operations))
 
     def dot(self) -> str:
-        """The graph in Graphviz' language, layers as clusters."""
+        """Return the graph in Graphviz' language, with layers as clusters."""
         numbers = {node.name: number for number, node in enumerate(self.nodes)}
         lines = ["digraph model {", f"  label={_quoted(self.name)};", "  node [shape=box, fontname=monospace];"]
         lines += self._boxes((), list(self.nodes), numbers)
@@ -85,7 +85,7 @@ class Graph:
         return "\n".join((*lines, "}"))
 
     def model_explorer(self) -> str:
-        """The graph as Model Explorer opens it, JSON."""
+        """Return the graph as Model Explorer's JSON."""
         known = {node.name for node in self.nodes}
         nodes: list[Json] = [
             {
@@ -105,10 +105,10 @@ class Graph:
         return json.dumps({"graphs": [{"id": self.name, "nodes": nodes}]}, indent=2)
 
     def overlay(self, dump: Manifest) -> str:
-        """A dump's gradient norms as Model Explorer's node data for this graph, JSON.
+        """Return a dump's gradient norms as Model Explorer's node data for this graph, in JSON.
 
         Args:
-            dump: The dump; of a node that runs in a loop, the norm is that over all turns.
+            dump: The dump; for a node in a loop, the norm is over all iterations.
         """
         norms = gradient_norms(dump)
         found = {node.name: norm for node in self.nodes if (norm := _norm(node, norms)) is not None}
@@ -121,30 +121,30 @@ class Graph:
         return json.dumps({self.name: data}, indent=2, allow_nan=False)
 
     def _boxes(self, path: tuple[str, ...], nodes: Sequence[Node], numbers: Mapping[str, int]) -> Iterator[str]:
-        """The nodes below a layer, each layer inside it as a cluster of its own."""
+        """Yield the lines of the nodes below a layer, with each inner layer as a cluster."""
         indent = "  " * (len(path) + 1)
         inside: dict[str, list[Node]] = {}
         for node in nodes:
-            parts = tuple(node.namespace.split("/")) if node.namespace else ()
-            if parts == path:
-                yield f"{indent}n{numbers[node.name]} [label={_quoted(node.label, *node.told())}];"
+            components = tuple(node.namespace.split("/")) if node.namespace else ()
+            if components == path:
+                yield f"{indent}n{numbers[node.name]} [label={_quoted(node.label, *node.lines_below_label())}];"
             else:
-                inside.setdefault(parts[len(path)], []).append(node)
-        for part, own in inside.items():
-            below = (*path, part)
+                inside.setdefault(components[len(path)], []).append(node)
+        for component, own in inside.items():
+            below = (*path, component)
             yield f"{indent}subgraph {_quoted('cluster_' + '/'.join(below))} {{"
-            yield f"{indent}  label={_quoted(part)};"
+            yield f"{indent}  label={_quoted(component)};"
             yield from self._boxes(below, own, numbers)
             yield f"{indent}}}"
 
 
 def gradient_norms(dump: Manifest) -> dict[str, float]:
-    """The l2 norm of each gradient of a dump, by the key of the value, over all turns of the loops around it."""
+    """Return the l2 norm of each gradient of a dump over all iterations of the loops around it, by the value's key."""
     squares: dict[str, float] = {}
     for entry in dump.entries:
         family, norm = naming.value_family(entry.family), entry.stats.get("l2")
         if family is not None and isinstance(norm, int | float) and math.isfinite(norm):
-            key = naming.key_of(family, _TURN.sub("[*]", entry.name))
+            key = naming.key_of(family, _ITERATION.sub("[*]", entry.name))
             squares[key] = math.hypot(squares.get(key, 0.0), norm)
     return squares
 
@@ -178,6 +178,6 @@ def _facts(row: Row, *names: str) -> dict[str, str]:
 
 
 def _quoted(*lines: str) -> str:
-    """Some lines as one string of Graphviz' language."""
+    """Return some lines as one string of Graphviz' language."""
     escaped = (naming.printable(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines)
     return '"' + "\\n".join(escaped) + '"'

@@ -1,6 +1,6 @@
-"""Heat strips: the error of many layers as one line of characters, in execution order from left to right.
+"""A heat strip is a sparkline of the error: one character for each layer, in execution order from left to right.
 
-A character stands for one layer, or for the worst of several neighbours where there is no room for all.
+Where there is no room for all layers, a character shows the worst of several neighbours.
 """
 
 from __future__ import annotations
@@ -10,58 +10,58 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from gradscope.comparison import Comparison, Row
+from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, TENSOR
-from gradscope.report.render.document import Remark, Remarks
+from gradscope.report.render.document import Note, Notes
 from gradscope.report.render.screen import Screen
 
-#: Fewer layers than this a table shows as well.
+#: The fewest layers with a heat strip; a table shows fewer as well.
 _FEWEST: Final = 8
 
-#: Up to which multiple of its tolerance a row has each level; the last is for everything above.
+#: The largest multiple of the tolerance of each level; one more level is for everything above.
 _LEVELS: Final = (0.0, 0.1, 1.0, 10.0, 100.0)
 _BLOCKS: Final = "·▁▃▅▆█"
 _ASCII: Final = ".-=+*#"
 _LEGEND: Final = ("equal", "0.1", "1", "10", "100", "more times the tolerance")
 
-#: Columns that the labels of the directions take.
+#: Columns of the labels of the directions.
 _MARGIN: Final = 12
 
 
-def heat_strips(comparison: Comparison, screen: Screen) -> Iterator[Remarks]:
-    """The error along depth in each direction, where a terminal shows it and there is depth to it.
+def heat_strips(comparison: Comparison, screen: Screen) -> Iterator[Notes]:
+    """Yield notes with the heat strip of each direction, where a terminal shows it and there are enough layers.
 
     Args:
         comparison: The comparison.
-        screen: A terminal; elsewhere there is nothing to show.
+        screen: Where it is shown; only a terminal has heat strips.
     """
     if screen.width is None:
         return
     characters = _BLOCKS if screen.unicode else _ASCII
     directions = {"forward": (ACTIVATION, TENSOR), "backward": (ACTIVATION_GRAD,)}
     strips = tuple(
-        Remark(label=name, text=_strip(rows, characters, max(screen.width - _MARGIN, 1)))
+        Note(label=name, text=_sparkline(rows, characters, max(screen.width - _MARGIN, 1)))
         for name, families in directions.items()
         if len(rows := _in_order(comparison.rows, families)) >= _FEWEST
     )
     legend = "  ".join(f"{character} {upto}" for character, upto in zip(characters, _LEGEND, strict=True))
     if strips:
-        yield Remarks(title="Error along depth", remarks=(*strips, Remark(label="", text=legend)))
+        yield Notes(title="Error along depth", notes=(*strips, Note(label="", text=legend)))
 
 
-def _in_order(rows: Sequence[Row], families: Sequence[str]) -> list[Row]:
+def _in_order(rows: Sequence[ComparisonRow], families: Sequence[str]) -> list[ComparisonRow]:
     return sorted((row for row in rows if row.family in families and row.compared), key=lambda row: row.index)
 
 
-def _strip(rows: Sequence[Row], characters: str, width: int) -> str:
+def _sparkline(rows: Sequence[ComparisonRow], characters: str, width: int) -> str:
     cells = min(len(rows), width)
     bounds = [len(rows) * cell // cells for cell in range(cells + 1)]
     return "".join(characters[max(map(_level, rows[start:end]))] for start, end in pairwise(bounds))
 
 
-def _level(row: Row) -> int:
+def _level(row: ComparisonRow) -> int:
     needed = math.inf if row.needed is None else row.needed
     if row.tolerance is None or row.tolerance == 0:
-        # Judged by something else than a limit on rel_l2: passed or not is all that compares.
+        # It is judged by something else than a limit on rel_l2, so only passed or not can be shown.
         return 0 if needed == 0 else (2 if row.status == "same" else len(_LEVELS))
     return sum(needed / row.tolerance > level for level in _LEVELS)

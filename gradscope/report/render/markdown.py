@@ -1,8 +1,7 @@
-"""Markdown: documents fit for a pull request.
+"""Markdown for pull requests.
 
-A long table is folded, so that a comment shows its verdict and its short tables, and whoever wants the rest opens it.
-
-Words from a dump stand in code spans or escaped: a hosting site makes a link of `embed#2` and markup of `<b>`.
+A long table is folded, so that a comment shows its verdict and its short tables, and the reader can open the rest.
+Words from a dump are in code spans or escaped: a hosting site makes a link of `embed#2` and markup of `<b>`.
 """
 
 from __future__ import annotations
@@ -13,21 +12,21 @@ from collections.abc import Sequence
 from typing import Final
 
 from gradscope.report.render.cells import RIGHT, column_texts
-from gradscope.report.render.document import Document, Remark, Remarks
+from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import Screen
 from gradscope.report.tables.table import Table
 
 _SCREEN: Final = Screen()
 
-#: Lines up to which a table stands open.
+#: The most lines of a table that is not folded.
 _MOST_OPEN: Final = 25
 
 
 def document_markdown(document: Document) -> str:
-    """A document in GitHub's Markdown: tables under headings, remarks as lists.
+    """Return a document in GitHub's Markdown: tables under headings, notes as lists.
 
     Args:
-        document: What to show; remarks without a remark are left out.
+        document: The document; `Notes` without a note are left out.
 
     Returns:
         Lines, each with its line feed, and an empty one between blocks.
@@ -35,12 +34,12 @@ def document_markdown(document: Document) -> str:
     blocks: list[list[str]] = []
     listed = False
     for each in document:
-        lines = _table(each) if isinstance(each, Table) else _remarks(each)
+        lines = _table(each) if isinstance(each, Table) else _notes(each)
         if not lines:
             continue
-        # A list goes on behind an empty line, so that what belongs to no heading would belong to the last one.
+        # A list continues after an empty line, so a list without a heading would continue the one before.
         blocks.append(["<!-- -->", "", *lines] if listed and lines[0].startswith("- ") else lines)
-        listed = isinstance(each, Remarks)
+        listed = isinstance(each, Notes)
     return "\n".join("".join(f"{line}\n" for line in lines) for lines in blocks)
 
 
@@ -51,11 +50,11 @@ def _table(table: Table) -> list[str]:
         _line([_escaped(column.full_heading) for column in shown.columns]),
         _line(["---:" if column.kind in RIGHT else "---" for column in shown.columns]),
         *map(_line, zip(*columns, strict=True)),
-        *(text for remark in shown.remarks for text in ("", _escaped(remark))),
+        *(text for note in shown.notes for text in ("", _escaped(note))),
     ]
     if len(shown.lines) <= _MOST_OPEN:
         return [f"### {_escaped(shown.title)}", "", *lines]
-    # Inside of HTML there is Markdown again behind an empty line.
+    # After an empty line, Markdown is read as Markdown inside HTML, too.
     return ["<details>", f"<summary>{_html(shown.title)}</summary>", "", *lines, "", "</details>"]
 
 
@@ -69,17 +68,17 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _remarks(block: Remarks) -> list[str]:
-    heading = [f"### {_escaped(block.title)}", ""] if block.title and block.remarks else []
-    return [*heading, *map(_item, block.remarks)]
+def _notes(block: Notes) -> list[str]:
+    heading = [f"### {_escaped(block.title)}", ""] if block.title and block.notes else []
+    return [*heading, *map(_item, block.notes)]
 
 
-def _item(remark: Remark) -> str:
-    return f"- **{_escaped(remark.label)}** {_escaped(remark.text)}"
+def _item(note: Note) -> str:
+    return f"- **{_escaped(note.label)}** {_escaped(note.text)}"
 
 
 def _code_span(text: str) -> str:
-    """The text in a code span, whatever backticks it has; pipes escaped, as a table needs even there."""
+    """Return the text in a code span, whatever backticks it has; pipes are escaped, as a table needs even there."""
     if not text:
         return ""
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
@@ -92,5 +91,5 @@ def _html(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """The text with everything escaped that Markdown would act on."""
+    """Return the text with everything escaped that Markdown would interpret."""
     return re.sub(r"([\\`*_{}\[\]<>#|~@])", r"\\\1", _SCREEN.show(text))

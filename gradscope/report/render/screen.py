@@ -1,9 +1,7 @@
-"""Screens: what text is laid out for, and how names and long words are made to fit it.
+"""A screen is the terminal or pipe for which text is laid out, with the styles that a terminal shows.
 
-A *screen* is either a terminal of some width or, with no width, a pipe or a file. On a terminal a table gives up
-columns and the middle of long names to fit; in a pipe nothing is ever cut, since nobody can widen it afterwards.
-
-Styles: how meaning is coloured on a terminal. Colour only repeats what the words say.
+On a terminal a table drops columns and the middle of long names to fit its width. In a pipe nothing is cut, because it
+could not be recovered. A style is a colour that repeats the meaning of the words.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ GOOD: Final = "green"
 DOUBTFUL: Final = "yellow"
 BAD: Final = "red"
 
-#: Words after which nothing that follows can be trusted, or that are the verdict itself.
+#: Findings that make everything after them unreliable, and verdicts.
 _BAD_WORDS: Final = frozenset({"nonfinite", "exploding", "self-check", "different", "missing", "extra"})
 _GOOD_WORDS: Final = frozenset({"same"})
 
 
 def style_of_words(text: str) -> str:
-    """The style of remarks: names of findings, a status, separated by commas."""
+    """Return the style of words: names of findings, or a status, separated by commas."""
     words = frozenset(text.replace(",", " ").split())
     if words & _BAD_WORDS:
         return BAD
@@ -41,10 +39,10 @@ _NARROWEST_PARAGRAPH: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    """Where text goes.
+    """A `Screen` is a terminal or a pipe.
 
     Attributes:
-        width: Columns of the terminal; None off a terminal.
+        width: Columns of the terminal; None for a pipe.
         unicode: Whether its encoding has more than ASCII.
     """
 
@@ -53,21 +51,22 @@ class Screen:
 
     @property
     def rule(self) -> str:
-        """The character that horizontal rules are made of."""
+        """The character of horizontal rules."""
         return "─" if self.unicode else "-"
 
     @property
     def ellipsis(self) -> str:
-        """What stands for what was cut."""
+        """The mark in the place of text that was cut."""
         return "…" if self.unicode else "..."
 
     def show(self, name: str) -> str:
-        """A name as it can be printed here: nothing that a terminal would obey, nothing that it cannot encode."""
+        """Return a name with everything escaped that a terminal would obey or cannot encode."""
         shown = naming.printable(name)
         return shown if self.unicode else shown.encode("ascii", "backslashreplace").decode("ascii")
 
     def elide(self, text: str, width: int) -> str:
-        """The text in at most `width` columns: without its middle, because names differ at their ends."""
+        """Return the text in at most `width` columns, without its middle."""
+        # Names differ at their ends.
         if cell_len(text) <= width:
             return text
         room = width - len(self.ellipsis)
@@ -77,7 +76,7 @@ class Screen:
         return set_cell_size(text, room // 2) + self.ellipsis + set_cell_size(text[::-1], tail)[::-1]
 
     def wrap(self, sentence: str, indent: str = "") -> str:
-        """The sentence in lines that fit, all but the first indented; names in it are not torn apart."""
+        """Return the sentence in lines that fit, all but the first indented; names in it are not broken."""
         if self.width is None:
             return sentence
         room = max(self.width - len(indent), _NARROWEST_PARAGRAPH)
@@ -86,11 +85,11 @@ class Screen:
 
 
 def pad(text: str, width: int, *, right: bool = False) -> str:
-    """The text with blanks up to `width` columns, behind it or, where it is to stand `right`, before it."""
+    """Return the text with blanks up to `width` columns, after it or, if `right`, before it."""
     blanks = " " * (width - cell_len(text))
     return blanks + text if right else text + blanks
 
 
 def widest(texts: list[str]) -> int:
-    """Columns of the widest of some texts; 0 where there are none."""
+    """Return the columns of the widest of some texts; 0 where there are none."""
     return max(map(cell_len, texts), default=0)

@@ -1,7 +1,7 @@
-"""JSON and CSV: every value in full, for programs.
+"""JSON and CSV have every value in full, for programs.
 
-Absent means not applicable; null is never used. Both are safe to print: JSON is ASCII with escapes, and CSV has names
-as `gradscope.naming.printable` shows them.
+A value that does not apply is absent; null is never used. Both are safe to print: JSON is ASCII with escapes, and CSV
+has names as `gradscope.naming.printable` shows them.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _FIRST: Final = ("name", "family")
 
 
 def indented_json(value: Mapping[str, Json]) -> str:
-    """An object as JSON with an indentation of two spaces.
+    """Return an object as JSON with an indentation of two spaces.
 
     Args:
-        value: What to write; NaN and infinities become strings.
+        value: The object; NaN and infinities become strings.
 
     Returns:
-        ASCII only, with a line feed at the end.
+        ASCII text, with a line feed at the end.
     """
     return json.dumps(loads(dumps(dict(value))), indent=2) + "\n"
 
 
 def csv_text(rows: Sequence[Mapping[str, Json]]) -> str:
-    """Rows as CSV with a heading: name and family first, where rows have them, and all other keys as they first occur.
+    """Return rows as CSV with a heading: name and family first, and all other keys as they first occur.
 
     Args:
-        rows: Values by column; what is absent stays empty.
+        rows: Values by column; a value that is absent stays empty.
 
     Returns:
         Lines, each with its line feed; floats as Python writes them, lists as JSON.

@@ -1,7 +1,7 @@
-"""Layout: a table as lines of text that fit a screen.
+"""The text layout of a table: lines of text that fit a screen.
 
-On a terminal names form an outline, the least important columns give way where the width is short (a remark says
-which), and what is still too long loses its middle. In a pipe every line has its full name and nothing is cut.
+On a terminal names form an outline, the least important columns are dropped where the width is short (a note names
+them), and texts that are still too long lose their middle. In a pipe every line has its full name and nothing is cut.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from gradscope.report.render.screen import (
 from gradscope.report.tables.table import Column, Table
 
 _GAP: Final = "  "
-#: Names get at least so many columns, and at most this share of a terminal before columns give way.
+#: Names get at least this many columns, and at most this share of a terminal before columns are dropped.
 _NARROWEST_NAME: Final = 12
 _SHARE_FOR_NAMES: Final = 0.4
-#: Remarks get at most this share of a terminal; what they say stands in full below the tables.
+#: Words get at most this share of a terminal; the full text is below the tables.
 _SHARE_FOR_WORDS: Final = 0.35
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
-    """One column, written: the texts and styles of its cells, and the columns of the screen it takes."""
+    """A `_Block` is one column as texts, with their styles and their width on the screen."""
 
     column: Column
     texts: list[str]
@@ -45,14 +45,14 @@ class _Block:
 
 
 def lay_out(table: Table, screen: Screen) -> Text:
-    """A table as text, ready to print as it is.
+    """Return a table as text, ready to print.
 
     Args:
         table: The table.
-        screen: Where the text goes.
+        screen: Where the text is shown.
 
     Returns:
-        Lines, each with its line feed: title, headings, the table's lines, remarks.
+        Lines, each with its line feed: title, headings, the table's lines, notes.
     """
     shown = table.without_empty_columns()
     blocks = [_block(shown, position, screen) for position in range(1, len(shown.columns))]
@@ -66,8 +66,8 @@ def lay_out(table: Table, screen: Screen) -> Text:
     _append_headings(text, shown, fitting, name_width, screen)
     for item, label in zip(items, labels, strict=True):
         _append_line(text, fitting, item, pad(screen.elide(label, name_width), name_width))
-    for remark in (*shown.remarks, *_hidden_remark(blocks, fitting)):
-        text.append(screen.wrap(screen.show(remark)) + "\n", DIM)
+    for note in (*shown.notes, *_hidden_note(blocks, fitting)):
+        text.append(screen.wrap(screen.show(note)) + "\n", DIM)
     return text
 
 
@@ -89,24 +89,24 @@ def _items(table: Table, screen: Screen) -> list[Item]:
 
 
 def _name_cap(screen: Screen) -> int:
-    """Columns up to which names make other columns give way."""
+    """Return the columns that names may take before other columns are dropped."""
     return 10**6 if screen.width is None else max(round(screen.width * _SHARE_FOR_NAMES), _NARROWEST_NAME)
 
 
 def _fitting(blocks: Sequence[_Block], name_width: int, screen: Screen) -> list[_Block]:
-    """The columns that fit beside names of some width, the most important first to be kept."""
+    """Return the columns that fit next to names of some width; the least important are dropped first."""
     kept = list(blocks)
     while screen.width is not None and name_width + _width(_widened(kept)) > screen.width:
         expendable = [block for block in kept if block.column.priority]
         if not expendable:
             break
-        # Of equals the last goes first: within a group the columns stand in order of interest.
+        # Of equal priorities the last is dropped first: the columns of a group are in order of interest.
         kept.remove(max(reversed(expendable), key=lambda block: block.column.priority))
     return _widened(kept)
 
 
 def _widened(blocks: Sequence[_Block]) -> list[_Block]:
-    """The columns, the first of each group so wide that the group's name fits above it all."""
+    """Return the columns, the first of each group wide enough that the group's name fits above the group."""
     widened: list[_Block] = []
     for group, members in groupby(blocks, key=lambda block: block.column.group):
         first, *rest = members
@@ -136,7 +136,7 @@ def _append_headings(text: Text, table: Table, blocks: Sequence[_Block], name_wi
 
 
 def _groups(blocks: Sequence[_Block], screen: Screen) -> str:
-    """The line above the headings: each group's name over all of its columns."""
+    """Return the line above the headings: each group's name over all of its columns."""
     line = ""
     for group, members in groupby(blocks, key=lambda block: block.column.group):
         width = _width(list(members)) - len(_GAP)
@@ -146,21 +146,21 @@ def _groups(blocks: Sequence[_Block], screen: Screen) -> str:
 
 
 def _append_line(text: Text, blocks: Sequence[_Block], item: Item, label: str) -> None:
-    parts = [(label, DIM if item.position is None else "")]
+    texts = [(label, DIM if item.position is None else "")]
     if item.position is not None:
-        parts += [(_GAP + _padded(block, item.position), block.styles[item.position]) for block in blocks]
-    while len(parts) > 1 and not parts[-1][0].strip():
-        parts.pop()
-    for part, style in parts[:-1]:
-        text.append(part, style)
-    text.append(parts[-1][0].rstrip() + "\n", parts[-1][1])
+        texts += [(_GAP + _padded(block, item.position), block.styles[item.position]) for block in blocks]
+    while len(texts) > 1 and not texts[-1][0].strip():
+        texts.pop()
+    for text_part, style in texts[:-1]:
+        text.append(text_part, style)
+    text.append(texts[-1][0].rstrip() + "\n", texts[-1][1])
 
 
 def _padded(block: _Block, position: int) -> str:
     return pad(block.texts[position], block.width, right=block.column.kind in RIGHT)
 
 
-def _hidden_remark(blocks: Sequence[_Block], kept: Sequence[_Block]) -> list[str]:
+def _hidden_note(blocks: Sequence[_Block], kept: Sequence[_Block]) -> list[str]:
     shown = {block.column.full_heading for block in kept}
     hidden = [block.column.full_heading for block in blocks if block.column.full_heading not in shown]
     return [f"hidden at this width: {', '.join(hidden)} (--format json has them all)"] if hidden else []

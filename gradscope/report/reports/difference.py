@@ -1,4 +1,4 @@
-"""The report of one tensor in two dumps: how large the differences are, which are the worst, and along which axis."""
+"""The report of one tensor in two dumps: the size of the differences, the worst elements, and the axes of the error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradscope import naming
 from gradscope.comparison.tensor_diff import AxisError, ElementDifference, WorstElement
 from gradscope.dump.manifest.json_text import dumps
 from gradscope.dump.record import Json
-from gradscope.report.render.document import Document, Remark, Remarks
+from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import Screen
 from gradscope.report.reports.comparison import VERDICT_STYLES
 from gradscope.report.reports.tensor import magnitude_table
@@ -20,7 +20,7 @@ from gradscope.stats import TensorStats, tensor_stats
 
 SCHEMA: Final = 1
 
-#: Error sits at one index of an axis where that has more than half of it, and twice what an even spread would give it.
+#: Error is concentrated at one index of an axis that has more than half of it, and twice the share of an even spread.
 _MOST: Final = 0.5
 _TWICE: Final = 2
 
@@ -41,12 +41,12 @@ _AXES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DifferenceReport:
-    """What is reported of one tensor in two dumps.
+    """A `DifferenceReport` presents the difference of one tensor in two dumps.
 
     Attributes:
         ref: The reference's file, as the user named it.
         cand: The candidate's.
-        difference: How the tensor differs.
+        difference: The difference.
     """
 
     ref: str
@@ -54,23 +54,23 @@ class DifferenceReport:
     difference: ElementDifference
 
     def document(self, screen: Screen) -> Document:
-        """The metrics by name, where the error sits, the worst elements, and the differences by magnitude."""
+        """Return the metrics by name, the axes of the error, the worst elements, and the differences by magnitude."""
         row = self.difference.row
-        metrics = (Remark(label=name, text=_text(value)) for name, value in row.metrics.items())
-        status = Remark(label=row.status, text=self._where(), style=VERDICT_STYLES.get(row.status, ""))
+        metrics = (Note(label=name, text=_text(value)) for name, value in row.metrics.items())
+        status = Note(label=row.status, text=self._where(), style=VERDICT_STYLES.get(row.status, ""))
         return (
-            Remarks(title=naming.key_of(row.family, row.name), remarks=(status, *metrics)),
+            Notes(title=naming.key_of(row.family, row.name), notes=(status, *metrics)),
             *self._tables(screen),
-            Remarks(remarks=(Remark(label="reference", text=self.ref), Remark(label="candidate", text=self.cand))),
+            Notes(notes=(Note(label="reference", text=self.ref), Note(label="candidate", text=self.cand))),
         )
 
     def rows(self) -> list[dict[str, Json]]:
-        """The worst elements, each with the name and family of the tensor."""
+        """Return the worst elements, each with the name and family of the tensor."""
         row = self.difference.row
         return [{"name": row.name, "family": row.family, **_element(worst)} for worst in self.difference.worst]
 
     def to_json(self) -> dict[str, Json]:
-        """The row, the worst elements, the axes, and differences as pairs of an exponent and a number as of `show`."""
+        """Return the row, the worst elements, the axes, and the octaves of the differences with their counts."""
         stats = self._stats()
         octaves = stats.histogram.octaves() if stats.histogram is not None else ()
         return {
@@ -95,7 +95,7 @@ class DifferenceReport:
         ]
         if not self.difference.axes:
             return "every element is equal"
-        return f"the error sits at {', '.join(places)}" if places else "the error is spread along every axis"
+        return f"the error is concentrated at {', '.join(places)}" if places else "the error is spread along every axis"
 
     def _tables(self, screen: Screen) -> Iterator[Table]:
         worst, axes = self.difference.worst, self.difference.axes
@@ -116,7 +116,7 @@ def _worst_line(worst: WorstElement) -> Line:
 
 
 def _digits(value: complex) -> str:
-    """A value in as many digits as tell two float32 apart."""
+    """Return a value with as many digits as distinguish two float32 values."""
     return f"{value:.9g}"
 
 

@@ -1,7 +1,4 @@
-"""The report of an inspection: what a model is, layer by layer, and in total.
-
-The part of a program that was asked for, in words.
-"""
+"""The report of an inspection: the layers of a model with their costs, its totals, and what `--fetch` needs of it."""
 
 from __future__ import annotations
 
@@ -14,55 +11,55 @@ from gradscope import naming
 from gradscope.dump.record import Json
 from gradscope.naming import printable
 from gradscope.naming.sizes import shown_size
-from gradscope.report.render.document import Document, Remark, Remarks
+from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import DOUBTFUL, Screen
-from gradscope.report.tables.column_specs import Pick, pick
 from gradscope.report.tables.dump_rows import Row, place
 from gradscope.report.tables.numbers import amount, count
 from gradscope.report.tables.query import Query
-from gradscope.report.tables.table import Column, Line, Table
+from gradscope.report.tables.table import Column, Line, Table, column
 
 #: Version of the JSON: it grows when a key changes its meaning or goes away.
 SCHEMA: Final = 1
 
 _NAME: Final = Column(heading="name", kind="name")
 _LAYERS: Final = (
-    pick("shape", 3, "shape"),
-    pick("dtype", 8, "text"),
-    pick("turns", 6, "count"),
-    pick("parameters", 1, "amount"),
-    pick("parameter_share", 7, "share"),
-    pick("flops", 1, "amount"),
-    pick("flops_share", 2, "share"),
-    pick("backward_flops", 4, "amount"),
-    pick("activation_bytes", 3, "amount"),
-    pick("operations", 5, "count"),
-    pick("needed", 2, "count"),
-    pick("source", 6, "text"),
+    column("shape", 3, "shape"),
+    column("dtype", 8, "text"),
+    column("iterations", 6, "count"),
+    column("parameters", 1, "amount"),
+    column("parameter_share", 7, "share"),
+    column("flops", 1, "amount"),
+    column("flops_share", 2, "share"),
+    column("backward_flops", 4, "amount"),
+    column("activation_bytes", 3, "amount"),
+    column("operations", 5, "count"),
+    column("needed", 2, "count"),
+    column("source", 6, "text"),
 )
 _ARRAYS: Final = (
-    pick("shape", 1, "shape"),
-    pick("dtype", 2, "text"),
-    pick("parameters", 1, "count"),
-    pick("parameter_share", 3, "share"),
-    pick("bytes", 4, "count"),
-    pick("used_by", 2, "text"),
+    column("shape", 1, "shape"),
+    column("dtype", 2, "text"),
+    column("parameters", 1, "count"),
+    column("parameter_share", 3, "share"),
+    column("bytes", 4, "count"),
+    column("used_by", 2, "text"),
 )
-_PICKS: Final = MappingProxyType({naming.ACTIVATION: _LAYERS})
+_COLUMNS: Final = MappingProxyType({naming.ACTIVATION: _LAYERS})
 _TITLES: Final = MappingProxyType({naming.INPUT: "Inputs", naming.ACTIVATION: "Layers", naming.PARAM: "Parameters"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectionReport:
-    """What is reported of an inspection.
+    """An `InspectionReport` presents an inspection.
 
     Attributes:
         target: The model, as the user named it.
-        batch_size: Number of examples that the numbers are for; None where it is not known.
-        selected: The rows asked for, in the order asked for.
-        totals: Numbers about the whole model.
-        fetch: Which part of it a fetch needs: `needed` and `total` operations, and the `inputs`; None without one.
-        in_order: Whether the rows stand in the order of the model.
+        batch_size: The number of examples to which the numbers apply; None where it is not known.
+        selected: The selected rows, in the selected order.
+        totals: Numbers of the complete model.
+        fetch: The part of the model that a fetch needs: `needed` and `total` operations, and the `inputs`; None without
+            one.
+        in_order: Whether the rows are in the order of the model.
     """
 
     target: str
@@ -73,46 +70,44 @@ class InspectionReport:
     in_order: bool
 
     def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
-        """One table per family, and the totals last."""
+        """Return one table per family, and the totals last."""
         families: dict[str, list[Row]] = {}
         for row in self.selected:
             families.setdefault(row.family, []).append(row)
         tables = (self._table(family, families[family]) for family in sorted(families, key=place))
-        return (*tables, Remarks(remarks=tuple(self._totals())))
+        return (*tables, Notes(notes=tuple(self._totals())))
 
     def _table(self, family: str, rows: Sequence[Row]) -> Table:
-        picks = _PICKS.get(family, _ARRAYS)
+        columns = _COLUMNS.get(family, _ARRAYS)
         return Table(
             title=f"{_TITLES.get(family, family)} ({len(rows):,})",
-            columns=(_NAME, *(each.column for each in picks)),
-            lines=tuple(_line(row, picks) for row in rows),
+            columns=(_NAME, *columns),
+            lines=tuple(_line(row, columns) for row in rows),
             in_order=self.in_order,
         )
 
-    def _totals(self) -> Iterator[Remark]:
+    def _totals(self) -> Iterator[Note]:
         totals = _Totals(self.totals)
         size = "" if self.batch_size is None else f", batch size {self.batch_size:,}"
-        yield Remark(label="model", text=f"{self.target}{size}")
-        yield Remark(
-            label="parameters", text=f"{count(totals['parameters'])} ({shown_size(totals['parameter_bytes'])})"
-        )
-        yield Remark(label="FLOPs", text=_flops(totals))
-        yield Remark(label="activations", text=_activations(totals))
+        yield Note(label="model", text=f"{self.target}{size}")
+        yield Note(label="parameters", text=f"{count(totals['parameters'])} ({shown_size(totals['parameter_bytes'])})")
+        yield Note(label="FLOPs", text=_flops(totals))
+        yield Note(label="activations", text=_activations(totals))
         unused = self.totals["unused_parameters"]
         if isinstance(unused, list) and unused:
-            yield Remark(label="unused", text=", ".join(map(str, unused)), style=DOUBTFUL)
+            yield Note(label="unused", text=", ".join(map(str, unused)), style=DOUBTFUL)
         if self.fetch is not None:
-            yield Remark(label="fetch", text=fragment_sentence(self.fetch))
+            yield Note(label="fetch", text=fragment_sentence(self.fetch))
         if "loops_counted_once" in self.totals:
             loops = count(totals["loops_counted_once"])
-            yield Remark(label="loops", text=f"{loops} of a length that only running tells, counted as one turn")
+            yield Note(label="loops", text=f"{loops} whose length is known only at run time, counted as one iteration")
 
     def rows(self) -> list[dict[str, Json]]:
-        """Name, family and values of each row."""
+        """Return name, family and values of each row."""
         return [row.to_json() for row in self.selected]
 
     def to_json(self) -> dict[str, Json]:
-        """Rows and totals."""
+        """Return rows and totals."""
         return {
             "schema": SCHEMA,
             "command": "inspect",
@@ -133,32 +128,35 @@ def inspection_report(
     fetch: Mapping[str, Json] | None = None,
     query: Query | None = None,
 ) -> InspectionReport:
-    """What an inspection has to say about the rows that a query asks for.
+    """Return the report of an inspection, with the rows that a query selects.
 
     Args:
         target: The model, as the user named it.
         batch_size: Number of examples; None where it is not known.
         rows: Every row, in the order of the model.
-        totals: Numbers about the whole.
+        totals: Numbers of the complete model.
         fetch: As for `InspectionReport`.
-        query: Which rows; all where None.
+        query: The query; None selects all rows.
+
+    Returns:
+        The report.
 
     Raises:
         UsageError: The query cannot be answered.
     """
-    asked = Query() if query is None else query
+    query = Query() if query is None else query
     return InspectionReport(
         target=target,
         batch_size=batch_size,
-        selected=asked(rows),
+        selected=query(rows),
         totals=totals,
         fetch=fetch,
-        in_order=asked.sort is None,
+        in_order=query.sort is None,
     )
 
 
 class _Totals:
-    """Totals as the numbers that they are."""
+    """`_Totals` return totals as integers."""
 
     def __init__(self, totals: Mapping[str, Json]) -> None:
         self._totals = totals
@@ -186,12 +184,12 @@ def _activations(totals: _Totals) -> str:
     return f"{layers}, {shown_size(totals['residual_bytes'])} kept for the backward pass"
 
 
-def _line(row: Row, picks: Sequence[Pick]) -> Line:
-    return Line(cells=(row.name, *(each.cell(row.values) for each in picks)), keys=(row.key,))
+def _line(row: Row, columns: Sequence[Column]) -> Line:
+    return Line(cells=(row.name, *(each.cell(row.values) for each in columns)), keys=(row.key,))
 
 
 def fragment_sentence(fragment: Mapping[str, Json]) -> str:
-    """What a fetch needs.
+    """Return a sentence about the part of a program that a fetch needs.
 
     Args:
         fragment: `needed` and `total`, numbers of operations, and the names of the `inputs`.

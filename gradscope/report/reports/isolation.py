@@ -1,4 +1,4 @@
-"""The report of a comparison whose candidate was isolated: both verdicts, then the layers that make error themselves.
+"""The report of a comparison whose candidate was isolated: both verdicts, then the layers that add error themselves.
 
 A layer's `forward` and `vjp` are the smallest tolerances on `rel_l2` that would pass.
 """
@@ -15,35 +15,34 @@ from gradscope.comparison import Comparison
 from gradscope.comparison.isolation import Isolation, LocalRow
 from gradscope.dump.record import Json
 from gradscope.naming.wording import counted
-from gradscope.report.render.document import Document, Remark, Remarks
+from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import BAD, Screen
 from gradscope.report.reports.comparison import VERDICT_STYLES
-from gradscope.report.tables.column_specs import pick
-from gradscope.report.tables.table import Column, Line, Table
+from gradscope.report.tables.table import Column, Line, Table, column
 
-#: How many values that were left out a terminal shows.
+#: The number of left-out values that a terminal shows.
 _LEFT_OUT: Final = 10
 _NAME: Final = Column(heading="name", kind="name")
-_PICKS: Final = (
-    pick("status", 0, "words"),
-    pick("forward", 0),
-    pick("forward_tolerance", 2, "text"),
-    pick("vjp", 0),
-    pick("vjp_tolerance", 2, "text"),
-    pick("vjp_tensor", 3, "text"),
-    pick("shared_with", 1, "words"),
-    pick("source", 1, "text"),
+_COLUMNS: Final = (
+    column("status", 0, "words"),
+    column("forward", 0),
+    column("forward_tolerance", 2, "text"),
+    column("vjp", 0),
+    column("vjp_tolerance", 2, "text"),
+    column("vjp_tensor", 3, "text"),
+    column("shared_with", 1, "words"),
+    column("source", 1, "text"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolationReport:
-    """What is reported of a comparison and the isolation that followed it.
+    """An `IsolationReport` presents a comparison and the isolation that followed it.
 
     Attributes:
         comparison: The comparison of the dumps.
-        isolation: What its layers do, each alone.
-        everything: Whether people see the layers that make no error, too.
+        isolation: The error of each layer by itself.
+        everything: Whether the document has the layers without an error, too.
     """
 
     comparison: Comparison
@@ -51,32 +50,32 @@ class IsolationReport:
     everything: bool = False
 
     def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
-        """Both verdicts, the layers, why, where arguments came from, what was left out."""
-        judged = ((self.comparison.verdict, self.comparison.sentence), (self.isolation.verdict, self._alone()))
-        verdicts = tuple(Remark(label=verdict, text=text, style=VERDICT_STYLES[verdict]) for verdict, text in judged)
+        """Return both verdicts, the layers, the reasons, the origins of arguments, and what was left out."""
+        judged = ((self.comparison.verdict, self.comparison.sentence), (self.isolation.verdict, self._layer_by_layer()))
+        verdicts = tuple(Note(label=verdict, text=text, style=VERDICT_STYLES[verdict]) for verdict, text in judged)
         return (
-            Remarks(remarks=verdicts),
+            Notes(notes=verdicts),
             *self._tables(),
-            Remarks(title="Reasons", remarks=tuple(self._reasons())),
-            Remarks(title="Arguments", remarks=tuple(self._arguments())),
-            Remarks(
-                remarks=tuple(
-                    Remark(label="not judged", text=f"{each.name}: {each.why}") for each in self.isolation.left_out
+            Notes(title="Reasons", notes=tuple(self._reasons())),
+            Notes(title="Arguments", notes=tuple(self._arguments())),
+            Notes(
+                notes=tuple(
+                    Note(label="not judged", text=f"{each.name}: {each.why}") for each in self.isolation.left_out
                 ),
                 at_most=_LEFT_OUT,
             ),
-            Remarks(remarks=tuple(self._outlook())),
+            Notes(notes=tuple(self._outlook())),
         )
 
     def rows(self) -> list[dict[str, Json]]:
-        """Every layer, those without an error too."""
+        """Return every layer, also those without an error."""
         return [row.to_json() for row in self.isolation.rows]
 
     def to_json(self) -> dict[str, Json]:
-        """The comparison, and under `isolation` what its layers do."""
+        """Return the comparison, with the layers' own errors under `isolation`."""
         return {**self.comparison.to_json(), "isolation": self.isolation.to_json()}
 
-    def _alone(self) -> str:
+    def _layer_by_layer(self) -> str:
         return f"Layer by layer: {self.isolation.sentence}"
 
     def _tables(self) -> Iterator[Table]:
@@ -85,31 +84,31 @@ class IsolationReport:
         if shown:
             yield Table(
                 title=f"Layers on the reference's inputs and cotangents ({of_all})",
-                columns=(_NAME, *(each.column for each in _PICKS)),
+                columns=(_NAME, *_COLUMNS),
                 lines=tuple(map(_line, shown)),
             )
 
-    def _reasons(self) -> Iterator[Remark]:
-        """Why layers differ of which no number tells."""
+    def _reasons(self) -> Iterator[Note]:
+        """Yield the reasons why layers differ that no number can show."""
         for layer in self.isolation.different:
             for row in (layer.forward, layer.vjp):
                 if row is not None and row.status == "different" and row.needed == math.inf:
                     text = f"{naming.key_of(row.family, row.name)}: {row.why}"
-                    yield Remark(label=layer.name, text=text, style=BAD)
+                    yield Note(label=layer.name, text=text, style=BAD)
 
-    def _arguments(self) -> Iterator[Remark]:
+    def _arguments(self) -> Iterator[Note]:
         for origin, keys in self.isolation.arguments.items():
             if keys and origin == "reference":
-                yield Remark(label="of the reference", text=counted(len(keys), "array"))
+                yield Note(label="of the reference", text=counted(len(keys), "array"))
             elif keys:
-                yield Remark(label=f"the {origin}'s own", text=", ".join(keys))
+                yield Note(label=f"the {origin}'s own", text=", ".join(keys))
 
-    def _outlook(self) -> Iterator[Remark]:
+    def _outlook(self) -> Iterator[Note]:
         same = len(self.isolation.rows) - len(self.isolation.different)
         if same and not self.everything:
-            yield Remark(label="same", text=f"{counted(same, 'layer')} (--all shows them)")
+            yield Note(label="same", text=f"{counted(same, 'layer')} (--all shows them)")
 
 
 def _line(row: LocalRow) -> Line:
     values = row.to_json()
-    return Line(cells=(row.name, *(each.cell(values) for each in _PICKS)), keys=row.tensors)
+    return Line(cells=(row.name, *(each.cell(values) for each in _COLUMNS)), keys=row.tensors)

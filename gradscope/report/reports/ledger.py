@@ -8,7 +8,7 @@ from typing import Final
 from gradscope import naming
 from gradscope.dump.manifest.manifest import LedgerLine, Manifest
 from gradscope.dump.record import Json
-from gradscope.report.render.document import Document, Remark, Remarks
+from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import Screen
 from gradscope.report.tables.numbers import count
 from gradscope.report.tables.table import Column, Line, Table
@@ -24,7 +24,7 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerReport:
-    """What is reported of a ledger.
+    """A `LedgerReport` presents the ledger of a dump.
 
     Attributes:
         path: The dump's file, as the user named it.
@@ -35,19 +35,19 @@ class LedgerReport:
     manifest: Manifest
 
     def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
-        """The table of what is missing, and the counts."""
+        """Return the table of missing tensors, and the counts."""
         missing = self.manifest.ledger.missing
         table = Table(title=f"Not in the dump ({len(missing):,})", columns=_COLUMNS, lines=tuple(map(_line, missing)))
         counts = self.manifest.ledger.counts().items()
-        total = Remark(label="tensors", text=", ".join(f"{count(number)} {reason}" for reason, number in counts))
-        return (*((table,) if missing else ()), Remarks(remarks=(total, Remark(label="dump", text=self.path))))
+        total = Note(label="tensors", text=", ".join(f"{count(number)} {reason}" for reason, number in counts))
+        return (*((table,) if missing else ()), Notes(notes=(total, Note(label="dump", text=self.path))))
 
     def rows(self) -> list[dict[str, Json]]:
-        """Name, family, reason and detail of each."""
+        """Return name, family, reason and detail of each missing tensor."""
         return [_row(line) for line in self.manifest.ledger.missing]
 
     def to_json(self) -> dict[str, Json]:
-        """Rows and counts."""
+        """Return rows and counts."""
         counts: dict[str, Json] = dict(self.manifest.ledger.counts())
         return {"schema": SCHEMA, "command": "show", "dump": self.path, "ledger": counts, "rows": list(self.rows())}
 

@@ -9,26 +9,25 @@ from types import MappingProxyType
 from typing import Final
 
 from gradscope.dump.record import Json
-from gradscope.report.render.document import Document, Remark, Remarks
+from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import BAD, DOUBTFUL, GOOD, Screen
-from gradscope.report.tables.column_specs import pick
-from gradscope.report.tables.table import Column, Line, Table
+from gradscope.report.tables.table import Column, Line, Table, column
 
 #: Version of the JSON: it grows when a key changes its meaning or goes away.
 SCHEMA: Final = 1
 
 _WHAT: Final = Column(heading="what", kind="name")
-_PICKS: Final = (pick("status", 0, "words"), pick("error", 1), pick("expected", 2), pick("source", 3, "text"))
+_COLUMNS: Final = (column("status", 0, "words"), column("error", 1), column("expected", 2), column("source", 3, "text"))
 _STYLES: Final = MappingProxyType({"correct": GOOD, "wrong": BAD, "nothing checked": DOUBTFUL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofReport:
-    """What is reported of a proof.
+    """A `ProofReport` presents the claims of `gradscope check`.
 
     Attributes:
         target: The model, as the user named it.
-        verdict: What became of all claims.
+        verdict: The result of all claims together.
         claims: A row per claim: what, error, expected, status, source.
     """
 
@@ -37,28 +36,28 @@ class ProofReport:
     claims: Sequence[Mapping[str, Json]]
 
     def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
-        """The verdict and the table of claims."""
-        verdict = Remark(label=self.verdict, text=self._sentence(), style=_STYLES[self.verdict])
+        """Return the verdict and the table of claims."""
+        verdict = Note(label=self.verdict, text=self._sentence(), style=_STYLES[self.verdict])
         lines = tuple(
-            Line(cells=(str(row["what"]), *(each.cell(row) for each in _PICKS)), keys=(str(row["what"]),))
+            Line(cells=(str(row["what"]), *(each.cell(row) for each in _COLUMNS)), keys=(str(row["what"]),))
             for row in self.claims
         )
-        columns = (_WHAT, *(each.column for each in _PICKS))
+        columns = (_WHAT, *_COLUMNS)
         table = Table(title=f"Claims ({len(lines):,})", columns=columns, lines=lines, in_order=False)
-        return Remarks(remarks=(verdict,)), table
+        return Notes(notes=(verdict,)), table
 
     def _sentence(self) -> str:
         counts = Counter(str(row["status"]) for row in self.claims)
         wrong = [str(row["what"]) for row in self.claims if row["status"] == "wrong"]
-        told = f"{wrong[0]}" + (f" and {len(wrong) - 1} more; " if len(wrong) > 1 else "; ") if wrong else ""
-        return f"{told}{', '.join(f'{number} {status}' for status, number in counts.items())}"
+        failures = f"{wrong[0]}" + (f" and {len(wrong) - 1} more; " if len(wrong) > 1 else "; ") if wrong else ""
+        return f"{failures}{', '.join(f'{number} {status}' for status, number in counts.items())}"
 
     def rows(self) -> Sequence[Mapping[str, Json]]:
-        """What, error, expected, status and source of each."""
+        """Return what, error, expected, status and source of each claim."""
         return self.claims
 
     def to_json(self) -> dict[str, Json]:
-        """Verdict and rows."""
+        """Return verdict and rows."""
         return {
             "schema": SCHEMA,
             "command": "check",

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradscope.comparison import Comparison
-from gradscope.comparison.result import Member, Series
+from gradscope.comparison.result import Series, SeriesMember
 from gradscope.dump.record import Json
-from gradscope.report.render.document import Document, Remark, Remarks
+from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import Screen
 from gradscope.report.reports.comparison import VERDICT_STYLES, ComparisonReport
 from gradscope.report.tables.table import Column, Line, Table
@@ -24,11 +24,11 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesReport:
-    """What is reported of a series.
+    """A `SeriesReport` presents a series of comparisons.
 
     Attributes:
         series: The series.
-        everything: Whether people see the rows that are the same, too.
+        everything: Whether the document has the rows that are the same, too.
         worst_first: Whether tables begin with the row furthest from passing.
     """
 
@@ -37,9 +37,9 @@ class SeriesReport:
     worst_first: bool = False
 
     def document(self, screen: Screen) -> Document:
-        """Verdict, a line for each comparison, and of the first that differs all there is."""
+        """Return the verdict, a line for each comparison, and the full report of the first that differs."""
         verdict, first = self.series.verdict, self.series.first_different
-        judged = Remarks(remarks=(Remark(label=verdict, text=self.series.sentence, style=VERDICT_STYLES[verdict]),))
+        judged = Notes(notes=(Note(label=verdict, text=self.series.sentence, style=VERDICT_STYLES[verdict]),))
         title = "Steps" if self.series.steps else "Candidates"
         table = Table(
             title=f"{title} ({len(self.series.members):,})",
@@ -52,11 +52,11 @@ class SeriesReport:
         details = ComparisonReport(
             comparison=first.comparison, everything=self.everything, worst_first=self.worst_first
         ).document(screen)
-        heading = Remarks(title="The first that differs", remarks=(Remark(label="name", text=first.name),))
+        heading = Notes(title="The first that differs", notes=(Note(label="name", text=first.name),))
         return judged, table, heading, *details
 
     def rows(self) -> list[dict[str, Json]]:
-        """The rows of every comparison, each with the name of its comparison."""
+        """Return the rows of every comparison, each with the name of its comparison."""
         return [
             {"comparison": member.name, **row.to_json()}
             for member in self.series.members
@@ -64,11 +64,11 @@ class SeriesReport:
         ]
 
     def to_json(self) -> dict[str, Json]:
-        """All of it."""
+        """Return the series as JSON."""
         return self.series.to_json()
 
 
-def _line(member: Member) -> Line:
+def _line(member: SeriesMember) -> Line:
     comparison, first = member.comparison, member.comparison.first_divergence
     names = (row.name if row is not None else None for row in (first.forward, first.backward))
     return Line(cells=(member.name, (comparison.verdict,), _worst(comparison), *names), keys=())

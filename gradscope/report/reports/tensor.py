@@ -1,7 +1,4 @@
-"""The report of one tensor: all there is to know of it, and how large its elements are.
-
-Bars: counts as horizontal bars of text, an eighth of a character fine where the screen has the characters.
-"""
+"""The report of one tensor: all its statistics, and a histogram of its magnitudes as horizontal bars of text."""
 
 from __future__ import annotations
 
@@ -16,27 +13,31 @@ from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.naming.patterns import nearest_hint
-from gradscope.report.render.document import Document, Remark, Remarks
+from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import Screen, style_of_words
 from gradscope.report.tables.dump_rows import Row, rows_of
 from gradscope.report.tables.numbers import count, share
 from gradscope.report.tables.table import Column, Line, Table
 from gradscope.stats import Finding, TensorStats
+from gradscope.stats.columns import ColumnKind, base_of, column_kinds
 
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
 
 def bars(counts: Sequence[int], width: int, *, unicode: bool) -> list[str]:
-    """One bar per count; the longest is `width` characters, and no count but zero is without one.
+    """Return one bar per count; the longest has `width` characters, and only a count of zero has none.
 
     Args:
         counts: Not negative.
         width: Characters of the longest bar.
-        unicode: Whether blocks can be shown; `#` otherwise.
+        unicode: Whether bars may end in eighths of a block; otherwise they are of `#`.
+
+    Returns:
+        The bars.
     """
     largest = max(counts, default=0)
-    parts = 8 if unicode else 1
-    lengths = [-(-count * width * parts // largest) if largest else 0 for count in counts]
+    steps = 8 if unicode else 1
+    lengths = [-(-count * width * steps // largest) if largest else 0 for count in counts]
     return [_blocks(length) if unicode else "#" * length for length in lengths]
 
 
@@ -45,12 +46,9 @@ def _blocks(eighths: int) -> str:
 
 
 SCHEMA: Final = 1
-#: A histogram has at most so many lines; float64 has two thousand octaves.
+#: The most lines of a histogram; float64 has two thousand octaves.
 _LINES: Final = 32
 _BAR_WIDTH: Final = 32
-#: Counts of elements, which say more beside their share.
-_COUNTS: Final = frozenset({"zeros", "nan", "inf", "posinf", "neginf", "subnormal"})
-_SHARES: Final = frozenset({"dead", "saturated"})
 _COLUMNS: Final = (
     Column(heading="magnitude", kind="name"),
     Column(heading="count", kind="count"),
@@ -61,7 +59,7 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorReport:
-    """What is reported of one tensor.
+    """A `TensorReport` presents one tensor.
 
     Attributes:
         path: The dump's file, as the user named it.
@@ -76,22 +74,25 @@ class TensorReport:
     findings: tuple[Finding, ...]
 
     def document(self, screen: Screen) -> Document:
-        """Every value by name, the histogram, the findings."""
-        values = tuple(Remark(label=name, text=_text(self.row, name)) for name in self.row.values)
-        found = (Remark(label=each.rule, text=each.why, style=style_of_words(each.rule)) for each in self.findings)
+        """Return every value by name, the histogram, and the findings."""
+        kinds = column_kinds()
+        values = tuple(
+            Note(label=name, text=_text(self.row, name, kinds.get(base_of(name)))) for name in self.row.values
+        )
+        found = (Note(label=each.rule, text=each.why, style=style_of_words(each.rule)) for each in self.findings)
         return (
-            Remarks(title=self.row.key, remarks=values),
+            Notes(title=self.row.key, notes=values),
             *magnitude_table("Elements by magnitude", self.stats, screen),
-            Remarks(title="Findings", remarks=tuple(found)),
-            Remarks(remarks=(Remark(label="dump", text=self.path),)),
+            Notes(title="Findings", notes=tuple(found)),
+            Notes(notes=(Note(label="dump", text=self.path),)),
         )
 
     def rows(self) -> list[dict[str, Json]]:
-        """The one row."""
+        """Return the one row."""
         return [self.row.to_json()]
 
     def to_json(self) -> dict[str, Json]:
-        """The row, with pairs of an exponent `e` and how many magnitudes are in (2^e, 2^(e+1)] as `octaves`."""
+        """Return the row, with `octaves`: pairs of an exponent `e` and the number of magnitudes in (2^e, 2^(e+1)]."""
         row = self.row.to_json()
         if self.stats is not None and self.stats.histogram is not None:
             row["octaves"] = [[exponent, number] for exponent, number in self.stats.histogram.octaves()]
@@ -99,16 +100,16 @@ class TensorReport:
 
 
 def tensor_report(path: str, manifest: Manifest, key: str, findings: Sequence[Finding]) -> TensorReport:
-    """What a dump has to say about one tensor.
+    """Return the report of one tensor of a dump.
 
     Args:
         path: The dump's file, as the user named it.
         manifest: Its manifest.
         key: The tensor's key, or its name where only one family has it.
-        findings: What `gradscope.stats.find` found in the dump.
+        findings: The findings that `gradscope.stats.find` returned for the dump.
 
     Returns:
-        The report; an alias is reported with the statistics of what it stands for.
+        The report; an alias is reported with the statistics of the tensor that it is an alias of.
 
     Raises:
         UsageError: There is no such tensor, or several; the hint names the nearest or all of them.
@@ -137,25 +138,25 @@ def _found(rows: Sequence[Row], key: str) -> Row:
     raise UsageError(f"the dump has no tensor {key!r}", hint=nearest_hint(key, list(by_key)))
 
 
-def _text(row: Row, name: str) -> str:
-    """One value of a row, in words."""
+def _text(row: Row, name: str, kind: ColumnKind | None) -> str:
+    """Return one value of a row as text; a count of elements with its share."""
     value = row.values[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value if isinstance(value, str) else dumps(value)
-    if name in _SHARES or name.startswith("underflow@"):
+    if kind == "share":
         return share(value)
     if not isinstance(value, int):
         return f"{value:.9g}"
     size = row.values.get("size")
-    percent = f" ({share(value / size)})" if name in _COUNTS and isinstance(size, int) and size else ""
+    percent = f" ({share(value / size)})" if kind == "count" and isinstance(size, int) and size else ""
     return count(value) + percent
 
 
 def magnitude_table(title: str, stats: TensorStats | None, screen: Screen) -> Iterator[Table]:
-    """The table of zeros, magnitudes by octave, and what is not finite, each with a bar; none without elements.
+    """Yield the table of zeros, magnitudes by octave, and non-finite elements; nothing without elements.
 
     Args:
-        title: What stands above it.
+        title: The title of the table.
         stats: The statistics of the elements; None where there are none.
         screen: Where the bars are shown.
     """
@@ -175,9 +176,9 @@ def magnitude_table(title: str, stats: TensorStats | None, screen: Screen) -> It
 
 
 def _octaves(histogram: MagnitudeHistogram) -> Iterator[tuple[str, int]]:
-    """Ranges of magnitude, closed above, with their counts: octaves, or several together where there are many."""
+    """Yield ranges of magnitude, closed above, with their counts: octaves, or several together where there are many."""
     octaves = list(histogram.octaves())
     step = -(-len(octaves) // _LINES) or 1
     for start in range(0, len(octaves), step):
-        part = octaves[start : start + step]
-        yield f"2^{part[0][0]} .. 2^{part[-1][0] + 1}", sum(number for _, number in part)
+        group = octaves[start : start + step]
+        yield f"2^{group[0][0]} .. 2^{group[-1][0] + 1}", sum(number for _, number in group)

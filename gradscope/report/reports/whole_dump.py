@@ -1,4 +1,4 @@
-"""The report of one dump: its rows, what was found in them, and the facts about the run."""
+"""The report of one dump: its rows, the findings about them, and the facts about the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradscope import naming
 from gradscope.dump.manifest.json_text import from_float
 from gradscope.dump.manifest.manifest import Manifest, Origin
 from gradscope.dump.record import Json
-from gradscope.report.render.document import Document, Remark, Remarks
+from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import Screen, style_of_words
 from gradscope.report.tables.dump_rows import Row, rows_of
 from gradscope.report.tables.facts import facts, facts_json
@@ -20,23 +20,23 @@ from gradscope.report.tables.sections import sections
 from gradscope.report.tables.table import Table
 from gradscope.stats import Finding
 
-#: Version of the JSON: it grows when a key changes its meaning or goes away.
+#: Version of the JSON: it increases when a key changes its meaning or is removed.
 SCHEMA: Final = 1
-#: How many findings of one rule a terminal shows: the hundredth says nothing new.
+#: The number of findings of one rule that a terminal shows.
 _FINDINGS_PER_RULE: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpReport:
-    """What is reported of a dump.
+    """A `DumpReport` presents a dump.
 
     Attributes:
         command: The command that reports, `dump` or `show`.
         path: The dump's file, as the user named it.
         manifest: Its manifest.
-        selected: The rows asked for, in the order asked for.
+        selected: The selected rows, in the selected order.
         findings: The findings about those rows.
-        in_order: Whether the rows stand in execution order.
+        in_order: Whether the rows are in execution order.
         fold: Whether on a terminal the iterations of a loop share a line.
     """
 
@@ -49,30 +49,30 @@ class DumpReport:
     fold: bool
 
     def document(self, screen: Screen) -> Document:
-        """The tables, the findings, and the facts about the run last."""
+        """Return the tables, the findings, and the facts about the run last."""
         tables = self.tables(screen)
-        nothing = Remarks(remarks=() if tables else (Remark(label="tensors", text="none"),))
-        about_run = (Remark(label=label, text=text) for label, text in facts(self.path, self.manifest))
+        nothing = Notes(notes=() if tables else (Note(label="tensors", text="none"),))
+        about_run = (Note(label=label, text=text) for label, text in facts(self.path, self.manifest))
         origins = _origins(self.manifest.origins)
-        return (*tables, nothing, _findings(self.findings), origins, Remarks(remarks=tuple(about_run)))
+        return (*tables, nothing, _findings(self.findings), origins, Notes(notes=tuple(about_run)))
 
     def tables(self, screen: Screen) -> tuple[Table, ...]:
-        """One table per family of values."""
-        notes: dict[str, list[str]] = {}
+        """Return one table per family of values."""
+        rules_by_key: dict[str, list[str]] = {}
         for finding in self.findings:
-            notes.setdefault(_key(finding), []).append(finding.rule)
-        tables = sections(self.selected, notes, in_order=self.in_order)
+            rules_by_key.setdefault(_key(finding), []).append(finding.rule)
+        tables = sections(self.selected, rules_by_key, in_order=self.in_order)
         if not self.fold or not self.in_order or screen.width is None:
             return tables
         iterated = {row.key for row in self.selected if "iteration" in row.values}
         return tuple(folded(table, iterated) for table in tables)
 
     def rows(self) -> list[dict[str, Json]]:
-        """Name, family and values of each row."""
+        """Return name, family and values of each row."""
         return [row.to_json() for row in self.selected]
 
     def to_json(self) -> dict[str, Json]:
-        """Rows, findings and facts."""
+        """Return rows, findings and facts."""
         return {
             "schema": SCHEMA,
             "command": self.command,
@@ -92,14 +92,14 @@ def dump_report(
     query: Query | None = None,
     fold: bool = True,
 ) -> DumpReport:
-    """What a dump has to say about the rows that a query asks for.
+    """Return the report of a dump, with the rows that a query selects.
 
     Args:
         command: The command that reports, `dump` or `show`.
         path: The dump's file, as the user named it.
         manifest: Its manifest.
-        findings: What `gradscope.stats.find` found in it.
-        query: Which rows; all in execution order where None.
+        findings: The findings that `gradscope.stats.find` returned for it.
+        query: The query; None selects all rows in execution order.
         fold: Whether on a terminal the iterations of a loop share a line.
 
     Returns:
@@ -109,8 +109,8 @@ def dump_report(
         UsageError: The query cannot be answered.
         DumpError: A statistic in the manifest is not a number.
     """
-    asked = Query() if query is None else query
-    rows = asked(rows_of(manifest))
+    query = Query() if query is None else query
+    rows = query(rows_of(manifest))
     keys = {row.key for row in rows} | {row.own_key for row in rows}
     return DumpReport(
         command=command,
@@ -118,25 +118,25 @@ def dump_report(
         manifest=manifest,
         selected=rows,
         findings=tuple(each for each in findings if _key(each) in keys),
-        in_order=asked.sort is None,
+        in_order=query.sort is None,
         fold=fold,
     )
 
 
-def _findings(findings: Sequence[Finding]) -> Remarks:
-    remarks = (Remark(label=each.rule, text=_sentence(each), style=style_of_words(each.rule)) for each in findings)
-    return Remarks(title=f"Findings ({len(findings):,})", remarks=tuple(remarks), at_most=_FINDINGS_PER_RULE)
+def _findings(findings: Sequence[Finding]) -> Notes:
+    notes = (Note(label=each.rule, text=_sentence(each), style=style_of_words(each.rule)) for each in findings)
+    return Notes(title=f"Findings ({len(findings):,})", notes=tuple(notes), at_most=_FINDINGS_PER_RULE)
 
 
-def _origins(origins: Sequence[Origin]) -> Remarks:
-    """Where NaNs and infinities began, and what to do about it."""
-    remarks = [
-        Remark(label=label, text=text, style=style_of_words("nonfinite"))
+def _origins(origins: Sequence[Origin]) -> Notes:
+    """Return notes on where NaNs and infinities began, and how to repair them."""
+    notes = [
+        Note(label=label, text=text, style=style_of_words("nonfinite"))
         for origin in origins
         for label, text in (("origin", f"{_place(origin)} {origin.why}"), ("repair", origin.repair))
         if text
     ]
-    return Remarks(title="Where it began", remarks=tuple(remarks))
+    return Notes(title="Where it began", notes=tuple(notes))
 
 
 def _place(origin: Origin) -> str:

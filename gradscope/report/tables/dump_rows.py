@@ -1,14 +1,12 @@
-"""Rows: what a dump says about each of its tensors, one row per family and name.
+"""Rows are the facts that a dump has about each of its tensors, one row per family and name, in execution order.
 
-A row is all that any output format may show. Its *values* are named as in the table of statistics; what does not apply
-has no value, and no value ever stands for zero. An *alias* (a composite layer's output that a part of it hands on) has
-the numbers of what it stands for; a gain belongs to the layer and so to the name.
+A row has all that any output format may show. Its *values* are named as in the table of statistics. A value that does
+not apply is absent, and zero is never used for it. An *alias* (a composite layer's output that is the output of one of
+its parts) has the numbers of the tensor that it is an alias of; a gain belongs to the layer and so to the name.
 
-Rows come in execution order: inputs, then layers from the first to the last with a composite before its parts and each
-gradient behind its value, then parameters in the order of the layers that use them, then the rest. The terms of one
-gradient stand together.
-
-Places: the order in which the tables of families stand.
+Execution order is: inputs, then layers from the first to the last with a composite before its parts and each gradient
+after its value, then parameters in the order of the layers that use them, then the rest. The terms of one gradient are
+next to each other. The tables of families have the same order.
 """
 
 from __future__ import annotations
@@ -21,25 +19,25 @@ from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
 from gradscope.dump.record import Json
 from gradscope.stats import LayerGains, gradient_ratios, layer_gains
-from gradscope.stats.columns import number
+from gradscope.stats.columns import ColumnKind, base_of, column_kinds, columns_of, number
 
-#: A gradient's place is its value's.
+#: The rank of each family of values in execution order; a gradient has that of its value.
 _PLACES: Final = {family: place for place, family in enumerate(naming.FAMILIES)}
 
 
 def place(family: str) -> int:
-    """Where a family stands among others: in the order of execution, an unknown one last."""
+    """Return the rank of a family in execution order; an unknown family is last."""
     return _PLACES.get(family, len(_PLACES))
 
 
-#: Statistics that are no numbers, and those that are no columns.
-_TEXTS: Final = frozenset({"hash"})
-_NO_COLUMNS: Final = frozenset({"shape", "dtype", "size", "histogram"})
+#: Values that are the entry's own and not statistics, and the statistic that comes first.
+_OF_ENTRY: Final = ("shape", "dtype")
+_FIRST: Final = "size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One tensor.
+    """A `Row` has the facts about one tensor.
 
     Attributes:
         family: Its family.
@@ -62,17 +60,17 @@ class Row:
         return str(self.values.get("alias_of", self.key))
 
     def to_json(self) -> dict[str, Json]:
-        """Name, family and values."""
+        """Return name, family and values."""
         return {"name": self.name, "family": self.family, **self.values}
 
 
 def value_family(family: str) -> str:
-    """The family whose table a family belongs to: that of the values for gradients, otherwise itself."""
+    """Return the family whose table a family belongs to: that of the values for gradients, otherwise itself."""
     return naming.value_family(family) or family
 
 
 def rows_of(manifest: Manifest) -> tuple[Row, ...]:
-    """The rows of a dump, in execution order.
+    """Return the rows of a dump, in execution order.
 
     Raises:
         DumpError: A statistic in the manifest is not a number.
@@ -84,7 +82,7 @@ def rows_of(manifest: Manifest) -> tuple[Row, ...]:
 
 
 class _Facts:
-    """A manifest, arranged for looking up what belongs to an entry."""
+    """`_Facts` index a manifest, to find the facts that belong to an entry."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._entries = manifest.entries
@@ -92,9 +90,10 @@ class _Facts:
         self._layers = {layer.path: layer for layer in manifest.layers}
         self._gains = layer_gains(manifest.layers)
         self._ratios = gradient_ratios(manifest)
+        self._kinds = column_kinds()
 
     def in_order(self) -> list[Entry]:
-        """The entries in execution order; those of one moment in the order written."""
+        """Return the entries in execution order; entries of one rank in the order written."""
         first: dict[tuple[str, str], int] = {}
         for position, entry in enumerate(self._entries):
             first.setdefault(_companions(entry), position)
@@ -102,31 +101,32 @@ class _Facts:
 
     def _rank(self, entry: Entry, first: Mapping[tuple[str, str], int]) -> tuple[int, ...]:
         family = value_family(entry.family)
-        # Last: the position in the file, so that a gradient stays behind its own value.
+        # The position in the file comes last, so that a gradient stays after its own value.
         behind = (entry.site.index, first[_companions(entry)], int(naming.is_gradient(entry.family)))
         if family == naming.TERM:
             return (place(family), first[_companions(entry)], entry.site.index)
         if family != naming.ACTIVATION:
             return (place(family), *behind)
         layer = self._layer(entry)
-        # A composite hands on its value last, but it is read first.
+        # A composite layer computes its output last, but people read it first.
         return (place(family), entry.site.index if layer is None else layer.index, entry.name.count("/"), *behind)
 
     def _layer(self, entry: Entry) -> Layer | None:
-        """The layer an activation is named after, with or without the mark of one of its outputs."""
+        """Return the layer from which an activation has its name, with or without the index of one of its outputs."""
         path, _, output = entry.name.rpartition(".")
         return self._layers.get(entry.name) or (self._layers.get(path) if output.isdecimal() else None)
 
     def values(self, entry: Entry) -> Iterator[tuple[str, Json]]:
-        """The values of an entry, in the order of columns."""
+        """Yield the values of an entry, in the order of columns."""
         yield "shape", list(entry.shape)
         yield "dtype", entry.dtype
         stats = self._statistics(entry)
-        if "size" in stats:
-            yield "size", stats["size"]
+        if _FIRST in stats:
+            yield _FIRST, stats[_FIRST]
         for name in stats:
-            if name not in _NO_COLUMNS:
-                yield name, _checked(stats, name)
+            kind = self._kinds.get(base_of(name), "number")
+            if kind != "histogram" and name not in (_FIRST, *_OF_ENTRY):
+                yield name, _checked(stats, name, kind)
         yield from self._ratios_of(entry)
         yield from _origin(entry)
 
@@ -139,20 +139,18 @@ class _Facts:
             yield "g/w", self._ratios[entry.name]
         layer = self._layer(entry) if value_family(entry.family) == naming.ACTIVATION else None
         if layer is not None:
-            yield from _gains(self._gains[layer.path], backward=naming.is_gradient(entry.family))
+            yield from _gains(self._gains[layer.path], entry.family)
 
 
 def _companions(entry: Entry) -> tuple[str, str]:
-    """What a value and its gradient have in common, and the terms of one gradient."""
+    """Return the key that a value and its gradient share, and also the terms of one gradient."""
     return value_family(entry.family), entry.site.of or entry.name
 
 
-def _gains(gains: LayerGains, *, backward: bool) -> Iterator[tuple[str, Json]]:
-    """A layer's gains: the forward ones belong to its activation, the backward ones to the gradient."""
-    found = {"bwd_gain": gains.bwd_gain, "bwd_total": gains.bwd_total} if backward else {
-        "fwd_gain": gains.fwd_gain, "fwd_total": gains.fwd_total,
-    }  # fmt: skip
-    yield from ((name, gain) for name, gain in found.items() if gain is not None)
+def _gains(gains: LayerGains, family: str) -> Iterator[tuple[str, Json]]:
+    """Yield the gains of a layer that belong to a family: forward to its activation, backward to the gradient."""
+    found = ((spec.name, getattr(gains, spec.name)) for spec in columns_of("layer") if family in spec.families)
+    yield from ((name, gain) for name, gain in found if gain is not None)
 
 
 def _origin(entry: Entry) -> Iterator[tuple[str, Json]]:
@@ -168,9 +166,10 @@ def _origin(entry: Entry) -> Iterator[tuple[str, Json]]:
     yield from ((name, fact) for name, fact in facts.items() if fact is not None)
 
 
-def _checked(stats: Mapping[str, Json], name: str) -> Json:
-    """A statistic, its number as a number: JSON has NaN and infinities as strings."""
+def _checked(stats: Mapping[str, Json], name: str, kind: ColumnKind) -> Json:
+    """Return a statistic, its number as a number."""
+    # JSON has NaN and infinities as strings.
     value = stats[name]
     if isinstance(value, bool | int | float):
         return value
-    return str(value) if name in _TEXTS else number(stats, name)
+    return str(value) if kind == "text" else number(stats, name)

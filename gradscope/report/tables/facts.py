@@ -1,4 +1,4 @@
-"""Facts about a run as a whole: the footer below a dump's tables, and the same in JSON."""
+"""Facts about a complete run: the lines below a dump's tables, and the same in JSON."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from gradscope.dump.manifest.manifest import Examples, Manifest
 from gradscope.dump.record import Json
 from gradscope.report.tables.numbers import count, number
 
-#: Provenance that a reader of the table wants to see; all of it is in the JSON.
+#: Provenance that is shown below the tables; the JSON has all of it.
 _PROVENANCE: Final = ("backend", "device", "seed", "batch_size", "matmul_precision")
 
-#: How layers got their names, where that is not what one expects.
+#: The origin of layers' names, where it is not the usual one.
 _NAMING: Final = {
     "parameters and lines": "of the parameters that layers use, or the lines that compute them: no scope is opened"
 }
 
 
 def facts(path: str, manifest: Manifest) -> tuple[tuple[str, str], ...]:
-    """Pairs of a label and what there is to say, in the order in which they are read."""
+    """Return pairs of a label and a text, in the order in which they are shown."""
     return tuple((label, text) for label, text in _facts(path, manifest) if text)
 
 
 def facts_json(path: str, manifest: Manifest) -> dict[str, Json]:
-    """What is known of the run; a fact that is not there has no key."""
+    """Return the facts about the run; a fact that is not known has no key."""
     found: dict[str, Json] = {
         "dump": path,
         "loss": manifest.loss,
@@ -58,12 +58,12 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _seconds(seconds: float) -> str:
-    """Seconds that add up by eye, and no zero where there was some work."""
+    """Return seconds with three decimals, so that they add up, and never zero for a phase that took time."""
     return "<0.001" if 0 < seconds < 0.0005 else f"{seconds:.3f}"
 
 
 def _self_check(found: Mapping[str, Json]) -> str:
-    """How the observed gradients compare with those of the plain program."""
+    """Return a sentence that compares the observed gradients with those of the plain program."""
     total, equal = found.get("total"), found.get("bit_equal")
     equality = f"{equal} of {total} parameter gradients are bit for bit those of the plain program"
     return f"{equality}; the largest rel_l2 is {number(as_float(found.get('max_rel_l2', 0.0)))}"

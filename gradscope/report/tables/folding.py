@@ -1,11 +1,11 @@
-"""Folding: the iterations of a loop on one line, each number from the lowest to the highest over them.
+"""Folding shows the iterations of a loop on one line, each number as its range over the iterations.
 
     blocks[0]/attn   0.41                blocks[0..2]/attn   0.41..0.97
     blocks[1]/attn   0.97       ->
     blocks[2]/attn   0.55
 
-Lines fold when their names differ in iterations only, these make up whole ranges, and the shapes agree. A note that
-holds for some of the iterations says for how many.
+Lines fold when their names differ in iterations only, these make up complete ranges, and the shapes agree. A finding of
+only some iterations is shown with their number.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from gradscope.report.tables.numbers import Range
 from gradscope.report.tables.table import Cell, Column, Line, Table
 
 _ITERATION: Final = re.compile(r"\[(\d+)\]")
-#: Stands for texts that differ, such as what the iterations of an alias are aliases of.
+#: The text of a cell whose texts differ, such as the tensors of which the iterations of an alias are aliases.
 _SEVERAL: Final = "(several)"
 
 
 def folded(table: Table, iterated: Collection[str]) -> Table:
-    """The same table with the iterations of loops on one line each.
+    """Return the table with the iterations of loops on one line each.
 
     Args:
         table: A table in execution order.
-        iterated: Keys of the tensors that were made in loops: brackets in other names are no iterations.
+        iterated: Keys of the tensors that were made in loops; brackets in other names are not iterations.
 
     Returns:
-        The table, a remark below it where something was folded; a folded line has the keys of all its iterations.
+        The table, with a note below it where lines were folded; a folded line has the keys of all its iterations.
     """
     groups: dict[tuple[str, bool], list[Line]] = {}
     for line in table.lines:
@@ -41,15 +41,15 @@ def folded(table: Table, iterated: Collection[str]) -> Table:
     lines = [each for group in groups.values() for each in _fold(table.columns, group)]
     if len(lines) == len(table.lines):
         return table
-    remark = (
+    note = (
         f"{len(table.lines):,} lines folded to {len(lines):,}: name[a..b] stands for iterations a to b, "
         "low..high for the extremes over them; --no-fold shows each"
     )
-    return replace(table, lines=tuple(lines), remarks=(*table.remarks, remark))
+    return replace(table, lines=tuple(lines), notes=(*table.notes, note))
 
 
 def _template(line: Line, iterated: Collection[str]) -> tuple[str, bool]:
-    """What lines of one fold share: the name without its iterations; the name as it is for what was made in no loop."""
+    """Return the key of lines that may fold: the name without its iterations, or the full name outside loops."""
     name, loops = str(line.cells[0]), any(key in iterated for key in line.keys)
     return (_ITERATION.sub("[]", name) if loops else name), loops
 
@@ -64,10 +64,10 @@ def _fold(columns: Sequence[Column], lines: list[Line]) -> list[Line]:
 
 
 def _common_name(names: Sequence[str]) -> str | None:
-    """The name for all iterations of several; None where there is one name only, or iterations are missing between."""
-    turns = {tuple(map(int, _ITERATION.findall(name))) for name in names}
-    ranges = [(min(each), max(each)) for each in zip(*turns, strict=True)]
-    if len(turns) < 2 or math.prod(high - low + 1 for low, high in ranges) != len(turns):
+    """Return the name of all iterations of several names; None where there is one only, or iterations are missing."""
+    iterations = {tuple(map(int, _ITERATION.findall(name))) for name in names}
+    ranges = [(min(each), max(each)) for each in zip(*iterations, strict=True)]
+    if len(iterations) < 2 or math.prod(high - low + 1 for low, high in ranges) != len(iterations):
         return None
     spelt = iter(f"[{low}]" if low == high else f"[{low}..{high}]" for low, high in ranges)
     return _ITERATION.sub(lambda _: next(spelt), names[0])
@@ -87,7 +87,7 @@ def _fold_cells(column: Column, cells: Sequence[Cell]) -> Cell:
 
 
 def _fold_names(names: Sequence[str]) -> Cell:
-    """Several names, those that differ in iterations only as one."""
+    """Return several names, those that differ in iterations only as one."""
     groups: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         groups.setdefault(_ITERATION.sub("[]", name), []).append(name)
@@ -100,7 +100,8 @@ def _fold_words(cells: Sequence[tuple[object, ...]], total: int) -> Cell:
 
 
 def _extremes(numbers: Sequence[float]) -> Cell:
-    """The range of some numbers; NaN where one is, since it has no order and must not be lost."""
+    """Return the range of some numbers; NaN where one of them is NaN."""
+    # NaN has no order, and must not be lost.
     if any(map(math.isnan, numbers)):
         return math.nan
     low, high = min(numbers), max(numbers)

@@ -1,8 +1,8 @@
-"""Numbers as people read them: short, aligned, and never rounded to a lie.
+"""Numbers are written as people read them: short, aligned, and never rounded to a wrong meaning.
 
-"0" stands only for an exact zero, and 100% only for all. A number has three significant digits; an integer has all of
-its digits. One column has one *notation*: plain decimals where all of its numbers read well so, exponents for all
-otherwise, so that sizes compare at a glance.
+"0" is only an exact zero, and 100% is only all. A number has three significant digits; an integer has all of its
+digits. One column has one *notation*: plain decimals where all of its numbers are readable in it, otherwise exponents
+for all, so that sizes compare at a glance.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-#: Magnitudes outside of these need an exponent.
+#: The range of magnitudes that are readable without an exponent.
 _PLAIN_FROM: Final = 1e-3
 _PLAIN_TO: Final = 9999.5
 
-#: What stands for each power of a thousand, and what rounds to the next.
+#: The prefix of each power of a thousand, and the smallest number that rounds to the next.
 _PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
 _NEXT_PREFIX: Final = 999.5
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The lowest and the highest of several numbers."""
+    """A `Range` is the lowest and the highest of several numbers."""
 
     low: float
     high: float
 
 
 def number(value: float) -> str:
-    """One number by itself."""
+    """Return one number by itself as text."""
     return _plain(value) if _reads_plain(value) else _scientific(value)
 
 
 def share(value: float) -> str:
-    """A share of a whole from 0 to 1, in percent; what is nearly nothing or nearly all says so."""
+    """Return a share from 0 to 1 in percent; nearly nothing and nearly all are shown as such."""
     if 0 < value < 0.001:
         return "<0.1%"
     if 0.999 < value < 1:
@@ -44,12 +44,12 @@ def share(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """A number of things."""
+    """Return a number of things with thousands separators."""
     return f"{value:,}"
 
 
 def amount(value: float) -> str:
-    """A large number of things to three digits, in thousands (k), millions (M), billions (G) and so on.
+    """Return a large number of things with three digits, in thousands (k), millions (M), billions (G) and so on.
 
     A count below a thousand has all of its digits.
     """
@@ -60,23 +60,23 @@ def amount(value: float) -> str:
 
 
 def number_column(cells: Sequence[float | Range | None]) -> list[str]:
-    """The numbers of one column in one notation, aligned at the decimal point; blank where there is none."""
-    written = _plain if all(_reads_plain(end) for cell in cells for end in _ends(cell)) else _scientific
+    """Return the numbers of one column in one notation, aligned at the decimal point; blank where there is none."""
+    written = _plain if all(_reads_plain(bound) for cell in cells for bound in _bounds(cell)) else _scientific
     return _column(cells, written, _on_the_point)
 
 
 def share_column(cells: Sequence[float | Range | None]) -> list[str]:
-    """The shares of one column, percent signs above each other."""
+    """Return the shares of one column, with percent signs above each other."""
     return _column(cells, share, _to_the_right)
 
 
 def count_column(cells: Sequence[float | Range | None]) -> list[str]:
-    """The counts of one column, units above each other."""
+    """Return the counts of one column, with units above each other."""
     return _column(cells, count, _to_the_right)
 
 
 def amount_column(cells: Sequence[float | Range | None]) -> list[str]:
-    """The amounts of one column to the right."""
+    """Return the amounts of one column, aligned to the right."""
     return _column(cells, amount, _to_the_right)
 
 
@@ -85,16 +85,16 @@ def _column(
     written: Callable[[float], str],
     aligned: Callable[[Sequence[str]], list[str]],
 ) -> list[str]:
-    ends = [[written(end) for end in _ends(cell)] for cell in cells]
-    lows = [each[0] if each else "" for each in ends]
-    highs = [f"..{each[1]}" if len(each) > 1 else "" for each in ends]
+    bounds = [[written(bound) for bound in _bounds(cell)] for cell in cells]
+    lows = [each[0] if each else "" for each in bounds]
+    highs = [f"..{each[1]}" if len(each) > 1 else "" for each in bounds]
     if not any(highs):
         return aligned(lows)
     width = max(map(len, highs))
     return [low + high.ljust(width) for low, high in zip(_to_the_right(lows), highs, strict=True)]
 
 
-def _ends(cell: float | Range | None) -> tuple[float, ...]:
+def _bounds(cell: float | Range | None) -> tuple[float, ...]:
     if cell is None:
         return ()
     return (cell.low, cell.high) if isinstance(cell, Range) else (cell,)
@@ -117,17 +117,17 @@ def _scientific(value: float) -> str:
 
 
 def _has_no_digits_to_lose(value: float) -> bool:
-    """Whether a value is written the same in any notation: an integer, zero, or no finite number."""
+    """Return whether a value is written the same in any notation: an integer, zero, or not finite."""
     return isinstance(value, int) or not math.isfinite(value) or not value
 
 
 def _on_the_point(texts: Sequence[str]) -> list[str]:
-    """Texts of one width: numbers with their units digits above each other, words such as `nan` to the right."""
+    """Return texts of one width: numbers with their units digits above each other, words such as `nan` to the right."""
     split = [_split(text) for text in texts]
     head = max((len(each[0]) for each in split), default=0)
     tail = max((len(each[1]) for each in split), default=0)
     width = max([head + tail, *map(len, texts)])
-    aligned = [f"{before:>{width - tail}}{behind:<{tail}}" for before, behind in split]
+    aligned = [f"{before:>{width - tail}}{after:<{tail}}" for before, after in split]
     return [line if line.strip() else text.rjust(width) for line, text in zip(aligned, texts, strict=True)]
 
 
@@ -137,8 +137,8 @@ def _to_the_right(texts: Sequence[str]) -> list[str]:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """What stands before the decimal point, and the point with all that follows; nothing twice for a word."""
+    """Return the text before the decimal point, and the rest with the point; two empty texts for a word."""
     if not text.lstrip("-<>")[:1].isdigit():
         return "", ""
-    before, point, behind = text.partition(".")
-    return before, point + behind
+    before, point, after = text.partition(".")
+    return before, point + after

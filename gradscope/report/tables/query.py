@@ -1,4 +1,4 @@
-"""Queries: which rows of a dump are shown, and in which order."""
+"""Queries select which rows of a dump are shown, and in which order."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gradscope.report.tables.dump_rows import Row, value_family
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Which rows of a dump are shown, and in which order.
+    """A `Query` selects the rows of a dump that are shown, and their order.
 
     Attributes:
         select: Patterns of names or keys; all where empty. A string is one pattern.
         exclude: Patterns of names or keys that are left out.
         families: Which families; None for all.
-        depth: Layers of at most so many path components; None for all. Parameters and inputs are no layers.
+        depth: The largest number of path components of a layer; None for all. Parameters and inputs are not layers.
         sort: Column to sort by, `-COLUMN` for the largest first; None for execution order. Rows without it come last.
 
     Raises:
@@ -51,7 +51,7 @@ class Query:
         return None if self.families is None else naming.family_set(self.families)
 
     def __call__(self, rows: Sequence[Row]) -> tuple[Row, ...]:
-        """The rows that are selected.
+        """Return the rows that are selected.
 
         Raises:
             UsageError: A pattern selects nothing, or no row has the column to sort by; the hint names the nearest.

@@ -1,7 +1,7 @@
-"""Findings: the table of rules, and what they find in a dump.
+"""Defines the table of all rules, and applies them to the manifest of a dump.
 
-A rule is a pure function from evidence and thresholds to findings. A dump of the core tier, of some families only, or
-without layers is judged by what it has: a number that is not there trips no rule.
+A rule is a pure function from evidence and thresholds to findings. It skips a tensor whose manifest lacks the number
+that it needs, as in a dump of the core tier, of some families only, or without layers.
 """
 
 from __future__ import annotations
@@ -13,64 +13,64 @@ from typing import Final
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.stats.findings import structure_rules as structure
 from gradscope.stats.findings import tensor_rules as rules
-from gradscope.stats.findings.rule_evidence import Evidence, Finding, Thresholds
+from gradscope.stats.findings.rule_evidence import Finding, RuleEvidence, Thresholds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One rule.
+class FindingRule:
+    """One row of the table of rules.
 
     Attributes:
-        name: Its stable name.
-        sentence: What it finds, as documentation.
-        thresholds: The fields of `Thresholds` that it reads, whose defaults are its own.
-        check: The rule itself.
+        name: The rule's stable name.
+        sentence: A description of the rule's findings, for users.
+        thresholds: The fields of `Thresholds` that the rule reads.
+        check: The function that returns the findings.
     """
 
     name: str
     sentence: str
     thresholds: tuple[str, ...] = ()
-    check: Callable[[Evidence, Thresholds], Iterable[Finding]]
+    check: Callable[[RuleEvidence, Thresholds], Iterable[Finding]]
 
 
 #: Every rule, in the order in which several findings about one tensor are listed.
 RULES: Final = (
-    Rule(name="nonfinite", sentence="A tensor has a NaN or an infinity.", check=rules.nonfinite),
-    Rule(
+    FindingRule(name="nonfinite", sentence="A tensor has a NaN or an infinity.", check=rules.nonfinite),
+    FindingRule(
         name="vanishing",
         sentence="The mean magnitude of a gradient is below the threshold, but not zero.",
         thresholds=("vanishing",),
         check=rules.vanishing,
     ),
-    Rule(
+    FindingRule(
         name="exploding",
         sentence="A gradient exceeds its parameter by more than the ratio, or has an element above the magnitude.",
         thresholds=("exploding_ratio", "exploding_magnitude"),
         check=rules.exploding,
     ),
-    Rule(
+    FindingRule(
         name="dead",
         sentence="More than this share of an activation's units are at most zero over the whole batch.",
         thresholds=("dead",),
         check=rules.dead,
     ),
-    Rule(
+    FindingRule(
         name="zero-grad",
         sentence="A gradient is exactly zero, or there is none because the loss does not depend on the value.",
         check=structure.zero_gradient,
     ),
-    Rule(
+    FindingRule(
         name="unused-param",
         sentence="A parameter does not reach the loss, or no layer uses it.",
         check=structure.unused_parameter,
     ),
-    Rule(
+    FindingRule(
         name="init",
         sentence="The standard deviations of neighbouring layers' outputs differ by more than this factor.",
         thresholds=("init",),
         check=structure.initialisation,
     ),
-    Rule(
+    FindingRule(
         name="self-check",
         sentence="Observing changed a parameter's gradient by more than rounding.",
         check=structure.self_check,
@@ -79,19 +79,20 @@ RULES: Final = (
 
 
 def find(manifest: Manifest, thresholds: Thresholds | None = None) -> tuple[Finding, ...]:
-    """What the rules find in a dump.
+    """Returns the findings of all rules in a dump.
 
     Args:
-        manifest: The dump's manifest; its statistics are all that is read.
-        thresholds: What counts as too much; the defaults where None.
+        manifest: The dump's manifest; tensors are not read.
+        thresholds: The thresholds of the rules; the defaults where None.
 
     Returns:
-        Findings about values in execution order, then those about gradients; about one tensor in the order of `RULES`.
+        Findings about values in execution order, then those about gradients. Several findings about one tensor are in
+        the order of `RULES`.
 
     Raises:
         DumpError: A statistic in the manifest is not a number.
     """
-    evidence = Evidence(manifest)
+    evidence = RuleEvidence(manifest)
     limits = Thresholds() if thresholds is None else thresholds
     found = [each for rule in RULES for each in rule.check(evidence, limits)]
     return tuple(sorted(found, key=evidence.rank))

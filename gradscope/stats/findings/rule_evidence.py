@@ -1,4 +1,4 @@
-"""What a rule sees and what it says: the evidence of a dump, thresholds, findings."""
+"""Defines the arguments and the results of rules: `RuleEvidence`, `Thresholds` with their defaults, and `Finding`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.naming import IterationIndex
 from gradscope.stats.columns import number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing about one tensor that deserves a look.
+    """A tensor that looks wrong, and why.
 
     Attributes:
-        rule: Name of the rule that found it.
+        rule: Name of the rule that returned the finding.
         name: The tensor's name.
         family: The tensor's family.
-        why: What was found, with the number in it; a sentence's predicate without a full stop.
+        why: The reason with its number, as the predicate of a sentence without a full stop.
         source: `file:line` of the tensor in the user's code; None where unknown.
         iteration: Index per enclosing loop, outermost first.
 
@@ -35,12 +36,12 @@ class Finding:
     family: str
     why: str
     source: str | None
-    iteration: tuple[int, ...]
+    iteration: IterationIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """What the rules call too much.
+    """The thresholds of the rules, with the defaults of the Python interface and of the command line.
 
     Attributes:
         vanishing: Mean magnitude below which a gradient vanishes.
@@ -62,12 +63,12 @@ class Thresholds:
     init: float = 10.0
 
 
-class Evidence:
-    """A manifest, arranged for rules: its own entries in execution order, without aliases.
+class RuleEvidence:
+    """A manifest, indexed for rules.
 
     Attributes:
         manifest: The manifest.
-        entries: Its entries, those of one execution index in the order written.
+        entries: Its entries without aliases, in execution order; those of one execution index in the order written.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -80,38 +81,38 @@ class Evidence:
 
     @property
     def gradients(self) -> tuple[Entry, ...]:
-        """The entries that are gradients, present or absent; a term is but a part of one."""
+        """The entries of gradients, present or absent, without those of terms, which are summands of a gradient."""
         return tuple(entry for entry in self.entries if naming.value_family(entry.family) is not None)
 
     def entry(self, family: str, name: str) -> Entry | None:
-        """The entry of this family and name, an alias followed to what it stands for; None where there is none."""
+        """Returns the entry of a family and name, or that of an alias's tensor; None where there is none."""
         found = self._by_key.get(naming.key_of(family, name))
         return found if found is None or found.alias_of is None else self._by_key.get(found.alias_of)
 
     def cause(self, entry: Entry) -> str | None:
-        """Why a gradient is exactly zero; None where the dump does not say."""
+        """Returns the reason why a gradient is exactly zero; None where the manifest has none."""
         return self._causes.get((entry.family, entry.name))
 
     def detail(self, entry: Entry) -> str:
-        """What the ledger adds to the reason why a tensor is missing; "" for nothing."""
+        """Returns the ledger's detail on why a tensor is missing; "" where it has none."""
         return self._details.get((entry.family, entry.name), "")
 
     def rank(self, finding: Finding) -> tuple[bool, float]:
-        """Where a finding stands: values before gradients, which are computed later, each by execution index.
+        """Returns the sort key of a finding: values before gradients, each by execution index.
 
-        After all others of its kind where the dump has no entry for it.
+        A finding about a tensor without an entry comes after all others of its kind.
         """
         found = self.entry(finding.family, finding.name)
         return naming.is_gradient(finding.family), math.inf if found is None else found.site.index
 
 
 def column(entry: Entry, name: str) -> float:
-    """The number of one of an entry's columns; 0 where it does not apply."""
+    """Returns the number in one of an entry's columns; 0 where the column does not apply."""
     return number(entry.stats, name) or 0.0
 
 
 def finding(rule: str, entry: Entry, why: str) -> Finding:
-    """What a rule found in one entry."""
+    """Returns the finding of a rule about one entry."""
     site = entry.site
     return Finding(
         rule=rule, name=entry.name, family=entry.family, why=why, source=site.source, iteration=site.iteration

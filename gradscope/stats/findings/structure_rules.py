@@ -1,4 +1,4 @@
-"""The rules that also read how the model hangs together: layers, parameters, the ledger, the self-check."""
+"""The rules that also read the structure of the model: layers, parameters, the ledger and the self-check."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from itertools import pairwise
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer
 from gradscope.stats.columns import is_all_zero
-from gradscope.stats.findings.rule_evidence import Evidence, Finding, Thresholds, column, finding
+from gradscope.stats.findings.rule_evidence import Finding, RuleEvidence, Thresholds, column, finding
 
 
-def zero_gradient(evidence: Evidence, _: Thresholds) -> Iterator[Finding]:
-    """Gradients that are exactly zero, or do not exist because the loss does not depend on the value."""
+def zero_gradient(evidence: RuleEvidence, _: Thresholds) -> Iterator[Finding]:
+    """Finds gradients that are exactly zero, or absent because the loss does not depend on the value."""
     reached = {entry.site.layer for entry in evidence.gradients if entry.absent is None}
     for entry in evidence.gradients:
-        # A side output, such as the running mean of a normalisation, is no sign of trouble in a layer that is reached.
+        # A side output without a gradient, such as the running mean of a normalisation, is normal where another output
+        # of the layer has one.
         side_output = entry.family == naming.ACTIVATION_GRAD and entry.site.layer in reached
         if entry.absent == "disconnected" and not side_output:
             yield finding("zero-grad", entry, f"has no gradient: {_ledger_detail(evidence, entry)}")
@@ -23,14 +24,14 @@ def zero_gradient(evidence: Evidence, _: Thresholds) -> Iterator[Finding]:
             yield finding("zero-grad", entry, f"is exactly zero: {_cause_of_zeros(evidence, entry)}")
 
 
-def _ledger_detail(evidence: Evidence, entry: Entry) -> str:
+def _ledger_detail(evidence: RuleEvidence, entry: Entry) -> str:
     known = evidence.detail(entry)
     return (
         naming.printable(known) if known else "the loss does not depend on it (disconnected, or behind stop_gradient)"
     )
 
 
-def _cause_of_zeros(evidence: Evidence, entry: Entry) -> str:
+def _cause_of_zeros(evidence: RuleEvidence, entry: Entry) -> str:
     known = evidence.cause(entry)
     if known is not None:
         return naming.printable(known)
@@ -43,8 +44,8 @@ def _cause_of_zeros(evidence: Evidence, entry: Entry) -> str:
     return "cause not determined"
 
 
-def unused_parameter(evidence: Evidence, _: Thresholds) -> Iterator[Finding]:
-    """Parameters that the loss does not depend on, or that no layer uses and no gradient reaches."""
+def unused_parameter(evidence: RuleEvidence, _: Thresholds) -> Iterator[Finding]:
+    """Finds parameters that the loss does not depend on, or that no layer uses and no gradient reaches."""
     used = {name for layer in evidence.manifest.layers for name in layer.params}
     for entry in evidence.entries:
         if entry.family != naming.PARAM:
@@ -58,8 +59,8 @@ def unused_parameter(evidence: Evidence, _: Thresholds) -> Iterator[Finding]:
             yield finding("unused-param", entry, "is used by no layer")
 
 
-def initialisation(evidence: Evidence, thresholds: Thresholds) -> Iterator[Finding]:
-    """Neighbouring leaf layers whose outputs have very different standard deviations."""
+def initialisation(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Finding]:
+    """Finds consecutive leaf layers whose outputs have very different standard deviations."""
     outputs = list(_leaf_outputs(evidence))
     for before, after in pairwise(outputs):
         small, large = sorted((column(before, "std"), column(after, "std")))
@@ -69,8 +70,8 @@ def initialisation(evidence: Evidence, thresholds: Thresholds) -> Iterator[Findi
             yield finding("init", after, f"changes the std from {stds} after {naming.printable(before.name)}, {limit}")
 
 
-def _leaf_outputs(evidence: Evidence) -> Iterator[Entry]:
-    """The first output of each layer without layers inside, in execution order, where it has a spread to speak of."""
+def _leaf_outputs(evidence: RuleEvidence) -> Iterator[Entry]:
+    """Yields the first output of each layer without sub-layers, in execution order, unless its deviation is zero."""
     layers = [layer for layer in evidence.manifest.layers if not layer.operation]
     parents = {layer.parent for layer in layers}
     for layer in sorted(layers, key=_index):
@@ -83,8 +84,8 @@ def _index(layer: Layer) -> int:
     return layer.index
 
 
-def self_check(evidence: Evidence, _: Thresholds) -> Iterator[Finding]:
-    """Parameters whose gradient under observation differs from the plain program's by more than rounding explains."""
+def self_check(evidence: RuleEvidence, _: Thresholds) -> Iterator[Finding]:
+    """Finds parameters whose gradient in the instrumented program differs from the plain one by more than rounding."""
     names = (evidence.manifest.self_check or {}).get("beyond_rounding")
     for name in names if isinstance(names, list) else ():
         entry = evidence.entry(naming.PARAM_GRAD, str(name))

@@ -1,4 +1,4 @@
-"""The tensors in a checkpoint, by name, whatever library wrote it; the suffix or what is in a folder decides.
+"""Checkpoint files contain tensors by name; the suffix, or the contents of a folder, decides which library reads them.
 
 | what | read by |
 |---|---|
@@ -6,8 +6,8 @@
 | Flax's `.msgpack` | Flax |
 | an Orbax checkpoint, a folder | Orbax |
 
-An `.eqx` file has no names, only an order: its tensors are called by their position. A target that is an Equinox module
-reads it itself, as a Keras model does `.keras` and `.weights.h5` (`ownformats`), and this module is not asked. Pickles
+An `.eqx` file has no names, only an order: its tensors are named by their position. A target that is an Equinox module
+reads it itself, as a Keras model reads `.keras` and `.weights.h5` (`own_formats`), and this module is not used. Pickles
 are refused, and so are PyTorch's files, which are pickles in a zip file: reading one can run any code.
 """
 
@@ -31,7 +31,7 @@ from gradscope.errors import DumpError, MachineError
 from gradscope.frameworks.extras import install_hint
 from gradscope.naming import printable
 
-#: Families of a dump that are a model's variables; in a foreign file, every tensor is one.
+#: Families of a dump that are a model's variables; in a foreign file, every tensor is a variable.
 _FAMILIES: Final = (naming.TENSOR, naming.PARAM, naming.STATE)
 _ORBAX_MARKS: Final = ("_CHECKPOINT_METADATA", "_METADATA")
 _KERAS: Final = (".keras", ".h5")
@@ -39,7 +39,7 @@ _KERAS: Final = (".keras", ".h5")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTensor:
-    """A tensor in a checkpoint that is open: its shape, its dtype, and a way to read it."""
+    """A `SavedTensor` is a tensor in an open checkpoint: its shape, its dtype, and a function that reads it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -48,7 +48,13 @@ class SavedTensor:
 
 @contextmanager
 def open_checkpoint(path: Path) -> Generator[Mapping[str, SavedTensor]]:
-    """The tensors of a checkpoint by name; they can be read as long as it is open.
+    """Open a checkpoint and yield its tensors by name; they can be read as long as it is open.
+
+    Args:
+        path: The checkpoint.
+
+    Yields:
+        The tensors by name.
 
     Raises:
         DumpError: There is none, it is damaged, or of a kind that is refused.
@@ -56,13 +62,13 @@ def open_checkpoint(path: Path) -> Generator[Mapping[str, SavedTensor]]:
     """
     if path.suffix in _KERAS:
         raise DumpError(
-            f"{printable(str(path))}: only the Keras model that it is of can read it",
+            f"{printable(str(path))}: only the Keras model that wrote it can read it",
             hint="name that model as the target, and save its weights as .keras or .weights.h5",
         )
     if path.suffix == ".msgpack":
-        yield _held(_flax_tree(path))
+        yield _tensors_of(_flax_tree(path))
     elif any((path / mark).exists() for mark in _ORBAX_MARKS):
-        yield _held(_orbax_tree(path))
+        yield _tensors_of(_orbax_tree(path))
     else:
         with open_dump(path) as dump:
             entries = [each for each in dump.manifest.entries if each.family in _FAMILIES and each.stored is not None]
@@ -79,7 +85,7 @@ def open_checkpoint(path: Path) -> Generator[Mapping[str, SavedTensor]]:
 
 
 def _flax_tree(path: Path) -> Any:
-    with located(str(path)), InputFile(path) as file:  # first: what is not there needs no library
+    with located(str(path)), InputFile(path) as file:  # first: a missing file is reported before a missing library
         content = file.read(0, file.size_bytes)
     serialization = _library("flax.serialization")
     with located(str(path)):
@@ -106,7 +112,7 @@ def _library(module: str) -> Any:
         raise MachineError(f"reading this checkpoint needs {module}: {error}", hint=install_hint(module)) from error
 
 
-def _held(tree: Any) -> dict[str, SavedTensor]:
+def _tensors_of(tree: Any) -> dict[str, SavedTensor]:
     return {"/".join(path): _saved(leaf) for path, leaf in _leaves(tree, ())}
 
 

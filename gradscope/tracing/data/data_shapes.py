@@ -1,4 +1,4 @@
-"""Data shapes: what real data say about the inputs of a module whose inputs nobody has described."""
+"""Data shapes describe the inputs of a module by the tensors of real data, where the user has not described them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from gradscope.frameworks.modules.input_spec import InputSpec
 
 
 def data_shapes(path: Path) -> dict[str, InputSpec]:
-    """The tensors of a file by name, in its order.
+    """Return the tensors of a file by name, in its order.
 
     Args:
-        path: A file as `--data` takes it: an `.npz`, an `.npy`, a dump.
+        path: A file for `--data`: an `.npz`, an `.npy`, a dump.
+
+    Returns:
+        Their dtypes and shapes.
 
     Raises:
         DumpError: The file cannot be read.
@@ -28,6 +31,6 @@ def data_shapes(path: Path) -> dict[str, InputSpec]:
 
 
 def array_shapes(arrays: Mapping[str, np.ndarray]) -> dict[str, InputSpec]:
-    """The arrays of a batch by name, in its order; those of no numbers, which no module takes, left out."""
+    """Return the arrays of a batch by name, in its order, without those that are not numbers."""
     numbers = {name: array for name, array in arrays.items() if storable(array.dtype.name)}
     return {name: InputSpec.of(array.dtype.name, array.shape) for name, array in numbers.items()}

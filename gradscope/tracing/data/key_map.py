@@ -1,7 +1,7 @@
-r"""Key maps: renaming what a checkpoint calls its tensors to what a model does, by regular expressions.
+r"""Key maps rename a checkpoint's tensors to a model's variables, by regular expressions.
 
-A file of lines, `REGEX -> REPLACEMENT`, as `re.sub` takes them; they apply one after the other to every name. A name
-that becomes empty is left out. Blank lines and lines that begin with `#` say nothing.
+A key map is a file of lines, `REGEX -> REPLACEMENT`, as `re.sub` takes them. They apply one after the other to every
+name. A tensor whose name becomes empty is left out. Blank lines and lines that begin with `#` are ignored.
 
     ^encoder\.layers\.(\d+)\. -> blocks_\1/
     \.weight$                 -> /kernel
@@ -23,23 +23,23 @@ _LINE: Final = re.compile(r"(?P<regex>.*?)\s*->\s*(?P<replacement>.*)")
 
 @dataclass(frozen=True, slots=True)
 class KeyMap:
-    """Substitutions, in order."""
+    """A `KeyMap` has substitutions, in order."""
 
     substitutions: tuple[tuple[re.Pattern[str], str], ...] = ()
 
     def renamed(self, name: str) -> str:
-        """What a name becomes; "" where it is to be left out."""
+        """Return the new name of a tensor; "" where the tensor is left out."""
         for regex, replacement in self.substitutions:
             name = regex.sub(replacement, name)
         return name
 
 
 def read_key_map(path: Path) -> KeyMap:
-    """The key map that a file holds.
+    """Return the key map of a file.
 
     Raises:
-        DumpError: There is no such file, or it is no text.
-        UsageError: A line in it is no rule; which is said.
+        DumpError: There is no such file, or it is not text.
+        UsageError: A line in it is not a rule; the message names it.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -49,13 +49,13 @@ def read_key_map(path: Path) -> KeyMap:
     return KeyMap(tuple(_rule(f"{path}:{number}", line) for number, line in lines if line and line[0] != "#"))
 
 
-def _rule(place: str, line: str) -> tuple[re.Pattern[str], str]:
+def _rule(location: str, line: str) -> tuple[re.Pattern[str], str]:
     found = _LINE.fullmatch(line)
     if found is None:
-        raise UsageError(f"{place}: {printable(line)!r} is no rule", hint="write REGEX -> REPLACEMENT")
+        raise UsageError(f"{location}: {printable(line)!r} is not a rule", hint="write REGEX -> REPLACEMENT")
     try:
         regex = re.compile(found["regex"])
-        regex.sub(found["replacement"], "")  # which checks the replacement, too
+        regex.sub(found["replacement"], "")  # to check the replacement, too
     except (re.error, IndexError) as error:
-        raise UsageError(f"{place}: {printable(line)!r} is no rule: {error}") from error
+        raise UsageError(f"{location}: {printable(line)!r} is not a rule: {error}") from error
     return regex, found["replacement"]

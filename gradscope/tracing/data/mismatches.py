@@ -1,7 +1,4 @@
-"""Disagreements: what a file lacks, has too much, or has otherwise than a model expects, in words and all at once.
-
-Kinds of numbers in words: what has to agree where a width of numbers does not matter.
-"""
+"""Mismatches are sentences about tensors that a file lacks, has in addition, or has otherwise than a model expects."""
 
 from __future__ import annotations
 
@@ -23,40 +20,40 @@ _KINDS: Final = (
 )
 
 
-def kind_of(dtype: Any) -> str:
-    """What sort of numbers a dtype holds, in words; the dtype's own name for what are none."""
+def dtype_in_words(dtype: Any) -> str:
+    """Return the kind of numbers of a dtype in words; the dtype's own name where it is not of numbers."""
     return next((kind for general, kind in _KINDS if jnp.issubdtype(dtype, general)), str(dtype))
 
 
-def disagreements(
+def mismatches(
     expected: Mapping[str, Described], found: Mapping[str, Described], *, exact: bool = False
 ) -> Iterator[str]:
-    """A sentence for each tensor that is not as expected.
+    """Yield a sentence for each tensor that is not as expected.
 
     Args:
-        expected: What a model has, by path.
-        found: What a file has, by the same paths.
-        exact: Whether numbers of the same kind and another width are a disagreement.
+        expected: The model's tensors, by path.
+        found: The file's tensors, by the same paths.
+        exact: Whether numbers of the same kind and another width are a mismatch.
     """
-    for path, wanted in expected.items():
+    for path, needed in expected.items():
         if path in found:
-            yield from _differences(printable(path), wanted, found[path], exact=exact)
+            yield from _differences(printable(path), needed, found[path], exact=exact)
         else:
-            yield f"it lacks {_described(path, wanted)}"
+            yield f"it lacks {_described(path, needed)}"
     for path in sorted(found.keys() - expected.keys()):
         yield f"the model has no {_described(path, found[path])}"
 
 
-def _differences(path: str, wanted: Described, found: Described, *, exact: bool) -> Iterator[str]:
-    if tuple(found.shape) != tuple(wanted.shape):
-        yield f"{path} has shape {list(found.shape)}, expected {list(wanted.shape)}"
-    dtypes = [_as_read(found.dtype), _as_read(wanted.dtype)]
-    if len(set(dtypes if exact else map(kind_of, dtypes))) > 1:
-        yield f"{path} is {found.dtype}, expected {wanted.dtype}"
+def _differences(path: str, needed: Described, found: Described, *, exact: bool) -> Iterator[str]:
+    if tuple(found.shape) != tuple(needed.shape):
+        yield f"{path} has shape {list(found.shape)}, expected {list(needed.shape)}"
+    dtypes = [_as_read(found.dtype), _as_read(needed.dtype)]
+    if len(set(dtypes if exact else map(dtype_in_words, dtypes))) > 1:
+        yield f"{path} is {found.dtype}, expected {needed.dtype}"
 
 
 def _as_read(dtype: Any) -> Any:
-    """The dtype that JAX has a tensor in: 32 bits in place of 64 unless 64-bit types are enabled."""
+    """Return the dtype with which JAX reads a tensor: 32 bits in place of 64 unless 64-bit types are enabled."""
     known = as_numpy_dtype(dtype) if isinstance(dtype, str) else dtype
     return jax.dtypes.canonicalize_dtype(known, allow_extended_dtype=True)
 

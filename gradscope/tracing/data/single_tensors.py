@@ -1,4 +1,4 @@
-"""Single tensors from files: `FILE`, or `FILE:KEY` where the file holds several."""
+"""Single tensors are read from files: `FILE`, or `FILE:KEY` where the file has several."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ from gradscope.naming.patterns import nearest_hint
 
 
 def tensor_from_file(spelling: str) -> Any:
-    """The tensor that a spelling names, in its logical dtype.
+    """Return the tensor that a spelling names, in its logical dtype.
 
     Args:
-        spelling: A path; behind a colon, the name of one of the tensors in the file.
+        spelling: A path, or a path, a colon and the name of one of the tensors in the file.
+
+    Returns:
+        The tensor.
 
     Raises:
         DumpError: The file cannot be read, has no such tensor, or has several and none is named.
     """
-    path, key = _parted(spelling)
+    path, key = _path_and_key(spelling)
     with open_dump(path) as file:
         keys = file.keys()
         names = {name: full for full in keys for name in (full, full.partition("/")[2])}
         if key is None and len(keys) == 1:
             return file.array(keys[0])
         if key is None:
-            raise DumpError(f"{path} holds {len(keys)} tensors", hint=f"name one of them: {path}:NAME")
+            raise DumpError(f"{path} has {len(keys)} tensors", hint=f"name one of them: {path}:NAME")
         if key not in names:
-            raise DumpError(f"{path} holds no tensor {key}", hint=nearest_hint(key, names))
+            raise DumpError(f"{path} has no tensor {key}", hint=nearest_hint(key, names))
         return file.array(names[key])
 
 
-def _parted(spelling: str) -> tuple[Path, str | None]:
-    whole = Path(spelling)
+def _path_and_key(spelling: str) -> tuple[Path, str | None]:
+    full = Path(spelling)
     path, colon, key = spelling.rpartition(":")
-    return (whole, None) if whole.exists() or not colon else (Path(path), key)
+    return (full, None) if full.exists() or not colon else (Path(path), key)

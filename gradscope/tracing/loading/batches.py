@@ -1,11 +1,11 @@
-"""Batches from files and pipelines: a real batch in place of the model's own.
+"""Batches are read from a file or an input pipeline, in place of the model's own.
 
 A file's tensors become the batch's leaves by name: `image` is `batch["image"]`, `text/mask` is `batch["text"]["mask"]`.
-A `.npy` file holds the only leaf of a batch that has one. A dump serves as well: its inputs are a batch.
+A `.npy` file has the only leaf of a batch that has one. A dump serves as well: its inputs are a batch.
 
-The model's own `batch` says what is expected. The leading axis of every leaf is the example, and the file decides how
-many there are; all else must agree. Numbers are converted to the width that the model expects, which is said in a note;
-a conversion that would change an integer, or its kind, is refused.
+The model's own `batch` determines what is expected. The leading axis of every leaf is the example, and the file decides
+how many there are; everything else must agree. Numbers are converted to the width that the model expects, and a note
+says so. A conversion that would change an integer, or its kind, is refused.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from gradscope import naming
 from gradscope.dump.reader import DumpFile, open_dump
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming import printable
-from gradscope.tracing.data.mismatches import kind_of
+from gradscope.tracing.data.mismatches import dtype_in_words
 from gradscope.tracing.loading.loader import named_object, seed_generators
 from gradscope.tracing.user_frames import user_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRequest:
-    """Which batch is asked for.
+    """A `DataRequest` names a batch.
 
     Attributes:
         place: A file or folder, or a pipeline as a target names it.
-        index: Which of a pipeline's batches, from 0; None for the first, and for a file.
-        leaves: That batch by name, where it has been read already.
-        partial: Whether it may lack leaves, because only some values are asked for, which may not need them.
+        index: The index of one of a pipeline's batches, from 0; None for the first, and for a file.
+        leaves: The leaves of that batch by name, where it has been read already.
+        partial: Whether it may lack leaves, because only some values are computed, which may not need them.
     """
 
     place: str
@@ -46,33 +46,36 @@ class DataRequest:
     partial: bool = False
 
     def batch(self, expected: Any) -> FileBatch:
-        """The batch; see `batch_from_file` and `pipeline_leaves`.
+        """Return the batch; see `batch_from_file` and `pipeline_leaves`.
 
         Args:
-            expected: Pytree of `jax.ShapeDtypeStruct` that the model's own `batch` would give.
+            expected: Pytree of `jax.ShapeDtypeStruct` that the model's own `batch` would return.
+
+        Returns:
+            The batch.
 
         Raises:
-            UsageError: There is no such pipeline, or it has not so many batches.
+            UsageError: There is no such pipeline, or it has fewer batches.
             ModelError: The pipeline failed.
-            DumpError: The batch is not such as the model's own; the message lists every disagreement.
+            DumpError: The batch is not such as the model's own; the message lists every mismatch.
         """
         if ":" in self.place and not Path(self.place).exists():
             leaves = pipeline_leaves(self.place, self.index) if self.leaves is None else self.leaves
             return _checked(f"batch {self.index or 0} of {self.place}", expected, leaves, partial=self.partial)
         if self.index is not None:
-            raise UsageError(f"{self.place} holds one batch", hint="--batch-index picks one of a pipeline: module:NAME")
+            raise UsageError(f"{self.place} has one batch", hint="--batch-index selects one of a pipeline: module:NAME")
         return batch_from_file(Path(self.place), expected, partial=self.partial)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileBatch:
-    """A batch that somebody else made.
+    """A `FileBatch` is a batch from a file or a pipeline.
 
     Attributes:
         batch: Pytree of NumPy arrays, of the structure and dtypes that the model expects.
         size: Number of examples.
-        notes: Sentences about what was converted.
-        absent: Leaves that it lacks, zeros in their place, by name.
+        notes: Sentences about conversions.
+        absent: Names of the leaves that it lacks; their values are zeros.
     """
 
     batch: Any
@@ -82,32 +85,38 @@ class FileBatch:
 
 
 def batch_from_file(path: Path, expected: Any, *, partial: bool = False) -> FileBatch:
-    """The batch that a file holds.
+    """Return the batch of a file.
 
     Args:
         path: An `.npz`, an `.npy`, a `.safetensors` file, a folder of those, or a dump.
-        expected: Pytree of `jax.ShapeDtypeStruct` that the model's own `batch` would give.
+        expected: Pytree of `jax.ShapeDtypeStruct` that the model's own `batch` would return.
         partial: Whether it may lack leaves.
 
+    Returns:
+        The batch.
+
     Raises:
-        DumpError: The file cannot be read, or does not hold such a batch; the message lists every disagreement.
+        DumpError: The file cannot be read, or does not contain such a batch; the message lists every mismatch.
     """
-    wanted = {_name(keys): leaf for keys, leaf in jax.tree_util.tree_leaves_with_path(expected)}
+    model_leaves = {_name(keys): leaf for keys, leaf in jax.tree_util.tree_leaves_with_path(expected)}
     with open_dump(path) as file:
-        return _checked(str(path), expected, _arrays(file, path, wanted), partial=partial)
+        return _checked(str(path), expected, _arrays(file, path, model_leaves), partial=partial)
 
 
 def pipeline_leaves(text: str, index: int | None, seed: int = 0) -> dict[str, np.ndarray]:
-    """The n-th batch of an input pipeline, by the names of its leaves.
+    """Return one batch of an input pipeline, by the names of its leaves.
 
     Args:
         text: The pipeline as a target names it, `package.module:batches` or `data.py:batches("train")`: a function that
             returns an iterable of batches, or an iterable.
-        index: Which batch, from 0; None for the first.
-        seed: Seeds what it draws without a key.
+        index: The index of the batch, from 0; None for the first.
+        seed: Seeds the generators that it may use without a key.
+
+    Returns:
+        Arrays by name.
 
     Raises:
-        UsageError: There is no such pipeline, or it has not so many batches.
+        UsageError: There is no such pipeline, or it has fewer batches.
         ModelError: The pipeline failed.
     """
     seed_generators(seed)
@@ -127,46 +136,49 @@ def _name(keys: Any) -> str:
 
 
 def _checked(what: str, expected: Any, arrays: Mapping[str, np.ndarray], *, partial: bool) -> FileBatch:
-    """Arrays as a batch of the structure and dtypes that the model expects."""
+    """Return arrays as a batch of the structure and dtypes that the model expects."""
     paths, tree = jax.tree_util.tree_flatten_with_path(expected)
-    wanted = {_name(keys): leaf for keys, leaf in paths}
-    absent = wanted.keys() - arrays.keys()
-    problems = list(_problems(wanted, arrays, frozenset() if partial else absent))
+    model_leaves = {_name(keys): leaf for keys, leaf in paths}
+    absent = model_leaves.keys() - arrays.keys()
+    problems = list(_problems(model_leaves, arrays, frozenset() if partial else absent))
     if problems:
-        leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in wanted.items())
+        leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in model_leaves.items())
         raise DumpError(
-            f"{what} is no batch for this model: {'; '.join(problems)}", hint=f"the model's own batch is {leaves}"
+            f"{what} is not a batch for this model: {'; '.join(problems)}", hint=f"the model's own batch is {leaves}"
         )
     size = next(iter(_sizes(arrays).values()), 1)
-    present = {name: leaf for name, leaf in wanted.items() if name not in absent}
+    present = {name: leaf for name, leaf in model_leaves.items() if name not in absent}
     found = {name: _as(leaf.dtype, arrays[name]) for name, leaf in present.items()}
     blank = {
-        name: np.zeros((size, *wanted[name].shape[1:])[: wanted[name].ndim], wanted[name].dtype) for name in absent
+        name: np.zeros((size, *model_leaves[name].shape[1:])[: model_leaves[name].ndim], model_leaves[name].dtype)
+        for name in absent
     }
     return FileBatch(
-        batch=jax.tree_util.tree_unflatten(tree, [(found | blank)[name] for name in wanted]),
+        batch=jax.tree_util.tree_unflatten(tree, [(found | blank)[name] for name in model_leaves]),
         size=size,
         notes=tuple(_notes(present, arrays)),
         absent=frozenset(absent),
     )
 
 
-def _arrays(file: DumpFile, path: Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _arrays(file: DumpFile, path: Path, model_leaves: Mapping[str, Any]) -> dict[str, np.ndarray]:
     entries = [entry for entry in file.manifest.entries if entry.family in (naming.TENSOR, naming.INPUT)]
     arrays = {entry.name: file.array(naming.key_of(entry.family, entry.name)) for entry in entries}
-    if path.suffix == ".npy" and len(wanted) == 1:
-        return dict(zip(wanted, arrays.values(), strict=True))
+    if path.suffix == ".npy" and len(model_leaves) == 1:
+        return dict(zip(model_leaves, arrays.values(), strict=True))
     return arrays
 
 
-def _problems(wanted: Mapping[str, Any], arrays: Mapping[str, np.ndarray], lacking: Collection[str]) -> Iterator[str]:
-    for name, leaf in wanted.items():
+def _problems(
+    model_leaves: Mapping[str, Any], arrays: Mapping[str, np.ndarray], lacking: Collection[str]
+) -> Iterator[str]:
+    for name, leaf in model_leaves.items():
         if name in arrays:
             yield from _leaf_problems(name, leaf, arrays[name])
         elif name in lacking:
             yield f"it lacks {printable(name)}"
-    yield from (f"the model has no {printable(name)}" for name in arrays if name not in wanted)
-    sizes = {name: size for name, size in _sizes(arrays).items() if name in wanted}
+    yield from (f"the model has no {printable(name)}" for name in arrays if name not in model_leaves)
+    sizes = {name: size for name, size in _sizes(arrays).items() if name in model_leaves}
     if len(set(sizes.values())) > 1:
         counts = ", ".join(f"{printable(name)} {size}" for name, size in sizes.items())
         yield f"its leaves differ in their number of examples ({counts})"
@@ -175,11 +187,11 @@ def _problems(wanted: Mapping[str, Any], arrays: Mapping[str, np.ndarray], lacki
 def _leaf_problems(name: str, leaf: Any, array: np.ndarray) -> Iterator[str]:
     if array.ndim != leaf.ndim or array.shape[1:] != leaf.shape[1:]:
         yield f"{printable(name)} has shape {list(array.shape)}, expected {_any_size(leaf.shape)}"
-    found, expected = kind_of(array.dtype), kind_of(leaf.dtype)
+    found, expected = dtype_in_words(array.dtype), dtype_in_words(leaf.dtype)
     if found != expected:
         yield f"{printable(name)} is {found} ({array.dtype}), expected {expected} ({leaf.dtype})"
     elif expected == "integer" and not _fits(leaf.dtype, array):
-        yield f"{printable(name)} has values from {array.min()} to {array.max()}, which {leaf.dtype} cannot hold"
+        yield f"{printable(name)} has values from {array.min()} to {array.max()}, which {leaf.dtype} cannot represent"
 
 
 def _any_size(shape: tuple[int, ...]) -> str:
@@ -192,7 +204,7 @@ def _fits(dtype: Any, array: np.ndarray) -> bool:
 
 
 def _sizes(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """Number of examples by leaf; scalars have none."""
+    """Return the number of examples by leaf; scalars have none."""
     return {name: array.shape[0] for name, array in arrays.items() if array.ndim}
 
 
@@ -201,7 +213,7 @@ def _as(dtype: Any, array: np.ndarray) -> np.ndarray:
         return array.astype(dtype, copy=False)
 
 
-def _notes(wanted: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
-    for name, leaf in wanted.items():
+def _notes(model_leaves: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
+    for name, leaf in model_leaves.items():
         if arrays[name].dtype != leaf.dtype:
             yield f"{printable(name)} was converted from {arrays[name].dtype} to {leaf.dtype}"

@@ -1,8 +1,8 @@
-"""Importing what a target's place names: a file by its path, a module by its name, a model of the zoo.
+"""Importing loads the file, module or zoo model that a target names.
 
-A file is loaded under a name of its own (`gradscope_model_...`), registered so that its classes can be pickled. A
-user's folder is put first on `sys.path` and stays there, as if Python had run the file, so that a function may import
-its neighbours late; the working directory is put there for module targets alone.
+A file is loaded under a name of its own (`gradscope_model_...`), registered so that its classes can be pickled. The
+folder of a user's file is put first on `sys.path` and stays there, as if Python had run the file, so that a function
+may import its neighbours late. The working directory is put there for module targets only.
 
 Sharp edge: importing runs the file with the user's rights. There is no sandbox.
 """
@@ -28,7 +28,7 @@ from gradscope.tracing.user_frames import user_code
 
 
 def import_place(target: Target) -> ModuleType:
-    """The module that a target's place names.
+    """Return the module that a target's place names.
 
     Raises:
         UsageError: There is no such file or module.
@@ -51,10 +51,10 @@ def _imported(name: str) -> ModuleType:
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
-            # What is missing inside the module's own imports is the model's failure, not the target's.
+            # A module that is missing in the module's own imports is the model's failure, not the target's.
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise
-            hint = install_hint(error.name) or "run from the folder that holds it, or install its package"
+            hint = install_hint(error.name) or "run from the folder that contains it, or install its package"
             raise UsageError(f"there is no module {error.name!r}", hint=hint) from error
 
 
@@ -63,7 +63,7 @@ def _existing_file(path: Path) -> Path:
         raise UsageError(f"{path} is a folder", hint=f"name a file in it, such as {path / 'model.py'}")
     if not path.exists():
         neighbours = [str(path.with_name(file.name)) for file in sorted(path.parent.glob("*.py"))]
-        hint = nearest_hint(str(path), neighbours) if neighbours else f"{path.parent} holds no Python file"
+        hint = nearest_hint(str(path), neighbours) if neighbours else f"{path.parent} has no Python file"
         raise UsageError(f"there is no file {path}", hint=hint)
     if path.suffix != ".py":
         raise UsageError(f"{path} is not a Python file", hint="name a .py file; a dump is shown by 'gradscope show'")
@@ -71,15 +71,17 @@ def _existing_file(path: Path) -> Path:
 
 
 class _Uncached(SourceFileLoader):
-    """Compiles a file anew: an edit within the same second is seen, and no `__pycache__` appears beside the file."""
+    """`_Uncached` compiles a file anew each time, without a `__pycache__`."""
+
+    # So an edit within the same second is seen.
 
     def path_stats(self, path: str) -> NoReturn:
-        """Refuse, which is how a loader says that it keeps no compiled files."""
+        """Raise `OSError`, by which a loader declares that it keeps no compiled files."""
         raise OSError(path)
 
 
 def _loaded(path: Path) -> ModuleType:
-    """Run a file as a module whose name no other file has."""
+    """Run a file as a module with a name that no other file has."""
     name = f"gradscope_model_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     loader = _Uncached(name, str(path))
     spec = spec_from_loader(name, loader)

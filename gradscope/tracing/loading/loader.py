@@ -1,4 +1,4 @@
-"""Loading: from a target to a model, checked as far as can be without running any of its functions."""
+"""The loader makes a model of a target, checked as far as possible without running any of its functions."""
 
 from __future__ import annotations
 
@@ -25,41 +25,44 @@ from gradscope.tracing.loading.plain_functions import (
     public_names,
     signature_of,
 )
-from gradscope.tracing.loading.target import Attribute, Call, Target, parse_target
+from gradscope.tracing.loading.target import Attribute, LiteralCall, Target, parse_target
 from gradscope.tracing.user_frames import user_code
 
 
 def load_model(text: str, request: Request | None = None) -> Model:
-    """The model that a target names.
+    """Return the model that a target names.
 
     Args:
         text: A target, see `gradscope.tracing.loading.target`.
-        request: What the user says about it; None for nothing.
+        request: The user's options for it; None for none.
+
+    Returns:
+        The model.
 
     Raises:
-        UsageError: There is no such file, module or name, or the model does not take what the request says.
-        ModelError: The file does not import, or what it names is not a model.
+        UsageError: There is no such file, module or name, or the model does not accept the request.
+        ModelError: The file does not import, or the name is not a model's.
     """
-    asked = request or Request()
+    request = request or Request()
     target = parse_target(text)
-    seed_generators(asked.seed)
+    seed_generators(request.seed)
     module = import_place(target)
     name = _name(target)
-    holder = module if target.attribute is None else _holder(module, target.place, target.attribute, asked.seed)
+    holder = module if target.attribute is None else _holder(module, target.place, target.attribute, request.seed)
     label = "the file itself" if target.attribute is None else target.attribute.text
-    made = None if has_functions(holder) else module_model(name, holder, asked)
-    made = made or functions_model(name, holder, label, asked)
+    model = None if has_functions(holder) else module_model(name, holder, request)
+    model = model or functions_model(name, holder, label, request)
     source = _source(module)
     return replace(
-        made,
+        model,
         source=source,
         file_sha256=None if source is None else hashlib.sha256(source.read_bytes()).hexdigest(),
-        choices=(_place_choice(target, source), *made.choices),
+        choices=(_place_choice(target, source), *model.choices),
     )
 
 
 def named_object(text: str) -> Any:
-    """The object that a target names, whatever it is; called if the target calls it.
+    """Return the object that a target names, of any type; called if the target calls it.
 
     Raises:
         UsageError: There is no such file, module or name, or the target names none.
@@ -72,7 +75,8 @@ def named_object(text: str) -> Any:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed what a file draws from without a key while it is imported: Keras draws all its weights so."""
+    """Seed the generators of Python and NumPy, which a file may use without a key while it is imported."""
+    # Keras draws all its weights from them.
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
@@ -93,7 +97,7 @@ def _place_choice(target: Target, source: Path | None) -> str:
 
 
 def _holder(module: ModuleType, place: str, attribute: Attribute, seed: int) -> Any:
-    """The object that an attribute of a target names, built if the target calls it or it is a framework's class."""
+    """Return the object that an attribute of a target names, built if it is called or a framework's class."""
     found: Any = module
     with user_code(f"looking up {attribute.text}"):
         for depth, part in enumerate(attribute.path):
@@ -104,10 +108,10 @@ def _holder(module: ModuleType, place: str, attribute: Attribute, seed: int) -> 
         builder = builder_of(found, seed=seed)
     if attribute.call is not None:
         return _called(found if builder is None else builder, attribute.text, attribute.call)
-    return found if builder is None or not isinstance(found, type) else _called(builder, attribute.text, Call())
+    return found if builder is None or not isinstance(found, type) else _called(builder, attribute.text, LiteralCall())
 
 
-def _called(function: Any, text: str, call: Call) -> Any:
+def _called(function: Any, text: str, call: LiteralCall) -> Any:
     if not callable(function):
         raise UsageError(f"{text} calls an object of type {type(function).__name__}", hint="name it without the call")
     signature = signature_of(function)

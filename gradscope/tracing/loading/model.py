@@ -1,4 +1,4 @@
-"""A model: three functions, and where they come from."""
+"""A model is three functions and their provenance."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any, Final
 
 import numpy as np
 
-#: Longest stem of a default file name: four bytes a character leave room for a suffix within the usual 255 bytes.
+#: Longest stem of a default file name: with four bytes a character, a suffix still fits within the usual 255 bytes.
 _LONGEST_SLUG: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model in Flax style. Making one runs none of its functions.
+    """A `Model` is a model in Flax style; making one runs none of its functions.
 
     Attributes:
-        name: What messages call it: `resnet50`, `mymodel`, `resnet50.ResNet(depth=18)`.
+        name: Its name in messages: `resnet50`, `mymodel`, `resnet50.ResNet(depth=18)`.
         init: `init(key) -> variables`.
         batch: `batch(key, size) -> batch`, a pytree whose leading axis is the example.
         loss: `loss(variables, batch) -> scalar` or `-> (scalar, aux)`.
         source: Absolute path of its file; None where it has none. Only the file's name may leave the machine.
         file_sha256: SHA-256 of that file as it was loaded; None where it has none.
-        held: Whether `init` only hands out values that exist already.
-        restored: Whether they come from a checkpoint that the user asked for.
-        data: A real batch, where it was read to learn what the model is called with.
-        choices: Sentences that tell why each thing was chosen, for `--verbose`.
+        initialised: Whether `init` only returns values that exist already.
+        restored: Whether they come from a checkpoint that the user named.
+        data: A real batch, where it was read to find the module's inputs.
+        choices: Sentences that state the reason of each choice, for `--verbose`.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Model:
     loss: Callable[[Any, Any], Any]
     source: Path | None = None
     file_sha256: str | None = None
-    held: bool = False
+    initialised: bool = False
     restored: bool = False
     data: Mapping[str, np.ndarray] | None = None
     choices: tuple[str, ...] = ()
@@ -45,9 +45,9 @@ class Model:
     @classmethod
     def of_values(cls, name: str, loss: Callable[[Any, Any], Any], variables: Any, batch: Any) -> Model:
         """The model whose variables and batch exist already: its `init` and `batch` return them, whatever the key."""
-        return cls(name=name, init=lambda _key: variables, batch=lambda _key, _size: batch, loss=loss, held=True)
+        return cls(name=name, init=lambda _key: variables, batch=lambda _key, _size: batch, loss=loss, initialised=True)
 
     @property
     def slug(self) -> str:
-        """The name as a file name without suffix: whatever a shell or file system could object to becomes a hyphen."""
+        """The name as a file name without suffix: characters that a shell or file system may reject become hyphens."""
         return re.sub(r"[^\w.=]+", "-", self.name)[:_LONGEST_SLUG].strip("-.") or "model"

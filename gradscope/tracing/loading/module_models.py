@@ -1,4 +1,4 @@
-"""A framework's module as a model, where a target names one or a file's `init` returns one."""
+"""A framework's module becomes a model, where a target names one or a file's `init` returns one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from gradscope.frameworks.detect import adapter_of, may_be_lifted
-from gradscope.frameworks.functions_of_modules import LiftedFunctions
+from gradscope.frameworks.detect import adapter_of, may_carry_variables
+from gradscope.frameworks.functions_of_modules import FunctionsOfModules
 from gradscope.frameworks.modules.module_model import ModuleModel
 from gradscope.frameworks.modules.request import Request
 from gradscope.tracing.loading.model import Model
@@ -19,12 +19,15 @@ from gradscope.tracing.user_frames import user_code
 
 
 def module_model(name: str, holder: Any, request: Request) -> Model | None:
-    """The model that a framework's module makes; None for an object that is no module.
+    """Return the model of a framework's module; None for an object that is not a module.
 
     Args:
-        name: What messages call the model.
+        name: The model's name in messages.
         holder: The object.
-        request: What the user says about it.
+        request: The user's options for it.
+
+    Returns:
+        The model.
 
     Raises:
         UsageError: The inputs do not fit the module.
@@ -35,25 +38,30 @@ def module_model(name: str, holder: Any, request: Request) -> Model | None:
         adapter = adapter_of(holder, train=train)
         if adapter is None:
             return None
-        made = ModuleModel.of(adapter, request, train=train)
-        own = None if request.checkpoint is None else restored(holder, request.checkpoint, partial(_build, made))
+        module = ModuleModel.of(adapter, request, train=train)
+        own = None if request.checkpoint is None else restored(holder, request.checkpoint, partial(_build, module))
         filled = None if own is None else adapter_of(own, train=train)
-        made = made if filled is None else replace(made, adapter=filled)
-    needed = NeededKeys(made)
+        module = module if filled is None else replace(module, adapter=filled)
+    needed_keys = NeededKeys(module)
     return Model(
-        name=name, init=needed.init, batch=made.batch, loss=needed.loss, held=adapter.held, restored=own is not None,
-        choices=made.choices,
-    )  # fmt: skip
+        name=name,
+        init=needed_keys.init,
+        batch=module.batch,
+        loss=needed_keys.loss,
+        initialised=adapter.initialised,
+        restored=own is not None,
+        choices=module.choices,
+    )
 
 
 def _build(model: ModuleModel) -> None:
-    """Have a module make its variables, by a call on some inputs."""
+    """Make a module create its variables, by a call on some inputs."""
     model.init(jax.random.key(0))
 
 
-def lifted_model(model: Model) -> Model:
-    """The model with arrays in place of the NNX or Equinox module that its `init` may return and its `loss` take."""
-    if not may_be_lifted():
+def with_array_variables(model: Model) -> Model:
+    """Return a model whose variables are arrays, where its `init` returns an NNX or Equinox module."""
+    if not may_carry_variables():
         return model
-    own = LiftedFunctions(model.init, model.loss)
+    own = FunctionsOfModules(model.init, model.loss)
     return replace(model, init=own.init, loss=own.loss)

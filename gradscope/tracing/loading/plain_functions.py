@@ -1,4 +1,4 @@
-"""A model of plain functions: found on an object, and checked as far as can be without running any of them."""
+"""A model of plain functions is found on an object, and checked as far as possible without running any of them."""
 
 from __future__ import annotations
 
@@ -18,34 +18,37 @@ from gradscope.tracing.user_frames import user_code
 _EXPECTED: Final = {"init": ("key",), "batch": ("key", "size"), "loss": ("variables", "batch")}
 _SIGNATURES: Final = ", ".join(f"{role}({', '.join(arguments)})" for role, arguments in _EXPECTED.items())
 
-#: Names that an error lists before it says how many more there are.
+#: The number of names that an error lists; the others are counted.
 _MOST_NAMES: Final = 8
 
 
 def has_functions(holder: Any) -> bool:
-    """Whether an object carries all the functions of a model."""
+    """Return whether an object has all the functions of a model."""
     with user_code("looking up init, batch and loss"):
         return all(hasattr(holder, role) for role in _EXPECTED)
 
 
 def functions_model(name: str, holder: Any, label: str, request: Request) -> Model:
-    """The model whose functions an object carries.
+    """Return the model of the functions that an object has.
 
     Args:
-        name: What messages call the model.
+        name: The model's name in messages.
         holder: The object.
-        label: What the user calls the object.
-        request: What the user says about the model.
+        label: The user's name of the object.
+        request: The user's options for the model.
+
+    Returns:
+        The model.
 
     Raises:
         ModelError: The object lacks a function, or has one that takes other arguments.
-        UsageError: The request says what only a framework's module takes, or a mode that the loss does not know.
+        UsageError: The request has options of a framework's module, or a mode that the loss does not have.
     """
     functions = _functions(name, holder)
-    given = [option for option, value in (("--input", request.inputs), ("--loss", request.loss)) if value]
-    if given:
+    set_options = [option for option, value in (("--input", request.inputs), ("--loss", request.loss)) if value]
+    if set_options:
         raise UsageError(
-            f"{' and '.join(given)} describe a framework's module, and {name} has its own batch and loss",
+            f"{' and '.join(set_options)} describe a framework's module, and {name} has its own batch and loss",
             hint="leave them out, or name the module itself",
         )
     return Model(
@@ -58,20 +61,24 @@ def functions_model(name: str, holder: Any, label: str, request: Request) -> Mod
 
 
 def _in_mode(name: str, loss: Callable[..., Any], *, train: bool | None) -> Callable[..., Any]:
-    """The loss as in training or evaluation, where the user asks for either."""
+    """Return the loss in training or evaluation mode, where the user selects one."""
     if train is None:
         return loss
     signature = signature_of(loss)
     if signature is None or "train" not in signature.parameters:
         raise UsageError(
-            f"the loss of {name} does not tell training from evaluation",
+            f"the loss of {name} does not distinguish training from evaluation",
             hint="give it a parameter: loss(variables, batch, *, train=True)",
         )
     return functools.partial(loss, train=train)
 
 
 def _functions(name: str, holder: Any) -> Mapping[str, Callable[..., Any]]:
-    """A model's functions by role; a holder that lacks any is refused with everything that is wrong about it."""
+    """Return a model's functions by role.
+
+    Raises:
+        ModelError: The holder lacks one, or one is not a function of the right arguments; the message lists everything.
+    """
     with user_code(f"looking up the functions of {name}"):
         functions = {role: getattr(holder, role) for role in _EXPECTED if hasattr(holder, role)}
     missing = [role for role in _EXPECTED if role not in functions]
@@ -85,7 +92,7 @@ def _functions(name: str, holder: Any) -> Mapping[str, Callable[..., Any]]:
 
 
 def _problem(role: str, function: Any) -> str | None:
-    """What keeps a value from its role; None where nothing is known to."""
+    """Return why a value cannot have its role; None where no reason is known."""
     if not callable(function):
         return f"{role} is of type {type(function).__name__}, not a function"
     signature = signature_of(function)
@@ -95,7 +102,7 @@ def _problem(role: str, function: Any) -> str | None:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """A function's signature; None where it cannot be known."""
+    """Return a function's signature; None where it cannot be known."""
     try:
         return inspect.signature(function)
     except (ValueError, TypeError):  # written in C without a text signature
@@ -103,7 +110,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def accepts(signature: inspect.Signature, *positional: Any, **keyword: Any) -> bool:
-    """Whether a signature takes these arguments."""
+    """Return whether a signature accepts these arguments."""
     try:
         signature.bind(*positional, **keyword)
     except TypeError:
@@ -118,7 +125,7 @@ def _found(holder: Any) -> str:
 
 
 def public_names(holder: Any) -> list[str]:
-    """The names that an object offers; of a module, without the modules it imports."""
+    """Return the public names of an object; of a module, without the modules that it imports."""
     if isinstance(holder, ModuleType):
         return [n for n, value in vars(holder).items() if not n.startswith("_") and not isinstance(value, ModuleType)]
     return [name for name in dir(holder) if not name.startswith("_")]
@@ -136,7 +143,7 @@ def _hint_for(holder: Any) -> str:
 
 
 def _is_module(value: Any) -> bool:
-    """Whether a target could name a value as a framework's module."""
+    """Return whether a target could name a value as a framework's module."""
     return adapter_of(value, train=True) is not None or (
         isinstance(value, type) and builder_of(value, seed=0) is not None
     )

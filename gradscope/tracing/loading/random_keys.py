@@ -1,7 +1,7 @@
-"""Random keys: those of a module's keys that what it returns depends on. The others are no part of what it is.
+"""Random keys of a module are kept only where its outputs depend on them.
 
-An adapter hands a module keys that it may never ask for. They would stand in its dump as state, and two networks that
-compute the same would differ in them.
+An adapter provides keys that a module may never use. They would be state in its dump, and two networks that compute the
+same would differ in them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gradscope.tracing.jaxpr.jaxcompat import is_literal, trace
 
 
 class NeededKeys:
-    """`init` and `loss` of a module's model between which only the keys pass that it needs.
+    """`NeededKeys` wraps `init` and `loss` of a module's model so that variables contain only the keys that it needs.
 
     Args:
         model: The module's model.
@@ -28,7 +28,7 @@ class NeededKeys:
         self._unneeded: frozenset[str] = frozenset()
 
     def init(self, key: Any) -> Variables:
-        """The module's variables without the keys that it does not need."""
+        """Return the module's variables without the keys that it does not need."""
         variables = self._model.init(key)
         keys = variables.get(RNGS, {})
         if not keys or not all(_is_plain_key(each) for each in keys.values()):
@@ -38,7 +38,8 @@ class NeededKeys:
         return {name: needed if name == RNGS else each for name, each in variables.items() if needed or name != RNGS}
 
     def loss(self, variables: Variables, batch: Any) -> Any:
-        """The loss; what nothing depends on may be any key."""
+        """Return the loss."""
+        # No output depends on the keys that were removed, so any key can replace them.
         any_key = dict.fromkeys(self._unneeded, jax.random.key(0)) if self._unneeded else {}
         rngs = {**variables.get(RNGS, {}), **any_key}
         return self._model.loss({**variables, RNGS: rngs} if rngs else variables, batch)

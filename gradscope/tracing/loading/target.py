@@ -1,4 +1,4 @@
-"""Targets: what a user writes to name a model, `PLACE` or `PLACE:NAME`.
+"""A target is the text with which a user names a model, `PLACE` or `PLACE:NAME`.
 
 The *place* is searched for in this order, and the first rule that fits decides:
 
@@ -6,13 +6,13 @@ The *place* is searched for in this order, and the first rule that fits decides:
 - `module`: Python would find a module of that name from the working directory: `package.module`;
 - `zoo`: it is a model that comes with gradscope: `resnet50`.
 
-A dotted place that fits no rule is taken for a module, so that the error speaks of the module that is missing.
+A dotted place that fits no rule is taken for a module, so that the error names the module that is missing.
 
-The *name* is a dotted attribute there, and may carry a call with literal arguments: `configs.small`,
+The *name* is a dotted attribute of the place, and may be followed by a call with literal arguments: `configs.small`,
 `ResNet(depth=18)`. Arguments are read by `ast.literal_eval`; nothing in a target is ever evaluated.
 
 Sharp edge: only the outermost package of a module is looked for here, because looking further would import it, which
-runs the user's code. Folders without `__init__.py` are no modules: a folder of results called `resnet50` does not hide
+runs the user's code. Folders without `__init__.py` are not modules: a folder of results called `resnet50` does not hide
 the zoo's.
 """
 
@@ -38,41 +38,41 @@ _FORMS: Final = "write model.py, model.py:NAME, package.module:NAME or a name of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """The literal arguments of a call in a target."""
+class LiteralCall:
+    """A `LiteralCall` has the literal arguments of a call in a target."""
 
     positional: tuple[Any, ...] = ()
     keyword: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def of(self, function: Callable[..., Any]) -> Any:
-        """What `function` returns for these arguments."""
+        """Return the result of `function` for these arguments."""
         return function(*self.positional, **self.keyword)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribute:
-    """The part of a target behind the colon.
+    """An `Attribute` is the part of a target after the colon.
 
     Attributes:
         text: As written.
         path: The dotted name, split.
-        call: The call it carries; None where it carries none.
+        call: The call after the name; None where there is none.
     """
 
     text: str
     path: tuple[str, ...]
-    call: Call | None = None
+    call: LiteralCall | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A parsed target.
+    """A `Target` is a parsed target.
 
     Attributes:
         text: As written.
-        rule: Which rule matched its place.
+        rule: The rule that matched its place.
         place: The path, module or zoo name before the colon.
-        attribute: What follows the colon; None where nothing does.
+        attribute: The part after the colon; None without one.
     """
 
     text: str
@@ -82,7 +82,7 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """The target that a text names; looks at the file system and runs nothing.
+    """Return the target that a text names; it looks at the file system and runs nothing.
 
     Raises:
         UsageError: The text is not of the form of a target, or its place is neither a path, a module nor in the zoo.
@@ -114,7 +114,7 @@ def _rule(text: str, place: str) -> Rule:
 
 
 def _is_module(name: str) -> bool:
-    """Whether Python would find a module or a package with code under a top-level name."""
+    """Return whether Python would find a module or a package with code under a top-level name."""
     if name in sys.modules:
         return True
     spec = PathFinder.find_spec(name, [str(Path.cwd())]) or find_spec(name)
@@ -143,13 +143,13 @@ def _dotted(text: str, node: ast.expr) -> tuple[str, ...]:
     raise _malformed(text, f"{ast.unparse(node)!r} is not a dotted name")
 
 
-def _call(text: str, node: ast.Call) -> Call:
+def _call(text: str, node: ast.Call) -> LiteralCall:
     keyword: dict[str, Any] = {}
     for argument in node.keywords:
         if argument.arg is None:
             raise _malformed(text, f"'**{ast.unparse(argument.value)}' is not a keyword argument")
         keyword[argument.arg] = _literal(text, argument.value)
-    return Call(positional=tuple(_literal(text, argument) for argument in node.args), keyword=keyword)
+    return LiteralCall(positional=tuple(_literal(text, argument) for argument in node.args), keyword=keyword)
 
 
 def _literal(text: str, node: ast.expr) -> Any:

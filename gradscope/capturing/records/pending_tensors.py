@@ -1,0 +1,197 @@
+"""Pending tensors: what a run observed, one by one, without their statistics, which are still to be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+
+from gradscope import naming
+from gradscope.capturing.execution.observation import Observation
+from gradscope.capturing.execution.order import ExecutionOrder
+from gradscope.capturing.execution.run import Run, Turn, turns_of
+from gradscope.dump.record import Reason, Record, SiteFacts
+from gradscope.instrument.query.planning import has_gradient
+from gradscope.naming import IterationIndex
+from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
+from gradscope.tracing.layers.layers import LayerCall
+from gradscope.tracing.layers.sites import Site
+from gradscope.tracing.layers.uses import Use, UseKey
+from gradscope.tracing.tracer import Leaf
+
+
+class Origin(NamedTuple):
+    """An `Origin` states which value, or use of one, a tensor is of, its nominal iteration, and where it is made."""
+
+    value: ValueKey | UseKey
+    turn: IterationIndex
+    facts: SiteFacts
+
+
+#: An observation, or why there is none.
+Source: TypeAlias = "Observation | Reason"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingTensor:
+    """A `PendingTensor` is one tensor of a run before it is measured, or the reason why there is none.
+
+    Attributes:
+        origin: The value it belongs to, by which a layer finds what went into it.
+        family: Its family.
+        observation: What was observed; None where nothing was.
+        records: Its records, without arrays and statistics: first its own, then its aliases. Empty for a value that is
+            observed only to measure a layer's input.
+    """
+
+    origin: Origin
+    family: str
+    observation: Observation | None
+    records: tuple[Record, ...]
+
+
+def pending_tensors(run: Run, order: ExecutionOrder) -> Iterator[PendingTensor]:
+    """Yields every tensor of a run: arguments by first use, values in execution order, gradients with both, outputs."""
+    origins = argument_origins(run, order)
+    arguments = [] if run.sites_only else sorted(range(len(origins)), key=lambda at: origins[at].facts.index)
+    for number in arguments:
+        yield from _pending_argument(run, number, origins[number])
+    turns = [(number, turn) for number in range(len(run.plan.sites)) for turn in turns_of(run, number)]
+    for number, turn in sorted(turns, key=lambda at: _rank(order, run.plan.sites[at[0]], at[1])):
+        yield from _pending_site(run, order, number, turn)
+    auxiliary = [] if run.sites_only else zip(run.trace.auxiliary, run.observed.auxiliary, strict=True)
+    for number, (leaf, value) in enumerate(auxiliary):
+        key = ValueKey((), len(run.trace.jaxpr.eqns), number)
+        origin = Origin(key, (), SiteFacts(index=order.rank_after_all))
+        source: Source = "eliminated" if value is None else Observation(value=value)
+        yield from _pending_leaf(run, leaf.family, leaf, origin, source)
+
+
+def argument_origins(run: Run, order: ExecutionOrder) -> list[Origin]:
+    """Returns for each argument where it is first used, which is where a parameter is listed."""
+    owners = _owners(run.trace.layers)
+    origins: list[Origin] = []
+    for number, leaf in enumerate(run.trace.arguments):
+        owner = owners.get(leaf.name) if leaf.family == naming.PARAM else None
+        facts = SiteFacts(index=0)
+        if owner is not None:
+            first = (0,) * len(owner.frame.loops)
+            rank = order.rank(owner.frame.loops, owner.order, first)
+            facts = SiteFacts(index=rank, layer=str(owner.path.at(first)), source=owner.source)
+        origins.append(Origin(ValueKey((), OPERAND, number), (), facts))
+    return origins
+
+
+def _owners(layers: tuple[LayerCall, ...]) -> dict[str, LayerCall]:
+    """Returns for each parameter the innermost layer that uses it, the first in execution order."""
+    users = [(layer, name) for layer in layers for name in layer.params]
+    passed_on = {(id(layer.parent), name) for layer, name in users}
+    owners: dict[str, LayerCall] = {}
+    for layer, name in users:
+        if (id(layer), name) not in passed_on:
+            owners.setdefault(name, layer)
+    return owners
+
+
+def _pending_argument(run: Run, number: int, origin: Origin) -> Iterator[PendingTensor]:
+    leaf = run.trace.arguments[number]
+    yield from _pending_leaf(run, leaf.family, leaf, origin, _argument(run, number))
+    gradient = naming.gradient_family(leaf.family)
+    if gradient is not None:
+        yield from _pending_leaf(run, gradient, leaf, origin, gradient_of_argument(run, number))
+
+
+def _argument(run: Run, number: int) -> Source:
+    """Returns an argument, or why it is not there."""
+    value = run.arguments[number]
+    if value is None:
+        return "filtered" if run.plan.used is None else "eliminated"
+    return Observation(value=value)
+
+
+def gradient_of_argument(run: Run, number: int) -> Source:
+    """Returns the gradient with respect to an argument, or why there is none."""
+    leaf = run.trace.arguments[number]
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return "non-differentiable"
+    if leaf.forward_only:
+        return "forward-only"
+    if not leaf.differentiated:
+        return "filtered"
+    if number not in run.reached.arguments:
+        return "disconnected"
+    return Observation(value=run.observed.gradients[number])
+
+
+def _pending_leaf(run: Run, family: str, leaf: Leaf, origin: Origin, source: Source) -> Iterator[PendingTensor]:
+    shown = run.wanted.wants(family, leaf.name)
+    if shown or family in (naming.INPUT, naming.INPUT_GRAD):
+        record = record_of(family, leaf.name, leaf, origin)
+        yield pending_of(record, origin, source, shown=shown)
+
+
+def _pending_site(run: Run, order: ExecutionOrder, number: int, turn: Turn) -> Iterator[PendingTensor]:
+    site = run.plan.sites[number]
+    name = site.names[0] if site.names else None
+    layer = None if name is None else name.layer
+    facts = SiteFacts(
+        index=_rank(order, site, turn),
+        source=site.source,
+        primitive=site.primitive,
+        layer=str(layer.at(turn.iteration)) if layer is not None else None,
+        iteration=turn.iteration,
+        operation=name is not None and name.operation,
+    )
+    origin = Origin(site.value, turn.nominal, facts)
+    captured = run.observed.captured.values[number]
+    value = Observation(value=captured, at=turn.at) if turn.executed else "not-executed"
+    yield _named(run, site, naming.ACTIVATION, origin, value)
+    yield _named(run, site, naming.ACTIVATION_GRAD, origin, _cotangent(run, number, turn))
+
+
+def _cotangent(run: Run, number: int, turn: Turn) -> Source:
+    """Returns the gradient with respect to a site in one iteration, or why there is none."""
+    site = run.plan.sites[number]
+    if not turn.executed:
+        return "not-executed"
+    if not site.differentiable:
+        return "non-differentiable"
+    if site.forward_only:
+        return "forward-only"
+    if number in run.reached.sites:
+        return Observation(value=run.observed.cotangents[number], at=turn.at)
+    return "filtered" if has_gradient(site) and number not in run.plan.gradients else "disconnected"
+
+
+def _named(run: Run, site: Site, family: str, origin: Origin, source: Source) -> PendingTensor:
+    """Returns the tensor of one site in one iteration, under every name that is selected."""
+    iteration = origin.facts.iteration
+    names = [str(name.at(iteration)) for name in site.names if run.wanted.wants_layer(family, name, iteration)]
+    record = record_of(family, names[0] if names else "", site, origin)
+    pending = pending_of(record, origin, source, shown=bool(names))
+    own = naming.key_of(family, record.name)
+    aliases = [replace(record, name=name, alias_of=own) for name in names[1:]]
+    return replace(pending, records=(*pending.records, *aliases))
+
+
+def record_of(family: str, name: str, value: Leaf | Site | Use, origin: Origin) -> Record:
+    """Returns the record of a tensor, still without statistics."""
+    return Record(
+        family=family, name=name, shape=value.shape, dtype=str(value.dtype), array=None, stats={}, site=origin.facts
+    )
+
+
+def pending_of(record: Record, origin: Origin, source: Source, *, shown: bool = True) -> PendingTensor:
+    """Returns the pending tensor of a record and of what was observed for it, or of why nothing was."""
+    if isinstance(source, str):
+        record = replace(record, absent=source)
+    observation = None if isinstance(source, str) else source
+    return PendingTensor(
+        origin=origin, family=record.family, observation=observation, records=(record,) if shown else ()
+    )
+
+
+def _rank(order: ExecutionOrder, site: Site, turn: Turn) -> int:
+    return order.rank(site.loops, site.order, turn.nominal)

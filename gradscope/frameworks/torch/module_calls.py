@@ -1,0 +1,164 @@
+"""The calls of one run are recorded by hooks on every module, which write its outputs when it returns."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from gradscope import naming
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.dump.record import SiteFacts
+from gradscope.frameworks.torch.conversion import tensors_in
+from gradscope.frameworks.torch.torch_values import Value, Values
+from gradscope.stats.power import together
+
+#: The JAX primitive of an autograd node whose outputs are bounded; see `stats.units`.
+_PRIMITIVES: Final = {"TanhBackward0": "tanh", "SigmoidBackward0": "logistic", "ErfBackward0": "erf"}
+_NOT_THE_USERS: Final = (str(Path(torch.__file__).parent) + "/", str(Path(__file__).parent) + "/")
+
+
+@dataclass(slots=True, kw_only=True)
+class ModuleCall:
+    """A `ModuleCall` is one call of a module.
+
+    Attributes:
+        path: Its layer path, occurrence included.
+        index: Execution index of its beginning.
+        parent: Path of the call around it; None at the top.
+        source: The `file:line` of the call; None where no file of the user's is on the stack.
+        params: Names of its own parameters.
+        inputs: The values that it received.
+        outputs: The values that it returned.
+        output_names: Their names.
+    """
+
+    path: str
+    index: int
+    parent: str | None
+    source: str | None
+    params: tuple[str, ...]
+    inputs: list[Value]
+    outputs: list[Value] = field(default_factory=list[Value])
+    output_names: list[str] = field(default_factory=list[str])
+
+    def layer(self) -> Layer:
+        """Return the call as a layer of the manifest."""
+        powers = {
+            "in": together(value.power for value in self.inputs),
+            "out": together(value.power for value in self.outputs),
+            "grad_in": together(value.gradient_power for value in self.inputs),
+            "grad_out": together(value.gradient_power for value in self.outputs),
+        }
+        known = {name: power for name, power in powers.items() if power is not None and power.elements}
+        return Layer(
+            path=self.path,
+            index=self.index,
+            parent=self.parent,
+            source=self.source,
+            params=self.params,
+            inputs=tuple(value.name for value in self.inputs if value.names),
+            outputs=tuple(self.output_names),
+            rms={name: power.rms for name, power in known.items()},
+            elements={name: power.elements for name, power in known.items()},
+        )
+
+
+class ModuleCalls:
+    """`ModuleCalls` record a module's calls by hooks; `recording` installs and removes them.
+
+    Args:
+        module: The module.
+        values: Receives the values that it computes.
+    """
+
+    def __init__(self, module: nn.Module, values: Values) -> None:
+        self._module = module
+        self._values = values
+        self._paths = {each: name.replace(".", "/") for name, each in module.named_modules() if each is not module}
+        self._occurrences: Counter[str] = Counter()
+        self._running: list[ModuleCall] = []
+        self._calls: list[ModuleCall] = []
+        self._users: dict[str, ModuleCall] = {}
+        self._clock = 0
+
+    @contextmanager
+    def recording(self) -> Generator[None]:
+        """Record the calls inside a `with` statement."""
+        with ExitStack() as hooks:
+            for each in self._paths:
+                hooks.callback(each.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
+                hooks.callback(each.register_forward_hook(self._end).remove)
+            yield
+
+    def add_root(self, output: Any) -> None:
+        """Write the outputs of the module itself that none of its modules has made, under the name of its class."""
+        fresh = [(path, tensor) for path, tensor in tensors_in(output) if self._values.known(tensor) is None]
+        call = self._call(type(self._module).__name__, (), ())
+        self._write_outputs(call, fresh)
+        if call.outputs:
+            self._calls.append(call)
+
+    def user_of(self, parameter: str) -> SiteFacts:
+        """Return the site of the first use of a parameter: the first call of the module that has it."""
+        call = self._users.get(parameter)
+        if call is None:
+            return SiteFacts(index=0)
+        return SiteFacts(index=call.index, layer=call.path, source=call.source)
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return the layer tree in execution order."""
+        return tuple(call.layer() for call in sorted(self._calls, key=lambda call: call.index))
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        path = self._paths[module]
+        self._occurrences[path] += 1
+        occurrence = self._occurrences[path]
+        inputs = [self._values.measure(tensor) for _, tensor in tensors_in((args, kwargs))]
+        names = tuple(f"{path}/{name}" for name, _ in module.named_parameters(recurse=False))
+        call = self._call(path if occurrence == 1 else f"{path}#{occurrence}", inputs, names)
+        for name in names:
+            self._users.setdefault(name, call)
+        self._running.append(call)
+        self._calls.append(call)
+
+    def _end(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        self._write_outputs(self._running.pop(), list(tensors_in(output)))
+
+    def _call(self, path: str, inputs: Any, params: tuple[str, ...]) -> ModuleCall:
+        parent = self._running[-1].path if self._running else None
+        return ModuleCall(
+            path=path, index=self._tick(), parent=parent, source=_caller(), params=params, inputs=list(inputs)
+        )  # fmt: skip
+
+    def _write_outputs(self, call: ModuleCall, found: list[tuple[tuple[str, ...], Tensor]]) -> None:
+        several = len(found) > 1
+        for number, (_, tensor) in enumerate(found):
+            name = f"{call.path}.{number}" if several else call.path
+            site = SiteFacts(index=self._tick(), source=call.source, primitive=_primitive(tensor), layer=call.path)
+            call.outputs.append(self._values.add(naming.ACTIVATION, name, tensor, site))
+            call.output_names.append(name)
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock - 1
+
+
+def _primitive(tensor: Tensor) -> str | None:
+    return None if tensor.grad_fn is None else _PRIMITIVES.get(tensor.grad_fn.name())
+
+
+def _caller() -> str | None:
+    """Return the innermost location on the stack that is neither PyTorch's nor ours."""
+    for frame, line in traceback.walk_stack(None):
+        file_name = frame.f_code.co_filename
+        if not file_name.startswith((*_NOT_THE_USERS, "<")):
+            return f"{Path(file_name).name}:{line}"
+    return None

@@ -1,0 +1,68 @@
+"""`gradscope check`: gradients proved."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from tests.integration import models
+from tests.integration.command import gradscope
+
+LOSS = models.LOSS.replace("forward(variables, batch)", "doubled(forward(variables, batch))")
+
+
+def test_a_right_model_is_correct_and_exits_0(tmp_path: Path) -> None:
+    models.write(tmp_path, models.source())
+    done = gradscope("check", "model.py", "--json", folder=tmp_path)
+    assert (done.status, done.errors) == (0, "")
+    assert (done.json["schema"], done.json["command"], done.json["verdict"]) == (1, "check", "correct")
+    rows = {row["what"]: row for row in done.json["rows"]}
+    assert rows["param_grad/first/w"]["status"] == "correct"
+    assert rows["param_grad/first/w"]["error"] <= rows["param_grad/first/w"]["expected"] < 1e-6
+    assert rows["param_grad/first/w"]["source"].startswith("model.py:")
+    assert rows["observed gradients against jax.grad"]["status"] == "correct"
+    assert rows["two runs, bit for bit"]["error"] == 0
+
+
+def test_a_wrong_rule_is_named_by_file_and_line_and_exits_1(tmp_path: Path) -> None:
+    models.write(tmp_path, models.source(loss=LOSS, more=models.WRONG_RULE))
+    done = gradscope("check", "model.py", folder=tmp_path)
+    assert done.status == 1
+    verdict, _, title, *lines = done.output.splitlines()
+    assert verdict.startswith("wrong  custom rule of doubled, used at model.py:")
+    assert title.startswith("Claims (")
+    line = next(
+        number
+        for number, text in enumerate((tmp_path / "model.py").read_text().splitlines(), 1)
+        if "custom_vjp" in text
+    )
+    assert any("custom rule of doubled" in text and text.endswith(f"model.py:{line}") for text in lines)
+
+
+def test_gradients_of_a_loss_that_is_nan_are_not_called_correct(tmp_path: Path) -> None:
+    loss = models.LOSS.replace("forward(variables, batch)", "(0 * jnp.log(-jnp.exp(forward(variables, batch))))")
+    models.write(tmp_path, models.source(loss=loss))
+    done = gradscope("check", "model.py", "--json", folder=tmp_path)
+    assert (done.status, done.json["verdict"]) == (2, "nothing checked")
+    told = "the loss is nan, so differences show nothing: gradscope dump finds where that began\n"
+    assert done.errors == told
+    grads = [row for row in done.json["rows"] if "_grad/" in row["what"]]
+    assert {row["status"] for row in grads} == {"not checked"}
+    assert not any("error" in row or "expected" in row for row in grads)
+
+
+def test_csv_and_markdown_have_the_same_rows(tmp_path: Path) -> None:
+    models.write(tmp_path, models.source())
+    table = csv.DictReader(gradscope("check", "model.py", "--format", "csv", folder=tmp_path).output.splitlines())
+    assert table.fieldnames == ["what", "error", "expected", "status", "source"]
+    whats = [row["what"] for row in table]
+    markdown = gradscope("check", "model.py", "--format", "markdown", folder=tmp_path).output
+    assert "input_grad/x" in whats
+    assert all(f"`{what}` |" in markdown for what in whats)
+
+
+def test_a_model_that_cannot_be_differentiated_is_told_with_its_line(tmp_path: Path) -> None:
+    models.write(tmp_path, models.BROKEN["loops where reverse mode cannot follow"].text)
+    done = gradscope("check", "model.py", folder=tmp_path)
+    assert done.status == 4
+    assert "Reverse-mode differentiation does not work" in done.errors

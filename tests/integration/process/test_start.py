@@ -1,0 +1,145 @@
+"""How the program starts: complete help, at once, and nothing imported that is not needed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.integration.command import GRADSCOPE, gradscope, gradscope_process
+
+COMMANDS = ("dump", "show", "compare", "isolate", "calibrate", "inspect", "check", "verify", "recover")
+
+#: What every command takes that runs a model or traces it.
+MODEL = (
+    "--seed --batch-size --data --batch-index --checkpoint --map-keys --input --loss --train --dtype --x64 "
+    "--matmul-precision"
+)
+CHOSEN = "--select --exclude --depth --families"
+#: What every command line documents, by command; `--help` itself aside.
+OPTIONS = {
+    "dump": f"{MODEL} {CHOSEN} --output --self-check --no-cache --distributed --of --wrt --cotangent --stop-gradient "
+    "--fetch --feed --ops --terms --per-example --stats-only --exact-quantiles --cast --check --strict --sort "
+    "--no-fold --max-memory --force --format --json --quiet --verbose --traceback",
+    "show": f"{CHOSEN} --tensor --diff --ledger --check --sort --no-fold --format --json --traceback",
+    "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
+    "--exclude --all --worst-first --isolate --format --json --traceback",
+    "isolate": "--output --force --quiet --traceback",
+    "calibrate": f"{MODEL} {CHOSEN} --per-example --output --no-cache --force --quiet --traceback",
+    "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --gradients --sort --format --json "
+    "--quiet --verbose --traceback",
+    "check": f"{MODEL} --no-cache --format --json --quiet --verbose --traceback",
+    "verify": "--traceback",
+    "recover": "--output --force --traceback",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_tells_every_option_in_a_sentence(tmp_path: Path, command: str) -> None:
+    done = gradscope(command, "--help", folder=tmp_path, COLUMNS="200")
+    assert (done.status, done.errors) == (0, "")
+    rows = re.findall(r"^│ [* ]*(--[a-z0-9-]+) (.*) │$", done.output, re.MULTILINE)
+    assert {name for name, _ in rows} == {*OPTIONS[command].split(), "--help"}
+    for name, told in rows:
+        assert re.search(r"[A-Z].*\.( \[|$| +\[|\s*$)", told.strip()), f"{name} has no sentence: {told}"
+
+
+def test_the_program_without_a_command_shows_its_commands(tmp_path: Path) -> None:
+    bare, asked = gradscope_process(folder=tmp_path), gradscope_process("--help", folder=tmp_path)
+    assert (bare.status, asked.status) == (2, 0)
+    assert bare.output.strip() == asked.output.strip()
+    assert all(f"│ {command} " in asked.output for command in COMMANDS)
+
+
+def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
+    assert gradscope_process("--version", folder=tmp_path).output == f"gradscope {version('gradscope-jax')}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", None),
+        ("bogus", "no such command 'bogus'"),
+        ("dump", "missing argument 'TARGET'"),
+        ("dump a b", "got unexpected extra argument(s) (b)"),
+        ("show a.npz --nonsense", "no such option: --nonsense"),
+        ("dump mlp --batch-size 0", "invalid value for '--batch-size'"),
+        ("dump mlp --seed x", "invalid value for '--seed'"),
+        ("dump mlp --input float32", "'float32' does not describe an input"),
+        ("dump mlp --input f32[8]", "'f32[8]': there is no dtype 'f32'"),
+        ("dump mlp --input float32[8]", "--input describe a framework's module, and mlp has its own batch and loss"),
+        ("dump mlp --loss cross", "invalid value for '--loss'"),
+        ("dump mlp --eval", "the loss of mlp does not distinguish training from evaluation"),
+        ("dump mlp --dtype int8", "invalid value for '--dtype'"),
+        ("show a.npz --format html", "invalid value for '--format'"),
+        ("compare a.npz b.npz --tol -1", "invalid value for '--tol'"),
+        ("dump mlp --per-example --of loss", "--per-example and --of contradict each other"),
+        ("dump mlp --per-example --max-memory 1GiB", "--per-example and --max-memory contradict each other"),
+        ("dump mlp --per-example --distributed auto", "--per-example and --distributed contradict each other"),
+        ("show a.npz --tensor x --ledger", "--tensor and --ledger contradict each other"),
+        ("show a.npz --diff b.npz", "--diff applies to one tensor"),
+        ("dump mlp --batch-size 3 --data x.npz", "--batch-size and --data contradict each other"),
+        ("show a.npz --families params", "there is no family 'params'"),
+        ("show a.npz --families ,", "the list of family names is empty"),
+        ("show a.npz --check nope", "there is no finding 'nope'"),
+        ("show a.npz --check ''", "the list of finding names is empty"),
+        ("show a.npz --select re:(", "'re:(' is not a regular expression"),
+        ("dump mlp --dtype float64", "--dtype float64 without --x64 would compute in float32"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_a_line_and_a_hint(tmp_path: Path, line: str, says: str | None) -> None:
+    done = gradscope(*(word.strip("'") for word in line.split()), folder=tmp_path)
+    assert done.status == 2
+    if says is not None:
+        assert done.output == ""
+        assert done.lines[0].startswith(f"gradscope: error: {says}")
+        assert all(line.startswith("hint: ") for line in done.lines[1:])
+        assert len(done.lines) <= 2
+
+
+def test_what_needs_no_jax_does_not_import_it(dumps: Path, tmp_path: Path) -> None:
+    lines = (
+        "--help",
+        "--version",
+        "show a.npz",
+        "compare a.npz b.npz",
+        "verify a.npz",
+        f"recover a.npz -o {tmp_path}/r",
+    )
+    for line in lines:
+        command = [sys.executable, "-P", "-X", "importtime", *GRADSCOPE[2:], *line.split()]
+        done = subprocess.run(command, cwd=dumps, capture_output=True, text=True, timeout=60, check=False)
+        imported = {name.rpartition("|")[2].strip() for name in done.stderr.splitlines()}
+        assert "gradscope.cli.program" in imported
+        assert not imported & {"jax", "jaxlib", "scipy", "torch", "numpy.ma"}, line
+        assert ("numpy" in imported) is not line.startswith("--"), line
+        # Nor what a model's run takes for options, unless all commands are spoken of.
+        assert ("gradscope.cli.options.model_options" in imported) is line.startswith("--"), line
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_shown_and_completes(tmp_path: Path, shell: str) -> None:
+    shown = gradscope_process("--show-completion", shell, folder=tmp_path)
+    assert shown.status == 0
+    assert "_GRADSCOPE_COMPLETE" in shown.output
+
+
+def test_completion_knows_commands_and_options(tmp_path: Path) -> None:
+    def completed(words: str, at: int) -> list[str]:
+        asked = {"_GRADSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
+        return gradscope_process(folder=tmp_path, **asked).output.split()
+
+    assert completed("gradscope ", 1) == list(COMMANDS)
+    assert completed("gradscope compare --all", 2) == ["--allow-missing", "--all"]
+    assert completed("gradscope show --format ", 3) == ["table", "json", "csv", "markdown"]
+
+
+def test_completion_installs(tmp_path: Path) -> None:
+    done = gradscope_process("--install-completion", "bash", folder=tmp_path, HOME=str(tmp_path))
+    assert done.status == 0
+    assert "bash completion installed" in done.output
+    assert ".bash_completions" in (tmp_path / ".bashrc").read_text()

@@ -1,0 +1,207 @@
+"""Where a NaN or an infinity began: every known trap, planted in a line that the test knows, under every construct."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.dump.manifest.manifest import Origin
+
+#: Rows of operands; the trap is sprung by some element of the second row alone.
+X = jnp.array([[1.0, 2.0, 3.0], [1.0, 0.0, -2.0]], jnp.float32)
+WEIGHTS = {"one": jnp.ones(3), "zero": jnp.zeros(3)}
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda w, x: sum(function(w, row) for row in x)
+
+
+def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
+    return plain(jax.jit(function))
+
+
+def checkpointed(function: Callable[..., Any]) -> Callable[..., Any]:
+    return plain(jax.checkpoint(function))
+
+
+def scanned(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda w, x: jax.lax.scan(lambda total, row: (total + function(w, row), None), jnp.float32(0), x)[0]
+
+
+def scanned_and_checkpointed(function: Callable[..., Any]) -> Callable[..., Any]:
+    return scanned(jax.checkpoint(function))
+
+
+def mapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda w, x: jax.vmap(function, in_axes=(None, 0))(w, x).sum()
+
+
+def branching(function: Callable[..., Any]) -> Callable[..., Any]:
+    return plain(lambda w, row: jax.lax.cond(row[0] > 0, function, lambda w, row: row.sum(), w, row))
+
+
+CONSTRUCTS = [plain, jitted, checkpointed, scanned, scanned_and_checkpointed, mapped, branching]
+
+
+def log_of_negative(w: Any, row: Any) -> Any:
+    return jnp.log(row * w["one"] + 1).sum()  # here
+
+
+def exp_overflow(w: Any, row: Any) -> Any:
+    return jnp.exp(row * w["one"] * -50).sum()  # here
+
+
+def zero_over_zero(w: Any, row: Any) -> Any:
+    return (row / (row * w["one"])).sum()  # here
+
+
+def masked_row(w: Any, row: Any) -> Any:
+    scores = jnp.where(row > 0, row * w["one"], -jnp.inf) * jnp.where(row[1] == 0, jnp.inf, 1)
+    return (scores - scores).sum()  # here
+
+
+def half_precision(w: Any, row: Any) -> Any:
+    narrow = (row * w["one"]).astype(jnp.float16)
+    return (jnp.where(narrow < 0, jnp.float16(6e4), narrow) + jnp.float16(6e4)).astype(jnp.float32).sum()  # here
+
+
+def double_where(w: Any, row: Any) -> Any:
+    value = row * w["one"]
+    return jnp.where(value > 0, jnp.sqrt(value), 0.0).sum()  # here
+
+
+def norm_at_zero(w: Any, row: Any) -> Any:
+    return jnp.sqrt(jnp.sum((row * w["zero"]) ** 2) + 0 * row.sum())  # here
+
+
+def own_rule(w: Any, row: Any) -> Any:
+    return broken(row * w["one"]).sum()  # here
+
+
+@jax.custom_vjp
+def broken(x: Any) -> Any:
+    return x * 2
+
+
+broken.defvjp(lambda x: (x * 2, x), lambda x, g: (g / (x - x),))
+
+FORWARD = {
+    log_of_negative: ("log", "log of -1, which is negative"),
+    exp_overflow: ("exp", "exp of 100 overflows"),
+    zero_over_zero: ("div", "0 divided by 0"),
+    masked_row: ("sub", "infinity minus infinity"),
+    half_precision: ("add", "beyond 6.55e+04, the largest float16"),
+}
+BACKWARD = {
+    double_where: ("sqrt", "thrown away by the where"),
+    norm_at_zero: ("sqrt", "the derivative of sqrt at 0"),
+    own_rule: ("custom_vjp_call", "its own backward rule"),
+}
+
+
+def line_of(function: Callable[..., Any]) -> str:
+    lines, first = inspect.getsourcelines(function)
+    (offset,) = (number for number, line in enumerate(lines) if line.endswith("# here\n"))
+    return f"test_nonfinite.py:{first + offset}"
+
+
+def origin_of(loss: Callable[..., Any]) -> Origin:
+    with np.errstate(all="ignore"):
+        (origin,) = gs.capture(loss, WEIGHTS, X, stats_only=True).manifest.origins
+    return origin
+
+
+@pytest.mark.parametrize("construct", CONSTRUCTS)
+def test_a_forward_trap_is_found_in_every_construct(construct: Any) -> None:
+    found = origin_of(construct(log_of_negative))
+    assert (found.direction, found.primitive, found.source) == ("forward", "log", line_of(log_of_negative))
+    assert "log of -1, which is negative" in found.why
+    assert "epsilon" in found.repair
+    if "scanned" in construct.__name__:
+        assert found.iteration == (1,)
+
+
+@pytest.mark.parametrize("construct", CONSTRUCTS)
+def test_a_backward_trap_is_found_in_every_construct(construct: Any) -> None:
+    found = origin_of(construct(double_where))
+    assert (found.direction, found.primitive, found.source) == ("backward", "sqrt", line_of(double_where))
+    assert "thrown away by the where" in found.why
+    assert found.operands[0] in (0.0, -2.0)
+    assert "where twice" in found.repair
+
+
+@pytest.mark.parametrize("trap", [*FORWARD, *BACKWARD], ids=lambda trap: trap.__name__)
+def test_every_trap_is_known_by_its_cause(trap: Any) -> None:
+    found = origin_of(scanned(trap))
+    primitive, why = (FORWARD | BACKWARD)[trap]
+    assert (found.primitive, found.source) == (primitive, line_of(trap))
+    assert found.direction == ("forward" if trap in FORWARD else "backward")
+    assert why in found.why
+
+
+def test_a_norm_is_told_from_any_square_root() -> None:
+    found = origin_of(lambda w, x: jnp.linalg.norm(w["zero"]) + x.sum())
+    assert "the derivative of a norm at 0" in found.why
+
+
+def test_what_was_bad_to_begin_with_is_said_to_be() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return (jnp.sin(x) * w["one"].sum()).sum()
+
+    (origin,) = gs.capture(loss, WEIGHTS, X.at[0, 1].set(jnp.nan)).manifest.origins
+    assert (origin.name, origin.primitive) == ("input/value", None)
+    assert origin.why == "has 1 NaN and 0 Inf before anything is computed"
+
+
+def nan_for_some(w: Any, row: Any) -> Any:
+    return jnp.where(row < 0, jnp.nan, row * w["one"]).sum()  # here
+
+
+def nothing_over_zero(w: Any, row: Any) -> Any:
+    return (row * w["one"] * 0 / np.array([1, 2, 0], np.float32)).sum()  # here
+
+
+@pytest.mark.parametrize(
+    ("construct", "constant", "operand"), [(plain, nothing_over_zero, 0.0), (scanned, nan_for_some, np.nan)]
+)
+def test_a_constant_is_an_operand_like_any_other(construct: Any, constant: Any, operand: float) -> None:
+    found = origin_of(construct(constant))
+    assert (found.direction, found.source) == ("forward", line_of(constant))
+    np.testing.assert_equal(found.operands[-1], operand)
+
+
+def test_an_infinity_that_is_meant_is_no_trouble() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        with jax.named_scope("mask"):
+            scores = jnp.where(x > 0, x * w["one"].sum(), -jnp.inf)
+        return jax.nn.softmax(scores).sum()
+
+    assert gs.capture(loss, WEIGHTS, X).manifest.origins == ()
+
+
+def test_the_nan_is_searched_for_and_not_the_mask_before_it() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        scores = jnp.where(x > 5, x * w["one"].sum(), -jnp.inf)  # every row is masked throughout
+        return jax.nn.softmax(scores).sum()
+
+    found = origin_of(loss)
+    assert (found.primitive, found.operands) == ("sub", (-np.inf, -np.inf))
+
+
+def test_a_while_loop_is_named_as_a_whole() -> None:
+    def turn(state: Any) -> Any:
+        return state[0] + 1, jnp.log(state[1] - 1)
+
+    def loss(w: Any, x: Any) -> Any:
+        return jax.lax.while_loop(lambda state: state[0] < 5, turn, (0, x[0, 0]))[1] * w["one"].sum()
+
+    found = origin_of(loss)
+    assert found.primitive == "while"
+    assert "in an iteration that is not observed" in found.why

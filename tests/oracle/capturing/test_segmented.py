@@ -1,0 +1,144 @@
+"""Bounded memory: captured in several runs, a model's tensors are those of one run; in float64, to the last digits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradscope.capturing.dump_model import DumpRequest, dump_model
+from gradscope.capturing.execution.arguments import Arguments
+from gradscope.capturing.execution.preparation import Bounds
+from gradscope.capturing.execution.segmented import SegmentedProgram
+from gradscope.capturing.timings import Timings
+from gradscope.dump.sources.memory_dump import MemoryDump, MemoryWriter
+from gradscope.errors import MachineError
+from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.planning import make_plan
+from gradscope.instrument.query.trace_query import Answer
+from gradscope.instrument.segments import Segments
+from gradscope.naming.sizes import parse_size, shown_size
+from gradscope.tracing.loading.model import Model
+from gradscope.tracing.tracer import trace_loss
+from tests.oracle.zoo import ZOO
+
+
+@pytest.fixture(autouse=True)
+def _in_float64(x64: None) -> None:
+    """Where nothing but mistakes makes a difference to be seen."""
+
+
+def captured(loss: Callable[..., Any], arguments: tuple[Any, Any], max_memory: int | None) -> tuple[MemoryDump, str]:
+    """A loss's operations and terms, and what was told before they were captured."""
+    model = Model(name="model", init=lambda _: arguments[0], batch=lambda _key, _size: arguments[1], loss=loss)
+    given = Arguments(shapes=jax.eval_shape(lambda: arguments), make=lambda: arguments, batch_size=2)
+    told: list[str] = []
+    bounds = None if max_memory is None else Bounds(memory=max_memory)
+    request = DumpRequest(wanted=Wanted(operations=True, terms=True), self_check=True, bounds=bounds, tell=told.append)
+    writer = MemoryWriter()
+    return writer.dump(dump_model(model, given, request, writer, Timings())), " ".join(told)
+
+
+def check_against_one_run(loss: Callable[..., Any], arguments: tuple[Any, Any], max_memory: int) -> int:
+    """Hold what is captured in segments to one run's; returns the number of runs."""
+    whole, nothing = captured(loss, arguments, None)
+    parts, told = captured(loss, arguments, max_memory)
+    assert nothing == ""
+    assert set(parts.keys()) == set(whole.keys())
+    for key in whole.keys():  # noqa: SIM118 - it is no mapping
+        assert (parts.entry(key).absent, parts.entry(key).alias_of) == (
+            whole.entry(key).absent,
+            whole.entry(key).alias_of,
+        )
+        if whole.entry(whole.entry(key).alias_of or key).absent is None:
+            one, other = (np.asarray(dump.array(key), np.float64) for dump in (whole, parts))
+            assert np.abs(one - other).max(initial=0) <= 1e-11 * max(np.abs(one).max(initial=0), 1), key
+    assert _paths(parts) == _paths(whole)
+    assert parts.manifest.loss == pytest.approx(whole.manifest.loss, rel=1e-12)
+    assert parts.manifest.ledger.counts() == whole.manifest.ledger.counts()
+    assert parts.manifest.self_check is not None
+    assert parts.manifest.self_check["beyond_rounding"] == []
+    found = re.fullmatch(r"[0-9.]+ [KMG]?i?B of tensors are captured in ([0-9]+) runs", told)
+    assert found is not None, told
+    return int(found[1])
+
+
+def test_in_segments_everything_is_what_it_is_in_one_run() -> None:
+    case = ZOO["mlp"]
+    assert check_against_one_run(case.loss, case.arguments(), 60_000) >= 5
+
+
+def awkward(variables: Any, batch: Any) -> Any:
+    """Everything that may lie on the border of two segments."""
+    key, flag, x = batch
+    with jax.named_scope("early"):
+        skip = jnp.sin(x * variables["shared"])
+        counts = jnp.argsort(skip[:, 0])  # integers
+        drawn = jax.random.split(key)  # keys
+    with jax.named_scope("aside"):
+        frozen = jax.lax.stop_gradient(skip) * variables["frozen"]
+        turned = jax.lax.fori_loop(0, counts[0] + 1, lambda _, y: y * 1.5, jax.lax.stop_gradient(skip))
+    with jax.named_scope("middle"):
+        y = jax.lax.cond(flag, jnp.sin, jnp.cos, skip) + turned
+        y = jax.nn.relu(y)[counts] * variables["shared"]
+        y = y + 0.1 * jax.random.normal(drawn[0], y.shape, y.dtype)
+    with jax.named_scope("late"):
+        z, _ = jax.lax.scan(lambda c, _: (jnp.tanh(c * variables["shared"]), None), y + skip, None, length=3)
+    loss = (z * skip).sum()
+    after = jnp.square(loss) + x.sum()
+    return loss, {"after": after, "frozen": frozen, "counts": counts, "given": x, "constant": 1.0}
+
+
+def test_whatever_lies_between_two_segments_is_handed_on() -> None:
+    variables = {"shared": jnp.linspace(0.5, 1.5, 3)[None], "frozen": jnp.ones((1, 3)), "idle": jnp.ones(2)}
+    batch = (jax.random.key(0), jnp.bool_(True), jnp.linspace(-1.0, 2.0, 12).reshape(4, 3))
+    assert check_against_one_run(awkward, (variables, batch), 8_000) >= 8
+
+
+def test_segments_take_less_memory_than_one_run() -> None:
+    def deep(w: Any, x: Any) -> Any:
+        for _ in range(40):
+            x = jnp.tanh(x @ w)
+        return x.sum()
+
+    trace = trace_loss(deep, jnp.eye(64), jnp.ones((256, 64)))
+    answered = Answer(trace=trace, plan=make_plan(trace, Wanted()), wanted=Wanted())
+    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in trace.arguments]
+    segments = Segments(trace, answered.plan, 1_000_000)
+    pieces = SegmentedProgram("deep", answered, segments, shapes, Timings(), scratch=None)
+    pieces.compile()
+    made = 40 * 2 * 256 * 64 * 8
+    assert 2 * pieces.scratch_bytes < made
+    assert 2 * pieces.size_bytes < made
+
+
+def test_a_loss_that_is_a_parameter_has_no_segments() -> None:
+    dump, told = captured(lambda w, _: w, (jnp.float64(2.0), jnp.ones(3)), 100_000)
+    assert dump.manifest.loss == 2.0
+    assert "runs" not in told
+
+
+def test_what_does_not_fit_even_so_is_refused_before_it_runs() -> None:
+    case = ZOO["mlp"]
+    with pytest.raises(MachineError, match=r"a run of the model needs .* above the 1.0 KiB of --max-memory"):
+        captured(case.loss, case.arguments(), 1024)
+
+
+def _paths(dump: MemoryDump) -> Any:
+    return [(layer.path, layer.inputs, layer.outputs) for layer in dump.manifest.layers]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("4GiB", 4 << 30), ("500MB", 500_000_000), ("1.5k", 1500), ("7", 7), (" 2 mib ", 2 << 20)]
+)
+def test_sizes_are_written_as_people_write_them(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_sizes_are_shown_short() -> None:
+    assert [shown_size(size) for size in (7, 1536, 31 << 30, 5 << 40)] == ["7 B", "1.5 KiB", "31.0 GiB", "5.0 TiB"]

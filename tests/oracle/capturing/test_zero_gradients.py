@@ -1,0 +1,284 @@
+"""Why a gradient is zero: small losses with one fault each, and what is said of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import gradscope as gs
+from gradscope.capturing.execution.preparation import Arguments, prepare
+from gradscope.capturing.explain.zero_gradients import Zero, causes_of
+from gradscope.capturing.timings import Timings
+from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.trace_query import Inquiry
+from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
+from gradscope.tracing.loading.model import Model
+
+ONES = jnp.ones(4)
+ZEROS = jnp.zeros(4)
+ROW = jnp.array([0.5, -1.0, 2.0, 3.0])
+
+
+@jax.custom_vjp
+def silent(x: Any) -> Any:
+    return x * 2.0
+
+
+silent.defvjp(lambda x: (silent(x), None), lambda _, g: (jnp.zeros_like(g),))
+
+
+@jax.custom_jvp
+def deaf(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+deaf.defjvp(lambda primals, _: (deaf(*primals), jnp.zeros_like(primals[0])))
+
+
+def branches(w: Any, x: Any) -> Any:
+    return lax.cond(x[0] > 100.0, lambda a: jnp.sin(a).sum(), lambda a: 0.0, w)
+
+
+def scanned(w: Any, x: Any) -> Any:
+    return lax.scan(lambda carry, row: (carry + (row * ZEROS).sum(), None), 0.0, w)[0]
+
+
+def carried(w: Any, x: Any) -> Any:
+    return (lax.scan(lambda carry, _: (jnp.tanh(carry), None), w, None, length=3)[0] * ZEROS).sum()
+
+
+def last_of_a_scan(w: Any, x: Any) -> Any:
+    def step(carry: Any, row: Any) -> Any:
+        return carry, jnp.where(row > 100.0, row, carry)
+
+    return lax.scan(step, x, w)[1][-1].sum()
+
+
+HALF = jnp.float16(1e-4)
+
+#: The loss's part that depends on the parameter, the parameter, what is said.
+FAULTS: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
+    "nothing uses it": (lambda w, x: x.sum(), ONES, "has no gradient: disconnected: .* nothing uses it"),
+    "it is used in vain": (
+        lambda w, x: (jnp.sin(w), x.sum())[1],
+        ONES,
+        r"disconnected: .* its last use is sin at test_zero_gradients.py:\d+",
+    ),
+    "stop_gradient": (
+        lambda w, x: lax.stop_gradient(w).sum(),
+        ONES,
+        r"has no gradient: stop_gradient at test_zero_gradients.py:\d+$",
+    ),
+    "a conversion": (
+        lambda w, x: (x * w.astype(jnp.int32).astype(jnp.float32)).sum(),
+        ONES,
+        r"convert_element_type at .*, an integer path: a conversion",
+    ),
+    "a comparison": (lambda w, x: jnp.where(w > 0.0, x, -x).sum(), ONES, "gt at .*, an integer path: a comparison"),
+    "an index": (lambda w, x: x[jnp.argmax(w)], ONES, "argmax at .*, an integer path: an index"),
+    "a floor": (lambda w, x: jnp.floor(w).sum(), ONES, "floor at .*, constant wherever it has a derivative"),
+    "a round inside a jit": (lambda w, x: jnp.round(w).sum(), ONES, "round at .*, constant"),
+    "a sign inside a scan": (
+        lambda w, x: lax.scan(lambda c, row: (c + jnp.sign(row).sum(), None), 0.0, w)[0],
+        jnp.ones((3, 4)),
+        "sign at .*, constant",
+    ),
+    "a mask": (lambda w, x: (w * ZEROS).sum(), ONES, r"is exactly zero: masked: multiplied by exact zeros in mul at"),
+    "a matrix of zeros": (
+        lambda w, x: (w[None, :] @ jnp.zeros((4, 2))).sum(),
+        ONES,
+        "masked: multiplied by exact zeros in dot_general at",
+    ),
+    "where": (lambda w, x: jnp.where(x > 100.0, w, x).sum(), ONES, "masked: where never takes it, select_n at"),
+    "dead units": (
+        lambda w, x: jax.nn.relu(w * -1.0).sum(),
+        ONES,
+        "dead units: the output of relu at .* is constant wherever the loss depends on it",
+    ),
+    "dead units by maximum": (lambda w, x: jnp.maximum(w - 5.0, 0.0).sum(), ONES, "dead units: the output of max at"),
+    "saturation": (
+        lambda w, x: jnp.tanh(w * 100.0).sum(),
+        ONES,
+        "underflow: the derivative of tanh at .* rounds to zero for every element",
+    ),
+    "underflow": (
+        lambda w, x: (w * 1e-30 * 1e-30).sum(),
+        ONES,
+        "underflow in float32: a gradient of at most 1e-30 comes back from mul at .* as zero",
+    ),
+    "underflow in half precision": (
+        lambda w, x: (w.astype(jnp.float16) * HALF * HALF).sum().astype(jnp.float32),
+        ONES,
+        "underflow in float16: a gradient of at most 0.0001 comes back from mul at .* as zero",
+    ),
+    "cancellation of uses": (
+        lambda w, x: (jnp.sin(w) * x).sum() - (jnp.sin(w) * x).sum(),
+        ONES,
+        "cancellation: what flows back from sin at .* and sin at .* sums to exactly zero|cancellation: ",
+    ),
+    "cancellation with itself": (lambda w, x: (w - w).sum(), ONES, "cancellation: the gradient's terms sum to .* sub"),
+    "cancellation in a product": (
+        lambda w, x: w @ jnp.array([[1.0, -1.0]] * 4) @ jnp.ones(2),
+        ONES,
+        "cancellation: the gradient's terms sum to exactly zero in dot_general",
+    ),
+    "a branch": (branches, ONES, r"branch not taken: cond at test_zero_gradients.py:\d+$"),
+    "a mask in every turn": (scanned, jnp.ones((3, 4)), "masked: multiplied by exact zeros in mul at"),
+    "a mask behind a scan": (carried, ONES, "masked: multiplied by exact zeros in mul at"),
+    "where in a scan of which only the end is used": (
+        last_of_a_scan,
+        jnp.ones((3, 4)),
+        "masked: where never takes it, select_n at .*; masked: iteration 0 of scan at .* is not taken",
+    ),
+    "a rule that hands nothing on": (
+        lambda w, x: deaf(w).sum(),
+        ONES,
+        r"has no gradient: deaf at test_zero_gradients.py:\d+, whose own rule may hand on no gradient",
+    ),
+    "a rule of the user's own": (
+        lambda w, x: silent(w).sum(),
+        ONES,
+        "the derivative of silent at .* is exactly zero for every element",
+    ),
+}
+
+
+def whys(losses: Mapping[str, Callable[[Any, Any], Any]], parameters: Mapping[str, Any]) -> dict[str, str]:
+    """What is said of each parameter, in a model that is the sum of losses of one parameter each."""
+
+    def loss(parameters: Mapping[str, Any], x: Any) -> Any:
+        return sum((losses[name](parameters[name], x) for name in losses), x.sum())
+
+    findings = gs.capture(loss, dict(parameters), ROW).findings()
+    return {each.name: each.why for each in findings if (each.rule, each.family) == ("zero-grad", "param_grad")}
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, str]:
+    """What is said of each fault, all of them in one model, together with a parameter that has none."""
+    losses = {fault: loss for fault, (loss, _, _) in FAULTS.items()}
+    parameters = {fault: w for fault, (_, w, _) in FAULTS.items()}
+    return whys({**losses, "healthy": lambda w, x: (w * x).sum()}, {**parameters, "healthy": ONES})
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_with_its_place(said: dict[str, str], fault: str) -> None:
+    assert re.search(FAULTS[fault][2], said[fault]), said[fault]
+
+
+def test_a_parameter_without_a_fault_is_not_named(said: dict[str, str]) -> None:
+    assert set(said) == set(FAULTS)
+
+
+def test_two_faults_are_both_named_whether_on_one_way_or_on_two() -> None:
+    said = whys(
+        {
+            "one way": lambda w, x: (lax.stop_gradient(jnp.floor(w)) * x).sum(),
+            "two ways": lambda w, x: (w * ZEROS).sum() + jnp.where(x > 100.0, w, x).sum(),
+        },
+        {"one way": ONES, "two ways": ONES},
+    )
+    assert "floor at" in said["one way"]
+    assert "stop_gradient at" in said["one way"]
+    assert "multiplied by exact zeros" in said["two ways"]
+    assert "where never takes it" in said["two ways"]
+
+
+def test_a_healthy_loss_is_not_run_twice() -> None:
+    runs: list[int] = []
+
+    def loss(w: Any, x: Any) -> Any:
+        jax.debug.callback(lambda: runs.append(1))
+        return (w * x).sum()
+
+    assert gs.capture(loss, ONES, ROW).manifest.causes == ()
+    jax.effects_barrier()
+    assert len(runs) == 1
+
+
+def test_a_carry_that_the_last_turn_hands_on_in_vain_is_disconnected_in_that_turn() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        def step(carry: Any, row: Any) -> Any:
+            with jax.named_scope("carry"):
+                carry = carry * 0.5 + row.sum()
+            return carry, carry * 0.0
+
+        return lax.scan(step, 0.0, w)[1].sum() + (w * x).sum()
+
+    dump = gs.capture(loss, jnp.ones((3, 4)), ROW[None, :])
+    said = {each.name: each.why for each in dump.findings() if each.rule == "zero-grad"}
+    assert "masked: multiplied by exact zeros in mul" in said["carry[0]"]
+    assert "masked: multiplied by exact zeros in mul" in said["carry[2]"]
+
+
+def test_what_the_last_turn_makes_for_nobody_is_disconnected_in_that_turn() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        def step(carry: Any, row: Any) -> Any:
+            with jax.named_scope("carry"):
+                after = carry * 0.5 + row.sum()
+            return after, carry
+
+        return lax.scan(step, 0.0, w)[1].sum() + (w * x).sum()
+
+    dump = gs.capture(loss, jnp.ones((3, 4)), ROW[None, :])
+    said = {each.name: each.why for each in dump.findings() if each.rule == "zero-grad"}
+    assert said == {
+        "carry[2]": "is exactly zero: disconnected: nothing that the loss depends on is made from it in its iteration"
+    }
+
+
+def test_a_dead_layer_is_named_for_all_that_lies_before_it() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        with jax.named_scope("first"):
+            x = jnp.tanh(x * w["first"])
+        with jax.named_scope("second"):
+            x = x * w["second"] - 100.0
+        with jax.named_scope("rectifier"):
+            return jax.nn.relu(x).sum()
+
+    dump = gs.capture(loss, {"first": ONES, "second": ONES}, ROW)
+    said = {each.name: each.why for each in dump.findings() if each.rule == "zero-grad"}
+    assert {"first", "second", "x"} & set(said) == {"first", "second"}
+    assert all("dead units: the output of relu" in words and "in rectifier" in words for words in said.values())
+
+
+def test_what_lies_before_a_loop_without_a_way_back_is_told_in_the_ledger() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        with jax.named_scope("before"):
+            made = jnp.sin(x)
+        return (lax.while_loop(lambda c: c[0] < 9.0, lambda c: c + 1.0, made) * w).sum()
+
+    lines = gs.capture(loss, ONES, ROW).ledger.missing
+    detail = {line.name: line.detail for line in lines if line.family == "activation_grad"}["before"]
+    assert "while at test_zero_gradients.py" in detail
+    assert "a loop that reverse mode cannot run backwards" in detail
+
+
+def test_a_layer_in_a_branch_that_was_not_taken_is_told_in_the_ledger() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        def taken(a: Any) -> Any:
+            with jax.named_scope("inside"):
+                return jnp.sin(a)
+
+        return lax.cond(x[0] > 100.0, taken, lambda a: a, w).sum()
+
+    lines = [line for line in gs.capture(loss, ONES, ROW).ledger.missing if line.name == "inside"]
+    assert lines
+    assert all("a branch not taken" in line.detail for line in lines if line.family == "activation_grad")
+
+
+def test_what_does_not_fit_in_memory_is_not_looked_into() -> None:
+    model = Model(name="m", init=lambda _: ONES, batch=lambda _key, _size: ROW, loss=lambda w, x: (w * ZEROS * x).sum())
+    arguments = Arguments(shapes=jax.eval_shape(lambda: (ONES, ROW)), make=lambda: (ONES, ROW), batch_size=4)
+    prepared = prepare(model, arguments, Wanted(), Inquiry(), Timings())
+    zero = Zero(family="param_grad", name="value", value=ValueKey((), OPERAND, 0), turn=())
+    (small,) = causes_of(prepared.start(), [zero], [], most_bytes=16)
+    (large,) = causes_of(prepared.start(), [zero], [])
+    assert small.why == "not looked into, because its path to the loss does not fit in memory"
+    assert "multiplied by exact zeros" in large.why

@@ -1,0 +1,304 @@
+"""What is captured of a PyTorch model is what `torch.autograd.grad` says of values that a plain function keeps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradscope.api.reading import Dump, compare
+from gradscope.dump.verify import verify
+from gradscope.errors import ModelError, UsageError
+
+torch = pytest.importorskip("torch", reason="PyTorch is absent: what is captured of its models was NOT checked")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from gradscope.frameworks.torch import capture  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def assert_gradients(dump: Dump, loss: Tensor, values: Mapping[str, Tensor]) -> None:
+    """Every value, and the gradient with respect to it, by key and bit for bit."""
+    gradients = torch.autograd.grad(loss, list(values.values()))
+    assert dump.loss == loss.item()
+    for (key, value), gradient in zip(values.items(), gradients, strict=True):
+        family, _, name = key.partition("/")
+        assert np.array_equal(dump[key], value.detach().numpy()), key
+        assert np.array_equal(dump[f"{family}_grad/{name}"], gradient.numpy()), key
+
+
+class Branching(nn.Module):
+    """In-place operations, a module called twice, several outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.relu = nn.ReLU(inplace=True)
+        self.pool = Pool()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        x = self.relu(self.norm(self.conv(image)))
+        x = self.relu(x - 0.1)
+        mean, largest = self.pool(x)
+        return {"logits": self.head(mean + largest), "largest": largest}
+
+
+class Pool(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.mean((2, 3)), x.amax((2, 3))
+
+
+def loss_of(output: Mapping[str, Tensor]) -> Tensor:
+    return output["logits"].square().mean() + output["largest"].sum()
+
+
+def branching(model: Branching, image: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The same by hand, nothing in place, every value kept."""
+    conv = F.conv2d(image, model.conv.weight)
+    norm = F.batch_norm(conv, None, None, model.norm.weight, model.norm.bias, training=True)
+    relu = F.relu(norm)
+    again = F.relu(relu - 0.1)
+    mean, largest = again.mean((2, 3)), again.amax((2, 3))
+    head = F.linear(mean + largest, model.head.weight, model.head.bias)
+    activations = {"conv": conv, "norm": norm, "relu": relu, "relu#2": again, "pool.0": mean, "pool.1": largest}
+    values = {f"activation/{name}": value for name, value in (activations | {"head": head}).items()}
+    values |= {f"param/{name.replace('.', '/')}": parameter for name, parameter in model.named_parameters()}
+    return loss_of({"logits": head, "largest": largest}), values | {"input/image": image}
+
+
+def test_in_place_operations_repeated_modules_and_several_outputs() -> None:
+    model, image = Branching(), torch.randn(2, 3, 6, 6)
+    dump = capture(model, loss_of, image)
+    assert_gradients(dump, *branching(model, image.clone().requires_grad_()))
+    assert set(dump.manifest.ledger.counts()) == {"captured"}
+
+
+def test_buffers_are_the_state_before_the_run() -> None:
+    model = Branching()
+    model.norm.running_mean.fill_(3.0)  # type: ignore[union-attr]
+    dump = capture(model, loss_of, torch.randn(2, 3, 6, 6))
+    assert np.array_equal(dump["state/norm/running_mean"], np.full(4, 3, np.float32))
+    assert dump["state/norm/num_batches_tracked"] == 0
+
+
+def test_the_module_is_left_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(), nn.ReLU())
+    before = copy.deepcopy(model)
+    kept = torch.ones(3, 3)
+    model[0].weight.grad = kept
+    x, drawn = torch.randn(5, 3), torch.random.get_rng_state()
+    capture(model, torch.sum, x)
+    assert model[0].weight.grad is kept
+    assert torch.equal(kept, torch.ones(3, 3))
+    assert model[0].bias.grad is None
+    assert x.grad is None
+    assert not x.requires_grad
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
+    for (name, one), other in zip(before.state_dict().items(), model.state_dict().values(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_hooks_are_taken_off_when_the_model_fails() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        capture(model, torch.sum, torch.randn(5, 4))
+    assert not model[0]._forward_hooks
+
+
+def test_two_captures_draw_the_same_dropout() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 8), nn.Dropout()), torch.randn(5, 3)
+    assert compare(capture(model, torch.sum, x), capture(model, torch.sum, x), bitwise=True)
+
+
+def test_layers_are_nested_and_linked_to_what_they_use_and_make() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 1))
+    dump = capture(model, torch.sum, torch.randn(5, 3))
+    layers = {layer.path: layer for layer in dump.layers}
+    assert list(layers) == ["0", "0/0", "0/1", "1"]
+    assert layers["0/1"].parent == "0"
+    assert layers["0/0"].params == ("0/0/weight", "0/0/bias")
+    assert layers["0/0"].inputs == ("input",)
+    assert layers["0/1"].inputs == ("0/0",)
+    assert layers["1"].outputs == ("1",)
+    assert layers["1"].rms["in"] == dump.stats("activation/0/1").rms == layers["0"].rms["out"]
+    assert layers["1"].rms["grad_in"] == dump.stats("activation_grad/0/1").rms
+    assert dump.source.entry("param/0/0/weight").site.layer == "0/0"
+    assert all(layer.source is not None and layer.source.startswith("test_torch.py:") for layer in layers.values())
+
+
+def test_what_a_wrapper_hands_on_is_its_childs() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.Identity()), nn.Dropout(0.0).eval())
+    dump = capture(model, torch.sum, torch.randn(5, 3))
+    for family in ("activation", "activation_grad"):
+        assert [dump.source.resolve(f"{family}/{name}") for name in ("0/1", "0", "1")] == [f"{family}/0/0"] * 3
+
+
+def test_what_the_module_itself_computes_goes_by_its_class() -> None:
+    class Squared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) ** 2
+
+    dump = capture(Squared(), torch.sum, torch.randn(5, 3))
+    assert np.array_equal(dump["activation/Squared"], dump["activation/linear"] ** 2)
+    assert np.array_equal(dump["activation_grad/Squared"], np.ones((5, 2), np.float32))
+
+
+def test_integers_have_no_gradient_and_tied_parameters_are_one() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(7, 4)
+            self.head = nn.Linear(4, 7, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.embed(tokens))
+
+    model, tokens = Tied(), torch.tensor([[1, 2, 2]])
+    dump = capture(model, torch.sum, {"tokens": tokens})
+    embedded = F.embedding(tokens, model.embed.weight)
+    logits = F.linear(embedded, model.embed.weight)
+    values = {"activation/embed": embedded, "activation/head": logits, "param/embed/weight": model.embed.weight}
+    assert_gradients(dump, logits.sum(), values)
+    assert dump["input/tokens"].dtype == np.int64
+    assert dump.source.entry("input_grad/tokens").absent == "non-differentiable"
+    for family in ("param", "param_grad"):
+        assert dump.source.resolve(f"{family}/head/weight") == f"{family}/embed/weight"
+
+
+def test_what_is_frozen_or_unused_says_so() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.used.bias.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    dump = capture(Half(), torch.sum, torch.randn(2, 3))
+    assert dump.source.entry("param_grad/used/bias").absent == "filtered"
+    assert dump.source.entry("param_grad/unused/weight").absent == "disconnected"
+    assert dump.ledger.counts()["disconnected"] == 2
+
+
+def test_bfloat16_survives(tmp_path: Path) -> None:
+    model, x = nn.Linear(3, 3).bfloat16(), torch.randn(2, 3).bfloat16()
+    with capture(model, torch.sum, x, tmp_path / "half.npz") as dump:
+        assert dump["param/weight"].dtype.name == "bfloat16"
+        assert np.array_equal(dump["param/weight"].astype(np.float32), model.weight.detach().float().numpy())
+        assert dump["input_grad/input"].dtype.name == "bfloat16"
+
+
+def test_complex_values_and_conjugate_views() -> None:
+    model, x = nn.Identity(), torch.randn(4, dtype=torch.complex64)
+    dump = capture(model, lambda y: (y.conj() * y).real.sum(), x.conj())
+    assert np.array_equal(dump["input/input"], x.numpy().conj())
+    assert np.allclose(dump["input_grad/input"], 2 * x.numpy().conj())
+
+
+def test_non_reentrant_checkpoints_are_recorded_once() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)
+
+    model, x = Checkpointed(), torch.randn(2, 3)
+    dump = capture(model, torch.sum, x)
+    assert [layer.path for layer in dump.layers] == ["block", "block/0", "block/1"]
+    hidden = F.linear(x, model.block[0].weight, model.block[0].bias)
+    out = torch.tanh(hidden)
+    assert_gradients(dump, out.sum(), {"activation/block/0": hidden, "activation/block/1": out})
+
+
+def test_a_captured_file_is_a_dump_like_any_other(tmp_path: Path) -> None:
+    model, x = Branching(), torch.randn(2, 3, 6, 6)
+    with capture(model, loss_of, x, tmp_path / "run.npz") as dump:
+        assert verify(tmp_path / "run.npz").complete
+        assert compare(capture(model, loss_of, x), dump, bitwise=True)
+        assert dump.manifest.provenance["model"] == "Branching"
+        assert "norm" in dump.table()
+    with pytest.raises(UsageError, match="exists"):
+        capture(model, loss_of, x, tmp_path / "run.npz")
+
+
+def test_tensors_are_written_as_they_appear(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from gradscope.dump.writer import DumpWriter
+
+    written: list[str] = []
+    add = DumpWriter.add
+    monkeypatch.setattr(DumpWriter, "add", lambda self, record: (written.append(record.name), add(self, record))[1])
+    counts: list[int] = []
+    model = nn.Sequential(nn.Linear(3, 3), Counting(counts, written), nn.Linear(3, 3))
+    capture(model, torch.sum, torch.randn(2, 3), tmp_path / "run.npz").close()
+    forward, backward = counts
+    assert written[:forward] == ["input", "0"], "before the second module runs, the first one's output is on its way"
+    assert written[backward - 1] == "2", "and its gradient before that of the module in front"
+
+
+class Counting(nn.Module):
+    """Notes how much has been written when it runs forward, and when backward."""
+
+    def __init__(self, counts: list[int], written: list[str]) -> None:
+        super().__init__()
+        self.counts, self.written = counts, written
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        self.counts.append(len(self.written))
+        y.register_hook(lambda _: self.counts.append(len(self.written)))
+        return y
+
+
+@dataclass
+class Output:
+    """What many libraries return."""
+
+    hidden: Tensor
+    also: tuple[Tensor, None]
+
+
+def test_dataclasses_and_nested_outputs_are_all_seen() -> None:
+    class Nested(nn.Module):
+        def forward(self, x: Tensor) -> Output:
+            return Output(hidden=x * 2, also=(x * 3, None))
+
+    dump = capture(nn.Sequential(Nested()), lambda out: out.hidden.sum() + out.also[0].sum(), torch.ones(2))
+    assert np.array_equal(dump["activation/0.0"], [2, 2])
+    assert np.array_equal(dump["activation/0.1"], [3, 3])
+    assert np.array_equal(dump["input_grad/input"], [5, 5])
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda y: y, r"must be a scalar, and has shape \(2, 3\)"),
+        (lambda y: 1.0, "must return a tensor, and returned float"),
+        (lambda y: y.argmax(), "must be a real floating-point number"),
+        (lambda y: y.detach().sum(), "depends on no parameter and no input"),
+    ],
+)
+def test_a_loss_that_is_none_is_refused(loss: Callable[[Tensor], Any], said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        capture(nn.Linear(3, 3), loss, torch.randn(2, 3))

@@ -1,0 +1,144 @@
+"""Reproductions: the layers of networks as scripts of `jax.lax` that give what the dumps have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.capturing.isolate.reproduction import Reproduction, reproduce
+from gradscope.capturing.isolate.reproduction_script import arrays, script
+from gradscope.errors import UsageError
+from gradscope.tracing.loading.model import Model
+from models.resnet50 import ResNet
+from models.transformer import Transformer
+from tests.support.reproduction import Ran, run
+
+
+def reproduction(loss: Any, variables: Any, batch: Any, layer: str) -> Reproduction:
+    dump = gs.capture(loss, variables, batch)
+    model = Model(name="model", init=lambda _: variables, batch=lambda _key, _size: batch, loss=loss)
+    return reproduce(model, layer, dump.source)
+
+
+def ran(folder: Path, found: Reproduction) -> Ran:
+    np.savez(folder / "isolated.npz", **arrays(found))
+    path = folder / "isolated.py"
+    path.write_text(script(found, file="isolated", dump="dump.npz"))
+    return run(path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_in_a_hurry() -> Any:
+    """The layers are the same in programs that XLA takes less time over."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def test_an_attention_layer_in_a_scanned_and_checkpointed_network(tmp_path: Path) -> None:
+    model = Transformer(layers=2, width=16, heads=2, vocabulary=8, length=4)
+    found = reproduction(model.loss, model.init(jax.random.key(0)), model.batch(jax.random.key(1), 2), "block[1]/attn")
+    assert list(found.inputs) == ["norm1", "query_kernel", "key_kernel", "value_kernel", "out_kernel"]
+    assert {each.origin for each in (*found.outputs, *found.gradients)} == {"dump"}
+    done = ran(tmp_path, found)
+    assert done.status == 0
+    assert max(done.errors.values()) < 1e-5
+
+
+def test_a_block_of_convolutions_and_batch_normalisations(tmp_path: Path) -> None:
+    model = ResNet(depth=18, image_size=16, classes=4)
+    variables = jax.jit(model.init)(jax.random.key(0))
+    found = reproduction(model.loss, variables, model.batch(jax.random.key(1), 2), "stage2_block1")
+    of_dump = {each.name for each in (*found.outputs, *found.gradients) if each.origin == "dump"}
+    assert {"relu2", "conv1_kernel", "bn1_scale", "bn2_bias", "proj_conv_kernel"} <= of_dump
+    done = ran(tmp_path, found)
+    assert done.status == 0
+    assert max(done.errors.values()) < 1e-4
+
+
+def odd(params: Any, batch: Any) -> Any:
+    """Loops, branches, sorting, narrow types, constants and what is not finite, in one layer."""
+    with jax.named_scope("odd"):
+        x = batch["x"] * params["w"]
+        x = jax.lax.fori_loop(0, 3, lambda turn, x: jnp.sin(x) + turn, x)
+        x = jax.lax.cond(batch["n"] > 1, lambda x: x * x, lambda x: x, x)
+        y = (x.astype(jnp.bfloat16) * jnp.asarray([[1.5, -2.0]], jnp.bfloat16)).astype(jnp.float32)
+        order = jnp.argsort(batch["x"][:, 0])
+        safe = jnp.where(jnp.isfinite(batch["x"]), y, jnp.inf)
+        out = safe[order] + jnp.cumsum(y, axis=0)
+        out = out + jnp.asarray(np.linspace(0, 1, 6, dtype=np.float32)).reshape(3, 2)
+    return jnp.tanh(out).sum()
+
+
+def test_a_layer_of_everything(tmp_path: Path) -> None:
+    batch = {"x": jnp.asarray([[3.0, 1.0], [jnp.inf, 2.0], [-1.0, 0.5]]), "n": jnp.int32(2)}
+    found = reproduction(odd, {"w": jnp.asarray([[0.5, -0.25]])}, batch, "odd")
+    done = ran(tmp_path, found)
+    assert done.status == 0
+    assert done.errors["forward", "odd"] < 1e-6
+
+
+def dropped(params: Any, batch: Any) -> Any:
+    first, second = jax.random.split(batch["key"])
+    with jax.named_scope("drop"):
+        key = jax.random.fold_in(first, 7)
+        x = jnp.where(jax.random.bernoulli(key, 0.5, batch["x"].shape), 2.0 * batch["x"], 0.0)
+    with jax.named_scope("dense"):
+        return (x @ params["w"] + jax.random.normal(second, (2,))[None]).sum()
+
+
+@pytest.mark.parametrize("layer", ["drop", "dense"])
+def test_random_numbers_are_drawn_from_the_same_key(tmp_path: Path, layer: str) -> None:
+    batch = {"x": jnp.linspace(0.1, 1.0, 60).reshape(20, 3), "key": jax.random.key(5)}
+    done = ran(tmp_path, reproduction(dropped, {"w": jnp.ones((3, 2))}, batch, layer))
+    assert done.status == 0
+    assert max(done.errors.values()) < 1e-6
+
+
+def narrow(params: Any, batch: Any) -> Any:
+    with jax.named_scope("narrow"):
+        x = batch["x"].astype(jnp.bfloat16) @ params["w"]
+    with jax.named_scope("wide"):
+        return (x.astype(jnp.float32) ** 2).sum()
+
+
+def test_narrow_types_lie_in_the_file_as_they_are(tmp_path: Path) -> None:
+    variables, batch = {"w": jnp.ones((3, 2), jnp.bfloat16) / 3}, {"x": jnp.linspace(0.0, 1.0, 6).reshape(2, 3)}
+    found = reproduction(narrow, variables, batch, "narrow")
+    assert {found.inputs["w"].dtype, found.outputs[0].array.dtype} == {np.dtype(jnp.bfloat16)}
+    assert ran(tmp_path, found).status == 0
+
+
+def shared(params: Any, batch: Any) -> Any:
+    with jax.named_scope("dense"):
+        x = batch["x"] @ params["w"]
+    with jax.named_scope("branch"):
+        y = jnp.sin(x)
+    with jax.named_scope("sum"):
+        return (x * y).sum()
+
+
+def test_a_gradient_that_others_add_to_is_no_expectation_of_the_dumps() -> None:
+    batch = {"x": jnp.linspace(0.0, 1.0, 6).reshape(2, 3)}
+    found = reproduction(shared, {"w": jnp.ones((3, 2))}, batch, "branch")
+    (gradient,) = found.gradients
+    assert gradient.origin == "run"
+    np.testing.assert_allclose(gradient.array, found.cotangents["d_branch"] * np.cos(found.inputs["dense"]), rtol=1e-5)
+
+
+def callback(params: Any, batch: Any) -> Any:
+    with jax.named_scope("host"):
+        x = jax.pure_callback(np.sin, jax.ShapeDtypeStruct((2, 3), np.float32), jax.lax.stop_gradient(batch["x"]))
+    with jax.named_scope("dense"):
+        return (x @ params["w"]).sum()
+
+
+def test_what_cannot_be_written_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="pure_callback cannot be written as a script"):
+        reproduction(callback, {"w": jnp.ones((3, 2))}, {"x": jnp.ones((2, 3))}, "host")

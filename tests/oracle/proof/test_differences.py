@@ -1,0 +1,97 @@
+"""Finite differences of functions whose derivatives are known, and the error they admit to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from gradscope.proof.claims import Claim, outcome
+from gradscope.proof.differences import finite_difference, one_sided_derivatives
+
+EPSILON = float(np.finfo(np.float64).eps)
+
+#: A function and its derivative at zero.
+SMOOTH: dict[str, tuple[Callable[[float], float], float]] = {
+    "a constant": (lambda h: 3.0, 0.0),
+    "a line": (lambda h: 2.0 * h + 1e3, 2.0),
+    "a parabola": (lambda h: (1.0 + h) ** 2, 2.0),
+    "an exponential": (lambda h: math.exp(3.0 * h), 3.0),
+    "a fast sine": (lambda h: math.sin(50.0 * h + 1.0), 50.0 * math.cos(1.0)),
+    "a small slope on a large value": (lambda h: 1e6 + 1e-3 * math.sin(h), 1e-3),
+    "a kink nearby": (lambda h: math.sin(h) + max(h - 1e-5, 0.0), 1.0),
+    "a thousand kinks nearby": (lambda h: h + sum(max(h - k * 1e-6, 0.0) for k in range(1, 1000)) * 1e-3, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_a_derivative_is_within_its_error_estimate(name: str) -> None:
+    function, slope = SMOOTH[name]
+    found = finite_difference(function, EPSILON)
+    assert abs(found.value - slope) <= 16 * (found.truncation + found.rounding)
+    assert found.truncation + found.rounding <= 1e-6 * max(1.0, EPSILON * 1e12 * abs(function(0.0)))
+
+
+def test_a_function_of_few_digits_has_a_larger_error_estimate() -> None:
+    def rounded(h: float) -> float:
+        return float(np.float32(math.sin(h + 1.0)))
+
+    found = finite_difference(rounded, float(np.finfo(np.float32).eps))
+    assert 1e-7 < found.truncation + found.rounding < 1e-2
+    assert abs(found.value - math.cos(1.0)) <= 16 * (found.truncation + found.rounding)
+
+
+@pytest.mark.parametrize(
+    ("function", "differ"),
+    [
+        (abs, True),
+        (lambda h: max(2.0 * h, 3.0 * h), True),
+        (lambda h: math.sin(h) + 1e-3 * abs(h), True),
+        (lambda h: math.sin(h) + 1e3 * h * h, False),
+        (lambda h: 5.0, False),
+        (math.exp, False),
+    ],
+)
+def test_a_kink_is_distinguished_from_a_curve(function: Callable[[float], float], differ: bool) -> None:
+    assert one_sided_derivatives(function, EPSILON).differ is differ
+
+
+def claim(function: Callable[[float], float], derivative: float) -> Claim:
+    return Claim(loss_at=function, derivative=derivative, scale=abs(derivative), epsilon=EPSILON)
+
+
+def at_home() -> Claim:
+    raise AssertionError("a smooth function is not looked at elsewhere")
+
+
+def test_a_right_claim_is_correct_and_one_off_by_a_millionth_is_wrong() -> None:
+    assert outcome(claim(math.sin, 1.0), at_home).status == "correct"
+    wrong = outcome(claim(math.sin, 1.0 + 1e-6), at_home)
+    assert wrong.status == "wrong"
+    assert wrong.error == pytest.approx(1e-6, rel=1e-2)
+
+
+def test_a_missing_gradient_is_wrong_and_a_zero_of_zero_is_correct() -> None:
+    assert outcome(claim(math.sin, 0.0), at_home).status == "wrong"
+    assert outcome(claim(lambda h: 4.0, 0.0), at_home).status == "correct"
+    assert outcome(claim(math.sin, math.nan), at_home).status == "wrong"
+
+
+def test_an_inconclusive_difference_is_not_checked() -> None:
+    assert outcome(claim(lambda h: math.nan, 1.0), at_home).status == "not checked"
+    few_digits = Claim(loss_at=lambda h: round(100.0 * (1.0 + h)) / 100.0, derivative=1.0, scale=1.0, epsilon=0.01)
+    assert outcome(few_digits, at_home).status == "not checked"
+
+
+def test_at_a_kink_any_slope_between_the_one_sided_derivatives_passes_if_it_is_right_nearby() -> None:
+    nearby = claim(lambda h: abs(h + 1.0), 1.0)
+    for derivative in (-1.0, 0.5, 1.0):
+        assert outcome(claim(abs, derivative), lambda: nearby).status == "not smooth here"
+    assert outcome(claim(abs, 0.5), lambda: claim(lambda h: abs(h + 1.0), 2.0)).status == "wrong"
+
+
+def test_where_every_point_is_a_kink_a_claim_must_be_between_the_one_sided_derivatives() -> None:
+    assert outcome(claim(abs, 0.3), lambda: claim(abs, 0.3)).status == "not smooth here"
+    assert outcome(claim(abs, 1.3), lambda: claim(abs, 1.3)).status == "wrong"

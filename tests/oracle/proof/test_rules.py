@@ -1,0 +1,247 @@
+"""`check` against models that are right, and against models into which one wrong rule was planted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from gradscope.capturing.execution.arguments import Arguments
+from gradscope.capturing.timings import Timings
+from gradscope.proof import leaf_claims as leaves
+from gradscope.proof.proving import Proof, ProofRow, prove
+from gradscope.tracing.loading.model import Model
+from tests.oracle.zoo import ZOO
+
+W = jnp.linspace(-1.0, 1.5, 12).reshape(3, 4)
+X = jnp.linspace(-0.9, 1.1, 6).reshape(2, 3)
+
+
+def proof(loss: Callable[[Any, Any], Any], variables: Any = W, batch: Any = X) -> Proof:
+    """Returns the result of `check` for a loss at these arguments."""
+    model = Model(name="model", init=lambda _: variables, batch=lambda _key, _size: batch, loss=loss)
+    shapes = jax.eval_shape(lambda: (variables, batch))
+    return prove(model, Arguments(shapes=shapes, make=lambda: (variables, batch), batch_size=0), Timings())
+
+
+def statuses(found: Proof) -> dict[str, str]:
+    return {row.what.partition(",")[0]: row.status for row in found.rows}
+
+
+def together(losses: Mapping[str, Callable[[Any, Any], Any]]) -> Callable[[Any, Any], Any]:
+    """The sum of losses of one parameter each."""
+    return lambda parameters, x: sum(losses[name](parameters[name], x) for name in losses)
+
+
+def rule(found: Proof, function: str) -> ProofRow:
+    return next(row for row in found.rows if row.what.startswith(f"custom rule of {function}"))
+
+
+@jax.custom_vjp
+def squared(x: Any) -> Any:
+    return x * x
+
+
+squared.defvjp(lambda x: (x * x, x), lambda x, g: (2.0 * g * x,))
+
+
+@jax.custom_vjp
+def half_squared(x: Any) -> Any:
+    return x * x
+
+
+half_squared.defvjp(lambda x: (x * x, x), lambda x, g: (g * x,))
+
+
+@jax.custom_vjp
+def one_of_two(x: Any, y: Any) -> Any:
+    return x * y
+
+
+one_of_two.defvjp(lambda x, y: (x * y, (x, y)), lambda xy, g: (g * xy[1], g * xy[1]))
+
+
+@jax.custom_jvp
+def cubed(x: Any) -> Any:
+    return x * x * x
+
+
+@cubed.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    (x,), (t,) = primals, tangents
+    return cubed(x), 3.0 * x * x * t
+
+
+@jax.custom_jvp
+def shifted(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+@shifted.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    (x,), (t,) = primals, tangents
+    return shifted(x), jnp.cos(x + 1e-4) * t
+
+
+@jax.custom_vjp
+def nearly(x: Any) -> Any:
+    return jnp.tanh(x)
+
+
+nearly.defvjp(lambda x: (jnp.tanh(x), x), lambda x, g: (g * (1.0 - jnp.tanh(x) ** 2) * (1.0 + 1e-6),))
+
+
+def through(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda w, x: function(x @ w).sum()
+
+
+def test_a_right_rule_is_correct() -> None:
+    found = proof(lambda w, x: (squared(x @ w) + cubed(x @ w)).sum())
+    assert found.verdict == "correct"
+    assert set(statuses(found).values()) == {"correct"}
+    assert all(rule(found, name).error < 1e-9 for name in ("squared", "cubed"))  # type: ignore[operator]
+
+
+def test_a_wrong_rule_is_named_with_its_line_and_no_right_one_is() -> None:
+    functions: dict[str, Any] = {each.fun.__name__: each for each in (squared, half_squared, cubed, shifted, nearly)}
+    found = proof(together({name: through(each) for name, each in functions.items()}), dict.fromkeys(functions, W))
+    assert found.verdict == "wrong"
+    for name, function in functions.items():
+        status = "correct" if name in ("squared", "cubed") else "wrong"
+        assert (rule(found, name).status, statuses(found)[f"param_grad/{name}"]) == (status, status)
+        assert rule(found, name).source == f"test_rules.py:{function.fun.__code__.co_firstlineno}"
+
+
+def test_a_rule_that_is_wrong_for_one_operand_is_wrong() -> None:
+    found = proof(lambda w, x: one_of_two(x @ w, jnp.cos(x @ w)).sum())
+    assert rule(found, "one_of_two").status == "wrong"
+
+
+def test_of_two_rules_the_wrong_one_is_named() -> None:
+    found = proof(lambda w, x: half_squared(cubed(squared(x @ w))).sum())
+    assert [rule(found, name).status for name in ("squared", "cubed", "half_squared")] == [
+        "correct",
+        "correct",
+        "wrong",
+    ]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda f: lambda x: lax.scan(lambda carry, row: (carry, f(row)), 0.0, x)[1],
+        lambda f: jax.checkpoint(jax.vmap(jax.jit(f))),
+        lambda f: lambda x: lax.cond(x[0, 0] < 100.0, f, jnp.sin, x),
+    ],
+    ids=["scan", "checkpoint of vmap of jit", "branch"],
+)
+def test_a_wrong_rule_is_found_inside_transformations(around: Callable[[Any], Any]) -> None:
+    found = proof(through(around(half_squared)))
+    assert rule(found, "half_squared").status == "wrong"
+    assert rule(found, "half_squared").source.startswith("test_rules.py:")  # type: ignore[union-attr]
+
+
+def test_among_many_leaves_the_wrong_ones_are_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaves, "_ONE_BY_ONE", 4)
+    names = [f"w{number}" for number in range(6)]
+
+    def loss(w: Any, x: Any) -> Any:
+        return sum((half_squared if name == "w4" else squared)(x @ w[name]).sum() for name in names)
+
+    rows = proof(loss, dict.fromkeys(names, W)).rows
+    assert [row.what for row in rows if row.status == "wrong" and row.what.startswith("param_grad")] == [
+        "param_grad/w4"
+    ]
+    together = {row.what: row.status for row in rows if "gradients together" in row.what}
+    assert together == {"3 gradients together, param_grad/w0 to param_grad/w2": "correct"}
+    assert {row.what: row.status for row in rows}["input_grad/value"] == "wrong"  # all leaves meet in it
+
+
+KINKS: dict[str, Callable[[Any, Any], Any]] = {
+    "relu at zero": lambda w, x: jax.nn.relu(w * 0.0 + (w - w)).sum() + (x @ w).sum(),
+    "relu of a zero parameter": lambda w, x: (jax.nn.relu(w) * jnp.arange(1.0, 13.0).reshape(3, 4)).sum(),
+    "abs of a zero parameter": lambda w, x: jnp.abs(w).sum() + (x @ w).sum(),
+    "a tie of maxima": lambda w, x: jnp.max(w) + (x @ w).sum(),
+    "a tie of two": lambda w, x: jnp.maximum(w, w[::-1]).sum() + (x @ w).sum(),
+    "a clip at its end": lambda w, x: (jnp.clip(w, 0.0, 1.0) * 2.0).sum() + (x @ w).sum(),
+    "a norm at zero": lambda w, x: jnp.where(w == 0.0, 0.0, jnp.abs(w)).sum() + (x @ w).sum(),
+}
+
+
+def test_where_all_leaves_are_wrong_only_some_are_isolated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaves, "_ONE_BY_ONE", 1)
+    monkeypatch.setattr(leaves, "_MOST_WRONG", 1)
+    names = [f"w{number}" for number in range(6)]
+    found = proof(lambda w, x: half_squared(sum(x @ w[name] for name in names)).sum(), dict.fromkeys(names, W))
+    wrong = [row.what for row in found.rows if row.status == "wrong" and "custom rule" not in row.what]
+    assert wrong[0] == "param_grad/w0"
+    assert len(wrong) < len(names)
+    assert any(what.endswith("together, param_grad/w3 to input_grad/value") for what in wrong)
+
+
+def test_a_kink_is_no_false_alarm() -> None:
+    found = proof(together(KINKS), dict.fromkeys(KINKS, jnp.zeros((3, 4))))
+    assert found.verdict == "correct"
+    status = statuses(found)
+    assert set(status.values()) == {"correct", "not smooth here"}
+    assert status["param_grad/relu of a zero parameter"] == status["param_grad/a tie of maxima"] == "not smooth here"
+
+
+def test_a_wrong_rule_at_a_kink_is_still_wrong() -> None:
+    found = proof(lambda w, x: half_squared(jax.nn.relu(x @ w) + 1.0).sum(), jnp.zeros((3, 4)))
+    assert rule(found, "half_squared").status == "wrong"
+    assert rule(found, "relu").status == "not smooth here"
+
+
+@pytest.mark.parametrize("narrow", [jnp.float32, jnp.bfloat16])
+def test_a_model_that_computes_in_few_digits_is_no_false_alarm(narrow: Any) -> None:
+    found = proof(lambda w, x: jnp.tanh(x.astype(narrow) @ w.astype(narrow)).astype(jnp.float32).sum())
+    assert found.verdict == ("correct" if narrow is jnp.float32 else "nothing checked")
+    assert statuses(found)["observed gradients against jax.grad"] == "correct"
+
+
+def test_a_model_that_does_not_run_in_float64_is_checked_in_its_own_precision() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        start = jnp.zeros((2, 4), jnp.float32)
+        return jnp.sin(lax.scan(lambda carry, _: (carry + x @ w, None), start, None, length=2)[0]).sum()
+
+    found = proof(loss)
+    assert found.verdict == "correct"
+    assert "does not run in float64" in found.notes[0]
+    assert 1e-8 < max(row.expected or 0.0 for row in found.rows if row.what.startswith("param_grad")) < 0.05
+
+
+STOPS: dict[str, Callable[[Any, Any], Any]] = {
+    "a factor": lambda w, x: (lax.stop_gradient(jnp.sin(w)) * w).sum(),
+    "a straight-through rounding": lambda w, x: (x @ (w + lax.stop_gradient(jnp.round(w) - w))).sum(),
+    "an input": lambda w, x: (lax.stop_gradient(x) @ w).sum() + jnp.sin(x).sum(),
+    "in every iteration of a scan": lambda w, x: lax.scan(
+        lambda carry, row: (carry + (lax.stop_gradient(jnp.exp(row)) * row).sum(), None), 0.0, w
+    )[0],
+    "in a branch": lambda w, x: lax.cond(x[0, 0] < 100.0, lambda a: (lax.stop_gradient(a) * a).sum(), jnp.sum, w),
+}
+
+
+def test_stopped_values_count_as_constant() -> None:
+    found = proof(together(STOPS), dict.fromkeys(STOPS, W))
+    assert set(statuses(found).values()) == {"correct"}
+
+
+def test_a_wrong_rule_next_to_a_stopped_value_is_still_wrong() -> None:
+    found = proof(lambda w, x: (lax.stop_gradient(jnp.sin(w)) * half_squared(w)).sum())
+    assert (rule(found, "half_squared").status, statuses(found)["param_grad/value"]) == ("wrong", "wrong")
+
+
+SMALL = [ZOO[name] for name in ("linear_regression", "mlp")]
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_the_zoo_is_right(case: Any) -> None:
+    found = proof(case.model.loss, *case.arguments())
+    assert found.verdict == "correct"
+    assert set(statuses(found).values()) == {"correct"}
+    assert all(row.error <= row.expected < 1e-5 for row in found.rows if row.what.startswith("param_grad"))  # type: ignore[operator]

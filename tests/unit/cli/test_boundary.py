@@ -1,0 +1,153 @@
+"""The error boundary: every kind of failure has its exit status and its few lines."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import pytest
+
+from gradscope.cli.boundary import guarded
+from gradscope.errors import DumpError, MachineError, ModelError, UsageError
+
+
+def raising(error: BaseException) -> Callable[[], NoReturn]:
+    def program() -> NoReturn:
+        raise error
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        (lambda: None, 0),
+        (lambda: 0, 0),
+        (lambda: 1, 1),
+        (lambda: 130, 130),
+        (raising(SystemExit()), 0),
+        (raising(SystemExit(0)), 0),
+        (raising(SystemExit(1)), 1),
+        (raising(SystemExit(2)), 2),
+        (raising(UsageError("")), 2),
+        (raising(DumpError("")), 3),
+        (raising(ModelError("")), 4),
+        (raising(MachineError("")), 5),
+        (raising(MemoryError()), 5),
+        (raising(OSError(errno.ENOSPC, "No space left on device")), 5),
+        (raising(PermissionError(errno.EACCES, "Permission denied", "x.npz")), 5),
+        (raising(FileNotFoundError(errno.ENOENT, "No such file or directory", "x.npz")), 70),
+        (raising(KeyError("x")), 70),
+        (raising(RecursionError()), 70),
+        (raising(KeyboardInterrupt()), 130),
+        (raising(BrokenPipeError(errno.EPIPE, "Broken pipe")), 141),
+    ],
+)
+def test_every_end_has_its_exit_status(program: Callable[[], object], status: int) -> None:
+    assert guarded(program, []) == status
+
+
+def test_a_usage_error_of_typer_keeps_its_status_and_a_broken_pipe_does_not() -> None:
+    def closed() -> NoReturn:
+        try:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        except OSError:
+            sys.exit(1)  # as Typer does
+
+    assert guarded(closed, []) == 141
+    assert guarded(raising(SystemExit(1)), []) == 1
+
+
+def told(error: BaseException, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    guarded(raising(error), arguments)
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err.splitlines()
+
+
+def test_an_expected_failure_is_told_in_a_line_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(UsageError("pattern 'x' selects nothing", hint="did you mean y?"), capsys) == [
+        "gradscope: error: pattern 'x' selects nothing",
+        "hint: did you mean y?",
+    ]
+    assert told(DumpError("a.npz is truncated"), capsys) == ["gradscope: error: a.npz is truncated"]
+
+
+def test_a_models_failure_shows_the_users_frames(capsys: pytest.CaptureFixture[str]) -> None:
+    frames = '  File "model.py", line 12, in loss\n    return x @ w'
+    assert told(ModelError("loss of net: TypeError: no", hint="look", user_frames=frames), capsys) == [
+        "gradscope: error: loss of net: TypeError: no",
+        "hint: look",
+        '  File "model.py", line 12, in loss',
+        "    return x @ w",
+    ]
+
+
+def test_names_in_messages_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(DumpError("no layer \x1b[2Jevil\u202e", hint="a\x07b"), capsys) == [
+        "gradscope: error: no layer \\x1b[2Jevil\\u202e",
+        "hint: a\\x07b",
+    ]
+
+
+def test_an_unexpected_error_is_a_bug_that_asks_for_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, third, fourth = told(ValueError("odd\nlong"), capsys, "show", "a b.npz")
+    assert first.startswith("gradscope: error: this is a bug in gradscope: ValueError: odd at test_boundary.py:")
+    assert first.endswith(" in program")
+    assert second.startswith("seen in: gradscope ")
+    assert third == "command: gradscope show 'a b.npz'"
+    assert fourth.startswith("hint: please report")
+
+
+def test_a_traceback_is_shown_on_request_and_before_the_message(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        raise DumpError("damaged") from KeyError("x")
+    except DumpError as error:
+        lines = told(error, capsys, "show", "x.npz", "--traceback")
+    assert lines[0] == "KeyError: 'x'"
+    assert "Traceback (most recent call last):" in lines
+    assert lines[-1] == "gradscope: error: damaged"
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(130)])
+def test_an_interrupt_is_told_in_a_line(interrupt: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(interrupt, capsys) == ["gradscope: interrupted"]
+
+
+PRINTING = """
+import sys
+from gradscope.cli.boundary import guarded
+sys.exit(guarded(lambda: print("x" * {size}), []))
+"""
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_a_reader_that_goes_away_ends_the_program_quietly(size: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRINTING.format(size=size)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate()
+    assert (process.returncode, err) == (141, b"")
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_a_full_disk_under_the_output_is_the_machines_failure(size: int) -> None:
+    command = f"{sys.executable} -c '{PRINTING.format(size=size)}' > /dev/full"
+    run = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert run.returncode == 5
+    assert run.stderr.splitlines()[0] == "gradscope: error: [Errno 28] No space left on device"
+    assert len(run.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize("closing", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full"])
+def test_streams_that_are_closed_or_full_do_not_change_the_status(closing: str) -> None:
+    program = "import sys\nfrom gradscope.cli.boundary import guarded\nfrom gradscope.errors import DumpError\n"
+    program += 'def fail(): print("x"); raise DumpError("damaged")\nsys.exit(guarded(fail, []))'
+    run = subprocess.run(["sh", "-c", f"{sys.executable} -c '{program}' {closing}"], capture_output=True, check=False)
+    assert run.returncode == 3

@@ -1,0 +1,23 @@
+"""The program as typer sees it."""
+
+from __future__ import annotations
+
+import typer.main
+
+from gradscope.cli import program
+
+
+def test_no_path_is_judged_before_it_is_opened() -> None:
+    """Typer would call a file without permission a wrong command line, where the environment is what failed."""
+    commands = vars(typer.main.get_command(program._program(program._COMMANDS)))["commands"]
+    paths = [each.type for command in commands.values() for each in command.params if hasattr(each.type, "readable")]
+    assert len(paths) > len(commands)
+    assert not any(path.readable for path in paths)
+
+
+def test_every_command_shows_tracebacks_on_request() -> None:
+    commands = vars(typer.main.get_command(program._program(program._COMMANDS)))["commands"]
+    options = {
+        name: [spelling for each in command.params for spelling in each.opts] for name, command in commands.items()
+    }
+    assert [name for name in program._COMMANDS if options[name].count("--traceback") != 1] == []

@@ -1,0 +1,114 @@
+"""The graph of layers: what is computed from what, what follows from a divergence, and who made it."""
+
+from __future__ import annotations
+
+from gradscope.comparison import Comparison, ComparisonRow
+from gradscope.comparison.diagnosis.divergence import blame_of, first_divergence
+from gradscope.comparison.diagnosis.layer_graph import consequences, readers_of, sources_of
+from gradscope.dump.manifest.manifest import Layer
+
+#: x -> dense(w) -> [left(l) | right(r)] -> add -> head(h), the branches in a composite.
+LAYERS = (
+    Layer(path="dense", index=0, inputs=("x",), params=("w",), outputs=("dense",)),
+    Layer(path="block", index=1, inputs=("dense",), params=("l", "r"), outputs=("block/add",)),
+    Layer(path="block/left", index=1, parent="block", inputs=("dense",), params=("l",), outputs=("block/left",)),
+    Layer(path="block/right", index=2, parent="block", inputs=("dense",), params=("r",), outputs=("block/right",)),
+    Layer(path="block/add", index=3, parent="block", inputs=("block/left", "block/right"), outputs=("block/add",)),
+    Layer(path="head", index=4, inputs=("block/add",), params=("h",), outputs=("head",)),
+)
+SOURCES = sources_of(LAYERS)
+INDEX = {
+    "x": 0,
+    "dense": 0,
+    "block/left": 1,
+    "block/right": 2,
+    "block/add": 3,
+    "head": 4,
+    "w": 0,
+    "l": 1,
+    "r": 2,
+    "h": 4,
+}
+
+
+def row(family: str, name: str, *, growth: float = 1.0, agrees: bool = False) -> ComparisonRow:
+    return ComparisonRow(
+        name=name, family=family, status="same" if agrees else "different", index=INDEX[name], matched_by="name",
+        metrics={"rel_l2": 0.021, "growth": growth, "nonfinite_mismatch": 0}, needed=0.021,
+    )  # fmt: skip
+
+
+def sentence(*rows: ComparisonRow) -> str:
+    blame = blame_of(first_divergence(rows), LAYERS, lambda key: key)
+    return Comparison(rows=rows, blame=blame).sentence
+
+
+def test_a_value_is_computed_from_what_its_innermost_layer_reads() -> None:
+    assert set(SOURCES["activation/block/left"]) >= {"activation/dense", "param/l"}
+    assert "param/r" not in SOURCES["activation/block/left"]
+    assert set(SOURCES["activation/block/add"]) >= {"activation/block/left", "activation/block/right"}
+
+
+def test_a_gradient_is_computed_by_the_layers_that_read_its_value() -> None:
+    assert set(SOURCES["activation_grad/dense"]) >= {"activation_grad/block/left", "activation_grad/block/right"}
+    assert set(SOURCES["param_grad/l"]) >= {"activation_grad/block/left", "activation/dense"}
+    assert "activation_grad/block/right" not in SOURCES["param_grad/l"]
+
+
+def test_consequences_of_one_branch_are_not_in_the_other() -> None:
+    assert consequences(SOURCES, "activation/block/left") >= {"activation/block/add", "activation/head"}
+    assert "activation/block/right" not in consequences(SOURCES, "activation/block/left")
+    backward = consequences(SOURCES, "activation_grad/block/left")
+    assert {"activation_grad/dense", "param_grad/w", "param_grad/l", "input_grad/x"} <= backward
+    assert not {"param_grad/r", "param_grad/h", "activation_grad/head"} & backward
+
+
+def test_a_graph_with_a_circle_has_an_end() -> None:
+    circle = (
+        Layer(path="a", index=0, parent="b", inputs=("b",), outputs=("a",)),
+        Layer(path="b", index=1, parent="a", inputs=("a",), outputs=("b",)),
+    )
+    assert "activation/b" in consequences(sources_of(circle), "activation/a")
+
+
+def test_the_output_of_a_loop_is_made_of_what_its_last_layer_makes() -> None:
+    loop = (
+        Layer(path="loop", index=0, primitive="scan", inputs=("x",), outputs=("loop",)),
+        Layer(path="loop[0]/dense", index=1, parent="loop", inputs=("x",), outputs=("loop[0]/dense",)),
+        Layer(path="loop[1]/dense", index=2, parent="loop", inputs=("loop[0]/dense",), outputs=("loop[1]/dense",)),
+        Layer(path="head", index=3, inputs=("loop",), outputs=("head",)),
+    )
+    assert "activation/head" in consequences(sources_of(loop), "activation/loop[0]/dense")
+    assert "activation_grad/loop[0]/dense" in consequences(sources_of(loop), "activation_grad/head")
+
+
+def test_the_readers_of_a_value_are_the_innermost() -> None:
+    assert readers_of(LAYERS, "dense") == ("block/left", "block/right")
+    assert readers_of(LAYERS, "head") == ()
+
+
+def test_the_sentence_counts_consequences_and_names_the_layers_that_made_them() -> None:
+    found = sentence(
+        row("activation", "dense", agrees=True), row("activation", "head", agrees=True),
+        row("activation_grad", "head", agrees=True), row("activation_grad", "block/left", growth=50.0),
+        row("activation_grad", "dense"), row("param_grad", "w"), row("param_grad", "l"), row("param_grad", "h"),
+        row("input_grad", "x"), row("example_grad", "w"), row("example_grad", "h"),
+    )  # fmt: skip
+    assert found == (
+        "Backward only: forward agrees, backward first differs at `block/left` (rel_l2 2.1e-2, 50x its inputs, made in "
+        "`block/add`); 2 parameter gradients, 1 input gradient and 1 per-example gradient above it follow from that; "
+        "1 parameter gradient and 1 per-example gradient differ in addition."
+    )
+
+
+def test_an_error_that_is_made_anew_is_named() -> None:
+    found = sentence(row("activation", "dense", growth=200.0), row("activation", "block/left"),
+                     row("activation", "head", growth=30.0))  # fmt: skip
+    assert found == ("Forward first differs at `dense` (rel_l2 2.1e-2, 200x its inputs); error is made anew at `head`.")
+
+
+def test_gradients_of_parameters_alone_are_backward_only_too() -> None:
+    rows = (row("activation", "head", agrees=True), row("activation_grad", "head", agrees=True), row("param_grad", "w"))
+    assert sentence(*rows) == (
+        "Backward only: forward agrees, and so do the gradients of activations; 1 parameter gradient differs."
+    )

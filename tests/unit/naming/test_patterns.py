@@ -1,0 +1,65 @@
+"""Patterns and hints: what a spelling selects, and what was probably meant where it selects nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradscope.errors import UsageError
+from gradscope.naming import Selection
+from gradscope.naming.patterns import nearest_hint
+
+NAMES = ["block[0]/attn", "block[0]/mlp", "block[1]/attn", "head", "a.b"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "selected"),
+    [
+        ([], NAMES),
+        (["*"], NAMES),
+        (["block[0]/*"], ["block[0]/attn", "block[0]/mlp"]),
+        (["block[?]/attn"], ["block[0]/attn", "block[1]/attn"]),
+        (["a?b", "head"], ["head", "a.b"]),
+        (["a+b"], []),
+        ([r"re:.*attn|he.d"], ["block[0]/attn", "block[1]/attn", "head"]),
+        (["re:block"], []),
+    ],
+)
+def test_globs_take_brackets_literally_and_expressions_match_the_full_name(
+    patterns: list[str], selected: list[str]
+) -> None:
+    selection = Selection.parse(patterns)
+    assert [name for name in NAMES if selection.wants(name)] == selected
+
+
+def test_an_excluded_name_is_not_selected_under_any_of_its_spellings() -> None:
+    selection = Selection.parse(["head"], ["param/*"])
+    assert selection.wants("head", "activation/head")
+    assert not selection.wants("head", "param/head")
+
+
+def test_a_pattern_that_selects_nothing_is_refused_with_what_was_probably_meant() -> None:
+    Selection.parse(["head"], ["nothing"]).require_matches(NAMES)
+    with pytest.raises(UsageError, match="pattern 'heat' selects nothing") as refused:
+        Selection.parse(["*", "heat"]).require_matches(NAMES)
+    assert refused.value.hint == "did you mean head?"
+
+
+def test_an_invalid_expression_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"'re:\(' is not a regular expression"):
+        Selection.parse(["re:("])
+
+
+@pytest.mark.parametrize(
+    ("requested", "known", "hint"),
+    [
+        ("dense1", ["dense1x", "other"], "did you mean dense1x?"),
+        ("DENSE1", ["dense1", "dense2"], "did you mean dense1, dense2?"),
+        ("dense1", ["Dense1", "Dense1"], "did you mean Dense1?"),
+        ("zzz", ["a", "b", "a"], "there are a, b"),
+        ("zzz", [f"layer{n}" for n in range(1234)], "there are 1,234 names, such as layer0, layer1, layer2"),
+        ("zzz", [], "there are no names to select from"),
+        ("na\x1bme", ["na\x1bm"], "did you mean na\\x1bm?"),
+    ],
+)
+def test_hints_list_similar_names_once_ignoring_case(requested: str, known: list[str], hint: str) -> None:
+    assert nearest_hint(requested, known) == hint

@@ -1,0 +1,179 @@
+"""Checkpoints: each format gives the model back what was saved; what does not fit is told at once, by path."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gradscope.errors import DumpError, UsageError
+from gradscope.tracing.data.checkpoints import Checkpoint, variables_from_file
+from gradscope.tracing.data.key_map import KeyMap, read_key_map
+from tests.support.dumps import record, write
+
+VARIABLES: dict[str, Any] = {
+    "batch_stats": {"norm": {"mean": np.arange(3, dtype=np.float32)}},
+    "params": {
+        "head": {"bias": np.array(2.5, np.float32), "kernel": np.arange(6, dtype=np.float32).reshape(3, 2)},
+        "half": np.array([1.5, -0.0, 3e38], ml_dtypes.bfloat16),
+    },
+}
+NAMES = {"batch_stats/norm/mean", "params/head/bias", "params/head/kernel", "params/half"}
+
+
+def flat(separator: str = "/") -> dict[str, np.ndarray]:
+    leaves = jax.tree_util.tree_leaves_with_path(VARIABLES)
+    return {jax.tree_util.keystr(path, simple=True, separator=separator): leaf for path, leaf in leaves}
+
+
+def shapes(tree: Any = VARIABLES) -> Any:
+    return jax.eval_shape(lambda: tree)
+
+
+def load(path: Path, *lines: str, expected: Any = None) -> Checkpoint:
+    rules = path.with_suffix(".map")
+    rules.write_text("\n".join(lines))
+    return variables_from_file(path, shapes() if expected is None else expected, read_key_map(rules), dict)
+
+
+def assert_restored(found: Checkpoint) -> None:
+    assert jax.tree_util.tree_structure(found.variables) == jax.tree_util.tree_structure(VARIABLES)
+    for one, other in zip(jax.tree.leaves(found.variables), jax.tree.leaves(VARIABLES), strict=True):
+        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    assert found.notes == ()
+
+
+def npz(path: Path) -> Path:
+    np.savez(path / "saved.npz", **flat())
+    return path / "saved.npz"
+
+
+def npz_without_collections(path: Path) -> Path:
+    np.savez(path / "saved.npz", **{name.removeprefix("params/"): array for name, array in flat().items()})
+    return path / "saved.npz"
+
+
+def a_dump(path: Path) -> Path:
+    records = [
+        record("batch_stats/norm/mean", flat()["batch_stats/norm/mean"], family="state"),
+        *(record(n.removeprefix("params/"), a, family="param") for n, a in flat().items() if n.startswith("params/")),
+        record("dense", np.ones(3)),
+    ]
+    return write(path / "saved.npz", records)
+
+
+def safetensors(path: Path) -> Path:
+    library = pytest.importorskip("safetensors.numpy", reason="safetensors is absent: its files were NOT read back")
+    library.save_file(flat("."), str(path / "saved.safetensors"))
+    return path / "saved.safetensors"
+
+
+def flax_msgpack(path: Path) -> Path:
+    library = pytest.importorskip("flax.serialization", reason="Flax is absent: its checkpoints were NOT read back")
+    (path / "saved.msgpack").write_bytes(library.msgpack_serialize(VARIABLES))
+    return path / "saved.msgpack"
+
+
+def equinox(path: Path) -> Path:
+    library = pytest.importorskip("equinox", reason="Equinox is absent: its checkpoints were NOT read back")
+    library.tree_serialise_leaves(path / "saved.eqx", VARIABLES)
+    return path / "saved.eqx"
+
+
+def orbax(path: Path) -> Path:
+    library = pytest.importorskip("orbax.checkpoint", reason="Orbax is absent: its checkpoints were NOT read back")
+    with library.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path / "saved", jax.tree.map(np.asarray, VARIABLES))
+    return path / "saved"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("save", [npz, npz_without_collections, a_dump, safetensors, flax_msgpack, equinox, orbax])
+def test_what_was_saved_is_given_back_bfloat16_included(save: Callable[[Path], Path], tmp_path: Path) -> None:
+    assert_restored(load(save(tmp_path)))
+
+
+def test_everything_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
+    wrong = flat() | {"params/head/kernel": np.ones((2, 3), np.float32), "params/half": np.ones(3, np.int32)}
+    wrong["opt/step"] = np.zeros((), np.int32)
+    del wrong["batch_stats/norm/mean"]
+    np.savez(tmp_path / "saved.npz", **wrong)
+    with pytest.raises(DumpError) as refused:
+        load(tmp_path / "saved.npz")
+    for problem in (
+        "it lacks batch_stats/norm/mean float32[3]",
+        "params/head/kernel has shape [2, 3], expected [3, 2]",
+        "params/half is int32, expected bfloat16",
+        "the model has no opt/step int32[]",
+    ):
+        assert problem in refused.value.message
+    assert refused.value.hint is not None
+    assert "--map-keys" in refused.value.hint
+
+
+def test_names_are_mapped_by_rules_one_after_the_other(tmp_path: Path) -> None:
+    theirs = {name.replace("params/", "module.").replace("/", "."): array for name, array in flat().items()}
+    np.savez(tmp_path / "saved.npz", **theirs, **{"optimizer.step": np.zeros(3)})
+    rules = ("# theirs -> ours", r"^module\. -> params.", "", r"\. -> /", "^optimizer.* ->")
+    assert_restored(load(tmp_path / "saved.npz", *rules))
+
+
+def test_two_tensors_are_not_given_one_name(tmp_path: Path) -> None:
+    np.savez(tmp_path / "saved.npz", a=np.ones(3), b=np.ones(3))
+    with pytest.raises(DumpError, match="renames several tensors to c"):
+        load(tmp_path / "saved.npz", "a|b -> c", expected=shapes({"c": np.ones(3)}))
+
+
+@pytest.mark.parametrize("line", ["( -> x", r"a -> \2", "no arrow"])
+def test_a_line_that_is_no_rule_is_named(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UsageError, match=r"saved.map:2: .* is not a rule"):
+        load(npz(tmp_path), "# two lines", line)
+
+
+def test_a_tensor_keeps_the_dtype_it_was_saved_in_and_that_is_said(tmp_path: Path) -> None:
+    np.savez(tmp_path / "saved.npz", w=np.ones(3, ml_dtypes.bfloat16), b=np.ones(3, np.float64))
+    found = load(tmp_path / "saved.npz", expected=shapes({"w": np.ones(3, np.float32), "b": np.ones(3, np.float32)}))
+    assert found.variables["w"].dtype == ml_dtypes.bfloat16
+    assert found.notes == ("kept as in the checkpoint: 1 of bfloat16, where init makes float32",)
+
+
+def test_a_pickle_is_refused_whatever_it_is_called(tmp_path: Path) -> None:
+    for name in ("saved.pkl", "saved.npz", "saved.safetensors"):
+        (tmp_path / name).write_bytes(pickle.dumps(flat()))
+        with pytest.raises(DumpError):
+            load(tmp_path / name)
+    np.save(tmp_path / "object.npy", np.array([{}], object), allow_pickle=True)
+    with pytest.raises(DumpError):
+        load(tmp_path / "object.npy")
+
+
+@pytest.mark.parametrize("name", ["saved.keras", "saved.weights.h5"])
+def test_a_keras_file_is_for_keras(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DumpError, match="only the Keras model that wrote it can read it"):
+        variables_from_file(tmp_path / name, shapes(), KeyMap(), dict)
+
+
+@pytest.mark.parametrize("name", ["saved.npz", "saved.msgpack", "saved.eqx"])
+def test_a_checkpoint_that_is_missing_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DumpError, match=f"{name}: it cannot be opened"):
+        load(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["saved.npz", "saved.msgpack", "saved.eqx"])
+def test_a_checkpoint_that_is_damaged_is_refused(tmp_path: Path, name: str) -> None:
+    if name == "saved.msgpack":
+        pytest.importorskip("flax", reason="Flax is absent: a damaged checkpoint of it was NOT read")
+    (tmp_path / name).write_bytes(b"\x93NUMPY\x01\x00 nothing more")
+    with pytest.raises(DumpError):
+        load(tmp_path / name)
+
+
+def test_a_key_map_that_is_missing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DumpError, match=r"absent.map: it cannot be read as a key map"):
+        read_key_map(tmp_path / "absent.map")

@@ -1,0 +1,135 @@
+"""Targets: the search order, names with and without calls, and texts that are no targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gradscope.errors import UsageError
+from gradscope.tracing.loading.target import LiteralCall, Target, parse_target
+from gradscope.tracing.loading.zoo import zoo_file, zoo_names
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call_of(text: str) -> LiteralCall | None:
+    attribute = parse_target(text).attribute
+    assert attribute is not None
+    return attribute.call
+
+
+def test_the_zoo_has_the_models_of_the_tour() -> None:
+    assert set(zoo_names()) >= {"linear_regression", "mlp", "resnet50", "transformer"}
+    assert all(zoo_file(name).is_file() for name in zoo_names())
+
+
+@pytest.mark.parametrize("text", ["model.py", "missing.py", "./model.py", "runs/model.py", "runs/model"])
+def test_what_looks_like_a_path_is_one(text: str) -> None:
+    assert parse_target(text) == Target(text=text, rule="path", place=text)
+
+
+def test_a_file_of_any_name_is_a_path(folder: Path) -> None:
+    (folder / "resnet50").write_text("")
+    assert parse_target("resnet50").rule == "path"
+
+
+@pytest.mark.parametrize("text", ["resnet50", "resnet50:ResNet(depth=18)"])
+def test_a_zoo_name_is_found_where_no_file_or_module_is(text: str) -> None:
+    assert parse_target(text).rule == "zoo"
+
+
+def test_a_module_hides_the_zoo(folder: Path) -> None:
+    (folder / "resnet50.py").write_text("")
+    assert parse_target("resnet50").rule == "module"
+
+
+def test_a_folder_of_results_does_not_hide_the_zoo(folder: Path) -> None:
+    (folder / "resnet50").mkdir()
+    assert parse_target("resnet50").rule == "zoo"
+
+
+@pytest.mark.parametrize("text", ["json", "json:loads", "json.decoder:JSONDecoder", "no_such_package.module"])
+def test_modules_are_found_by_their_outermost_package(text: str) -> None:
+    assert parse_target(text).rule == "module"
+
+
+def test_finding_a_module_runs_nothing_of_it(folder: Path) -> None:
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").write_text("raise AssertionError('imported')")
+    assert parse_target("package.module:model").rule == "module"
+
+
+def test_a_name_may_be_dotted() -> None:
+    target = parse_target("model.py:configs.small")
+    assert target.place == "model.py"
+    assert target.attribute is not None
+    assert target.attribute.path == ("configs", "small")
+    assert target.attribute.call is None
+
+
+@pytest.mark.parametrize(
+    ("text", "positional", "keyword"),
+    [
+        ("m.py:Net()", (), {}),
+        ("m.py:Net(18)", (18,), {}),
+        ("m.py:Net(depth=18, image_size=32)", (), {"depth": 18, "image_size": 32}),
+        (
+            "m.py:nets.Net([1, -2.5], {'a': (None, True)}, name='x:y')",
+            ([1, -2.5], {"a": (None, True)}),
+            {"name": "x:y"},
+        ),
+        ("m.py: Net(1) ", (1,), {}),
+    ],
+)
+def test_a_call_takes_literals(text: str, positional: tuple[object, ...], keyword: dict[str, object]) -> None:
+    assert call_of(text) == LiteralCall(positional=positional, keyword=keyword)
+
+
+def test_a_call_hands_its_arguments_over() -> None:
+    assert LiteralCall(positional=("10",), keyword={"base": 2}).of(int) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "there is no file, module or zoo name"),
+        (":x", "before the colon"),
+        ("a:", "no name after the colon"),
+        ("a.b:c.d(", "'c.d(' is not a name, nor a call of one"),
+        ("a.b:c d", "'c d' is not a name, nor a call of one"),
+        ("a.b:c\0", "is not a name"),
+        ("a.b:3", "'3' is not a dotted name"),
+        ("a.b:c[0]", "'c[0]' is not a dotted name"),
+        ("a.b:f().g()", "'f()' is not a dotted name"),
+        ("a.b:f(x)", "argument 'x' is not a literal"),
+        ("a.b:f(x=open('y'))", "argument \"open('y')\" is not a literal"),
+        ("a.b:f({[]: 1})", "is not a literal"),
+        ("a.b:f(**{'x': 1})", "is not a keyword argument"),
+        ("a b", "neither a file nor the name of a module"),
+        ("a..b", "neither a file nor the name of a module"),
+        ("-x", "neither a file nor the name of a module"),
+    ],
+)
+def test_what_is_no_target_is_refused_with_the_forms_there_are(text: str, reason: str) -> None:
+    with pytest.raises(UsageError, match="does not name a model") as refused:
+        parse_target(text)
+    assert reason in refused.value.message
+    assert "package.module:NAME" in str(refused.value.hint)
+
+
+def test_a_misspelt_zoo_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="called 'resnet5'") as refused:
+        parse_target("resnet5")
+    assert refused.value.hint == "did you mean resnet50?"
+
+
+def test_a_file_named_without_its_suffix_is_answered_with_the_file(folder: Path) -> None:
+    (folder / "my-net.py").write_text("")
+    with pytest.raises(UsageError) as refused:
+        parse_target("mynet")
+    assert "my-net.py" in str(refused.value.hint)

@@ -1,0 +1,175 @@
+"""What the user's code raises: one line that says what and where, frames of their own files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from gradscope.errors import DumpError, MachineError, ModelError
+from gradscope.tracing.jaxpr import frames as one_of_our_modules
+from gradscope.tracing.user_frames import user_code
+
+MODEL = """
+import jax, jax.numpy as jnp
+
+def mismatched(w):
+    def body(carry, x):
+        return jnp.dot(carry, x), None          # line 6
+    return jax.lax.scan(body, w, jnp.ones((3, 5)))[0].sum()
+
+def branching(w):
+    return w.sum() if w.sum() > 0 else w.mean()  # line 10
+
+def looping(w):
+    return jax.lax.while_loop(lambda c: c < 3, lambda c: 2 * c, w.sum())  # line 13
+
+@jax.custom_vjp
+def tapped(x):
+    return x
+
+def forward(x):
+    return x, None
+
+def backward(_, cotangent):
+    raise KeyError("no residual")  # line 23
+
+tapped.defvjp(forward, backward)
+
+def custom(w):
+    return tapped(w).sum()  # line 28
+
+def calling_back(w):
+    def on_host(x):
+        raise ValueError("host says no")
+    jax.debug.callback(on_host, w.sum())
+    return w.sum()
+
+def endless(w):
+    return endless(w)
+
+def wordy(w):
+    raise RuntimeError("\\n\\n".join(f"line {n}" for n in range(100)))
+
+def leaving(w):
+    raise SystemExit(2)
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The functions above, in a real file of the working directory."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "model.py"
+    file.write_text(MODEL)
+    namespace: dict[str, Any] = {}
+    exec(compile(MODEL, str(file), "exec"), namespace)
+    return SimpleNamespace(**namespace)
+
+
+def failure(function: Callable[..., Any], *args: Any) -> ModelError:
+    with pytest.raises(ModelError) as failed, user_code("loss of model"):
+        jax.block_until_ready(jax.jit(jax.value_and_grad(function))(*args))
+    return failed.value
+
+
+def lines_shown(error: ModelError) -> list[str]:
+    """The frames of the model's file; the others are the test's own."""
+    return [line.strip() for line in error.user_frames.splitlines() if '"model.py"' in line]
+
+
+def test_an_error_inside_a_scan_of_a_jitted_function_keeps_the_users_way_there(model: SimpleNamespace) -> None:
+    error = failure(model.mismatched, jnp.ones(4))
+    complaint = "dot_general requires contracting dimensions to have the same shape, got (4,) and (5,)."
+    assert error.message == f"loss of model: TypeError: {complaint}"
+    assert lines_shown(error) == [
+        'File "model.py", line 7, in mismatched',
+        'File "model.py", line 6, in body',
+    ]
+    assert error.user_frames.endswith("return jnp.dot(carry, x), None          # line 6")
+
+
+def test_jaxs_own_explanation_and_link_are_kept(model: SimpleNamespace) -> None:
+    error = failure(model.branching, jnp.ones(4))
+    assert "TracerBoolConversionError: Attempted boolean conversion" in error.message
+    assert "See https://docs.jax.dev" in error.message
+    assert "JAX has removed its internal frames" not in error.message
+    assert lines_shown(error) == ['File "model.py", line 10, in branching']
+
+
+def test_an_error_found_by_a_transformation_names_the_operation_it_concerns(model: SimpleNamespace) -> None:
+    error = failure(model.looping, jnp.ones(4))
+    assert "Reverse-mode differentiation does not work for lax.while_loop" in error.message
+    assert lines_shown(error) == ['File "model.py", line 13, in looping']
+
+
+def test_an_error_in_a_backward_rule_names_the_rule_and_the_operation(model: SimpleNamespace) -> None:
+    error = failure(model.custom, jnp.ones(4))
+    assert error.message == "loss of model: KeyError: 'no residual'"
+    assert lines_shown(error) == ['File "model.py", line 28, in custom', 'File "model.py", line 23, in backward']
+
+
+def test_a_traceback_inside_an_errors_text_gives_way_to_its_last_line_and_its_frames_are_shown(
+    model: SimpleNamespace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    error = failure(model.calling_back, jnp.ones(4))
+    assert "ValueError: host says no" in error.message
+    assert "Traceback" not in error.message
+    assert lines_shown(error) == ['File "model.py", line 32, in on_host']
+    capfd.readouterr()  # JAX tells of it, too
+
+
+def test_endless_recursion_is_shown_in_a_few_lines(model: SimpleNamespace) -> None:
+    error = failure(model.endless, jnp.ones(4))
+    assert "RecursionError" in error.message
+    assert len(error.user_frames.splitlines()) < 10
+
+
+def test_a_long_text_is_cut_to_its_first_lines(model: SimpleNamespace) -> None:
+    error = failure(model.wordy, jnp.ones(4))
+    assert error.message == "loss of model: RuntimeError: line 0\nline 1\nline 2\nline 3\nline 4"
+
+
+def test_an_attempt_to_end_the_process_is_an_error_of_the_model(model: SimpleNamespace) -> None:
+    assert failure(model.leaving, jnp.ones(4)).message == "loss of model: SystemExit: 2"
+
+
+def test_the_frames_of_libraries_are_shown_only_where_there_are_no_others() -> None:
+    with pytest.raises(ModelError) as failed, user_code("reading"):
+        __import__("json").loads("{")
+    assert "test_user_frames.py" in failed.value.user_frames
+    assert "json" not in failed.value.user_frames.replace('__import__("json")', "")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")])
+def test_running_out_of_memory_is_the_machines_failure(error: Exception) -> None:
+    with pytest.raises(MachineError, match="running model: out of memory") as failed, user_code("running model"):
+        raise error
+    assert "--batch-size" in str(failed.value.hint)
+
+
+def test_memory_that_the_device_does_not_have_is_the_machines_failure() -> None:
+    with pytest.raises(MachineError, match="out of memory"), user_code("running model"):
+        jax.block_until_ready(jnp.zeros(1 << 45, jnp.float32))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), DumpError("refused"), GeneratorExit()])
+def test_interrupts_and_our_own_errors_pass_as_they_are(error: BaseException) -> None:
+    with pytest.raises(type(error)) as raised, user_code("loss"):
+        raise error
+    assert raised.value is error
+
+
+def test_an_error_of_our_own_making_is_not_blamed_on_the_user() -> None:
+    with pytest.raises(AttributeError), user_code("loss"):
+        one_of_our_modules.frame_tree(None)  # type: ignore[arg-type]
+
+
+def test_what_does_not_fail_is_left_alone() -> None:
+    with user_code("loss"):
+        pass

@@ -1,0 +1,215 @@
+"""Checkpoints of frameworks' modules: saved by the framework, and there again in what the module is run with."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradscope.capturing.execution.arguments import model_arguments
+from gradscope.errors import DumpError, UsageError
+from gradscope.frameworks.modules.input_spec import parse_input
+from gradscope.frameworks.modules.request import Request
+from gradscope.tracing.data.checkpoints import CheckpointRequest
+from gradscope.tracing.data.key_map import KeyMap
+from gradscope.tracing.loading.loader import load_model
+
+#: What Keras does when it saves.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+LINEN = """
+import flax.linen as nn
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(nn.Dropout(0.5, deterministic=False)(nn.BatchNorm(use_running_average=False)(x)))
+
+net = Net()
+"""
+
+EQUINOX = """
+import equinox as eqx
+import jax
+
+class Net(eqx.Module):
+    mlp: eqx.nn.MLP
+    scale: float
+
+    def __init__(self, seed):
+        self.mlp, self.scale = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(seed)), float(seed)
+
+    def __call__(self, x):
+        return self.mlp(x) * self.scale
+
+net = Net(1)
+"""
+
+KERAS = """
+import keras
+
+layers = [keras.layers.Dense(3, name="a"), keras.layers.Dense(2, name="b")]
+net = keras.Sequential([keras.Input((4,)), *layers])
+
+class Late(keras.Sequential):
+    def __init__(self):
+        super().__init__([keras.layers.Dense(3, name="a"), keras.layers.Dense(2, name="b")])
+"""
+
+
+def variables(path: Path | None, name: str = "net", key_map: KeyMap | None = None) -> Any:
+    """The variables that `gradscope dump net.py:NAME --checkpoint PATH` runs with."""
+    request = Request(inputs=(parse_input("float32[8,4]"),), loss="mean", checkpoint=path)
+    model = load_model(f"net.py:{name}", request)
+    checkpoint = None if path is None else CheckpointRequest(path=path, key_map=key_map or KeyMap())
+    return model_arguments(model, seed=0, checkpoint=checkpoint).make()[0]
+
+
+def test_linen_variables_come_from_msgpack_and_random_keys_from_init(folder: Path) -> None:
+    serialization = pytest.importorskip("flax.serialization", reason="flax is not installed")
+    (folder / "net.py").write_text(LINEN)
+    made = variables(None)
+    saved = {name: jax.tree.map(lambda leaf: leaf + 1, tree) for name, tree in made.items() if name != "rngs"}
+    (folder / "saved.msgpack").write_bytes(serialization.to_bytes(saved))
+    found = variables(folder / "saved.msgpack")
+    assert jax.tree.structure(found) == jax.tree.structure(made)
+    jax.tree.map(np.testing.assert_array_equal, {name: found[name] for name in saved}, saved)
+    assert set(made) - set(saved) == {"rngs"}
+    jax.tree.map(lambda one, other: np.testing.assert_array_equal(*map(jax.random.key_data, (one, other))),
+                 found["rngs"], made["rngs"])  # fmt: skip
+
+
+def test_an_equinox_module_reads_its_own_format(folder: Path) -> None:
+    eqx = pytest.importorskip("equinox", reason="equinox is not installed")
+    (folder / "net.py").write_text(EQUINOX)
+    variables(None)
+    mlp = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(2))
+    with (folder / "saved.eqx").open("wb") as file:
+        eqx.tree_serialise_leaves(file, (mlp, 2.0))  # the fields of a module in their order
+    found = variables(folder / "saved.eqx")["params"]
+    np.testing.assert_array_equal(found["mlp/layers/0/weight"], mlp.layers[0].weight)
+    np.testing.assert_array_equal(found["mlp/layers/1/bias"], mlp.layers[1].bias)
+
+
+def test_what_a_framework_reads_by_place_is_not_renamed(folder: Path) -> None:
+    eqx = pytest.importorskip("equinox", reason="equinox is not installed")
+    (folder / "net.py").write_text(EQUINOX)
+    variables(None)
+    eqx.tree_serialise_leaves(folder / "saved.eqx", (eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(2)), 2.0))
+    with pytest.raises(UsageError, match="was read by the model's framework, where no tensor goes by its name"):
+        variables(folder / "saved.eqx", key_map=KeyMap(((re.compile("a"), "b"),)))
+
+
+@pytest.mark.parametrize("saved", ["net", "(net, 3.0)"])
+def test_an_equinox_file_of_another_module_is_told_all_that_differs(folder: Path, saved: str) -> None:
+    eqx = pytest.importorskip("equinox", reason="equinox is not installed")
+    (folder / "net.py").write_text(EQUINOX)
+    variables(None)
+    mlp = eqx.nn.MLP(4, 2, 7, 1, key=jax.random.key(2), dtype=jnp.bfloat16)
+    with (folder / "saved.eqx").open("wb") as file:
+        eqx.tree_serialise_leaves(file, (mlp, *((2.0, 3.0) if saved != "net" else ())))
+    with pytest.raises(DumpError) as refused:
+        variables(folder / "saved.eqx")
+    parts = [f"mlp/layers/{layer}/{part}" for layer in (0, 1) for part in ("weight", "bias")]
+    told = [f"{part} is bfloat16, expected float32" for part in parts]
+    told += [
+        "mlp/layers/0/weight has shape [7, 4], expected [8, 4]",
+        "mlp/layers/0/bias has shape [7], expected [8]",
+        "mlp/layers/1/weight has shape [2, 7], expected [2, 8]",
+        "it lacks scale float32[]" if saved == "net" else "the model has no tensor 5 float64[]",
+    ]
+    start = f"{folder / 'saved.eqx'} is not a checkpoint of this module: "
+    assert refused.value.message.startswith(start)
+    assert sorted(refused.value.message.removeprefix(start).split("; ")) == sorted(told)
+
+
+def a_model(*layers: tuple[int, str]) -> Any:
+    keras = pytest.importorskip("keras", reason="keras is not installed")
+    return keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(width, name=name) for width, name in layers)])
+
+
+@pytest.mark.parametrize("name", ["saved.weights.h5", "saved.keras"])
+@pytest.mark.parametrize("target", ["net", "Late"])
+def test_a_keras_model_reads_its_own_weights(folder: Path, name: str, target: str) -> None:
+    (folder / "net.py").write_text(KERAS)
+    other = a_model((3, "a"), (2, "of another name"))
+    if name == "saved.keras":
+        other.compile("adam", "mse")
+        other.save(folder / name)
+    else:
+        other.save_weights(folder / name)
+    found = variables(folder / name, target)["params"]
+    assert len(found) == len(other.weights)
+    for (path, one), weight in zip(found.items(), other.weights, strict=True):
+        assert path.rpartition("/")[2] == weight.name
+        np.testing.assert_array_equal(one, weight)
+
+
+def test_what_a_keras_file_would_build_is_not_looked_at(folder: Path) -> None:
+    (folder / "net.py").write_text(KERAS)
+    (folder / "trap.py").write_text("from pathlib import Path\nPath('sprung').touch()\nclass Net: ...\n")
+    a_model((3, "a"), (2, "b")).save(folder / "made.keras")
+    trap = {"module": "trap", "class_name": "Net", "config": {}, "registered_name": "trap>Net"}
+    with zipfile.ZipFile(folder / "made.keras") as made, zipfile.ZipFile(folder / "saved.keras", "w") as saved:
+        saved.writestr("model.weights.h5", made.read("model.weights.h5"))
+        saved.writestr("config.json", json.dumps(trap))
+    assert len(variables(folder / "saved.keras")["params"]) == 4
+    assert not (folder / "sprung").exists()
+
+
+@pytest.mark.parametrize("kind", ["array", "link"])
+def test_a_keras_file_whose_numbers_lie_elsewhere_lacks_them(folder: Path, kind: str) -> None:
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    (folder / "net.py").write_text(KERAS)
+    (folder / "secret").write_bytes(bytes(48))
+    a_model((3, "a"), (2, "b")).save_weights(folder / "saved.weights.h5")
+    with h5py.File(folder / "saved.weights.h5", "r+") as file:
+        weights = file["layers/dense/vars"]
+        del weights["0"]
+        if kind == "array":
+            weights.create_dataset("0", (4, 3), "f4", external=[(str(folder / "secret"), 0, 48)])
+        else:
+            weights["0"] = h5py.ExternalLink(str(folder / "saved.weights.h5"), "/layers/dense/vars/1")
+    with pytest.raises(DumpError, match=r"it lacks layers/dense/vars/0 \(a\) float32\[4, 3\]$"):
+        variables(folder / "saved.weights.h5")
+
+
+@pytest.mark.parametrize("name", ["saved.weights.h5", "saved.keras"])
+def test_a_keras_file_of_another_model_is_told_all_that_differs(folder: Path, name: str) -> None:
+    (folder / "net.py").write_text(KERAS)
+    other = a_model((5, "a"), (2, "b"), (1, "c"))
+    (other.save if name == "saved.keras" else other.save_weights)(folder / name)
+    with pytest.raises(DumpError) as refused:
+        variables(folder / name)
+    assert refused.value.message == f"{folder / name} is not a checkpoint of this module: " + "; ".join([
+        "layers/dense/vars/0 (a) has shape [4, 5], expected [4, 3]",
+        "layers/dense/vars/1 (a) has shape [5], expected [3]",
+        "layers/dense_1/vars/0 (b) has shape [5, 2], expected [3, 2]",
+        "the model has no layers/dense_2/vars/0 (c) float32[2, 1]",
+        "the model has no layers/dense_2/vars/1 (c) float32[1]",
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [(EQUINOX, "saved.eqx"), (KERAS, "saved.weights.h5"), (KERAS, "saved.keras")],
+    ids=["Equinox", "Keras' weights", "a whole model of Keras"],
+)
+@pytest.mark.parametrize("content", [None, b"something else"], ids=["missing", "damaged"])
+def test_a_file_that_is_missing_or_damaged_is_refused(
+    source: str, name: str, content: bytes | None, folder: Path
+) -> None:
+    pytest.importorskip("equinox", reason="equinox is not installed")
+    pytest.importorskip("keras", reason="keras is not installed")
+    (folder / "net.py").write_text(source)
+    if content is not None:
+        (folder / name).write_bytes(content)
+    with pytest.raises(DumpError, match=re.escape(str(folder / name))):
+        variables(folder / name)

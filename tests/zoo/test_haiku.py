@@ -1,0 +1,203 @@
+"""Haiku functions: transformed by the user, by a class of modules, or not yet; the same numbers as Haiku alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradscope.errors import ModelError, UsageError
+from tests.zoo import held
+
+pytest.importorskip("haiku", reason="dm-haiku is not installed: pip install 'gradscope-jax[haiku]'")
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+NET = """
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+class Block(hk.Module):
+    def __call__(self, x, is_training):
+        x = hk.BatchNorm(True, True, 0.9)(hk.Linear(4, name="fc")(x), is_training)
+        return hk.dropout(hk.next_rng_key(), 0.5 if is_training else 0.0, jax.nn.relu(x))
+
+class Net(hk.Module):
+    def __init__(self, classes=3, name=None):
+        super().__init__(name)
+        self.classes = classes
+        self.block = Block(name="own")
+    def __call__(self, x, is_training, *, scale):
+        x = Block(name="first")(x, is_training)
+        x = hk.layer_stack(2)(lambda x: jnp.tanh(hk.Linear(4, name="stacked")(x)))(x)
+        x = self.block(x, is_training) * scale[:, None]
+        return hk.Linear(self.classes, name="head")(x), {"features": x}
+
+def forward(x):
+    return hk.nets.MLP([4, 2], name="mlp")(x)
+
+stateless = hk.transform(forward)
+stateful = hk.transform_with_state(lambda x, is_training, scale: Net(name="net")(x, is_training, scale=scale))
+
+def recurrent(x):
+    core = hk.LSTM(4, name="core")
+    outputs, _ = hk.dynamic_unroll(core, x, core.initial_state(x.shape[1]))
+    return outputs
+
+def init(key):
+    return {}
+"""
+
+
+def intercepted(run: Callable[[], Any], added: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    """What a function returns, and what each module that it calls returned, by its name.
+
+    Args:
+        run: The function.
+        added: What to add to it first.
+    """
+    seen: dict[str, Any] = {}
+
+    def keep(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        returned, name = call(*args, **kwargs), context.module.module_name.replace("/~/", "/")
+        if context.method_name == "__call__" and returned is not None:
+            returned = seen[name] = returned + added[name] if added and name in added else returned
+        return returned
+
+    with hk.intercept_methods(keep):
+        return run(), seen
+
+
+@pytest.mark.parametrize("name", ["Net(classes=3)", "stateful"])
+def test_gradients_activations_and_state_are_haikus_own(folder: Path, name: str) -> None:
+    target = f"{held.source(folder, NET)}:{name}"
+    seen = held.dump(target, "float32[6,4]", "scale=float32[6]", loss="cross-entropy")
+    from net import Net
+
+    batch = held.family(seen, "input")
+    own = {} if name.startswith("Net") else {"name": "net"}
+    net = hk.transform_with_state(lambda x, is_training, scale: Net(**own)(x, is_training, scale=scale))
+    params, state = jax.eval_shape(lambda: net.init(jax.random.key(0), jnp.zeros((6, 4)), True, jnp.zeros(6)))
+    params, state = (filled(tree, seen, prefix) for tree, prefix in ((params, "param"), (state, "state/state")))
+    key = jax.random.wrap_key_data(seen["state/rngs/key"])
+    arguments = (key, batch["x"], True, batch["scale"])
+
+    def loss(params: Any) -> Any:
+        (logits, _), updated = net.apply(params, state, *arguments)
+        return held.cross_entropy(logits, batch["labels"]), updated
+
+    (value, updated), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+    assert seen.loss == pytest.approx(float(value), rel=1e-6)
+    held.assert_gradients(seen, gradients)
+    aux = held.family(seen, "aux")
+    held.assert_same_tensors(
+        {name: aux[name] for name in aux if name.startswith("state/")},
+        {f"state/{name}": each for name, each in held.by_path(updated).items()},
+    )
+    stacked = next(each for name, each in params.items() if name.endswith("stacked"))
+    _, expected = intercepted(lambda: net.apply(params, state, *arguments))
+    expected = {name: each for name, each in expected.items() if not isinstance(each, jax.core.Tracer)}  # a scan's
+    del expected["net/__layer_stack_no_per_layer"]  # for which Haiku opens no scope
+    x = expected["net/first"]
+    for turn, kernel in enumerate(stacked["w"]):
+        expected[f"net[{turn}]/stacked"] = x @ kernel + stacked["b"][turn]
+        x = jnp.tanh(expected[f"net[{turn}]/stacked"])
+    expected["net"] = expected["net"][0]  # the other output leaves beside the loss
+    held.assert_activations(seen, expected)
+    assert {"net/first/fc", "net/own", "net/head"} <= expected.keys()
+    held.assert_layers_hold_parameters(seen)
+
+
+def filled(tree: Any, seen: held.Dump, prefix: str) -> Any:
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: seen[f"{prefix}/{jax.tree_util.keystr(path, simple=True, separator='/')}"], tree
+    )
+
+
+@pytest.mark.parametrize("name", ["forward", "stateless"])
+def test_a_function_is_a_target_transformed_or_not(folder: Path, name: str) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:{name}", "float32[6,4]", loss="sum", train=False)
+    from net import stateless
+
+    params = filled(jax.eval_shape(stateless.init, jax.random.key(0), jnp.zeros((6, 4))), seen, "param")
+    gradients = jax.grad(lambda params: stateless.apply(params, None, seen["input/x"]).sum())(params)
+    held.assert_gradients(seen, gradients)
+    assert {"mlp/linear_0", "mlp/linear_1"} <= {layer.path for layer in seen.layers}
+
+
+def test_arguments_that_a_class_does_not_take_are_told_before_it_is_made(folder: Path) -> None:
+    target = held.source(folder, NET)
+    with pytest.raises(UsageError, match=r"Net\(width=3\) does not fit its signature \(classes=3, name=None\)"):
+        held.dump(f"{target}:Net(width=3)", "float32[6,4]")
+    with pytest.raises(UsageError, match=r"^Net takes \(x, is_training, \*, scale\), and received float32\[6,4\]"):
+        held.dump(f"{target}:Net", "float32[6,4]")
+
+
+def test_a_module_that_fails_tells_the_users_line(folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"^init of net.Net\(classes='three'\): ") as failed:
+        held.dump(f"{held.source(folder, NET)}:Net(classes='three')", "float32[6,4]", "scale=float32[6]")
+    assert 'name="head"' in failed.value.user_frames
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("name", "arguments", "layers"),
+    [
+        # Its logits begin as zeros, and with them all gradients, unless it is told otherwise.
+        ("ResNet50", {"num_classes": 5, "logits_config": {"w_init": None}}, 234),
+        ("MobileNetV1", {"num_classes": 5}, 124),
+    ],
+)
+def test_models_of_haiku(folder: Path, name: str, arguments: dict[str, Any], layers: int) -> None:
+    call = ", ".join(f"{name}={value}" for name, value in arguments.items())
+    seen = held.dump(f"haiku.nets:{name}({call})", "float64[2,32,32,3]", loss="cross-entropy")
+    net = hk.transform_with_state(lambda x: getattr(hk.nets, name)(**arguments)(x, is_training=True))
+    batch = held.family(seen, "input")
+    shapes = jax.eval_shape(net.init, jax.random.key(0), batch["inputs"])
+    params, state = (filled(tree, seen, prefix) for tree, prefix in zip(shapes, ("param", "state/state"), strict=True))
+
+    def run(params: Any, added: Any) -> Any:
+        return intercepted(lambda: net.apply(params, state, None, batch["inputs"]), added)
+
+    def loss(params: Any, added: Any) -> Any:
+        (logits, _), captured = run(params, added)
+        return held.cross_entropy(logits, batch["labels"]), captured
+
+    added = held.zeros_like_arrays(lambda: run(params, None)[1])
+    stepped = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(params, added)
+    (value, captured), (gradients, of_layers) = stepped
+    assert seen.loss == pytest.approx(float(value), rel=1e-9)
+    held.assert_gradients(seen, gradients)
+    held.assert_layers_hold_parameters(seen)
+    assert len(captured) == layers
+    idle = {each for each in captured if each.endswith("flatten")}  # it is flat already
+    held.assert_activations(seen, captured, idle)
+    held.assert_activation_gradients(seen, {each: of_layers[each] for each in of_layers.keys() - idle})
+
+
+def test_a_core_unrolled_by_a_scan_is_measured_in_every_turn(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:recurrent", "float32[3,2,4]", loss="mse")
+    from net import recurrent
+
+    net, batch = hk.transform(recurrent), held.family(seen, "input")
+    params = filled(jax.eval_shape(net.init, jax.random.key(0), batch["x"]), seen, "param")
+    gradients = jax.grad(lambda params: jnp.square(net.apply(params, None, batch["x"]) - batch["labels"]).mean())(
+        params
+    )
+    held.assert_gradients(seen, gradients)
+    held.assert_layers_hold_parameters(seen)
+
+    def step(x: Any, state: Any) -> Any:
+        core = hk.LSTM(4, name="core")
+        return core(x, state)
+
+    state = hk.LSTMState(hidden=jnp.zeros((2, 4)), cell=jnp.zeros((2, 4)))
+    expected = {}
+    for turn, x in enumerate(batch["x"]):
+        _, state = hk.transform(step).apply(params, None, x, state)
+        expected[f"core[{turn}]"] = state
+    held.assert_activations(seen, expected)
