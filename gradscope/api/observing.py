@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ParamSpec, SupportsIndex
 
 from gradscope.api.reading import Dump
-from gradscope.capturing.execution.calls import indices
+from gradscope.capturing.execution.function_call import indices
 from gradscope.capturing.gradients import Question, gradients_of
 from gradscope.capturing.records.distributed import Writer, dump_writer, reading_for
 from gradscope.capturing.records.measure import TensorReading
