@@ -47,7 +47,7 @@ def _moment(loops: Sequence[Loop], order: int, iteration: Iteration) -> Moment:
     for loop, turn in zip(loops, iteration, strict=True):
         if loop.length is None:
             turn = 0  # noqa: PLW2901 - of a `while`, only one iteration is observed
-        elif loop.backwards:
+        elif loop.reverse:
             turn = loop.length - 1 - turn  # noqa: PLW2901
         moment += [loop.order, turn]
     return (*moment, order)
