@@ -54,6 +54,13 @@ class Case:
         return variables, jax.tree.map(np.asarray, batch)
 
 
+class ShortResNet(resnet50.ResNet):
+    """A ResNet of the first block of each stage, and of one more, whose shortcut is not projected."""
+
+    def blocks(self) -> list[resnet50.Block]:
+        return [each for each in super().blocks() if each.name.endswith("block1") or each.name == "stage1_block2"]
+
+
 def _transformer(**options: bool) -> tuple[Any, str]:
     sizes = {"layers": 2, "width": 8, "heads": 2, "vocabulary": 11, "length": 5}
     arguments = ", ".join(f"{name}={value}" for name, value in {**sizes, **options}.items())
@@ -65,13 +72,19 @@ def _resnet(depth: int, image_size: int) -> tuple[Any, str]:
     return resnet50.ResNet(depth, 10, image_size), f"{FOLDER / 'resnet50.py'}:ResNet({arguments})"
 
 
+def _short_resnet(depth: int, image_size: int) -> tuple[Any, str]:
+    arguments = f"depth={depth}, classes=10, image_size={image_size}"
+    return ShortResNet(depth, 10, image_size), f"{__file__}:ShortResNet({arguments})"
+
+
 def _cases() -> dict[str, Case]:
     found = {
         "linear_regression": ((linear_regression, "linear_regression"), explicit.linear_regression, False, 32),
         "mlp": ((mlp, "mlp"), explicit.mlp, False, 8),
         "transformer, scanned and checkpointed": (_transformer(), explicit.transformer, False, 2),
         "transformer, unrolled": (_transformer(unroll=True, checkpoint=False), explicit.transformer, False, 2),
-        "resnet18": (_resnet(18, 32), explicit.resnet, True, 2),
+        "resnet18, short": (_short_resnet(18, 32), explicit.resnet, True, 2),
+        "resnet50, short": (_short_resnet(50, 64), explicit.resnet, True, 2),
         "resnet50": (_resnet(50, 64), explicit.resnet, True, 2),
     }
     return {
@@ -82,3 +95,6 @@ def _cases() -> dict[str, Case]:
 
 #: By name.
 ZOO = _cases()
+
+#: Without the one that takes minutes, and is held to PyTorch: its blocks are those of the short one, more of them.
+QUICK = {name: case for name, case in ZOO.items() if name != "resnet50"}
