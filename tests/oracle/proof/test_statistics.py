@@ -55,7 +55,7 @@ INPUTS = {
         "stage1_block1": ["stem/pool"],
         "stage2_block1/proj_conv": ["stage1_block2/relu2"],
         "stage2_block1/add": ["stage2_block1/proj_bn", "stage2_block1/bn2"],
-        "stage3_block1/bn1": ["stage3_block1/conv1"],
+        "stage2_block1/bn1": ["stage2_block1/conv1"],
         "head": ["pool"],
     },
 }

@@ -46,8 +46,7 @@ class Proof:
         return {f"{family}/block"} if "scanned" in self.case.name else set()
 
 
-# ResNet-18 is proved operation by operation, which is more.
-@pytest.fixture(scope="module", params=[name for name in QUICK if name != "resnet18, short"])
+@pytest.fixture(scope="module", params=list(QUICK))
 def proof(request: pytest.FixtureRequest) -> Iterator[Proof]:
     case = ZOO[request.param]
     with in_float64():
