@@ -28,7 +28,7 @@ def isolate(
     force: options.Force = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Writes one layer as a script of plain jax.lax, with its inputs, cotangents and expected values.
+    """Write one layer as a script of plain jax.lax, with its inputs, cotangents and expected values.
 
     The script needs only jax and numpy. It prints the errors of the layer and of its VJP, and exits 0 where they are
     within tolerance. The model file is imported and run with your rights.
