@@ -55,6 +55,11 @@ def test_a_block_that_is_not_current_is_found(tmp_path: Path, refreshed: Callabl
     assert fresh.endswith("\n<!-- end -->\nbehind\n")
 
 
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=relative)
+def test_no_code_of_a_docstring_slips_into_a_table(page: Path) -> None:
+    assert [line for line in text_of(page).splitlines() if line.startswith("| ") and ">>>" in line] == []
+
+
 def test_the_script_says_which_page_is_not_current() -> None:
     command = [sys.executable, str(REPOSITORY / "scripts" / "docs"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -91,6 +96,14 @@ def test_every_law_has_the_test_that_the_page_names() -> None:
     tests = "\n".join(text_of(path) for path in (REPOSITORY / "tests").rglob("test_*.py"))
     assert named
     assert {name for name in named if f"def {name}(" not in tests} == set()
+
+
+def test_every_data_type_of_the_page_is_defined() -> None:
+    (section,) = re.findall(r"^## Data types\n(.*?)^## ", text_of(DOCS / "architecture.md"), re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", section, re.MULTILINE))))
+    source = "\n".join(text_of(path) for path in (REPOSITORY / "gradscope").rglob("*.py"))
+    assert named
+    assert {name for name in named if not re.search(rf"^class {name}\b", source, re.MULTILINE)} == set()
 
 
 def test_every_page_that_the_source_cites_exists() -> None:

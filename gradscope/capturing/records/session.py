@@ -85,7 +85,7 @@ class Session:
     def loss(self) -> float | None:
         """Returns the loss; None where it was not requested."""
         loss = self._run.observed.loss
-        return None if loss is None else float(np.asarray(loss))
+        return None if loss is None or np.iscomplexobj(loss) else float(np.asarray(loss))
 
     def facts(self) -> RunFacts:
         """Returns what the session knows of the run: its layers, ledger and loss."""

@@ -27,14 +27,14 @@ SMOOTH: dict[str, tuple[Callable[[float], float], float]] = {
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_a_derivative_is_as_close_as_it_says(name: str) -> None:
+def test_a_derivative_is_within_its_error_estimate(name: str) -> None:
     function, slope = SMOOTH[name]
     found = finite_difference(function, EPSILON)
     assert abs(found.value - slope) <= 16 * (found.truncation + found.rounding)
     assert found.truncation + found.rounding <= 1e-6 * max(1.0, EPSILON * 1e12 * abs(function(0.0)))
 
 
-def test_a_function_of_few_digits_admits_to_more_error() -> None:
+def test_a_function_of_few_digits_has_a_larger_error_estimate() -> None:
     def rounded(h: float) -> float:
         return float(np.float32(math.sin(h + 1.0)))
 
@@ -54,7 +54,7 @@ def test_a_function_of_few_digits_admits_to_more_error() -> None:
         (math.exp, False),
     ],
 )
-def test_a_kink_is_told_from_a_curve(function: Callable[[float], float], differ: bool) -> None:
+def test_a_kink_is_distinguished_from_a_curve(function: Callable[[float], float], differ: bool) -> None:
     assert one_sided_derivatives(function, EPSILON).differ is differ
 
 
@@ -79,19 +79,19 @@ def test_a_missing_gradient_is_wrong_and_a_zero_of_zero_is_correct() -> None:
     assert outcome(claim(math.sin, math.nan), at_home).status == "wrong"
 
 
-def test_what_differences_cannot_tell_is_not_checked() -> None:
+def test_an_inconclusive_difference_is_not_checked() -> None:
     assert outcome(claim(lambda h: math.nan, 1.0), at_home).status == "not checked"
     few_digits = Claim(loss_at=lambda h: round(100.0 * (1.0 + h)) / 100.0, derivative=1.0, scale=1.0, epsilon=0.01)
     assert outcome(few_digits, at_home).status == "not checked"
 
 
-def test_at_a_kink_any_slope_between_the_sides_is_excused_where_it_is_right_beside() -> None:
-    beside = claim(lambda h: abs(h + 1.0), 1.0)
+def test_at_a_kink_any_slope_between_the_one_sided_derivatives_passes_if_it_is_right_nearby() -> None:
+    nearby = claim(lambda h: abs(h + 1.0), 1.0)
     for derivative in (-1.0, 0.5, 1.0):
-        assert outcome(claim(abs, derivative), lambda: beside).status == "not smooth here"
+        assert outcome(claim(abs, derivative), lambda: nearby).status == "not smooth here"
     assert outcome(claim(abs, 0.5), lambda: claim(lambda h: abs(h + 1.0), 2.0)).status == "wrong"
 
 
-def test_where_every_point_is_a_kink_a_claim_must_lie_between_the_sides() -> None:
+def test_where_every_point_is_a_kink_a_claim_must_be_between_the_one_sided_derivatives() -> None:
     assert outcome(claim(abs, 0.3), lambda: claim(abs, 0.3)).status == "not smooth here"
     assert outcome(claim(abs, 1.3), lambda: claim(abs, 1.3)).status == "wrong"

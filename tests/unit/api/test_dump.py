@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gradscope as gs
-from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
 from gradscope.dump.record import Record, SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump, MemoryWriter
 from gradscope.errors import MissingKeyError, UsageError
@@ -31,7 +31,7 @@ def dump_of(*records: Record) -> gs.Dump:
     writer = MemoryWriter()
     for each in records:
         writer.add(each)
-    return gs.Dump(writer.dump(writer.commit()))
+    return gs.Dump(writer.dump(writer.commit(RunFacts())))
 
 
 DUMP = dump_of(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gradscope.errors import UsageError
-from gradscope.frameworks.modules.input_spec import InputSpec, Values, examples, parse_input, with_batch_size
+from gradscope.frameworks.modules.input_spec import InputSpec, InputValues, examples, parse_input, with_batch_size
 
-NORMAL = Values(kind="normal", numbers=(0, 1))
+NORMAL = InputValues(kind="normal", numbers=(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -17,19 +17,19 @@ NORMAL = Values(kind="normal", numbers=(0, 1))
         ("bfloat16[]", None, "bfloat16", (), NORMAL),
         ("x=float32[2, 3]", "x", "float32", (2, 3), NORMAL),
         ("complex64[2]", None, "complex64", (2,), NORMAL),
-        ("bool[4]", None, "bool", (4,), Values(kind="uniform", numbers=(0, 2))),
-        ("graph/nodes=int32[4]", "graph/nodes", "int32", (4,), Values(kind="uniform", numbers=(0, 2))),
-        ("int32[8,128]:0..30522", None, "int32", (8, 128), Values(kind="uniform", numbers=(0, 30522))),
-        ("float32[1]:-1.5..2e3", None, "float32", (1,), Values(kind="uniform", numbers=(-1.5, 2000))),
-        ("float32[1]:uniform(-1, 1)", None, "float32", (1,), Values(kind="uniform", numbers=(-1, 1))),
+        ("bool[4]", None, "bool", (4,), InputValues(kind="uniform", numbers=(0, 2))),
+        ("graph/nodes=int32[4]", "graph/nodes", "int32", (4,), InputValues(kind="uniform", numbers=(0, 2))),
+        ("int32[8,128]:0..30522", None, "int32", (8, 128), InputValues(kind="uniform", numbers=(0, 30522))),
+        ("float32[1]:-1.5..2e3", None, "float32", (1,), InputValues(kind="uniform", numbers=(-1.5, 2000))),
+        ("float32[1]:uniform(-1, 1)", None, "float32", (1,), InputValues(kind="uniform", numbers=(-1, 1))),
         ("float32[1]:normal", None, "float32", (1,), NORMAL),
-        ("float32[1]:normal(0.1,.3)", None, "float32", (1,), Values(kind="normal", numbers=(0.1, 0.3))),
-        ("mask=int32[8]:1", "mask", "int32", (8,), Values(kind="constant", numbers=(1,))),
-        ("uint8[8]:0..256", None, "uint8", (8,), Values(kind="uniform", numbers=(0, 256))),
+        ("float32[1]:normal(0.1,.3)", None, "float32", (1,), InputValues(kind="normal", numbers=(0.1, 0.3))),
+        ("mask=int32[8]:1", "mask", "int32", (8,), InputValues(kind="constant", numbers=(1,))),
+        ("uint8[8]:0..256", None, "uint8", (8,), InputValues(kind="uniform", numbers=(0, 256))),
     ],
 )
 def test_a_spec_says_name_dtype_shape_and_values(
-    text: str, name: str | None, dtype: str, shape: tuple[int, ...], values: Values
+    text: str, name: str | None, dtype: str, shape: tuple[int, ...], values: InputValues
 ) -> None:
     assert parse_input(text) == InputSpec(name=name, dtype=dtype, shape=shape, values=values)
 
