@@ -22,7 +22,7 @@ class ExecutionOrder:
 
     @classmethod
     def of_trace(cls, trace: Trace) -> ExecutionOrder:
-        """Return the order of all sites and layers of a traced loss."""
+        """Returns the order of all sites and layers of a traced loss."""
         sites = [(site.loops, site.order) for site in trace.sites]
         layers = [(layer.frame.loops, layer.order) for layer in trace.layers]
         return cls(key for loops, order in sites + layers for key in _keys(loops, order))
@@ -46,7 +46,7 @@ def _key(loops: Sequence[Loop], order: int, iteration: IterationIndex) -> OrderK
     for loop, turn in zip(loops, iteration, strict=True):
         if loop.length is None:
             turn = 0  # noqa: PLW2901 - of a `while`, only one iteration is observed
-        elif loop.backwards:
+        elif loop.reverse:
             turn = loop.length - 1 - turn  # noqa: PLW2901
         key += [loop.order, turn]
     return (*key, order)

@@ -28,7 +28,7 @@ def isolate(
     force: options.Force = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Write one layer as a script of plain jax.lax, with its inputs, cotangents and expected values.
+    """Writes one layer as a script of plain jax.lax, with its inputs, cotangents and expected values.
 
     The script needs only jax and numpy. It prints the errors of the layer and of its VJP, and exits 0 where they are
     within tolerance. The model file is imported and run with your rights.
@@ -53,7 +53,7 @@ def isolate(
 
 
 def _require_free(folder: Path, *, force: bool) -> None:
-    """Raise `UsageError` where the folder contains the files already, or is not a folder."""
+    """Raises `UsageError` where the folder contains the files already, or is not a folder."""
     from gradscope.errors import UsageError
 
     if folder.exists() and not folder.is_dir():

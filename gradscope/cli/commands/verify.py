@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def verify(dump: Dump) -> None:
-    """Read everything in a dump and check it, with every CRC."""
+    """Reads everything in a dump and check it, with every CRC."""
     keep_single_threaded()
     from gradscope.cli.printing import print_line
     from gradscope.dump.verify import verify as verified
