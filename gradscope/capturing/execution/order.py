@@ -33,7 +33,7 @@ class ExecutionOrder:
         return len(self._ranks)
 
     def rank(self, loops: Sequence[Loop], order: int, iteration: IterationIndex) -> int:
-        """Return the rank of program order `order` in one iteration of the loops around it."""
+        """Returns the rank of program order `order` in one iteration of the loops around it."""
         return self._ranks[_key(loops, order, iteration)]
 
 
