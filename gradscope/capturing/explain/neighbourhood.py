@@ -60,7 +60,7 @@ class Neighbourhood:
         self._executed = executed
 
     def value(self, place: FrameVariable, turn: _Turn) -> Any:
-        """Return the value of an atom in one iteration of the loops around its frame; None where it is not known."""
+        """Returns the value of an atom in one iteration of the loops around its frame; None where it is not known."""
         key = resolve(*place)
         if key is None:
             return self._constants.value(*place)
@@ -69,12 +69,12 @@ class Neighbourhood:
         return self._at(self._values, key, turn)
 
     def cotangent(self, place: FrameVariable, turn: _Turn) -> np.ndarray | None:
-        """Return the gradient of the loss with respect to a variable in one iteration; None where it is not known."""
+        """Returns the gradient of the loss with respect to a variable in one iteration; None where it is not known."""
         key = resolve(*place)
         return None if key is None else self._at(self._cotangents, key, turn)
 
     def was_executed(self, frame: Frame, turn: _Turn) -> bool:
-        """Return whether a branch was taken in one iteration, judged by the observed values inside it."""
+        """Returns whether a branch was taken in one iteration, judged by the observed values inside it."""
         inside = (key for key in self._executed if key.frame[: len(frame.key)] == frame.key)
         return all(bool(np.any(self._at(self._executed, key, turn))) for key in inside)
 
@@ -85,7 +85,7 @@ class Neighbourhood:
 def observe_neighbourhood(
     run: Run, starts: Sequence[FrameVariable], known: Collection[ValueKey], most_bytes: int = MOST_BYTES
 ) -> Neighbourhood | None:
-    """Observe the values between some values and those whose gradients are known not to be zero.
+    """Observes the values between some values and those whose gradients are known not to be zero.
 
     Args:
         run: The first run.
@@ -104,7 +104,7 @@ def observe_neighbourhood(
 
 
 def observe_values(trace: Trace, arguments: Sequence[Any], places: Iterable[FrameVariable]) -> Neighbourhood:
-    """Observe some values, and no gradients.
+    """Observes some values, and no gradients.
 
     Args:
         trace: A traced loss.
@@ -137,7 +137,7 @@ def _sites(trace: Trace, places: Iterable[FrameVariable]) -> tuple[Site, ...]:
 
 
 def _around(trace: Trace, starts: Sequence[FrameVariable], known: Collection[ValueKey]) -> dict[FrameVariable, None]:
-    """Return the values to observe: those made from the starts up to the known ones, and what they are made of."""
+    """Returns the values to observe: those made from the starts up to the known ones, and what they are made of."""
     flow = ForwardFlow()
 
     def goes(step: Step) -> bool:
@@ -155,13 +155,13 @@ def _around(trace: Trace, starts: Sequence[FrameVariable], known: Collection[Val
 
 
 def differentiably(reachability: Reachability, step: Step) -> bool:
-    """Return whether a gradient may come back over a step and can be observed there."""
+    """Returns whether a gradient may come back over a step and can be observed there."""
     reaches = reachability.of(*step.to) is Reach.GRADIENT
     return step.way != "choose" and reaches and is_inexact(step.to.atom) and not is_hidden(step.to.frame)
 
 
 def is_hidden(frame: Frame) -> bool:
-    """Return whether a frame is, or is inside, one whose values have no gradients or are split over devices."""
+    """Returns whether a frame is, or is inside, one whose values have no gradients or are split over devices."""
     loop, gradients = frame.transfer.loop, frame.transfer.gradients
     hidden = gradients != "through" or (loop is not None and loop.parallel)
     return hidden or (frame.parent is not None and is_hidden(frame.parent))

@@ -52,7 +52,7 @@ _NONE = _Counts(0, 0)
 
 
 def find_origins(loss: Callable[[Any, Any], Any], prepared: Prepared) -> tuple[Origin, ...]:
-    """Return the operation in which a value that is not finite began; nothing where all values are finite.
+    """Returns the operation in which a value that is not finite began; nothing where all values are finite.
 
     Args:
         loss: The loss.
@@ -92,14 +92,14 @@ class _Counted:
         self.sites: tuple[Site, ...] = plan.sites
 
     def value(self, moment: ValueAt) -> _Counts:
-        """Return the counts of a value; zeros where it was not observed."""
+        """Returns the counts of a value; zeros where it was not observed."""
         if _is_argument(moment.value):
             return _counts_in(self._leaves[moment.value.position])
         number = self._numbers.get(moment.value)
         return _NONE if number is None else self._at(self._observed.captured.values[number], number, moment)
 
     def gradient(self, moment: ValueAt) -> _Counts:
-        """Return the counts of the gradient with respect to a value; zeros where there is none."""
+        """Returns the counts of the gradient with respect to a value; zeros where there is none."""
         if _is_argument(moment.value):
             gradient = self._observed.gradients.get(moment.value.position)
             return _NONE if gradient is None else _counts_in(gradient)
@@ -109,14 +109,14 @@ class _Counted:
         return self._at(self._observed.cotangents[number], number, moment)
 
     def rank(self, moment: ValueAt) -> int:
-        """Return the rank of a value in the order of execution."""
+        """Returns the rank of a value in the order of execution."""
         if _is_argument(moment.value):
             return -1
         site = self.sites[self._numbers[moment.value]]
         return self._order.rank(site.loops, site.order, moment.turn)
 
     def bad_gradients(self) -> Iterator[ValueAt]:
-        """Yield every value whose gradient is not finite, arguments included, in every iteration."""
+        """Yields every value whose gradient is not finite, arguments included, in every iteration."""
         arguments = (ValueAt(ValueKey((), OPERAND, number), ()) for number in self._observed.gradients)
         yield from (moment for moment in arguments if self.gradient(moment).any)
         for number in sorted(self.reached.sites):
@@ -152,7 +152,7 @@ def _counts_in(array: Any) -> _Counts:
 
 
 def _forward(trace: Trace, counted: _Counted, operations: Operations, replay: Replay, start: ValueAt) -> Origin | None:
-    """Return the earliest operation before the loss whose result is not finite although its operands are."""
+    """Returns the earliest operation before the loss whose result is not finite although its operands are."""
     only_nan = counted.value(start).nan > 0
 
     def bad(moment: ValueAt) -> bool:
@@ -176,7 +176,7 @@ def _forward(trace: Trace, counted: _Counted, operations: Operations, replay: Re
 
 
 def _behind(operations: Operations, moment: ValueAt) -> list[ValueAt]:
-    """Return the values from which a value is made."""
+    """Returns the values from which a value is made."""
     if _is_argument(moment.value):
         return []
     found = sources(operations.frames, moment)  # elsewhere in loops and branches, or the operands of its equation
@@ -194,7 +194,7 @@ def _bad_argument(trace: Trace, counts: _Counts, moment: ValueAt) -> Origin:
 
 
 def _backward(counted: _Counted, operations: Operations, replay: Replay) -> Origin | None:
-    """Return the operation closest to the loss whose gradient is not finite although the one that it receives is."""
+    """Returns the operation closest to the loss whose gradient is not finite although the one that it receives is."""
     bad = list(counted.bad_gradients())
     if not bad:
         return None

@@ -52,7 +52,7 @@ class Replay:
         self._leaves = leaves
 
     def forward(self, operation: Operation) -> Failure | None:
-        """Return the first element of an operation's results that is not finite; None where all are finite."""
+        """Returns the first element of an operation's results that is not finite; None where all are finite."""
         values, _ = self._tensors([*operation.values, *operation.outputs], [])
         operands = _concrete(operation, values)
         for output in operation.outputs:
@@ -62,7 +62,7 @@ class Replay:
         return None
 
     def backward(self, operation: Operation) -> Failure | None:
-        """Return the first element that is not finite in the gradients that an operation returns to its operands.
+        """Returns the first element that is not finite in the gradients that an operation returns to its operands.
 
         None where all of them are finite, and where the gradient that it receives is not: then another operation is the
         origin.
@@ -82,7 +82,7 @@ class Replay:
     def _tensors(
         self, values: Sequence[ValueAt], gradients: Sequence[ValueAt]
     ) -> tuple[dict[ValueAt, np.ndarray], dict[ValueAt, np.ndarray]]:
-        """Return values, and the gradients of the loss with respect to values, as far as there are any."""
+        """Returns values, and the gradients of the loss with respect to values, as far as there are any."""
         keys = list(dict.fromkeys(moment.value for moment in values))
         sites = tuple(self._trace.site_at(key) for key in keys)
         differentiated = {moment.value for moment in gradients}
@@ -115,14 +115,14 @@ def _concrete(operation: Operation, values: dict[ValueAt, np.ndarray]) -> list[n
 
 
 def _pulled_back(operation: Operation, operands: Sequence[Any], arrived: Mapping[int, Any]) -> list[np.ndarray]:
-    """Return the gradients of an operation's inexact operands, by the operation's own backward rule."""
+    """Returns the gradients of an operation's inexact operands, by the operation's own backward rule."""
     inexact = [number for number, operand in enumerate(operands) if jnp.issubdtype(operand.dtype, jnp.inexact)]
     values = [jnp.asarray(operand) for operand in operands]
     return [np.asarray(gradient) for gradient in pulled_back(operation.equation, values, inexact, arrived)]
 
 
 def _first_nonfinite(array: np.ndarray) -> tuple[int, ...] | None:
-    """Return the index of the first NaN, or else of the first infinity."""
+    """Returns the index of the first NaN, or else of the first infinity."""
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         return None
     wide = array if array.dtype.kind in "fc" else array.astype(np.float32)
@@ -146,7 +146,7 @@ def _failure(
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    """Return whether a shape broadcasts to another, as an elementwise operation reads its operands."""
+    """Returns whether a shape broadcasts to another, as an elementwise operation reads its operands."""
     return not shape or (len(shape) == len(to) and all(one in (1, other) for one, other in zip(shape, to, strict=True)))
 
 

@@ -55,7 +55,7 @@ class Zero:
 def causes_of(
     run: Run, zeros: Sequence[Zero], flowing: Collection[ValueKey], most_bytes: int = MOST_BYTES
 ) -> tuple[Cause, ...]:
-    """Return why each of some gradients is exactly zero; those without a known reason are left out.
+    """Returns why each of some gradients is exactly zero; those without a known reason are left out.
 
     Args:
         run: The run that found them.
@@ -122,7 +122,7 @@ class _Search:
         }
 
     def causes(self, start: FrameVariable, turn: _Turn) -> list[str]:
-        """Return why the gradient with respect to a value is zero, the cause nearest to the value first."""
+        """Returns why the gradient with respect to a value is zero, the cause nearest to the value first."""
         waiting = [_Moment(start, turn)]
         seen = set(waiting)
         found: dict[str, None] = {}
@@ -135,7 +135,7 @@ class _Search:
         return list(found)
 
     def _look(self, moment: _Moment) -> tuple[list[str], list[_Moment]]:
-        """Return the causes at one value, and the values at which the arriving gradient is zero already."""
+        """Returns the causes at one value, and the values at which the arriving gradient is zero already."""
         zero_derivatives: list[str] = []
         further: list[_Moment] = []
         flowing: dict[str, None] = {}
@@ -156,7 +156,7 @@ class _Search:
         return zero_derivatives, further
 
     def _computed(self, moment: _Moment) -> Iterator[_Result]:
-        """Yield the result for each equation that computes with a value."""
+        """Yields the result for each equation that computes with a value."""
         every = self._flow.steps(moment.place)
         steps = [step for step in every if step.way == "compute" and self._differentiably(step)]
         for frame, number in dict.fromkeys((step.frame, step.number) for step in steps):
@@ -172,7 +172,7 @@ class _Search:
                 yield _ZeroDerivative(use.reason())
 
     def _use(self, frame: Frame, number: int, moment: _Moment) -> EquationUse | None:
-        """Return an equation's use of a value, with numbers; None where not all of them are known."""
+        """Returns an equation's use of a value, with numbers; None where not all of them are known."""
         equation = frame.jaxpr.eqns[number]
         operands = [self._neighbourhood.value(FrameVariable(frame, atom), moment.turn) for atom in equation.invars]
         if any(each is None for each in operands):
@@ -192,7 +192,7 @@ class _Search:
         )
 
     def _renamed(self, moment: _Moment) -> Iterator[_Result]:
-        """Yield the result for each variable of another frame that is the same value."""
+        """Yields the result for each variable of another frame that is the same value."""
         for step in self._flow.steps(moment.place):
             if step.way == "compute" or not self._differentiably(step):
                 continue
@@ -212,7 +212,7 @@ class _Search:
 
 
 def _turns(step: Step, moment: _Moment) -> Sequence[_Turn]:
-    """Return the iterations in which a step from a value leads to another."""
+    """Returns the iterations in which a step from a value leads to another."""
     turn, there = moment.turn, step.to.frame
     loops_here, loops_there = moment.place.frame.loops, there.loops
     if step.way in ("leave", "stack") and len(loops_there) < len(loops_here):
@@ -228,7 +228,7 @@ def _turns(step: Step, moment: _Moment) -> Sequence[_Turn]:
 
 
 def _in_order(body: Frame) -> range:
-    """Return the iterations of a scan, given its body, in the order in which they run."""
+    """Returns the iterations of a scan, given its body, in the order in which they run."""
     loop = body.loops[-1]
     turns = range(loop.length or 0)
     return turns[::-1] if loop.reverse else turns

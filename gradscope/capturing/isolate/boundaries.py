@@ -42,15 +42,15 @@ class Boundaries:
         self._readers = Pieces(trace.root, pinned.keys).readers(pulled)
 
     def readers(self, moment: ValueAt) -> Sequence[ValueAt]:
-        """Return the boundaries whose segments read a pinned value or an argument, and return a cotangent to it."""
+        """Returns the boundaries whose segments read a pinned value or an argument, and return a cotangent to it."""
         return self._readers.get(moment, ())
 
     def layers(self, boundaries: Iterable[ValueAt]) -> tuple[str, ...]:
-        """Return the layers of some boundaries, in execution order."""
+        """Returns the layers of some boundaries, in execution order."""
         return tuple(dict.fromkeys(self._name(boundary) for boundary in sorted(boundaries, key=self._rank)))
 
     def sources(self) -> dict[str, str | None]:
-        """Return the source of every layer by path, in execution order, and None for the further outputs."""
+        """Returns the source of every layer by path, in execution order, and None for the further outputs."""
         known = {layer.path: layer.source for layer in self._trace.layers}
         found: dict[str, str | None] = {}
         for moment in sorted(self._pinned.keys, key=self._rank):

@@ -40,14 +40,14 @@ class LayerValues:
         self._parameters = ParameterOrigins(params)
 
     def value(self, atom: Atom) -> Array | None:
-        """Return the dump's value of a variable that some layer made; None where it has none."""
+        """Returns the dump's value of a variable that some layer made; None where it has none."""
         moment = self._moment(atom)
         if moment is None or moment not in self._pinned.keys:
             return None
         return np.asarray(self._pinned.arrays[moment.value].values)[moment.turn]
 
     def name(self, atom: Atom) -> str | None:
-        """Return a variable's path in the dump, or the parameter of which it is a view; None for no name."""
+        """Returns a variable's path in the dump, or the parameter of which it is a view; None for no name."""
         moment = self._moment(atom)
         leaf = self._leaf(moment)
         if leaf is not None:
@@ -57,7 +57,7 @@ class LayerValues:
         return next(iter(self._parameters.names(self._isolated.layer.frame, atom)), None)
 
     def origin(self, atom: Atom) -> str:
-        """Return a sentence about where a variable's value comes from."""
+        """Returns a sentence about where a variable's value comes from."""
         moment = self._moment(atom)
         leaf = self._leaf(moment)
         if leaf is not None:
@@ -69,7 +69,7 @@ class LayerValues:
         return "".join(f"the layer's view of param/{name}" for name in viewed) or "computed by the model"
 
     def full_gradient(self, atom: Atom) -> Array | None:
-        """Return the gradient of the loss with respect to a variable; None where the dump does not have it."""
+        """Returns the gradient of the loss with respect to a variable; None where the dump does not have it."""
         moment = self._moment(atom)
         leaf, sliced = self._leaf(moment), self._sliced(moment)
         if leaf is not None:
@@ -82,7 +82,7 @@ class LayerValues:
         return np.asarray(self._pinned.arrays[moment.value].cotangents)[moment.turn]
 
     def own_gradient(self, atom: Atom) -> Array | None:
-        """Return the term of a variable's gradient that comes from this layer only; None where the dump lacks it."""
+        """Returns the term of a variable's gradient that comes from this layer only; None where the dump lacks it."""
         moment = self._moment(atom)
         root = self._arguments.trace.root
         loss = resolve(root, root.jaxpr.outvars[0])
@@ -93,7 +93,7 @@ class LayerValues:
         return self.full_gradient(atom) if readers and all(map(self._isolated.makes, readers)) else None
 
     def _moment(self, atom: Atom) -> ValueAt | None:
-        """Return a variable's value where it is made: a carry in the iteration before, an argument at the root."""
+        """Returns a variable's value where it is made: a carry in the iteration before, an argument at the root."""
         value = resolve(self._isolated.layer.frame, atom)
         if value is None:
             return None
@@ -114,7 +114,7 @@ class LayerValues:
         return self._dump.array(key) if known else None
 
     def _sliced(self, moment: ValueAt | None) -> Leaf | None:
-        """Return the argument of which a value is one iteration's slice; None for any other."""
+        """Returns the argument of which a value is one iteration's slice; None for any other."""
         if moment is None or moment.value.equation != OPERAND or len(moment.turn) != 1:
             return None
         (loop,) = self._frames[moment.value.frame].loops
@@ -123,6 +123,6 @@ class LayerValues:
         return self._leaf(stacks[0]) if len(stacks) == 1 else None
 
     def _leaf(self, moment: ValueAt | None) -> Leaf | None:
-        """Return the argument that a value is; None for any other."""
+        """Returns the argument that a value is; None for any other."""
         is_argument = moment is not None and not moment.value.frame and moment.value.equation == OPERAND
         return self._arguments.trace.arguments[moment.value.position] if is_argument and moment is not None else None

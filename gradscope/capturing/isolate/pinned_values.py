@@ -46,7 +46,7 @@ class PinnedValues:
 
 
 def pinned_values(trace: Trace, cand: DumpSource, placing: ReversePairing) -> PinnedValues:
-    """Return every output of a layer that a reference has.
+    """Returns every output of a layer that a reference has.
 
     Args:
         trace: The candidate's loss.
@@ -109,7 +109,7 @@ class _PinnedValuesBuilder:
                 self._found.without_cotangent.add(moment)
 
     def _key(self, site: Site, turn: IterationIndex) -> str | None:
-        """Return the candidate's key of a value in one iteration."""
+        """Returns the candidate's key of a value in one iteration."""
         keys = (naming.key_of(naming.ACTIVATION, str(name.at(turn))) for name in site.names)
         return next((self._cand.resolve(key) for key in keys if key in self._known), None)
 
@@ -122,12 +122,12 @@ class _PinnedValuesBuilder:
 
 
 def gradient_key(key: str) -> str:
-    """Return the key of the gradient with respect to an activation."""
+    """Returns the key of the gradient with respect to an activation."""
     return naming.key_of(naming.ACTIVATION_GRAD, naming.split_key(key)[1])
 
 
 def _unreachable(site: Site) -> str:
-    """Return why no value can be pinned at a site; "" where it can."""
+    """Returns why no value can be pinned at a site; "" where it can."""
     if site.opaque:
         return "it is inside a custom rule, which runs unchanged"
     if any(loop.length is None for loop in site.loops):
@@ -138,7 +138,7 @@ def _unreachable(site: Site) -> str:
 
 
 def _stacked(site: Site, turns: Mapping[IterationIndex, Array]) -> Array:
-    """Return the values of some iterations under the axes of the loops, with zeros for the others."""
+    """Returns the values of some iterations under the axes of the loops, with zeros for the others."""
     lengths = tuple(loop.length or 1 for loop in site.loops)
     stacked = np.zeros((*lengths, *site.shape), as_numpy_dtype(str(site.dtype)))
     for turn, array in turns.items():

@@ -41,7 +41,7 @@ class LayerTree:
         self._turns: dict[tuple[FrameKey, IterationIndex], IterationIndex] = {}
 
     def note(self, pending: PendingTensor, power: Power | None) -> None:
-        """Add one tensor."""
+        """Adds one tensor."""
         value = pending.origin.value
         if pending.family in (naming.STATE, naming.EXAMPLE_GRAD) or isinstance(value, UseKey):
             return  # what a layer has, as a parameter, what flows in other runs, a part of what flows: not what flows

@@ -1,4 +1,4 @@
-"""Pending tensors: what a run observed, one by one, without their statistics, which are still to be computed."""
+"""Pending tensors are the tensors that a run observed, one by one, before their statistics are computed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from gradscope import naming
 from gradscope.capturing.execution.observation import Observation
 from gradscope.capturing.execution.order import ExecutionOrder
-from gradscope.capturing.execution.run import Run, Turn, turns_of
+from gradscope.capturing.execution.run import Run, SiteIteration, site_iterations
 from gradscope.dump.record import Reason, Record, SiteFacts
 from gradscope.instrument.query.planning import has_gradient
 from gradscope.naming import IterationIndex
@@ -58,7 +58,7 @@ def pending_tensors(run: Run, order: ExecutionOrder) -> Iterator[PendingTensor]:
     arguments = [] if run.sites_only else sorted(range(len(origins)), key=lambda at: origins[at].facts.index)
     for number in arguments:
         yield from _pending_argument(run, number, origins[number])
-    turns = [(number, turn) for number in range(len(run.plan.sites)) for turn in turns_of(run, number)]
+    turns = [(number, turn) for number in range(len(run.plan.sites)) for turn in site_iterations(run, number)]
     for number, turn in sorted(turns, key=lambda at: _rank(order, run.plan.sites[at[0]], at[1])):
         yield from _pending_site(run, order, number, turn)
     auxiliary = [] if run.sites_only else zip(run.trace.auxiliary, run.observed.auxiliary, strict=True)
@@ -132,7 +132,7 @@ def _pending_leaf(run: Run, family: str, leaf: Leaf, origin: TensorOrigin, sourc
         yield pending_of(record, origin, source, shown=shown)
 
 
-def _pending_site(run: Run, order: ExecutionOrder, number: int, turn: Turn) -> Iterator[PendingTensor]:
+def _pending_site(run: Run, order: ExecutionOrder, number: int, turn: SiteIteration) -> Iterator[PendingTensor]:
     site = run.plan.sites[number]
     name = site.names[0] if site.names else None
     layer = None if name is None else name.layer
@@ -151,7 +151,7 @@ def _pending_site(run: Run, order: ExecutionOrder, number: int, turn: Turn) -> I
     yield _named(run, site, naming.ACTIVATION_GRAD, origin, _cotangent(run, number, turn))
 
 
-def _cotangent(run: Run, number: int, turn: Turn) -> Source:
+def _cotangent(run: Run, number: int, turn: SiteIteration) -> Source:
     """Returns the gradient with respect to a site in one iteration, or why there is none."""
     site = run.plan.sites[number]
     if not turn.executed:
@@ -193,5 +193,5 @@ def pending_of(record: Record, origin: TensorOrigin, source: Source, *, shown: b
     )
 
 
-def _rank(order: ExecutionOrder, site: Site, turn: Turn) -> int:
+def _rank(order: ExecutionOrder, site: Site, turn: SiteIteration) -> int:
     return order.rank(site.loops, site.order, turn.nominal)
