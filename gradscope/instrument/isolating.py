@@ -1,8 +1,8 @@
-"""Isolating: a trace of which every piece is run on values that are given, and pulled back on cotangents that are.
+"""Isolation: a trace in which every segment between pinned values runs on injected values and injected cotangents.
 
-A run in which errors do not accumulate. Each *held* value is observed as it is computed, and then what is given for it
-goes on in its place; on the way back what arrives at it is observed, and what is given goes on. So one program tells of
-each piece between held values what it makes of right operands, and what it makes of right cotangents.
+Errors do not accumulate in such a run. Each *held* (pinned) value is observed as it is computed, and then replaced by
+the injected one; in the backward pass the cotangent that arrives at it is observed, and then replaced likewise. So one
+program shows for each segment what it computes from right operands, and what it returns for right cotangents.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Held:
 
     Attributes:
         values: The value, with a leading axis for each loop around it.
-        turns: The turns in which it is given; in others what is computed goes on.
+        turns: The iterations in which it is given; in others what is computed goes on.
         cotangents: The gradient of the loss with respect to it, likewise, zeros where there is none; None where it is
-            not known in any turn.
+            not known in any iteration.
     """
 
     values: Any
@@ -41,7 +41,7 @@ class Held:
 
 
 class IsolatedRun(NamedTuple):
-    """What one isolating run hands out.
+    """What one isolating run returns.
 
     Attributes:
         loss: The loss.
@@ -59,7 +59,7 @@ class IsolatedRun(NamedTuple):
 
 
 def run_isolated(trace: Trace, held: Mapping[ValueKey, Held], leaves: Sequence[Any]) -> IsolatedRun:
-    """Run every piece of a trace on what is given.
+    """Run every segment of a trace on injected values.
 
     Args:
         trace: A traced loss.

@@ -52,7 +52,7 @@ class Trace:
         constants: Values of its constant variables.
         arguments: Its inputs, in order.
         outputs: The names of its outputs, in order.
-        auxiliary: Its outputs beside the loss, in order.
+        auxiliary: Its outputs other than the loss, in order.
         aux_tree: The pytree the auxiliary outputs were flattened from; None where the loss returns none.
         root: Its frames.
         liveness: Which equations are needed: for what it returns, or for what a query selects.
@@ -221,7 +221,7 @@ def _parameter_names(arguments: Sequence[Leaf]) -> dict[int, str]:
 
 
 def _auxiliary(out: Any, kind: Any) -> Any:
-    """What a loss returns beside the scalar; None for a bare scalar."""
+    """What a loss returns in addition to the scalar; None for a bare scalar."""
     scalar, aux = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
     if not isinstance(scalar, jax.ShapeDtypeStruct):
         raise ModelError(

@@ -9,7 +9,7 @@ from gradscope import naming
 from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.isolate.pinned_values import PinnedValues
-from gradscope.tracing.dataflow.between_known_values import Pieces
+from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
 from gradscope.tracing.jaxpr.frames import resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.tracer import Trace
@@ -39,7 +39,7 @@ class Boundaries:
         self.outputs = dict(self._named_outputs())
         # Only the segments of values that have a cotangent, or should have one, return cotangents.
         pulled = {*pinned.with_cotangent, *pinned.without_cotangent, *([] if self.loss is None else [self.loss])}
-        self._readers = Pieces(trace.root, pinned.keys).readers(pulled)
+        self._readers = SegmentsBetween(trace.root, pinned.keys).readers(pulled)
 
     def readers(self, moment: ValueAt) -> Sequence[ValueAt]:
         """Returns the boundaries whose segments read a pinned value or an argument, and return a cotangent to it."""

@@ -9,7 +9,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.capturing.isolate.pinned_arguments import PinnedArguments
 from gradscope.capturing.isolate.pinned_values import PinnedValues
 from gradscope.dump.interfaces import DumpSource
-from gradscope.tracing.dataflow.between_known_values import Pieces
+from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve, variable_of
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources
 from gradscope.tracing.jaxpr.jaxcompat import Atom
@@ -89,7 +89,7 @@ class LayerValues:
         if moment is None or loss is None or self._isolated.reads_its_outputs():
             return None
         boundaries = {*self._pinned.with_cotangent, *self._pinned.without_cotangent, ValueAt(loss, ())}
-        readers = Pieces(root, {*self._pinned.keys, moment}).readers(boundaries).get(moment, [])
+        readers = SegmentsBetween(root, {*self._pinned.keys, moment}).readers(boundaries).get(moment, [])
         return self.full_gradient(atom) if readers and all(map(self._isolated.makes, readers)) else None
 
     def _moment(self, atom: Atom) -> ValueAt | None:

@@ -5,8 +5,8 @@ floating-point operands as that operation sees it. *Terms*: for every value show
 gradient that comes back from each use, which sum to the value's own; the term of a value's only use is that already.
 What is differentiated itself has its initial gradient besides, which comes back from no use.
 
-A term is named by the operation and the number of its operand, `block[0]/add1/add.0`; in one turn of the loops around
-that it belongs to one value, which in the next turn may be another.
+A term is named by the operation and the number of its operand, `block[0]/add1/add.0`. In one iteration of the loops
+around the operation it belongs to one value, in the next perhaps to another.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Terms:
         self._shared = {moment for moment, count in Counter(whole).items() if moment is not None and count > 1}
 
     def candidates(self) -> Iterator[Term]:
-        """Every use that is one of those selected, with the turns in which it is."""
+        """Every use that is one of those selected, with the iterations in which it is."""
         for use in self._uses:
             moments = {turn: self._moment(use, turn) for turn in iterations(use.loops)}
             of = {turn: self._key(moment) for turn, moment in moments.items() if self._is_selected(use, moment)}
@@ -53,14 +53,14 @@ class Terms:
                 yield Term(use=use, of=of)
 
     def wanted(self) -> Iterator[Term]:
-        """Those of the candidates that are wanted, with the turns in which they are."""
+        """Those of the candidates that are wanted, with the iterations in which they are."""
         for term in self.candidates():
             of = {turn: key for turn, key in term.of.items() if self._wanted.wants_term(name_of(term, turn), key)}
             if of:
                 yield Term(use=term.use, of=of)
 
     def _moment(self, use: Use, turn: IterationIndex) -> ValueAt | None:
-        """The value of whose gradient this is a term in a turn, in the turn that made it; None where of none."""
+        """The value that a term belongs to in one iteration, in the iteration that made it; None for no value."""
         if use.value is None or not use.whole:
             return None
         return self._origins.of(ValueAt(use.value, turn[: len(self._frames[use.value.frame].loops)]))
@@ -88,7 +88,7 @@ class Terms:
 
 
 def name_of(term: Term, turn: IterationIndex) -> str:
-    """The name of a term in one turn of the loops around it."""
+    """The name of a term in one iteration of the loops around it."""
     return str(term.use.name.at(turn))
 
 

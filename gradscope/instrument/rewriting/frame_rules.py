@@ -1,7 +1,7 @@
 """How the interpreter runs the equations that have sub-jaxprs: one rule per kind of frame.
 
 Every rule calls JAX's public function for its construct again, on a body that interprets the sub-jaxpr, and lets the
-body hand out what it observed beside what it computed. Sinks go the opposite way:
+body return what it observed in addition to what it computed. Sinks go the opposite way:
 
     ============  ================================  ============================  =============================
     kind          sinks and feeds                   observations                  gradients
@@ -57,7 +57,7 @@ def call_rule(
 
 
 def _constrained(values: Sequence[Any], shardings: Sequence[Any]) -> Sequence[Any]:
-    """The values under the shardings that a `jit` asked for; most ask for none."""
+    """The values under the shardings that a `jit` requested; most ask for none."""
     if not any(isinstance(sharding, jax.sharding.Sharding) for sharding in shardings):
         return values
     return [
@@ -113,7 +113,7 @@ def scan_rule(
 def cond_rule(
     context: Context, number: int, equation: Equation, values: Sequence[Any]
 ) -> tuple[Sequence[Any], Captured]:
-    """Run a conditional; every branch hands out the observations of all, zeros for those of the others."""
+    """Run a conditional; every branch returns the observations of all, zeros for those of the others."""
     index, *operands = values
     subs = sub_jaxprs(equation)
 
@@ -138,7 +138,7 @@ def cond_rule(
 
 
 def _by_platform(platforms: Sequence[Sequence[str] | None], branches: Sequence[Any]) -> dict[str, Any]:
-    """Branches by the platforms they are for; None stands for all others."""
+    """Branches by the platforms they are for; None represents all others."""
     return {name: branch for names, branch in zip(platforms, branches, strict=True) for name in names or ("default",)}
 
 
@@ -175,7 +175,7 @@ def _full(inside: Context, shape: tuple[int, ...], dtype: Any, value: Any, shard
 def while_rule(
     context: Context, number: int, equation: Equation, values: Sequence[Any]
 ) -> tuple[Sequence[Any], Captured]:
-    """Run a while loop; the last turn's observations travel in its carry."""
+    """Run a while loop; the last iteration's observations travel in its carry."""
     inside = context.enter(number)
     body_context = inside.turn(Given.nothing())
     params = equation.params
@@ -208,7 +208,7 @@ def while_rule(
 def shard_map_rule(
     context: Context, number: int, equation: Equation, values: Sequence[Any]
 ) -> tuple[Sequence[Any], Captured]:
-    """Run a sharded map; each shard has its own sinks and hands out its own observations."""
+    """Run a sharded map; each shard has its own sinks and returns its own observations."""
     inside = context.enter(number)
     sub = sub_jaxprs(equation)[0]
     params = equation.params

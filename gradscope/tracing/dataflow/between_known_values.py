@@ -1,8 +1,8 @@
-"""Pieces: a trace cut at values that are known, so that each piece can be looked at alone.
+"""Segments between known values: a trace cut so that each segment can be observed in isolation.
 
-A *piece* is all that is computed between a known value, or an output, and the known values and arguments that it is
-made of. Errors do not travel from one piece into another. What arrives at a known value in the backward pass is made by
-the pieces that read it, its *readers*.
+A *segment* is everything that is computed between a known value, or an output, and the known values and arguments that
+it is made of. Errors do not travel from one segment into another. The gradient that arrives at a known value is made by
+the segments that read it, its *readers*.
 
 Only floating-point and complex values are followed, because only they have gradients.
 """
@@ -16,12 +16,12 @@ from gradscope.tracing.jaxpr.frames import OPERAND, Frame, resolve, variable_of
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources
 
 
-class Pieces:
-    """The pieces of a trace.
+class SegmentsBetween:
+    """The segments of a trace between known values.
 
     Args:
         root: The trace's root frame.
-        known: The values that are known, each in one turn of its loops.
+        known: The values that are known, each in one iteration of its loops.
     """
 
     def __init__(self, root: Frame, known: Collection[ValueAt]) -> None:
@@ -29,7 +29,7 @@ class Pieces:
         self._known = frozenset(known)
 
     def readers(self, ends: Iterable[ValueAt]) -> dict[ValueAt, list[ValueAt]]:
-        """For each known value and argument, the ends of the pieces that read it.
+        """For each known value and argument, the ends of the segments that read it.
 
         Args:
             ends: Known values and outputs.
@@ -41,7 +41,7 @@ class Pieces:
         return found
 
     def _made_of(self, end: ValueAt) -> Iterator[ValueAt]:
-        """The known values and arguments that one piece reads."""
+        """The known values and arguments that one segment reads."""
         seen, waiting = {end}, [end]
         while waiting:
             for moment in self._operands(waiting.pop()):

@@ -3,7 +3,7 @@
 A *barrier* is an equation on a way to the loss that reverse mode does not get through: one that is constant wherever it
 has a derivative (`stop_gradient`, `floor`, `sign`), one that makes integers or truth values of numbers, a choice
 between branches, a `while` loop. A value without a gradient either leads to the loss through barriers alone, all of
-which are told, or it does not lead to the loss at all.
+which are reported, or it does not lead to the loss at all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradscope.tracing.jaxpr.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, source_in, variable_of
 from gradscope.tracing.jaxpr.jaxcompat import is_literal
 
-#: So many barriers are told by place; the others are counted.
+#: So many barriers are reported with their places; the others are counted.
 _MOST_BARRIERS: Final = 4
 
 #: What makes integers or truth values of numbers, in words.
@@ -78,7 +78,7 @@ class Barriers:
                 yield f"{at_place(step.frame, step.number)}, whose own rule may hand on no gradient"
 
     def _disconnected(self, reached: dict[FrameVariable, None], start: FrameVariable) -> str:
-        """What is told of a value that does not lead to the loss."""
+        """The report on a value that does not lead to the loss."""
         others = (FrameVariable(self._root, atom) for atom in self._root.jaxpr.outvars[1:] if not is_literal(atom))
         use = ", only auxiliary outputs do" if any(each in reached for each in others) else _last_use(reached, start)
         return f"disconnected: the loss does not depend on it{use}"
@@ -104,7 +104,7 @@ def _last_use(reached: dict[FrameVariable, None], start: FrameVariable) -> str:
 
 
 def _not_executed(frame: Frame) -> str:
-    """The branch or the loop that a value lies in, and that was not run."""
+    """The branch or the loop that a value is in, and that was not run."""
     at: Frame | None = frame
     while at is not None and not (at.transfer.exclusive or at.transfer.unbounded):
         at = at.parent

@@ -227,7 +227,7 @@ def unchanged_operand(frame: Frame, position: int) -> Atom | None:
 
 
 def resolve(frame: Frame, atom: Atom) -> ValueKey | None:
-    """The value an atom of `frame` stands for, at its innermost definition; None for literals and constants."""
+    """The value an atom of `frame` represents, at its innermost definition; None for literals and constants."""
     if is_literal(atom) or atom not in frame.definitions:
         return None
     equation, position = frame.definitions[atom]

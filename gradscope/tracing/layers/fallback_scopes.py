@@ -4,7 +4,7 @@ A trace in which no equation has a scope still has layers. An equation that read
 parameter belongs to: `dense1/kernel` and `dense1/bias` make `dense1`. An equation that reads none is named by the line
 of the user's code that traced it, `forward:12`.
 
-Where operations are asked for, each is in a scope of its own, named after what it does: an operation is a layer of one
+Where operations are requested, each is in a scope of its own, named after what it does: an operation is a layer of one
 equation, and has names, inputs, outputs and gains as any other.
 """
 
@@ -25,7 +25,7 @@ Scoping: TypeAlias = Callable[[Frame, Equation], tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class InferredScope:
-    """A scope that nobody opened."""
+    """A scope that nothing opened."""
 
     name: str
 

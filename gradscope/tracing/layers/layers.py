@@ -1,8 +1,8 @@
 """Layers, found in a traced function without help from any framework.
 
 A *layer* is a maximal run of equations under one entry into one scope. Its outputs are the values it makes that are
-used outside it, its inputs those it uses that are made outside it. A layer may lie inside another (a *composite* and
-its parts), and what the inner one hands on, the outer one may hand on too: one value, two names.
+used outside it, its inputs those it uses that are made outside it. A layer may be inside another (a *composite* and
+its parts), and what the inner one returns, the outer one may return too: one value, two names.
 
 Values that only leave a layer for outputs other than the loss (updated batch statistics on their way out) do not count
 as its outputs unless it has no others: they are recorded where they end, as auxiliary outputs of the loss.
@@ -25,10 +25,10 @@ from gradscope.tracing.layers.parameter_views import ParameterOrigins
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LayerCall:
-    """One call of one layer (for a layer inside loops: all its turns); an operation is one of a single equation.
+    """One call of one layer (for a layer inside loops: all its iterations); an operation is one of a single equation.
 
     Attributes:
-        frame: The frame it lies in.
+        frame: The frame it is in.
         path: Its scopes, occurrence included.
         order: Program order of its first equation.
         operation: Whether it is an operation.
@@ -51,7 +51,7 @@ class LayerCall:
 
     @property
     def innermost_layer(self) -> LayerCall | None:
-        """The layer itself; of an operation, the one it lies in; None outside all layers."""
+        """The layer itself; of an operation, the one it is in; None outside all layers."""
         return self.parent if self.operation else self
 
     @property
@@ -103,7 +103,7 @@ def _number_calls(layers: Sequence[LayerCall]) -> None:
 
 
 def _names(layer: LayerCall, path: ScopePath) -> set[str]:
-    """Everything that a layer and its outputs are called in any turn, if its path is `path`."""
+    """Everything that a layer and its outputs are called in any iteration, if its path is `path`."""
     outputs = [None, *range(len(layer.outputs))] if len(layer.outputs) > 1 else [None]
     return {str(path.at(turn).with_output(output)) for turn in iterations(layer.frame.loops) for output in outputs}
 
@@ -127,9 +127,9 @@ def _enter(frame: Frame, around: LayerCall | None, finding: _Finding, layers: li
 
 
 def _runs(frame: Frame, around: LayerCall | None, scoping: Scoping) -> list[tuple[LayerCall, ...]]:
-    """For each equation, the layers it lies in within this frame, outermost first.
+    """For each equation, the layers it is in within this frame, outermost first.
 
-    A turn of a loop that runs under a scope is itself a layer: `blocks[3]` beside `blocks[3]/attn`.
+    An iteration of a loop that runs under a scope is itself a layer: `blocks[3]` beside `blocks[3]/attn`.
     """
     turn: tuple[LayerCall, ...] = ()
     if frame.transfer.loop is not None and not frame.path.pending_loops:
@@ -194,7 +194,7 @@ def _use(frame: Frame, runs: list[tuple[LayerCall, ...]], number: int, atom: Ato
     """Note that an equation uses a value; returns how many layers the use and the definition share."""
     definition, _ = frame.definitions[atom]
     shared = 0 if definition == OPERAND else _shared_prefix(runs[definition], runs[number])
-    # A parameter that another layer hands on, viewed otherwise, is that layer's output and no parameter of this one.
+    # A parameter that another layer returns, viewed otherwise, is that layer's output and no parameter of this one.
     handed_on = definition != OPERAND and len(runs[definition]) > shared
     names = () if handed_on else origins.names(frame, atom)
     value = None if names else resolve(frame, atom)

@@ -1,8 +1,8 @@
 """Sites: the values of a trace that can be observed, and the names they are known by.
 
-A *site* is one value in one frame; inside loops it stands for one value per turn. A value that several layers hand on
+A *site* is one value in one frame; inside loops it means one value per iteration. A value that several layers return
 is one site with several names, the innermost layer's first and an operation's last; the others are aliases. A value
-that no layer hands on but some layer reads has no name: it is observed only to know what went into that layer.
+that no layer returns but some layer reads has no name: it is observed only to know what went into that layer.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gradscope.tracing.layers.layers import LayerCall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteName:
-    """One name of a site: a layer's path and, where the layer hands on several values, which of them.
+    """One name of a site: a layer's path and, where the layer returns several values, which of them.
 
     Attributes:
         path: The layer's path, or the operation's.
-        output: Which of its values; None where it hands on only one.
-        layer: The layer's path; of an operation, that of the layer it lies in, None outside all layers.
+        output: Which of its values; None where it returns only one.
+        layer: The layer's path; of an operation, that of the layer it is in, None outside all layers.
     """
 
     path: ScopePath
@@ -57,7 +57,7 @@ class Site:
 
     Attributes:
         value: Where it is made.
-        shape: Its shape, of one turn where it lies in loops.
+        shape: Its shape, of one iteration where it is in loops.
         dtype: Its dtype, as JAX has it.
         sharding: The sharding that is part of its type; None where none is.
         names: Its names, innermost layer first, an operation last; empty for a value that is only some layer's input.
@@ -136,7 +136,7 @@ class _Facts(NamedTuple):
 
 def _names(layers: Sequence[LayerCall]) -> dict[ValueKey, list[SiteName]]:
     # Composites come before their parts in `layers`, and the innermost name is to be the first; an operation's last, so
-    # that a value that a layer hands on is known by the same name whether or not operations are looked at.
+    # that a value that a layer returns is known by the same name whether or not operations are looked at.
     named: dict[ValueKey, list[SiteName]] = {}
     for layer in layers:
         several = len(layer.outputs) > 1

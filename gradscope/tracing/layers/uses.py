@@ -43,17 +43,17 @@ class Use:
         key: Where it is.
         value: What is used; None for a constant.
         whole: Whether its term is one of those that sum to the value's gradient. It is not where the operation lies
-            inside a loop or a branch that uses the value as one, nor where a loop carries the value into its turns.
-        user: The operation that uses it; of what a frame hands out, the one that runs the frame.
+            inside a loop or a branch that uses the value as one, nor where a loop carries the value on.
+        user: The operation that uses it; of what a frame returns, the one that runs the frame.
         operand: Whether it is an operand of that operation.
         name: The operation's name and the number of the operand.
         outputs: Those of the operation's outputs that send something back, by position.
-        shape: The value's shape, of one turn where the operation lies in loops.
+        shape: The value's shape, of one iteration where the operation is in loops.
         dtype: Its dtype, as JAX has it.
         sharding: The sharding that is part of its type; None where none is.
         loops: The loops around the operation, outermost first.
         reach: What arrives from there in the backward pass.
-        opaque: Whether it lies inside a custom rule, where it cannot be observed.
+        opaque: Whether it is inside a custom rule, where it cannot be observed.
         eliminated: Whether nothing that the function returns depends on the operation.
     """
 

@@ -24,10 +24,10 @@ class Constants:
                 self._values |= zip(inside.jaxpr.constvars, inside.constants, strict=True)
 
     def value(self, frame: Frame, atom: Atom) -> Any:
-        """What an atom is that stands for no value, as `frames.resolve` has it; None where that is not known.
+        """What an atom is that represents no value, as `frames.resolve` has it; None where that is not known.
 
         Args:
-            frame: The frame that it lies in, which may have received it from those around.
+            frame: The frame that it is in, which may have received it from those around.
             atom: The atom.
         """
         if is_literal(atom):

@@ -1,4 +1,4 @@
-"""Operations by the values they make and read, one turn of their loops at a time."""
+"""Operations by the values they make and read, one iteration of their loops at a time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gradscope.tracing.tracer import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One equation in one turn of the loops around it.
+    """One equation in one iteration of the loops around it.
 
     Attributes:
-        frame: The frame it lies in.
+        frame: The frame it is in.
         equation: The equation.
         layer: It, as a layer.
-        turn: The turn.
+        turn: The iteration.
         operands: What it reads: values, and constants as they are.
         outputs: What it makes.
     """
@@ -95,7 +95,7 @@ class Operations:
         )
 
     def readers(self, moment: ValueAt) -> Iterator[Operation]:
-        """The operations that read a value, in every turn in which they do, the last in execution order first."""
+        """The operations that read a value, in every iteration in which they do, the last in execution order first."""
         for value in reversed(self._readers.get(moment.value, [])):
             inner = self.frames[value.frame].loops[len(moment.turn) :]
             for further in itertools.product(*(reversed(range(loop.length or 1)) for loop in inner)):

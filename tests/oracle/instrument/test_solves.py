@@ -71,7 +71,7 @@ def test_gradients_go_around_the_solver_and_not_through_it() -> None:
         assert f"activation_grad/solved/{name}" not in dump
         (line,) = (line for line in dump.manifest.ledger.missing if line.name == f"solved/{name}")
         assert (line.family, line.reason) == ("activation_grad", "disconnected")
-        assert "custom_linear_solve at test_instrument_solves.py" in line.detail
+        assert "custom_linear_solve at test_solves.py" in line.detail
         assert "whose derivative is another solve" in line.detail
 
 

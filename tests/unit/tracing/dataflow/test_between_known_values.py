@@ -1,4 +1,4 @@
-"""Pieces: which known values, arguments aside, read which."""
+"""SegmentsBetween: which known values, arguments aside, read which."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradscope.tracing.dataflow.between_known_values import Pieces
+from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, iterations
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.tracer import Trace, trace_loss
@@ -26,7 +26,7 @@ def readers(trace: Trace, *unknown: str) -> dict[str, list[str]]:
     }
     known = [moment for moment, name in names.items() if name not in unknown]
     names |= {ValueAt(ValueKey((), OPERAND, at), ()): leaf.name for at, leaf in enumerate(trace.arguments)}
-    found = Pieces(trace.root, known).readers(known)
+    found = SegmentsBetween(trace.root, known).readers(known)
     return {names[read]: sorted(names[end] for end in ends) for read, ends in found.items()}
 
 
