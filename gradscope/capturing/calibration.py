@@ -58,7 +58,7 @@ class Calibrated:
     noise: Mapping[str, Mapping[str, float]]
 
     def write_to(self, sink: RecordSink) -> Manifest:
-        """Write the run as a dump, with the noise floors among the statistics of its tensors.
+        """Writes the run as a dump, with the noise floors among the statistics of its tensors.
 
         Args:
             sink: Receives the records.
@@ -96,7 +96,7 @@ class _Rerun:
 def calibrate(
     model: Model, arguments: Arguments, lower: Mapping[str, Arguments], request: DumpRequest, timings: Timings
 ) -> Calibrated:
-    """Run a model, and run it again under changes that make no difference.
+    """Runs a model, and runs it again under changes that make no difference.
 
     Args:
         model: The model.
@@ -156,7 +156,7 @@ def _reversed(pair: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 def _distances(reference: MemoryDump, moved: MemoryDump, rerun: _Rerun) -> Iterator[tuple[str, float]]:
-    """Yield the distance that each computed tensor moved."""
+    """Yields the distance that each computed tensor moved."""
     one, other = reference.manifest.loss, moved.manifest.loss
     # Where the loss depends on the order of the examples, another order is a difference and not noise.
     if rerun.reordered and (one is None or other is None or not np.isclose(one, other, rtol=_SAME_LOSS)):

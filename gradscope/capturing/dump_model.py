@@ -69,7 +69,7 @@ def dump_model(
     writer: RecordSink,
     timings: Timings,
 ) -> Manifest:
-    """Run a model's loss on its arguments, forward and backward, and write what was observed.
+    """Runs a model's loss on its arguments, forward and backward, and writes what was observed.
 
     Args:
         model: The model.
@@ -131,7 +131,7 @@ def dump_model(
 def _add_examples(
     writer: RecordSink, session: Session, program: ExampleProgram, request: DumpRequest, timings: Timings
 ) -> Examples | None:
-    """Write the gradients of each example, and return how they combine to the batch's gradient."""
+    """Writes the gradients of each example, and returns how they combine to the batch's gradient."""
     gradients = program.run()
     with timings.phase("write"):
         for record in session.example_records(gradients, program.count):
@@ -143,13 +143,13 @@ def _add_examples(
 
 
 def _causes(model: Model, session: Session, bounds: Bounds | None, timings: Timings) -> tuple[Cause, ...]:
-    """Return the causes of gradients that are exactly zero."""
+    """Returns the causes of gradients that are exactly zero."""
     with timings.phase("explain"), user_code(f"explaining gradients of {model.name}"):
         return session.causes(MOST_BYTES if bounds is None else min(bounds.run_bytes, MOST_BYTES))
 
 
 def _require_memory(prepared: Prepared, request: DumpRequest) -> None:
-    """Raise `MachineError` where the run does not fit into the memory allowed."""
+    """Raises `MachineError` where the run does not fit into the memory allowed."""
     if request.bounds is not None and (needed := prepared.program.size_bytes) > request.bounds.memory:
         raise MachineError(
             f"a run of the model needs {shown_size(needed)}, above the "
@@ -159,13 +159,13 @@ def _require_memory(prepared: Prepared, request: DumpRequest) -> None:
 
 
 def _origins(model: Model, prepared: Prepared, timings: Timings) -> tuple[Origin, ...]:
-    """Return where values that are not finite began."""
+    """Returns where values that are not finite began."""
     with timings.phase("search for the origin"), user_code(f"searching {model.name} for the origin of a NaN"):
         return find_origins(model.loss, prepared)
 
 
 def _query_facts(inquiry: Inquiry, answered: Answer) -> dict[str, Json]:
-    """Return the parts of the query by name, and the size of the program that it needed."""
+    """Returns the parts of the query by name, and the size of the program that it needed."""
     names_by_option = {
         "of": inquiry.of,
         "stop_gradient": inquiry.stops,
@@ -178,7 +178,7 @@ def _query_facts(inquiry: Inquiry, answered: Answer) -> dict[str, Json]:
 
 @contextmanager
 def _salvaging(writer: RecordSink, provenance: dict[str, Json]) -> Generator[None]:
-    """Save what was captured before a failure next to the requested path, and name that file in the error's hint."""
+    """Saves what was captured before a failure next to the requested path, and names that file in the error's hint."""
     try:
         yield
     except (ModelError, MachineError) as failure:
@@ -192,7 +192,7 @@ def _salvaging(writer: RecordSink, provenance: dict[str, Json]) -> Generator[Non
 
 
 def _tensor_bytes(prepared: Prepared) -> int:
-    """Return the bytes of all tensors in a run's records.
+    """Returns the bytes of all tensors in a run's records.
 
     Raises:
         UsageError: A dtype cannot be stored.

@@ -20,7 +20,7 @@ _DISTRIBUTIONS: Final = (
 
 
 def machine_provenance() -> dict[str, Json]:
-    """Return versions, backend, device and the settings that change numbers."""
+    """Returns versions, backend, device and the settings that change numbers."""
     device = jax.devices()[0]
     config: Any = jax.config  # its flags are not typed
     return {
@@ -36,7 +36,7 @@ def machine_provenance() -> dict[str, Json]:
 
 
 def model_provenance(source: Path | None, file_sha256: str | None) -> dict[str, Json]:
-    """Return the model file's name, hash and git commit, and whether it was clean; empty for a model without a file."""
+    """Returns the model file's name, hash, git commit and whether it was clean; empty for a model without a file."""
     if source is None:
         return {}
     facts: dict[str, Json] = {"model_file": source.name, "model_sha256": file_sha256}
@@ -48,7 +48,7 @@ def model_provenance(source: Path | None, file_sha256: str | None) -> dict[str, 
 
 
 def _git(folder: Path, *command: str) -> str | None:
-    """Return the output of a git command; None where there is no git or no repository."""
+    """Returns the output of a git command; None where there is no git or no repository."""
     try:
         done = subprocess.run(  # noqa: S603 - a fixed program with fixed words and a file name
             ["git", "-C", str(folder), *command],  # noqa: S607 - git is wherever the user has it

@@ -20,7 +20,7 @@ class Timings:
 
     @contextmanager
     def phase(self, name: str) -> Generator[None]:
-        """Time the body of a `with` statement; a phase that is entered again adds up."""
+        """Times the body of a `with` statement; a phase that is entered again adds up."""
         self._started(name)
         begin = time.perf_counter()
         try:

@@ -6,7 +6,7 @@ import os
 
 
 def keep_single_threaded() -> None:
-    """Make OpenBLAS start no threads, unless the user's environment sets their number; call it before NumPy's import.
+    """Makes OpenBLAS start no threads, unless the user's environment sets their number; call it before NumPy's import.
 
     It is for commands that only read dumps. A command that runs a model leaves the threads to the model's code.
     """

@@ -34,7 +34,7 @@ _ENVIRONMENT: Final = frozenset(
 
 
 def guarded(program: Callable[[], object], arguments: Sequence[str]) -> int:
-    """Run a program and return its exit status; report any failure on standard error.
+    """Runs a program and returns its exit status; reports any failure on standard error.
 
     Args:
         program: The program. It returns its exit status, or raises `SystemExit` with it; None is 0.
@@ -55,7 +55,7 @@ def guarded(program: Callable[[], object], arguments: Sequence[str]) -> int:
 
 
 def _status(program: Callable[[], object]) -> int:
-    """Run a program to its end, with its output delivered, and return its exit status."""
+    """Runs a program to its end, with its output delivered, and returns its exit status."""
     try:
         status = program()
     except SystemExit as leaving:
@@ -71,7 +71,7 @@ def _status(program: Callable[[], object]) -> int:
 
 
 def _release_output() -> None:
-    """Flush the standard streams, and redirect those that fail to the null device."""
+    """Flushes the standard streams, and redirects those that fail to the null device."""
     # Python flushes them again when it ends, which would fail once more and set an exit status of its own.
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
@@ -81,7 +81,7 @@ def _release_output() -> None:
 
 
 def _report(failure: BaseException, arguments: Sequence[str]) -> int:
-    """Report a failure on standard error and return its exit status."""
+    """Reports a failure on standard error and returns its exit status."""
     status, lines = _verdict(failure, arguments)
     if "--traceback" in arguments:
         lines = [*"".join(traceback.format_exception(failure)).splitlines(), *lines]
@@ -92,7 +92,7 @@ def _report(failure: BaseException, arguments: Sequence[str]) -> int:
 
 
 def _verdict(failure: BaseException, arguments: Sequence[str]) -> tuple[int, list[str]]:
-    """Return the exit status of a failure and the lines that report it."""
+    """Returns the exit status of a failure and the lines that report it."""
     if isinstance(failure, KeyboardInterrupt):
         return INTERRUPTED, ["gradscope: interrupted"]
     expected = failure if isinstance(failure, GradscopeError) else _environment_failure(failure)
@@ -102,7 +102,7 @@ def _verdict(failure: BaseException, arguments: Sequence[str]) -> tuple[int, lis
 
 
 def _environment_failure(failure: BaseException) -> MachineError | None:
-    """Return a failure of the environment as a `MachineError`; None for a failure of another kind."""
+    """Returns a failure of the environment as a `MachineError`; None for a failure of another kind."""
     if isinstance(failure, MemoryError):
         return MachineError("out of memory", hint="use a smaller --batch-size or --select fewer layers")
     if isinstance(failure, OSError) and failure.errno in _ENVIRONMENT:

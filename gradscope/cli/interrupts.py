@@ -49,7 +49,7 @@ class Interrupts:
         self._reader, self._writer = socket.socketpair()
 
     def on_interrupt(self, cleanup: Callable[[], object]) -> None:
-        """Register a function to run if the process is interrupted; the last one registered runs first."""
+        """Registers a function to run if the process is interrupted; the last one registered runs first."""
         self._cleanups.append(cleanup)
 
     def __enter__(self) -> Self:
@@ -68,7 +68,7 @@ class Interrupts:
         self._writer.send(bytes([_DISMISSED]))
 
     def _watch(self) -> None:
-        """Wait for a signal, which ends the process, or for the end of the guard."""
+        """Waits for a signal, which ends the process, or for the end of the guard."""
         with self._reader, self._writer:
             while (received := self._reader.recv(1)[0]) != _DISMISSED:
                 if received in _SIGNALS:
@@ -87,11 +87,11 @@ class Interrupts:
 
 
 def _leave_to_watcher(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the C handler writes to the socket only where a handler in Python is installed."""
+    """Does nothing: the C handler writes to the socket only where a handler in Python is installed."""
 
 
 def _print_message() -> None:
-    """Write to standard error that the process was interrupted, without Python's buffers."""
+    """Writes to standard error that the process was interrupted, without Python's buffers."""
     # The main thread may hold the locks of the buffers.
     if sys.__stderr__ is None:  # it was closed before we started, and another file may have its descriptor now
         return

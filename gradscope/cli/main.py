@@ -16,7 +16,7 @@ from gradscope.cli.standard_streams import open_streams
 
 
 def main() -> NoReturn:
-    """Run the command line and exit."""
+    """Runs the command line and exit."""
     open_streams()
     with Interrupts() as interrupts:
         from gradscope.cli.boundary import guarded

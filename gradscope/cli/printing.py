@@ -18,7 +18,7 @@ _USUAL_WIDTH = 80
 
 
 def print_report(report: Report, output_format: Format) -> None:
-    """Print the report of a command."""
+    """Prints the report of a command."""
     from gradscope import report as render
 
     if output_format is Format.TABLE:
@@ -32,7 +32,7 @@ def print_report(report: Report, output_format: Format) -> None:
 
 
 def print_plain(text: str) -> None:
-    """Print text unchanged, and flush it.
+    """Prints text unchanged, and flushes it.
 
     Raises:
         MachineError: It cannot be delivered, because the disk is full, for example.
@@ -49,21 +49,21 @@ def print_plain(text: str) -> None:
 
 
 def print_line(line: str) -> None:
-    """Print one line of results, safe for a terminal."""
+    """Prints one line of results, safe for a terminal."""
     from gradscope.naming import printable
 
     print_plain(printable(line) + "\n")
 
 
 def say(line: str) -> None:
-    """Print a one-line message on standard error, safe for a terminal."""
+    """Prints a one-line message on standard error, safe for a terminal."""
     from gradscope.naming import printable
 
     sys.stderr.write(printable(line) + "\n")
 
 
 def _screen() -> Screen:
-    """Return the width of standard output where it is a terminal, and whether it can show Unicode."""
+    """Returns the width of standard output where it is a terminal, and whether it can show Unicode."""
     from gradscope.report import Screen
 
     unicode = "utf" in (sys.stdout.encoding or "").lower()

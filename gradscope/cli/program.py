@@ -49,7 +49,7 @@ def _options(
 
 
 def _program(commands: Iterable[str]) -> typer.Typer:
-    """Return the program with these commands."""
+    """Returns the program with these commands."""
     app = typer.Typer(
         name="gradscope",
         help="Gradient inspection for JAX: what every layer computes and what flows back through it.",
@@ -65,7 +65,7 @@ def _program(commands: Iterable[str]) -> typer.Typer:
 
 
 def _with_traceback(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that also takes `--traceback`."""
+    """Returns a command that also takes `--traceback`."""
 
     # The error boundary looks for the option by itself: it also applies where the arguments cannot be parsed.
     @functools.wraps(command)
@@ -77,7 +77,7 @@ def _with_traceback(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _without_file_checks(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command whose paths Typer does not check."""
+    """Returns a command whose paths Typer does not check."""
     # The code that opens a file reports that it cannot be read, with our exit status.
     for annotation in command.__annotations__.values():
         for parameter in getattr(annotation, "__metadata__", ()):
@@ -86,7 +86,7 @@ def _without_file_checks(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _class_of(command: str) -> type[TyperCommand] | None:
-    """Return the class that parses a command's arguments; None for Typer's own."""
+    """Returns the class that parses a command's arguments; None for Typer's own."""
     if command != "dump":
         return None
     from gradscope.cli.options.observation_options import OptionalValueCommand
@@ -95,7 +95,7 @@ def _class_of(command: str) -> type[TyperCommand] | None:
 
 
 def run(interrupts: Interrupts) -> int:
-    """Run the command of the command line and return the exit status.
+    """Runs the command of the command line and returns the exit status.
 
     Args:
         interrupts: Receives the functions that clean up when the command is interrupted.

@@ -16,7 +16,7 @@ _MODES: Final = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
 
 def open_streams() -> None:
-    """Open the standard streams that are closed, and write characters that a stream cannot encode as escapes."""
+    """Opens the standard streams that are closed, and writes characters that a stream cannot encode as escapes."""
     # A file that is opened gets the lowest free descriptor, which in this order is the stream's own. Otherwise the next
     # opened file, a dump for example, would get it and receive what libraries print.
     for name, mode in _MODES.items():
@@ -40,7 +40,7 @@ def _safe(stream: TextIO) -> TextIO:
 
 @contextmanager
 def stdout_to_stderr(*, native: bool = False) -> Generator[None]:
-    """Redirect standard output to standard error inside a `with` statement, because standard output is for results.
+    """Redirects standard output to standard error inside a `with` statement, because standard output is for results.
 
     Args:
         native: Whether the output of compiled code is redirected, too.

@@ -34,12 +34,12 @@ class ModuleStructure(Protocol):
     """A `ModuleStructure` is a module that carries its variables, without their values."""
 
     def calling(self, values: Variables, function: Callable[[Any], Any]) -> tuple[Any, Variables]:
-        """Return the result of a function of the module with these values, and the collections that it updated."""
+        """Returns the result of a function of the module with these values, and the collections that it updated."""
         ...
 
 
 def adapter_of(found: Any, *, train: bool) -> Adapter | None:
-    """Return the adapter of a framework's module; None for another object.
+    """Returns the adapter of a framework's module; None for another object.
 
     Args:
         found: Any object.
@@ -49,7 +49,7 @@ def adapter_of(found: Any, *, train: bool) -> Adapter | None:
 
 
 def builder_of(found: Any, *, seed: int) -> Callable[..., Any] | None:
-    """Return a function that builds a module of a framework's class, or calls a function with random keys.
+    """Returns a function that builds a module of a framework's class, or calls a function with random keys.
 
     Args:
         found: Any object.
@@ -62,17 +62,17 @@ def builder_of(found: Any, *, seed: int) -> Callable[..., Any] | None:
 
 
 def split_variables(found: Any) -> tuple[ModuleStructure, Variables] | None:
-    """Return the structure and the variables of a module that carries its variables; None for another object."""
+    """Returns the structure and the variables of a module that carries its variables; None for another object."""
     return next(filter(None, (adapters.split_variables(found) for adapters in _loaded(_CARRIERS))), None)
 
 
 def own_format_of(found: Any, checkpoint: Path) -> OwnFormat | None:
-    """Return the reader of a checkpoint in the module's own format; None for another file or object."""
+    """Returns the reader of a checkpoint in the module's own format; None for another file or object."""
     return next(filter(None, (adapters.own_format(found, checkpoint) for adapters in _loaded(_SAVERS))), None)
 
 
 def may_carry_variables() -> bool:
-    """Return whether the user's code has imported a framework whose modules carry their variables."""
+    """Returns whether the user's code has imported a framework whose modules carry their variables."""
     return any(library in sys.modules for library in _CARRIERS)
 
 

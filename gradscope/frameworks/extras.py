@@ -12,7 +12,7 @@ _EXTRAS: Final = {"flax": "flax", "equinox": "equinox", "haiku": "haiku", "keras
 
 
 def install_hint(module: str | None) -> str | None:
-    """Return a hint how to install a missing module; None where gradscope has no extra for it.
+    """Returns a hint how to install a missing module; None where gradscope has no extra for it.
 
     Args:
         module: Its dotted name, as a `ModuleNotFoundError` has it.

@@ -27,7 +27,7 @@ class FunctionsOfModules:
         self._structure: ModuleStructure | None = None
 
     def init(self, key: Any) -> Any:
-        """Return what the user's `init` returns, or the arrays of the module that it returns."""
+        """Returns what the user's `init` returns, or the arrays of the module that it returns."""
         made = self._init(key)
         separated = split_variables(made)
         if separated is None:
@@ -36,7 +36,7 @@ class FunctionsOfModules:
         return variables
 
     def loss(self, variables: Any, batch: Any) -> Any:
-        """Return what the user's `loss` returns, with the collections that it updated."""
+        """Returns what the user's `loss` returns, with the collections that it updated."""
         if self._structure is None:
             return self._loss(variables, batch)
         returned, collections = self._structure.calling(variables, lambda module: self._loss(module, batch))

@@ -43,14 +43,14 @@ class HaikuAdapter:
         return method_signature(self.net.init)
 
     def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:
-        """Return parameters, state, and the key of an application."""
+        """Returns parameters, state, and the key of an application."""
         positional, keyword = call.arguments(inputs)
         init_key, apply_key = jax.random.split(key)
         params, state = self.net.init(init_key, *positional, **keyword)
         return {PARAMS: params, RNGS: {_KEY: apply_key}} | ({_STATE: state} if state else {})
 
     def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
-        """Return outputs and updated state."""
+        """Returns outputs and updated state."""
         positional, keyword = call.arguments(inputs)
         state, key = variables.get(_STATE, {}), variables[RNGS][_KEY]
         outputs, updated = self.net.apply(variables[PARAMS], state, key, *positional, **keyword)
@@ -58,7 +58,7 @@ class HaikuAdapter:
 
 
 def adapt(found: Any, *, train: bool) -> HaikuAdapter | None:  # noqa: ARG001 - a Haiku function receives the mode when it is called
-    """Return the adapter of a transformed function, or of one that can be transformed; None for another object."""
+    """Returns the adapter of a transformed function, or of one that can be transformed; None for another object."""
     match found:
         case HaikuAdapter():
             return found
@@ -73,7 +73,7 @@ def adapt(found: Any, *, train: bool) -> HaikuAdapter | None:  # noqa: ARG001 - 
 
 
 def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:  # noqa: ARG001 - building uses no random numbers
-    """Return a function of the arguments of a class of modules, which are built when it runs; None for others."""
+    """Returns a function of the arguments of a class of modules, which are built when it runs; None for others."""
     if not (isinstance(found, type) and issubclass(found, hk.Module)):
         return None
 
@@ -90,5 +90,5 @@ def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:  # noqa: ARG
 
 
 def _declare(function: Any, signature: inspect.Signature) -> None:
-    """Give a function that passes its arguments on the signature of the function that receives them."""
+    """Gives a function that passes its arguments on the signature of the function that receives them."""
     function.__signature__ = signature

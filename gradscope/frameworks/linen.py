@@ -33,14 +33,14 @@ class LinenAdapter(CalledObject):
     inputs: tuple[InputSpec, ...] = ()
 
     def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:
-        """Return variables by collection, and the keys of its random streams."""
+        """Returns variables by collection, and the keys of its random streams."""
         positional, keyword = call.arguments(inputs)
         made = self.net.init(_streams(key), *positional, **keyword)
         own = {name: made[name] for name in made if name != "perturbations"}
         return {**own, RNGS: _streams(jax.random.fold_in(key, 1))}
 
     def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
-        """Return outputs and updated collections, also those that `sow` fills."""
+        """Returns outputs and updated collections, also those that `sow` fills."""
         positional, keyword = call.arguments(inputs)
         own = {name: collection for name, collection in variables.items() if name != RNGS}
         outputs, updated = self.net.apply(own, *positional, rngs=variables[RNGS], mutable=_FIXED, **keyword)
@@ -48,12 +48,12 @@ class LinenAdapter(CalledObject):
 
 
 def adapt(found: Any, *, train: bool) -> LinenAdapter | None:  # noqa: ARG001 - a Linen module receives the mode when it is called
-    """Return the adapter of a Linen module; None for another object."""
+    """Returns the adapter of a Linen module; None for another object."""
     return LinenAdapter(net=found) if isinstance(found, nn.Module) else None
 
 
 def builder(found: Any, *, seed: int) -> Callable[..., nn.Module] | None:  # noqa: ARG001 - building uses no random numbers
-    """Return a class of Linen modules itself; None for another object."""
+    """Returns a class of Linen modules itself; None for another object."""
     return found if isinstance(found, type) and issubclass(found, nn.Module) else None
 
 

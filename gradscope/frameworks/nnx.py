@@ -45,7 +45,7 @@ class NnxStructure:
     variables: Sequence[tuple[Any, Any]]
 
     def calling(self, values: Variables, function: Callable[[Any], Any]) -> tuple[Any, Variables]:
-        """Return the result of a function of the module with these values, and the collections that it updated.
+        """Returns the result of a function of the module with these values, and the collections that it updated.
 
         Args:
             values: The module's variables by collection.
@@ -76,17 +76,17 @@ class NnxAdapter(CalledObject):
     inputs: tuple[InputSpec, ...] = ()
 
     def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:  # noqa: ARG002 - they exist already
-        """Return the module's variables, by collection and attribute path."""
+        """Returns the module's variables, by collection and attribute path."""
         return self.variables
 
     def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
-        """Return outputs and updated collections."""
+        """Returns outputs and updated collections."""
         positional, keyword = call.arguments(inputs)
         return self.structure.calling(variables, lambda net: net(*positional, **keyword))
 
 
 def adapt(found: Any, *, train: bool) -> NnxAdapter | None:
-    """Return the adapter of an NNX module; None for another object."""
+    """Returns the adapter of an NNX module; None for another object."""
     if not isinstance(found, nnx.Module):
         return None
     copy = nnx.clone(found)
@@ -96,14 +96,14 @@ def adapt(found: Any, *, train: bool) -> NnxAdapter | None:
 
 
 def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:
-    """Return a class or function that takes `rngs`, with the seed's streams, or another class of NNX modules itself."""
+    """Returns a class or function that takes `rngs`, with the seed's streams, or another class of modules itself."""
     if "rngs" in parameters_to_build(found):
         return functools.partial(found, rngs=nnx.Rngs(seed))
     return found if isinstance(found, type) and issubclass(found, nnx.Module) else None
 
 
 def split_variables(found: Any) -> tuple[NnxStructure, Variables] | None:
-    """Return the structure of an NNX module and its variables by collection; None for another object."""
+    """Returns the structure of an NNX module and its variables by collection; None for another object."""
     return _split(found) if isinstance(found, nnx.Module) else None
 
 
@@ -115,7 +115,7 @@ def _split(net: nnx.Module) -> tuple[NnxStructure, Variables]:
 
 
 def _collections(state: Iterable[tuple[Any, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the values of variables by collection and attribute path."""
+    """Returns the values of variables by collection and attribute path."""
     found: dict[str, dict[str, Any]] = {}
     for path, variable in state:
         found.setdefault(_collection(variable), {})[_name(path)] = variable.get_value()
@@ -134,7 +134,7 @@ def _name(path: Iterable[Any]) -> str:
 
 @contextmanager
 def _named_calls(net: nnx.Module) -> Generator[None]:
-    """Make each module inside `net` open its scope when it is called; its classes are restored afterwards.
+    """Makes each module inside `net` open its scope when it is called; its classes are restored afterwards.
 
     Args:
         net: A copy that no other code uses.
@@ -165,7 +165,7 @@ def _opening_scopes(classes: Collection[type]) -> Generator[None]:
 
 
 def _call_of(cls: type) -> Any:
-    """Return the `__call__` of a class or its bases, unbound; None where its instances cannot be called."""
+    """Returns the `__call__` of a class or its bases, unbound; None where its instances cannot be called."""
     return next((vars(base)["__call__"] for base in cls.__mro__ if "__call__" in vars(base)), None)
 
 

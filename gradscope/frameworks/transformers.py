@@ -38,12 +38,12 @@ class TransformersAdapter(CalledObject):
         return self.signature.parameters.keys() & {_PARAMS, _DROPOUT}
 
     def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:  # noqa: ARG002 - they exist already
-        """Return the model's parameters, other collections where it has them, and a key."""
+        """Returns the model's parameters, other collections where it has them, and a key."""
         collections = self.net.params if self._has_collections else {PARAMS: self.net.params}
         return {**collections, RNGS: {_DROPOUT: key}} if _DROPOUT in self.supplied else collections
 
     def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
-        """Return outputs, and the collections that training updates."""
+        """Returns outputs, and the collections that training updates."""
         positional, keyword = call.arguments(inputs)
         collections = {name: each for name, each in variables.items() if name != RNGS}
         params = collections if self._has_collections else collections[PARAMS]
@@ -57,9 +57,9 @@ class TransformersAdapter(CalledObject):
 
 
 def adapt(found: Any, *, train: bool) -> TransformersAdapter | None:  # noqa: ARG001 - it receives the mode when it is called
-    """Return the adapter of a Flax model of transformers; None for another object."""
+    """Returns the adapter of a Flax model of transformers; None for another object."""
     return TransformersAdapter(net=found) if isinstance(found, FlaxPreTrainedModel) else None
 
 
 def builder(found: Any, *, seed: int) -> None:
-    """Return None: an instance is created in a file of the user's."""
+    """Returns None: an instance is created in a file of the user's."""

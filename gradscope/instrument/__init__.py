@@ -18,6 +18,12 @@ otherwise. So the operation's own backward rule is applied once more, to the cot
 what flows stays as it is. Compiled, both are the same computation, and are merged; but what a loop or a custom rule
 does beside computing is done again where its operands' terms are asked for: a `jax.debug.print` inside prints twice.
 
+Why a linear solve is transparent (2026-11): of the constructs that were opaque, `custom_linear_solve` is the one that
+`jax.numpy` and `jax.scipy` emit (`linalg.solve`, `inv`, `cg`, `gmres`, `bicgstab`). `custom_root` is a `custom_jvp` in
+a trace, a `fori_loop` of known length is a `scan` already, and a `pallas_call` computes with memory references. The
+values inside a solver are observed, as its auxiliary data. They have no gradients: JAX solves the transposed system
+instead of differentiating the solver. So nothing inside can be fed, stopped or differentiated.
+
 Why cotangents leave through sinks and values as plain outputs (2026-11): one program reads both off the same pass, and
 on the CPU tensors as outputs made ResNet-50's step faster than the plain one, because they undo bad fusions.
 """

@@ -92,7 +92,7 @@ def _path(frame: Frame) -> str:
 
 
 def _gradients(frame: Frame) -> str:
-    return "opaque" if frame.opaque else "barred" if frame.forward_only else "pass"
+    return "opaque" if frame.opaque else "around" if frame.bypassed else "barred" if frame.forward_only else "pass"
 
 
 def _layers(trace: Trace, names: dict[FrameKey, str]) -> Iterator[Sequence[str]]:

@@ -178,7 +178,7 @@ class Segments:
 
     def _flows(self, atom: Atom) -> bool:
         """Whether a cotangent may arrive at a value of the root frame."""
-        return self._trace.root.reach.get(atom) == Reach.GRADIENT
+        return self._trace.reachability.of(self._trace.root, atom) is Reach.GRADIENT
 
     def _segment(self, numbers: range, last: Mapping[Atom, int], parts: Sequence[Plan]) -> Segment:
         equations = [self._jaxpr.eqns[number] for number in numbers]

@@ -55,7 +55,7 @@ class Arguments:
         return cls(shapes=shapes, make=make)
 
     def require(self, names: Collection[str]) -> None:
-        """Raise `DumpError` where the file lacks leaves of the batch that are needed.
+        """Raises `DumpError` where the file lacks leaves of the batch that are needed.
 
         Args:
             names: Names of the leaves that are needed.
@@ -80,7 +80,7 @@ def model_arguments(
     data: DataRequest | None = None,
     checkpoint: CheckpointRequest | None = None,
 ) -> Arguments:
-    """Return the arguments of a model's loss.
+    """Returns the arguments of a model's loss.
 
     Args:
         model: The model.
@@ -129,7 +129,7 @@ def model_arguments(
 
 
 def _require_no_map(checkpoint: CheckpointRequest) -> None:
-    """Raise `UsageError` where tensors are to be renamed that a framework has read by position."""
+    """Raises `UsageError` where tensors are to be renamed that a framework has read by position."""
     if checkpoint.key_map.substitutions:
         raise UsageError(
             f"{printable(str(checkpoint.path))} was read by the model's framework, without tensor names",
@@ -138,7 +138,7 @@ def _require_no_map(checkpoint: CheckpointRequest) -> None:
 
 
 def _restored(saved: Any, expected: Any) -> tuple[Any, Callable[[], Any]]:
-    """Return the shapes of saved variables, and a function that puts them on the devices of the model's own."""
+    """Returns the shapes of saved variables, and a function that puts them on the devices of the model's own."""
 
     def placed(array: Any, leaf: Any) -> Any:
         return jnp.asarray(array) if leaf.sharding is None else jax.device_put(array, leaf.sharding)
@@ -152,13 +152,13 @@ def _restored(saved: Any, expected: Any) -> tuple[Any, Callable[[], Any]]:
 
 
 def _default_size(model: Model) -> int:
-    """Return the default of the batch size in a model's `batch`, or `BATCH_SIZE` where it has none."""
+    """Returns the default of the batch size in a model's `batch`, or `BATCH_SIZE` where it has none."""
     default = list(inspect.signature(model.batch).parameters.values())[1].default
     return default if isinstance(default, int) else BATCH_SIZE
 
 
 def _deferred(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
-    """Return a function's output shapes, and a function that makes its values, compiled where it can be traced."""
+    """Returns a function's output shapes, and a function that makes its values, compiled where it can be traced."""
     try:
         shapes, make = jax.eval_shape(function), jax.jit(function)
     except _NEEDS_VALUES:
@@ -171,14 +171,14 @@ def _deferred(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
 
 
 def _existing(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
-    """Return the shapes of the values that a function returns, and a function that returns these values."""
+    """Returns the shapes of the values that a function returns, and a function that returns these values."""
     values = function()  # run and not compiled: the values exist already
     shardings = jax.tree_util.tree_map(lambda leaf: getattr(leaf, "sharding", None), values)
     return _placed(jax.eval_shape(lambda: values), shardings), lambda: values
 
 
 def _placed(shapes: Any, shardings: Any) -> Any:
-    """Return shapes that carry the sharding of their values, where the values are spread over several devices."""
+    """Returns shapes that carry the sharding of their values, where the values are spread over several devices."""
     leaves, tree = jax.tree_util.tree_flatten(shapes)
     placed = [
         leaf if sharding is None or sharding.num_devices == 1 else leaf.update(sharding=sharding)
@@ -188,7 +188,7 @@ def _placed(shapes: Any, shardings: Any) -> Any:
 
 
 def _converted(maker: str, tree: Any, dtype: str | None) -> Any:
-    """Return the output of the model's `init` or `batch`, its floating-point leaves converted to `dtype`."""
+    """Returns the output of the model's `init` or `batch`, its floating-point leaves converted to `dtype`."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         _require_array(f"{maker}()" + jax.tree_util.keystr(path), leaf)
     if dtype is None:

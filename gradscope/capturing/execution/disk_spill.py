@@ -45,7 +45,7 @@ class DiskSpill:
         self._file.close()
 
     def put(self, name: Any, array: Any) -> None:
-        """Write an array to the file.
+        """Writes an array to the file.
 
         Args:
             name: The name.
@@ -71,7 +71,7 @@ class DiskSpill:
         self._size += host.nbytes
 
     def get(self, name: Any) -> Any:
-        """Return an array that was stored, as a JAX array."""
+        """Returns an array that was stored, as a JAX array."""
         if name in self._keys:
             return self._keys[name]
         stored = self._stored[name]

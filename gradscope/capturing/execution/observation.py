@@ -21,7 +21,7 @@ from gradscope.instrument.observing_program import Observed
 from gradscope.instrument.taps import whole_tensor
 
 
-class Piece(NamedTuple):
+class LocalShard(NamedTuple):
     """A `LocalShard` is a box of an observation: the index at which it starts along each axis, and its elements."""
 
     start: tuple[int, ...]
@@ -46,8 +46,8 @@ class Observation:
         value = whole_tensor(self.value)
         return math.prod(value.shape[len(self.at) :]) * value.dtype.itemsize
 
-    def whole(self) -> np.ndarray:
-        """Return the full array on the host; for typed PRNG keys, their data.
+    def full(self) -> np.ndarray:
+        """Returns the full array on the host; for typed PRNG keys, their data.
 
         Raises:
             UsageError: It is spread over the devices of several processes.
@@ -60,36 +60,36 @@ class Observation:
             )
         return np.asarray(value)[self.at]
 
-    def pieces(self) -> Iterator[Piece]:
-        """Yield the shards that this process writes."""
+    def local_shards(self) -> Iterator[LocalShard]:
+        """Yields the shards that this process writes."""
         value = whole_tensor(self.value)
         if is_whole_here(value) or value.size == 0:
             if jax.process_index() == 0:
                 array = np.asarray(value)[self.at] if value.size else np.empty(value.shape[len(self.at) :], value.dtype)
-                yield Piece((0,) * array.ndim, array)
+                yield LocalShard((0,) * array.ndim, array)
             return
         for shard in value.addressable_shards:
             start = tuple(each.start or 0 for each in shard.index)
             here = tuple(index - first for index, first in zip(self.at, start, strict=False))
             inside = all(0 <= index < size for index, size in zip(here, shard.data.shape, strict=False))
             if shard.replica_id == 0 and inside:
-                yield Piece(start[len(self.at) :], np.asarray(shard.data)[here])
+                yield LocalShard(start[len(self.at) :], np.asarray(shard.data)[here])
 
 
 def gathered(tree: Any) -> Any:
-    """Gather small arrays, so that every process has each of them in full; every process has to call it."""
+    """Gathers small arrays, so that every process has each of them in full; every process has to call it."""
     return jax.tree_util.tree_map(
         lambda value: value if is_whole_here(value) else multihost_utils.process_allgather(value, tiled=True), tree
     )
 
 
 def with_whole_facts(observed: Observed) -> Observed:
-    """Return an observation whose loss, executed branches and iteration counts are complete in every process."""
+    """Returns an observation whose loss, executed branches and iteration counts are complete in every process."""
     captured = observed.captured
     loss, executed, turns = gathered((observed.loss, captured.executed, captured.turns))
     return observed._replace(loss=loss, captured=captured._replace(executed=executed, turns=turns))
 
 
 def is_whole_here(value: Any) -> bool:
-    """Return whether this process can read all of an array."""
+    """Returns whether this process can read all of an array."""
     return not isinstance(value, jax.Array) or value.is_fully_addressable or value.is_fully_replicated

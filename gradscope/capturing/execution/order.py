@@ -23,7 +23,7 @@ class ExecutionOrder:
 
     @classmethod
     def of_trace(cls, trace: Trace) -> ExecutionOrder:
-        """Return the order of all sites and layers of a traced loss."""
+        """Returns the order of all sites and layers of a traced loss."""
         sites = [(site.loops, site.order) for site in trace.sites]
         layers = [(layer.frame.loops, layer.order) for layer in trace.layers]
         return cls(moment for loops, order in sites + layers for moment in _moments(loops, order))
@@ -34,7 +34,7 @@ class ExecutionOrder:
         return len(self._ranks)
 
     def rank(self, loops: Sequence[Loop], order: int, iteration: Iteration) -> int:
-        """Return the rank of program order `order` in one iteration of the loops around it."""
+        """Returns the rank of program order `order` in one iteration of the loops around it."""
         return self._ranks[_moment(loops, order, iteration)]
 
 
@@ -47,7 +47,7 @@ def _moment(loops: Sequence[Loop], order: int, iteration: Iteration) -> Moment:
     for loop, turn in zip(loops, iteration, strict=True):
         if loop.length is None:
             turn = 0  # noqa: PLW2901 - of a `while`, only one iteration is observed
-        elif loop.backwards:
+        elif loop.reverse:
             turn = loop.length - 1 - turn  # noqa: PLW2901
         moment += [loop.order, turn]
     return (*moment, order)

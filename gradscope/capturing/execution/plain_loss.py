@@ -23,7 +23,7 @@ class PlainLoss:
         self._tree = jax.tree_util.tree_structure((prepared.variables, prepared.batch))
 
     def __call__(self, replaced: Mapping[int, Any], leaves: Sequence[Any]) -> Any:
-        """Return the loss at `leaves`, with some of them replaced.
+        """Returns the loss at `leaves`, with some of them replaced.
 
         Args:
             replaced: Replacements, by the number of the leaf.

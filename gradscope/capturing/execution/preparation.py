@@ -49,15 +49,15 @@ class RunnableProgram(Protocol):
         ...
 
     def compile(self) -> None:
-        """Compile it."""
+        """Compiles it."""
         ...
 
     def start(self, leaves: Sequence[Any]) -> Run:
-        """Run the first run on the flat arguments and wait for it."""
+        """Runs the first run on the flat arguments and waits for it."""
         ...
 
     def further(self, leaves: Sequence[Any], first: Run) -> Iterator[Run]:
-        """Yield the runs that follow the first."""
+        """Yields the runs that follow the first."""
         ...
 
 
@@ -80,7 +80,7 @@ class Prepared:
     program: RunnableProgram
 
     def start(self) -> Run:
-        """Run the program on the leaves and wait for it; of a program in segments, run the forward pass."""
+        """Runs the program on the leaves and waits for it; of a program in segments, runs the forward pass."""
         return self.program.start(self.leaves)
 
 
@@ -111,7 +111,7 @@ def prepare(
     *,
     bounds: Bounds | None = None,
 ) -> Prepared:
-    """Trace, plan and compile while the arguments are being made.
+    """Traces, plans and compiles a loss while its arguments are being made.
 
     Args:
         model: The model.
@@ -150,7 +150,7 @@ def prepare(
 
 
 def _segments(answered: Answer, budget: int) -> Segments | None:
-    """Return the segments of a loss; None where a single run is enough, or the loss is one of its own arguments."""
+    """Returns the segments of a loss; None where a single run is enough, or the loss is one of its own arguments."""
     root = answered.trace.root
     if root.jaxpr.outvars[0] not in root.definitions or root.definitions[root.jaxpr.outvars[0]][0] == OPERAND:
         return None
@@ -200,7 +200,7 @@ class _SingleRun:
 
 
 def _program_leaves(answered: Answer, leaves: Sequence[Any]) -> list[Any]:
-    """Return the leaves as the program receives them: fed ones replaced, and None for those that it does not need."""
+    """Returns the leaves as the program receives them: fed ones replaced, and None for those that it does not need."""
     needed = [True] * len(leaves) if answered.fragment is None else answered.fragment.arguments
     own = [leaf if is_needed else None for leaf, is_needed in zip(leaves, needed, strict=True)]
     return [answered.arguments.get(number, leaf) for number, leaf in enumerate(own)]

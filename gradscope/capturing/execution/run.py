@@ -40,12 +40,12 @@ class Run:
     sites_only: bool = False
 
     def without_tensors(self) -> Run:
-        """Return the run without the tensors of its sites: with its loss, parameters and their gradients only."""
+        """Returns the run without the tensors of its sites: with its loss, parameters and their gradients only."""
         observed = self.observed._replace(captured=Captured.nothing(), cotangents={}, auxiliary=[])
         return replace(self, observed=observed)
 
 
-class Turn(NamedTuple):
+class SiteIteration(NamedTuple):
     """A `Turn` is one iteration of the loops around a site.
 
     Attributes:
@@ -61,8 +61,8 @@ class Turn(NamedTuple):
     executed: bool
 
 
-def turns_of(run: Run, number: int) -> Iterator[Turn]:
-    """Yield the iterations of the loops around a site or term of the plan, in order of their indices."""
+def site_iterations(run: Run, number: int) -> Iterator[SiteIteration]:
+    """Yields the iterations of the loops around a site or term of the plan, in order of their indices."""
     loops = run.plan.spot(number).loops
     captured = run.observed.captured
     executed = captured.executed.get(number)
@@ -71,8 +71,8 @@ def turns_of(run: Run, number: int) -> Iterator[Turn]:
         at = tuple(index for index, loop in zip(turn, loops, strict=True) if loop.length is not None)
         ran = executed is None or bool(np.asarray(executed)[at])
         if counts is None:
-            yield Turn(at, turn, turn, ran)
+            yield SiteIteration(at, turn, turn, ran)
             continue
         counted = iter(np.asarray(counts)[at].tolist())
         last = tuple(next(counted) - 1 if loop.length is None else t for t, loop in zip(turn, loops, strict=True))
-        yield Turn(at, turn, tuple(max(index, 0) for index in last), ran and min(last) >= 0)
+        yield SiteIteration(at, turn, tuple(max(index, 0) for index in last), ran and min(last) >= 0)

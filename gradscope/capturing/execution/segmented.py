@@ -35,7 +35,7 @@ from gradscope.tracing.user_frames import user_code
 
 
 def trim_malloc() -> None:
-    """Return the C library's free memory to the operating system."""
+    """Returns the C library's free memory to the operating system."""
     # glibc keeps free blocks below 32 MiB, of which a run leaves a gigabyte. Other libraries return memory themselves.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -104,7 +104,7 @@ class SegmentedProgram:
         self.runs = sum(1 + len(segment.parts) for segment in segments.all)
 
     def compile(self) -> None:
-        """Compile all programs."""
+        """Compiles all programs."""
         with self._timings.phase("compile"), user_code(f"compiling {self._name}"):
             self._programs = [self._compiled(segment) for segment in reversed(self._segments.all)][::-1]
 
@@ -124,7 +124,7 @@ class SegmentedProgram:
         return self._segments.kept_bytes
 
     def start(self, leaves: Sequence[Any]) -> Run:
-        """Run the forward pass."""
+        """Runs the forward pass."""
         self._kept = DiskSpill(self._scratch)
         with self._timings.phase("run"), user_code(f"running {self._name}"):
             for programs in self._programs:
@@ -138,7 +138,7 @@ class SegmentedProgram:
         return self._run(leaves, self._answered.plan.part(()), seen, Reached(), sites_only=True)
 
     def further(self, leaves: Sequence[Any], first: Run) -> Iterator[Run]:
-        """Yield the runs that follow the forward pass."""
+        """Yields the runs that follow the forward pass."""
         with self._kept:
             yield from self._backwards(leaves, first)
 
@@ -165,7 +165,7 @@ class SegmentedProgram:
         yield self._run(leaves, first.plan, first.observed._replace(gradients=complete), reached, sites_only=False)
 
     def _compiled(self, segment: Segment) -> _CompiledSegment:
-        """Compile the programs of a segment."""
+        """Compiles the programs of a segment."""
         reads = [_shape(atom) for atom in segment.reads]
         # The segments behind this one are compiled already, so it is known which cotangents come from them.
         arriving = {at: _shape(atom) for at, atom in enumerate(segment.writes) if atom in self._flowing}
@@ -209,7 +209,7 @@ class SegmentedProgram:
 
 
 def _add(sums: dict[Any, Any], shares: Mapping[Any, Any]) -> None:
-    """Add the shares of one segment to the sums over segments."""
+    """Adds the shares of one segment to the sums over segments."""
     for name, share in shares.items():
         known = sums.get(name)
         sums[name] = share if known is None else known + share
@@ -220,6 +220,6 @@ def _shape(atom: Atom) -> jax.ShapeDtypeStruct:
 
 
 def _own_bytes(stage: Any) -> int:
-    """Return a compiled program's memory in addition to its arguments; 0 where the backend does not report it."""
+    """Returns a compiled program's memory in addition to its arguments; 0 where the backend does not report it."""
     found = stage.memory_analysis()
     return 0 if found is None else found.temp_size_in_bytes + found.output_size_in_bytes

@@ -30,7 +30,7 @@ _RANGE: Final = "compute this in float32, or scale the loss or the operands down
 
 
 def explain_forward(operation: Operation, failure: Failure | None) -> Origin:
-    """Return the origin of a result that is not finite.
+    """Returns the origin of a result that is not finite.
 
     Args:
         operation: The operation that computed it.
@@ -47,7 +47,7 @@ def explain_forward(operation: Operation, failure: Failure | None) -> Origin:
 
 
 def explain_backward(operation: Operation, failure: Failure, operations: Operations) -> Origin:
-    """Return the origin of a gradient that is not finite although the loss is.
+    """Returns the origin of a gradient that is not finite although the loss is.
 
     Args:
         operation: The operation whose backward rule returned it.
@@ -120,7 +120,7 @@ def _backward_cause(operation: Operation, failure: Failure, operations: Operatio
 
 
 def _of_squares(operation: Operation, operations: Operations) -> bool:
-    """Return whether an operation reads a sum of squares."""
+    """Returns whether an operation reads a sum of squares."""
     squares = {"square", "integer_pow", "mul", "abs"}
     for summed in (operations.maker(value) for value in operation.values if value.value.equation >= 0):
         if summed.primitive == "reduce_sum":

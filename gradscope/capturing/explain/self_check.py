@@ -34,7 +34,7 @@ _Gradients: TypeAlias = Mapping[int, np.ndarray]
 
 
 def self_check(loss: Callable[[Any, Any], Any], prepared: Prepared, run: Run) -> dict[str, Json]:
-    """Run the untouched loss and compare its parameter gradients with the observed run's.
+    """Runs the untouched loss and compares its parameter gradients with the observed run's.
 
     Args:
         loss: The loss.
@@ -90,7 +90,7 @@ class _PlainProgram:
 
 
 def nudged(leaf: Any, seed: int) -> Any:
-    """Return an argument with every element of inexact dtype changed in its last bit, up or down at random."""
+    """Returns an argument with every element of inexact dtype changed in its last bit, up or down at random."""
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return leaf
     host = np.asarray(leaf)
@@ -102,7 +102,7 @@ def nudged(leaf: Any, seed: int) -> Any:
 
 
 def rounding(dtype: np.dtype[Any], noise: float) -> float:
-    """Return the largest relative difference that rounding may make.
+    """Returns the largest relative difference that rounding may make.
 
     Args:
         dtype: The dtype of the gradient.
@@ -112,7 +112,7 @@ def rounding(dtype: np.dtype[Any], noise: float) -> float:
 
 
 def separation(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the l2 norm of the difference of the finite elements; infinite where different elements are finite."""
+    """Returns the l2 norm of the difference of the finite elements; infinite where different elements are finite."""
     if not np.array_equal(np.isfinite(one), np.isfinite(other)):
         return float("inf")
     with np.errstate(invalid="ignore"):
@@ -129,6 +129,6 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 
 def length(array: np.ndarray) -> float:
-    """Return the l2 norm of the finite elements."""
+    """Returns the l2 norm of the finite elements."""
     wide = _wide(array)
     return float(np.linalg.norm(np.where(np.isfinite(wide), wide, 0).ravel()))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,7 +21,7 @@ from gradscope.capturing.execution.run import Run
 from gradscope.capturing.explain.neighbourhood import MOST_BYTES, Neighbourhood, differentiably, observe_neighbourhood
 from gradscope.capturing.explain.zero_uses import EquationUse
 from gradscope.dump.manifest.manifest import Cause
-from gradscope.tracing.dataflow.forward import Descent, Place, Step
+from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.gradient_barriers import at_place
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import Frame, ValueKey, variable_of
@@ -54,7 +55,7 @@ class Zero:
 def causes_of(
     run: Run, zeros: Sequence[Zero], flowing: Collection[ValueKey], most_bytes: int = MOST_BYTES
 ) -> tuple[Cause, ...]:
-    """Return why each of some gradients is exactly zero; those without a known reason are left out.
+    """Returns why each of some gradients is exactly zero; those without a known reason are left out.
 
     Args:
         run: The run that found them.
@@ -68,9 +69,8 @@ def causes_of(
     if not zeros:
         return ()
     frames = {frame.key: frame for frame in run.trace.root.walk()}
-    starts = {
-        zero: Place(frames[zero.value.frame], variable_of(frames[zero.value.frame], zero.value)) for zero in zeros
-    }
+    around = {zero: frames[zero.value.frame] for zero in zeros}
+    starts = {zero: FrameVariable(frame, variable_of(frame, zero.value)) for zero, frame in around.items()}
     unknown = {zero.value for zero in zeros}
     neighbourhood = observe_neighbourhood(run, list(starts.values()), set(flowing) - unknown, most_bytes)
     if neighbourhood is None:
@@ -83,7 +83,7 @@ def causes_of(
 class _Moment(NamedTuple):
     """A `_Moment` is a value in one iteration of the loops around its frame."""
 
-    place: Place
+    place: FrameVariable
     turn: _Turn
 
 
@@ -113,15 +113,16 @@ class _Search:
 
     def __init__(self, run: Run, neighbourhood: Neighbourhood) -> None:
         self._neighbourhood = neighbourhood
-        self._descent = Descent()
+        self._differentiably = partial(differentiably, run.trace.reachability)
+        self._flow = ForwardFlow()
         self._layers = {
             (layer.frame, number): layer.path.template
             for layer in sorted(run.trace.layers, key=lambda layer: len(layer.path.components))
             for number in layer.equations
         }
 
-    def causes(self, start: Place, turn: _Turn) -> list[str]:
-        """Return why the gradient with respect to a value is zero, the cause nearest to the value first."""
+    def causes(self, start: FrameVariable, turn: _Turn) -> list[str]:
+        """Returns why the gradient with respect to a value is zero, the cause nearest to the value first."""
         waiting = [_Moment(start, turn)]
         seen = set(waiting)
         found: dict[str, None] = {}
@@ -134,7 +135,7 @@ class _Search:
         return list(found)
 
     def _look(self, moment: _Moment) -> tuple[list[str], list[_Moment]]:
-        """Return the causes at one value, and the values at which the arriving gradient is zero already."""
+        """Returns the causes at one value, and the values at which the arriving gradient is zero already."""
         zero_derivatives: list[str] = []
         further: list[_Moment] = []
         flowing: dict[str, None] = {}
@@ -155,8 +156,9 @@ class _Search:
         return zero_derivatives, further
 
     def _computed(self, moment: _Moment) -> Iterator[_Result]:
-        """Yield the result for each equation that computes with a value."""
-        steps = [step for step in self._descent.steps(moment.place) if step.way == "compute" and differentiably(step)]
+        """Yields the result for each equation that computes with a value."""
+        every = self._flow.steps(moment.place)
+        steps = [step for step in every if step.way == "compute" and self._differentiably(step)]
         for frame, number in dict.fromkeys((step.frame, step.number) for step in steps):
             use = self._use(frame, number, moment)
             if use is None:
@@ -170,12 +172,12 @@ class _Search:
                 yield _ZeroDerivative(use.reason())
 
     def _use(self, frame: Frame, number: int, moment: _Moment) -> EquationUse | None:
-        """Return an equation's use of a value, with numbers; None where not all of them are known."""
+        """Returns an equation's use of a value, with numbers; None where not all of them are known."""
         equation = frame.jaxpr.eqns[number]
-        operands = [self._neighbourhood.value(Place(frame, atom), moment.turn) for atom in equation.invars]
+        operands = [self._neighbourhood.value(FrameVariable(frame, atom), moment.turn) for atom in equation.invars]
         if any(each is None for each in operands):
             return None
-        outputs = [Place(frame, variable) for variable in equation.outvars if is_inexact(variable)]
+        outputs = [FrameVariable(frame, variable) for variable in equation.outvars if is_inexact(variable)]
         cotangents = [self._neighbourhood.cotangent(place, moment.turn) for place in outputs]
         return EquationUse(
             frame=frame,
@@ -190,11 +192,11 @@ class _Search:
         )
 
     def _renamed(self, moment: _Moment) -> Iterator[_Result]:
-        """Yield the result for each variable of another frame that is the same value."""
-        for step in self._descent.steps(moment.place):
-            if step.way == "compute" or not differentiably(step):
+        """Yields the result for each variable of another frame that is the same value."""
+        for step in self._flow.steps(moment.place):
+            if step.way == "compute" or not self._differentiably(step):
                 continue
-            if step.to.frame.kind == "cond" and not self._neighbourhood.was_executed(step.to.frame, moment.turn):
+            if step.to.frame.transfer.exclusive and not self._neighbourhood.was_executed(step.to.frame, moment.turn):
                 yield _ZeroDerivative(f"branch not taken: {at_place(step.frame, step.number)}")
                 continue
             use = at_place(step.frame, step.number)
@@ -210,7 +212,7 @@ class _Search:
 
 
 def _turns(step: Step, moment: _Moment) -> Sequence[_Turn]:
-    """Return the iterations in which a step from a value leads to another."""
+    """Returns the iterations in which a step from a value leads to another."""
     turn, there = moment.turn, step.to.frame
     loops_here, loops_there = moment.place.frame.loops, there.loops
     if step.way in ("leave", "stack") and len(loops_there) < len(loops_here):
@@ -226,7 +228,7 @@ def _turns(step: Step, moment: _Moment) -> Sequence[_Turn]:
 
 
 def _in_order(body: Frame) -> range:
-    """Return the iterations of a scan, given its body, in the order in which they run."""
+    """Returns the iterations of a scan, given its body, in the order in which they run."""
     loop = body.loops[-1]
     turns = range(loop.length or 0)
-    return turns[::-1] if loop.backwards else turns
+    return turns[::-1] if loop.reverse else turns

@@ -89,11 +89,11 @@ class EquationUse:
     layer: str | None
 
     def gradient(self) -> np.ndarray:
-        """Return the gradient that comes back through the equation to the value."""
+        """Returns the gradient that comes back through the equation to the value."""
         return self._pulled_back(self.operands, self.cotangents)
 
     def reason(self) -> str:
-        """Return why nothing comes back, with the equation's name and line."""
+        """Returns why nothing comes back, with the equation's name and line."""
         equation, where = self.frame.jaxpr.eqns[self.number], at_place(self.frame, self.number)
         if self._pulled_back(self.operands, [_scaled(each) for each in self.cotangents]).any():
             largest = max(float(np.abs(_wide(each)).max(initial=0.0)) for each in self.cotangents)
@@ -108,7 +108,7 @@ class EquationUse:
         return kind.format(where=where)
 
     def _cancels(self) -> bool:
-        """Return whether the result would not be zero if no two terms of it could cancel."""
+        """Returns whether the result would not be zero if no two terms of it could cancel."""
         name = self.frame.jaxpr.eqns[self.number].primitive.name
         single = (replace(self, positions=(position,)) for position in self.positions)
         several = len(self.positions) > 1 and any(each.gradient().any() for each in single)
@@ -119,7 +119,7 @@ class EquationUse:
         return self._pulled_back(operands, [jnp.abs(each) for each in self.cotangents])
 
     def _is_flat(self) -> bool:
-        """Return whether the outputs that reach the loss stay the same when the value changes a little, up or down."""
+        """Returns whether the outputs that reach the loss stay the same when the value changes a little, up or down."""
         before = self._outputs(self.operands)
         value = jnp.asarray(self.operands[self.positions[0]])
         for change in (_NUDGE, -_NUDGE):
@@ -141,14 +141,14 @@ class EquationUse:
         return np.asarray(sum(terms[1:], start=terms[0]))
 
     def _outputs(self, operands: Sequence[Any]) -> list[Any]:
-        """Return the equation's outputs of inexact dtype."""
+        """Returns the equation's outputs of inexact dtype."""
         equation = self.frame.jaxpr.eqns[self.number]
         made = bind(equation, [jnp.asarray(each) for each in operands])
         return [value for value, variable in zip(made, equation.outvars, strict=True) if is_inexact(variable)]
 
 
 def _scaled(cotangent: Any) -> Any:
-    """Return a gradient times the power of two that brings its largest element near 1, which is exact."""
+    """Returns a gradient times the power of two that brings its largest element near 1, which is exact."""
     largest = float(np.abs(_wide(cotangent)).max(initial=0.0))
     exponent = 0 if largest == 0 or not np.isfinite(largest) else -int(np.floor(np.log2(largest)))
     return jnp.asarray(np.ldexp(_wide(cotangent), exponent).astype(np.asarray(cotangent).dtype))

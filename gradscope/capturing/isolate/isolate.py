@@ -31,13 +31,13 @@ from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.instrument.isolating import IsolatedRun, run_isolated
 from gradscope.naming import Selection
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
-from gradscope.tracing.jaxpr.iterations import Moment
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.user_frames import user_code
 
 
 def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timings) -> Isolation:
-    """Run a candidate's layers one by one on the values of a reference, and judge each.
+    """Runs a candidate's layers one by one on the values of a reference, and judge each.
 
     Args:
         model: The candidate's model.
@@ -81,7 +81,7 @@ class _Tensor:
     """
 
     array: Array | None
-    boundaries: tuple[Moment, ...]
+    boundaries: tuple[ValueAt, ...]
 
 
 class _LocalDump:
@@ -100,7 +100,7 @@ class _LocalDump:
         self._tensors = {key: each for key, each in self._made() if key in known}
 
     def findings(self, matches: Iterable[Match], options: CompareOptions) -> Iterator[LocalFinding]:
-        """Yield the judgement of each tensor that the reference has, too."""
+        """Yields the judgement of each tensor that the reference has, too."""
         mine = self._of_owners(matches)
         dumps = Dumps(ref=self._dumps.ref, cand=self._dump())
         for ref, row in judged(dumps, list(mine.values()), options).items():
@@ -111,7 +111,7 @@ class _LocalDump:
             yield LocalFinding(row=row, layers=layers or (self._dumps.ref.entry(ref).site.layer or ref,))
 
     def _made(self) -> Iterator[tuple[str, _Tensor]]:
-        """Yield every tensor of the isolated candidate except the loss's own gradient, which is pinned."""
+        """Yields every tensor of the isolated candidate except the loss's own gradient, which is pinned."""
         for moment, key in self._pinned.keys.items():
             yield key, _Tensor(_at(self._run.values, moment), (moment,))
             if self._pinned.sites[moment.value].differentiable and moment != self._boundaries.loss:
@@ -119,7 +119,7 @@ class _LocalDump:
         for number, leaf in enumerate(self._trace.arguments):
             family = naming.gradient_family(leaf.family)
             if family is not None and leaf.differentiated:
-                moment = Moment(ValueKey((), OPERAND, number), ())
+                moment = ValueAt(ValueKey((), OPERAND, number), ())
                 found = self._run.gradients.get(number)
                 array = None if found is None else np.asarray(found)
                 yield from self._gradient(naming.key_of(family, leaf.name), moment, array)
@@ -129,8 +129,8 @@ class _LocalDump:
             if key in boundaries:
                 yield key, _Tensor(np.asarray(value), (boundaries[key],))
 
-    def _gradient(self, key: str, moment: Moment, array: Array | None) -> Iterator[tuple[str, _Tensor]]:
-        """Yield the gradient that arrived at a value, unless it depends on a cotangent that the reference lacks."""
+    def _gradient(self, key: str, moment: ValueAt, array: Array | None) -> Iterator[tuple[str, _Tensor]]:
+        """Yields the gradient that arrived at a value, unless it depends on a cotangent that the reference lacks."""
         readers = tuple(self._boundaries.readers(moment))
         unknown = [each for each in readers if each in self._pinned.without_cotangent and each != self._boundaries.loss]
         if not unknown:
@@ -140,7 +140,7 @@ class _LocalDump:
         self.left_out.append(LeftOut(name=key, why=f"it depends on {lacking}, which the reference does not have"))
 
     def _of_owners(self, matches: Iterable[Match]) -> dict[str, Match]:
-        """Return the pairs of tensors that were made, by the reference's key; each tensor under one name."""
+        """Returns the pairs of tensors that were made, by the reference's key; each tensor under one name."""
         ref, cand, found = self._dumps.ref, self._dumps.cand, dict[str, Match]()
         for match in matches:
             owner, keys = ref.resolve(match.ref), tuple(map(cand.resolve, match.recipe.keys))
@@ -153,7 +153,7 @@ class _LocalDump:
         return found
 
     def _why_not(self, owner: str, keys: Iterable[str]) -> str:
-        """Return why a tensor is not judged although both dumps have it; "" where it is, or is an alias or pinned."""
+        """Returns why a tensor is not judged although both dumps have it; "" where it is, or is an alias or pinned."""
         entry = self._dumps.ref.entry(owner)
         if all(key in self._tensors for key in keys):
             known = entry.absent is not None or self._dumps.ref.has_tensor(owner)
@@ -169,7 +169,7 @@ class _LocalDump:
         return MemoryDump(manifest, arrays)
 
 
-def _at(tensors: Mapping[ValueKey, Any], moment: Moment) -> Array | None:
+def _at(tensors: Mapping[ValueKey, Any], moment: ValueAt) -> Array | None:
     return np.asarray(tensors[moment.value])[moment.turn] if moment.value in tensors else None
 
 

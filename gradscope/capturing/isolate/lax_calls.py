@@ -42,7 +42,7 @@ _BLANKS: Final = frozenset({"empty", "empty2"})
 
 
 def call(equation: Equation, operands: Sequence[str]) -> str:
-    """Return an equation without inner jaxprs as an expression.
+    """Returns an equation without inner jaxprs as an expression.
 
     Args:
         equation: The equation.
@@ -76,7 +76,7 @@ def call(equation: Equation, operands: Sequence[str]) -> str:
 
 
 def literal(value: Any) -> str:
-    """Return a parameter's value as an expression.
+    """Returns a parameter's value as an expression.
 
     Raises:
         UsageError: It cannot be written as Python.
@@ -98,7 +98,7 @@ def literal(value: Any) -> str:
 
 
 def _of_lax(value: Any) -> str:
-    """Return a member of one of the enumerations of `jax.lax`, or one of its named tuples, as an expression."""
+    """Returns a member of one of the enumerations of `jax.lax`, or one of its named tuples, as an expression."""
     name = type(value).__name__
     return (
         f"lax.{name}.{value.name}" if isinstance(value, enum.Enum) else f"lax.{name}({_arguments((), value._asdict())})"
@@ -106,7 +106,7 @@ def _of_lax(value: Any) -> str:
 
 
 def scalar(value: Any, dtype: Any) -> str:
-    """Return a scalar of a dtype as an expression that reproduces it to the bit."""
+    """Returns a scalar of a dtype as an expression that reproduces it to the bit."""
     number = np.asarray(value, dtype).item()
     known = isinstance(dtype, np.dtype) and dtype.name in ("float32", "float64", "float16", "int32", "int64", "uint32")
     spelt = repr(number) if np.isfinite(number) else f'"{number}"'
@@ -116,13 +116,13 @@ def scalar(value: Any, dtype: Any) -> str:
 
 
 def _is_immaterial(key: str, value: Any) -> bool:
-    """Return whether a parameter does not change the result: one of the table, or a sharding over no devices."""
+    """Returns whether a parameter does not change the result: one of the table, or a sharding over no devices."""
     mesh = getattr(value, "mesh", None)
     return key in _IMMATERIAL or (mesh is not None and not mesh.axis_names)
 
 
 def _accepted(function: Any, params: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the parameters with which a function of `jax.lax` is called; None where it does not accept one of them."""
+    """Returns the parameters for a function of `jax.lax`; None where it does not accept all of them."""
     if function is None:
         return None
     known = inspect.signature(function).parameters

@@ -37,11 +37,11 @@ class LayerFunctions:
         self.pulled = tuple(filter(is_inexact, isolated.outputs))
 
     def forward(self, *values: Any) -> list[Any]:
-        """Return the outputs of the layer."""
+        """Returns the outputs of the layer."""
         return self._isolated(values)
 
     def vjp(self, *arguments: Any) -> list[Any]:
-        """Return the gradients of the floating-point inputs; the arguments are all inputs and then the cotangents."""
+        """Returns the gradients of the floating-point inputs; the arguments are all inputs and then the cotangents."""
         count = len(self._isolated.inputs)
         values = dict(zip(self._isolated.inputs, arguments[:count], strict=True))
 
@@ -55,13 +55,13 @@ class LayerFunctions:
         return gradients
 
     def run(self, inputs: Sequence[Array], cotangents: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-        """Return the results of both functions on the host."""
+        """Returns the results of both functions on the host."""
         return jax.device_get((jax.jit(self.forward)(*inputs), jax.jit(self.vjp)(*inputs, *cotangents)))
 
     def written(
         self, parameters: list[str], arrived: list[str], inputs: list[Array], cotangents: list[Array]
     ) -> tuple[tuple[str, ...], dict[str, Array]]:
-        """Return both functions as Python, and the constants that they read from `ARRAYS`.
+        """Returns both functions as Python, and the constants that they read from `ARRAYS`.
 
         Args:
             parameters: Names of the inputs.
@@ -88,7 +88,7 @@ class LayerFunctions:
     def _require_faithful(
         self, lines: list[str], constants: Mapping[str, Array], inputs: list[Array], cotangents: list[Array]
     ) -> None:
-        """Raise `RuntimeError` where the written functions do not compute what the layer computes."""
+        """Raises `RuntimeError` where the written functions do not compute what the layer computes."""
         scope: dict[str, Any] = {"jax": jax, "jnp": jnp, "np": np, "lax": lax, "ARRAYS": constants}
         exec("\n".join(lines), scope)  # noqa: S102 - gradscope wrote it, from a model that runs here anyway
         own = self.run(inputs, cotangents)
@@ -106,7 +106,7 @@ def _lines(writer: PythonSource, function: Callable[..., Any], parameters: list[
 
 
 def _within_rounding(one: Array, other: Array) -> bool:
-    """Return whether two results differ by no more than another fusion of the same operations may make."""
+    """Returns whether two results differ by no more than another fusion of the same operations may make."""
     finite = np.isfinite(one)
     if not np.array_equal(finite, np.isfinite(other)):
         return False

@@ -45,7 +45,7 @@ class PinnedArguments:
 
 
 def pinned_arguments(model: Model, dumps: Dumps, placing: ReversePairing) -> PinnedArguments:
-    """Trace a candidate's model on the shapes of its dump, and find its arguments.
+    """Traces a candidate's model on the shapes of its dump, and finds its arguments.
 
     Args:
         model: The candidate's model.
@@ -82,7 +82,7 @@ def pinned_arguments(model: Model, dumps: Dumps, placing: ReversePairing) -> Pin
 
 
 def _own_arguments(model: Model, provenance: Mapping[str, Json]) -> Arguments:
-    """Return the arguments that the model makes with the seed and the batch size of the candidate's run."""
+    """Returns the arguments that the model makes with the seed and the batch size of the candidate's run."""
     seed, size = provenance.get("seed"), provenance.get("batch_size")
     return model_arguments(
         model,
@@ -98,7 +98,7 @@ def _keys(arguments: Arguments) -> list[str]:
 
 
 def _known(model: Model, keys: Sequence[str], cand: DumpSource) -> dict[str, Entry]:
-    """Return the candidate's entries of the arguments that its dump contains; random keys are not among them.
+    """Returns the candidate's entries of the arguments that its dump contains; random keys are not among them.
 
     Raises:
         UsageError: There is none, or it has other parameters: the dump is of another model.
@@ -116,7 +116,7 @@ def _known(model: Model, keys: Sequence[str], cand: DumpSource) -> dict[str, Ent
 
 
 def _as_dumped(own: Any, entry: Entry | None) -> Any:
-    """Return an argument's shape and dtype in a dump; the model's own where the dump does not have it."""
+    """Returns an argument's shape and dtype in a dump; the model's own where the dump does not have it."""
     return own if entry is None else jax.ShapeDtypeStruct(entry.shape, as_numpy_dtype(entry.dtype))
 
 

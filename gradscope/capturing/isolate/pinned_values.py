@@ -17,7 +17,7 @@ from gradscope.dump.interfaces import DumpSource
 from gradscope.instrument.isolating import Held
 from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import ValueKey, iterations
-from gradscope.tracing.jaxpr.iterations import Moment
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.tracer import Trace
 
@@ -38,15 +38,15 @@ class PinnedValues:
     """
 
     arrays: dict[ValueKey, Held] = field(default_factory=dict[ValueKey, Held])
-    keys: dict[Moment, str] = field(default_factory=dict[Moment, str])
+    keys: dict[ValueAt, str] = field(default_factory=dict[ValueAt, str])
     sites: dict[ValueKey, Site] = field(default_factory=dict[ValueKey, Site])
-    with_cotangent: set[Moment] = field(default_factory=set[Moment])
-    without_cotangent: set[Moment] = field(default_factory=set[Moment])
+    with_cotangent: set[ValueAt] = field(default_factory=set[ValueAt])
+    without_cotangent: set[ValueAt] = field(default_factory=set[ValueAt])
     left_out: list[LeftOut] = field(default_factory=list[LeftOut])
 
 
 def pinned_values(trace: Trace, cand: DumpSource, placing: ReversePairing) -> PinnedValues:
-    """Return every output of a layer that a reference has.
+    """Returns every output of a layer that a reference has.
 
     Args:
         trace: The candidate's loss.
@@ -87,7 +87,7 @@ class _PinnedValuesBuilder:
                 self._leave_out(site, turn, _LACKING)
             else:
                 values[turn] = array
-                self._found.keys[Moment(site.value, turn)] = key
+                self._found.keys[ValueAt(site.value, turn)] = key
         if values:
             self._found.sites[site.value] = site
             cotangents = dict(self._cotangents(site, values))
@@ -99,7 +99,7 @@ class _PinnedValuesBuilder:
 
     def _cotangents(self, site: Site, turns: Mapping[IterationIndex, Array]) -> Iterator[tuple[Any, Array]]:
         for turn in turns if site.differentiable else ():
-            moment = Moment(site.value, turn)
+            moment = ValueAt(site.value, turn)
             key = gradient_key(self._found.keys[moment])
             array = self._array(key, site) if key in self._known else None
             if array is not None:
@@ -109,7 +109,7 @@ class _PinnedValuesBuilder:
                 self._found.without_cotangent.add(moment)
 
     def _key(self, site: Site, turn: IterationIndex) -> str | None:
-        """Return the candidate's key of a value in one iteration."""
+        """Returns the candidate's key of a value in one iteration."""
         keys = (naming.key_of(naming.ACTIVATION, str(name.at(turn))) for name in site.names)
         return next((self._cand.resolve(key) for key in keys if key in self._known), None)
 
@@ -122,12 +122,12 @@ class _PinnedValuesBuilder:
 
 
 def gradient_key(key: str) -> str:
-    """Return the key of the gradient with respect to an activation."""
+    """Returns the key of the gradient with respect to an activation."""
     return naming.key_of(naming.ACTIVATION_GRAD, naming.split_key(key)[1])
 
 
 def _unreachable(site: Site) -> str:
-    """Return why no value can be pinned at a site; "" where it can."""
+    """Returns why no value can be pinned at a site; "" where it can."""
     if site.opaque:
         return "it is inside a custom rule, which runs unchanged"
     if any(loop.length is None for loop in site.loops):
@@ -138,7 +138,7 @@ def _unreachable(site: Site) -> str:
 
 
 def _stacked(site: Site, turns: Mapping[IterationIndex, Array]) -> Array:
-    """Return the values of some iterations under the axes of the loops, with zeros for the others."""
+    """Returns the values of some iterations under the axes of the loops, with zeros for the others."""
     lengths = tuple(loop.length or 1 for loop in site.loops)
     stacked = np.zeros((*lengths, *site.shape), as_numpy_dtype(str(site.dtype)))
     for turn, array in turns.items():

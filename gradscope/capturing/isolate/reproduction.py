@@ -32,7 +32,7 @@ from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.errors import UsageError
-from gradscope.tracing.dataflow.forward import Place
+from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.jaxpr.jaxcompat import Atom
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.lookup.layer_call import LayerAlone, layer_alone
@@ -90,7 +90,7 @@ class Reproduction:
 
 
 def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
-    """Return one layer of a model with its inputs and expected results from a dump.
+    """Returns one layer of a model with its inputs and expected results from a dump.
 
     Args:
         model: The model.
@@ -115,15 +115,15 @@ def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
             hint="isolate the layer around it",
         )
     values = LayerValues(isolated, arguments, pinned_values(arguments.trace, dump, placing), dump)
-    places = [Place(isolated.layer.frame, atom) for atom in isolated.inputs]
+    places = [FrameVariable(isolated.layer.frame, atom) for atom in isolated.inputs]
     with user_code(f"running {isolated.name} of {model.name}"):
         seen = observe_values(arguments.trace, arguments.leaves, places)
         inputs = {place.atom: _value(isolated, values, place, seen.value(place, isolated.turn)) for place in places}
         return _reproduction(isolated, values, inputs, reduced=reduced_matmul(dump.manifest.provenance))
 
 
-def _value(isolated: LayerAlone, values: LayerValues, place: Place, computed: Any) -> Any:
-    """Return the value of one of a layer's inputs, from the dump where it has one; random keys stay random keys."""
+def _value(isolated: LayerAlone, values: LayerValues, place: FrameVariable, computed: Any) -> Any:
+    """Returns the value of one of a layer's inputs, from the dump where it has one; random keys stay random keys."""
     from_dump, dtype = values.value(place.atom), place.atom.aval.dtype
     found = computed if from_dump is None else from_dump
     random = is_key(str(dtype))
@@ -144,7 +144,7 @@ class _Names:
     taken: set[str] = field(default_factory=lambda: {"lax", "jnp", "np", "jax", "forward", "vjp"})
 
     def of(self, paths: Sequence[str | None], otherwise: str) -> list[str]:
-        """Return names for some paths: their last components, and the one before as well where several end alike."""
+        """Returns names for some paths: their last components, and the one before as well where several end alike."""
         last_components = Counter((path or "").rpartition("/")[2] for path in paths)
         ambiguous = [path is not None and last_components[path.rpartition("/")[2]] > 1 for path in paths]
         starts = [-2 if several else -1 for several in ambiguous]
@@ -197,6 +197,6 @@ def _reproduction(
 
 
 def _cotangent(values: LayerValues, atom: Atom) -> Array:
-    """Return the gradient that arrived at an output; ones where the dump has none."""
+    """Returns the gradient that arrived at an output; ones where the dump has none."""
     found = values.full_gradient(atom)
     return np.ones(atom.aval.shape, atom.aval.dtype) if found is None else found

@@ -44,7 +44,7 @@ DTYPES = {dtypes}
 _MIDDLE: Final = '''
 
 def load(path):
-    """Return the arrays of a file, in their own dtypes."""
+    """Returns the arrays of a file, in their own dtypes."""
     with np.load(path) as file:
         return {name: read(file[name], DTYPES.get(name)) for name in file.files}
 
@@ -71,7 +71,7 @@ VJP = {gradients}
 
 
 def rel_l2(expected, found):
-    """Return l2(found - expected) / l2(expected); infinite where they are not finite at the same indices."""
+    """Returns l2(found - expected) / l2(expected); infinite where they are not finite at the same indices."""
     one, other = (np.asarray(each).astype(np.complex128).ravel() for each in (expected, found))
     finite = np.isfinite(one)
     if one.shape != other.shape or not np.array_equal(finite, np.isfinite(other)):
@@ -106,7 +106,7 @@ if __name__ == "__main__":
 
 
 def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, dump: str) -> None:
-    """Write the script and its arrays into a folder, which is created where there is none.
+    """Writes the script and its arrays into a folder, which is created where there is none.
 
     Args:
         folder: The folder.
@@ -120,7 +120,7 @@ def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, d
 
 
 def script(reproduction: Reproduction, *, file: str, dump: str) -> str:
-    """Return the text of the script.
+    """Returns the text of the script.
 
     Args:
         reproduction: The layer.
@@ -147,17 +147,17 @@ def script(reproduction: Reproduction, *, file: str, dump: str) -> str:
 
 
 def arrays(reproduction: Reproduction) -> dict[str, Array]:
-    """Return the arrays of the script by name, in dtypes that any NumPy stores."""
+    """Returns the arrays of the script by name, in dtypes that any NumPy stores."""
     return {name: _stored(array) for name, array in _named(reproduction)}
 
 
 def _in_docstring(text: str) -> str:
-    """Return text that neither ends a docstring nor escapes anything in it."""
+    """Returns text that neither ends a docstring nor escapes anything in it."""
     return text.replace("\\", "\\\\").replace('"', "'")
 
 
 def _stored(array: Any) -> Array:
-    """Return an array in a dtype that any NumPy stores; for random keys, their data."""
+    """Returns an array in a dtype that any NumPy stores; for random keys, their data."""
     return np.asarray(jax.random.key_data(array)) if _is_key(array) else encode(array)
 
 

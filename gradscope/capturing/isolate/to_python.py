@@ -45,7 +45,7 @@ class PythonSource:
     def function(
         self, name: str, parameters: Sequence[str], jaxpr: Jaxpr, constants: Sequence[Any], docstring: str
     ) -> list[str]:
-        """Return the lines of one function.
+        """Returns the lines of one function.
 
         Args:
             name: Name of the function.
@@ -77,7 +77,7 @@ class PythonSource:
         return [*lines, f"return {_tuple([_read(atom, known) for atom in jaxpr.outvars])}"]
 
     def _equations(self, jaxpr: Jaxpr, known: dict[Atom, str]) -> list[str]:
-        """Return the lines of a jaxpr's equations, and add the names of their results to `known`."""
+        """Returns the lines of a jaxpr's equations, and adds the names of their results to `known`."""
         lines: list[str] = []
         source = None
         for equation in _needed(jaxpr):
@@ -99,7 +99,7 @@ class PythonSource:
         return [*before, f"{_tuple(names) if equation.primitive.multiple_results else names[0]} = {value}"]
 
     def _in_place(self, equation: Equation, operands: Sequence[str], known: dict[Atom, str]) -> list[str]:
-        """Return the lines of a function that is only called."""
+        """Returns the lines of a function that is only called."""
         sub = sub_jaxprs(equation)[0]
         inside = dict(zip(sub.jaxpr.invars, operands, strict=True)) | self._constants(sub.jaxpr, sub.constants)
         lines = self._equations(sub.jaxpr, inside)
@@ -107,7 +107,7 @@ class PythonSource:
         return lines
 
     def _value(self, equation: Equation, operands: Sequence[str]) -> tuple[list[str], str]:
-        """Return an equation's result as an expression, and the lines that have to precede it."""
+        """Returns an equation's result as an expression, and the lines that have to precede it."""
         kind = kind_of(equation)
         if kind in (None, "opaque"):
             return [], call(equation, operands)
@@ -158,7 +158,7 @@ class PythonSource:
     def _inner(
         self, role: str, jaxpr: Jaxpr, constants: Sequence[Any], first: Sequence[str] = ()
     ) -> tuple[list[str], str]:
-        """Return an inner function and its name; `first` are expressions for its first variables."""
+        """Returns an inner function and its name; `first` are expressions for its first variables."""
         name, parameters = self._fresh(role), [self._fresh("x") for _ in jaxpr.invars[len(first) :]]
         known = dict(zip(jaxpr.invars, (*first, *parameters), strict=True)) | self._constants(jaxpr, constants)
         return [f"def {name}({', '.join(parameters)}):", *_indented(self._body(jaxpr, known))], name
@@ -169,7 +169,7 @@ class PythonSource:
 
 
 def _needed(jaxpr: Jaxpr) -> list[Equation]:
-    """Return the equations that the outputs depend on, in order."""
+    """Returns the equations that the outputs depend on, in order."""
     needed = {atom for atom in jaxpr.outvars if not is_literal(atom)}
     found: list[Equation] = []
     for equation in reversed(jaxpr.eqns):

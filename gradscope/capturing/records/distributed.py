@@ -1,4 +1,4 @@
-"""Runs that several processes share: what each writes, and how they meet."""
+"""Distributed runs: what each of several processes writes, and how they wait for each other."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ Writer: TypeAlias = DumpWriter | ProcessWriter
 
 
 def is_shared() -> bool:
-    """Whether this process is one of several."""
+    """Returns whether this process is one of several."""
     return jax.process_count() > 1
 
 
 def speaks_for_all() -> bool:
-    """Whether this process is the one that reports what all of them did."""
+    """Returns whether this process reports what all processes did."""
     return jax.process_index() == 0
 
 
 def dump_writer(path: str | os.PathLike[str], *, force: bool = False) -> Writer:
-    """The writer of a dump: into a file, or under `jax.distributed` into this process's file of a folder.
+    """Returns the writer of a dump: of a file, or under `jax.distributed` of this process's file in a folder.
 
     Args:
         path: The file or folder.
-        force: Whether a dump that is there may be replaced.
+        force: Whether an existing dump may be replaced.
 
     Raises:
         UsageError: The path cannot be used, or there is a dump.
@@ -47,7 +47,7 @@ def dump_writer(path: str | os.PathLike[str], *, force: bool = False) -> Writer:
 
 
 def reading_for(writer: RecordSink, reading: TensorReading) -> Reading:
-    """How tensors are read for a writer: whole, or where several processes write, in the pieces of this one."""
+    """Returns how tensors are read for a writer: in full, or as the shards of this process."""
     return ShardReading(reading=reading) if isinstance(writer, ProcessWriter) else reading
 
 

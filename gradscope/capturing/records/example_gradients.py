@@ -1,13 +1,14 @@
-"""Examples: the gradient of the loss of each example alone, and how these combine to the gradient of the batch.
+"""The gradient of the loss of each single example, and how these combine to the gradient of the batch.
 
-*Alone* means a batch of that one example, in the user's own loss. A leaf of the batch is cut into examples where its
-leading axis is as long as there are examples; any other goes in whole, a key or a temperature, say.
+The loss of a single example is the user's own loss of a batch of that one example. A leaf of the batch is split into
+examples where its leading axis is as long as the number of examples; any other leaf, such as a key or a temperature, is
+passed in full.
 
-Sharp edges: what its leading axis stands for a leaf does not tell, and ten class weights beside ten examples are cut,
-too. The gradients of all examples are on the host at a time.
+Sharp edges: the meaning of a leading axis is not known, so ten class weights next to ten examples are split, too. The
+gradients of all examples are on the host at the same time.
 
-Why one example after the other and not `jax.vmap` (2026-11): a batch of one is what the user's loss takes anyway, it
-rounds as that loss does, and it needs no more memory on the device than the batch did, nor a batching rule for every
+Why one example after the other and not `jax.vmap` (2026-11): the user's loss takes a batch of one anyway, rounds as it
+does for the batch, needs no more memory on the device than the batch did, and needs no batching rule for every
 operation.
 """
 
@@ -52,7 +53,7 @@ ExampleGradients: TypeAlias = Mapping[int, np.ndarray]
 
 
 class ExampleProgram:
-    """The gradients of the loss of one example alone, compiled once for all of them.
+    """An `ExampleProgram` computes the gradients of the loss of one example, compiled once for all examples.
 
     Args:
         model: The model.
@@ -61,7 +62,7 @@ class ExampleProgram:
         timings: Receives the seconds of compiling, and of running under `examples`.
 
     Raises:
-        UsageError: No leaf of the batch has an axis of examples, or it cannot be told which.
+        UsageError: No leaf of the batch has an axis of examples, or several axes could be it.
         ModelError: The loss fails on a batch of one.
     """
 
@@ -72,7 +73,7 @@ class ExampleProgram:
         self._doing = f"loss of {model.name} on one example"
         self._timings = timings
         self._leaves = prepared.leaves
-        self._cut = frozenset(number for number, leaf in batch.items() if leaf.shape[:1] == (self.count,))
+        self._split = frozenset(number for number, leaf in batch.items() if leaf.shape[:1] == (self.count,))
         self._shown = {
             number: leaf
             for number, leaf in enumerate(trace.arguments)
@@ -80,16 +81,16 @@ class ExampleProgram:
         }
         self._loss = PlainLoss(model.loss, prepared)
         with timings.phase("compile"), user_code(self._doing):
-            program = jax.jit(jax.grad(self._alone))
-            self._program: Any = program.lower(self._chosen(), self._leaves, np.int32(0)).compile()
+            program = jax.jit(jax.grad(self._example_loss))
+            self._program: Any = program.lower(self._differentiated(), self._leaves, np.int32(0)).compile()
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the gradients of all examples."""
+        """The bytes of the gradients of all examples."""
         return self.count * sum(map(bytes_of, self._shown.values()))
 
     def run(self) -> ExampleGradients:
-        """The gradients of each example alone, with respect to the parameters that are wanted.
+        """Returns the gradients of each example, with respect to the selected parameters.
 
         Raises:
             ModelError: The loss failed.
@@ -101,17 +102,17 @@ class ExampleProgram:
                 for number, leaf in self._shown.items()
             }
             for example in range(self.count):
-                gradients = self._program(self._chosen(), self._leaves, np.int32(example))
+                gradients = self._program(self._differentiated(), self._leaves, np.int32(example))
                 for number, gradient in gradients.items():
                     found[number][example] = np.asarray(gradient)
         return found
 
-    def _chosen(self) -> dict[int, Any]:
+    def _differentiated(self) -> dict[int, Any]:
         return {number: self._leaves[number] for number in self._shown}
 
-    def _alone(self, chosen: Mapping[int, Any], leaves: Sequence[Any], example: Any) -> Any:
-        alone = {number: jax.lax.dynamic_slice_in_dim(leaves[number], example, 1) for number in self._cut}
-        return self._loss({**alone, **chosen}, leaves)
+    def _example_loss(self, differentiated: Mapping[int, Any], leaves: Sequence[Any], example: Any) -> Any:
+        example_leaves = {number: jax.lax.dynamic_slice_in_dim(leaves[number], example, 1) for number in self._split}
+        return self._loss({**example_leaves, **differentiated}, leaves)
 
 
 def example_count(batch: Sequence[Leaf], batch_size: int | None) -> int:
@@ -132,7 +133,7 @@ def example_count(batch: Sequence[Leaf], batch_size: int | None) -> int:
     leaves = ", ".join(f"{naming.printable(leaf.name)} {leaf.dtype}{list(leaf.shape)}" for leaf in batch)
     examples = f"{batch_size} examples" if batch_size else "examples"
     raise UsageError(
-        f"gradients of each example are asked for, and the batch has no leading axis of {examples}: "
+        f"gradients of each example are requested, and the batch has no leading axis of {examples}: "
         f"it is {leaves or 'empty'}",
         hint="have batch(key, size) return leaves whose leading axis is the example",
     )
@@ -144,7 +145,7 @@ def pending_examples(
     """Yields the gradients of each example, in the order in which layers use the parameters.
 
     Args:
-        run: The run of the whole batch, which knows what the loss depends on.
+        run: The run of the full batch, which knows the values that the loss depends on.
         order: Its execution order.
         gradients: The gradients.
         count: Number of examples.
@@ -160,16 +161,16 @@ def pending_examples(
 
 
 def combination(run: Run, gradients: ExampleGradients, count: int, machine: Mapping[str, Json]) -> Examples | None:
-    """How the gradients of the examples combine to those of the batch.
+    """Returns how the gradients of the examples combine to those of the batch.
 
     Args:
-        run: The run of the whole batch.
+        run: The run of the full batch.
         gradients: Those of each example.
         count: Number of examples.
-        machine: What the run depended on: with which precision matrices were multiplied.
+        machine: The environment of the run, with the precision of matrix multiplications.
 
     Returns:
-        How; None where no gradient tells: no parameter that is shown is one the loss depends on, or nothing is finite.
+        The combination; None where the loss depends on none of the selected parameters, or no gradient is finite.
     """
     batch = {n: np.asarray(run.observed.gradients[n]) for n in gradients if n in run.reached.arguments}
     if not any(np.isfinite(gradient).any() for gradient in batch.values()):
@@ -200,7 +201,7 @@ def _is_shown(leaf: Leaf, wanted: Wanted) -> bool:
 
 
 def _sum(gradients: np.ndarray) -> np.ndarray:
-    """The sum over the examples, without a wider copy of all of them."""
+    """Returns the sum over the examples, without a wider copy of all of them."""
     total = np.zeros(gradients.shape[1:], np.complex128 if gradients.dtype.kind == "c" else np.float64)
     with np.errstate(invalid="ignore"):
         for gradient in gradients:

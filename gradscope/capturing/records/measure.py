@@ -1,4 +1,4 @@
-"""Measuring: from pending tensors to records, with the power of each for the layers it is an input or output of."""
+"""Measuring makes records of pending tensors, and computes the power of each for the layers around it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.arrays.digest import content_hash
 from gradscope.arrays.dtypes import is_floating, itemsize
-from gradscope.capturing.execution.observation import Piece
+from gradscope.capturing.execution.observation import LocalShard
 from gradscope.capturing.records.pending_tensors import PendingTensor
 from gradscope.dump.record import Record, Shard
 from gradscope.instrument.rewriting.core_statistics import core_numbers
@@ -24,7 +24,7 @@ from gradscope.tracing.user_frames import user_code
 
 
 class Measured(NamedTuple):
-    """A tensor with its numbers: records with arrays as they were computed, and its power, None without an array."""
+    """A `Measured` tensor has its records, with arrays as they were computed, and its power; None without an array."""
 
     pending: PendingTensor
     records: tuple[Record, ...]
@@ -32,18 +32,17 @@ class Measured(NamedTuple):
 
 
 class Reading(Protocol):
-    """A `Reading` makes statistics of observations, and chooses what of them is kept: two steps, for two threads.
+    """A `Reading` makes statistics of observations, and decides what of them is stored."""
 
-    Measuring is many short calls into NumPy; what it takes to keep a tensor is few long ones. So the one does not make
-    the other wait for the interpreter lock.
-    """
+    # Two steps, for two threads: measuring is many short calls into NumPy, and preparing a tensor for storage is a few
+    # long ones. Separated, neither makes the other wait for the interpreter lock.
 
     def measured(self, pending: PendingTensor) -> Measured:
-        """Returns the records of a tensor, with its statistics but for the hash."""
+        """Returns the records of a tensor, with its statistics except the hash."""
         ...
 
     def kept(self, record: Record) -> Record:
-        """Returns one of those records as it is written: with the hash of its array, and with what is kept of that."""
+        """Returns a record as it is written: with the hash of its array, and with the array if it is kept."""
         ...
 
 
@@ -52,9 +51,9 @@ class TensorReading:
     """A `TensorReading` reads complete tensors and computes every statistic on the host.
 
     Attributes:
-        keep: Whether the records carry the tensors; a stats-only dump does without.
+        keep: Whether the records have the tensors; a stats-only dump has none.
         exact_quantiles: Whether quantiles come from the sorted values and not from the histogram.
-        widen: Whether floating-point tensors narrower than float32 are kept as float32.
+        widen: Whether floating-point tensors narrower than float32 are stored as float32.
     """
 
     keep: bool = True
@@ -66,7 +65,7 @@ class TensorReading:
         if pending.observation is None:
             return Measured(pending, pending.records, None)
         with user_code("reading what was captured"):
-            array = pending.observation.whole()
+            array = pending.observation.full()
         stats = self.statistics(pending, array)
         own = tuple(replace(record, stats=stats.to_json(), array=array) for record in pending.records[:1])
         return Measured(pending, (*own, *pending.records[1:]), power_of(stats))
@@ -84,12 +83,12 @@ class TensorReading:
         return replace(record, stats=stats, array=stored, dtype=dtype)
 
     def kept_dtype(self, dtype: str) -> str:
-        """The dtype in which an array of a dtype is kept."""
+        """Returns the dtype in which an array of a dtype is stored."""
         narrow = is_floating(dtype) and itemsize(dtype) < np.dtype(np.float32).itemsize
         return "float32" if self.keep and self.widen and narrow else dtype
 
     def statistics(self, pending: PendingTensor, array: np.ndarray) -> TensorStats:
-        """The full statistics of an array, but for its hash."""
+        """Returns the full statistics of an array, except its hash."""
         if pending.family == naming.ACTIVATION and pending.records:
             primitive = pending.records[0].site.primitive
             return activation_stats(array, primitive=primitive, exact_quantiles=self.exact_quantiles, hashed=False)
@@ -98,9 +97,9 @@ class TensorReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReading:
-    """A `ShardReading` reads the shards of tensors that this process holds.
+    """A `ShardReading` reads the shards of tensors that this process writes.
 
-    The tensor's own record then only outlines it; a record per shard carries numbers and elements.
+    The tensor's own record has its shape and dtype only; a record per shard has statistics and elements.
 
     Attributes:
         reading: Reads a shard.
@@ -114,12 +113,12 @@ class ShardReading:
         if pending.observation is None:
             return Measured(pending, pending.records, None)
         with user_code("reading what was captured"):
-            pieces = list(pending.observation.pieces())
-        stats = [self.reading.statistics(pending, piece.array) for piece in pieces]
+            local_shards = list(pending.observation.local_shards())
+        stats = [self.reading.statistics(pending, local_shard.array) for local_shard in local_shards]
         outline = tuple(self._outlined(record) for record in pending.records)
         shards = [
-            self._shard(record, piece, each)
-            for record in pending.records[:1] for piece, each in zip(pieces, stats, strict=True)
+            self._shard(record, local_shard, each)
+            for record in pending.records[:1] for local_shard, each in zip(local_shards, stats, strict=True)
         ]  # fmt: skip
         return Measured(pending, (*outline, *shards), together(map(power_of, stats)))
 
@@ -130,24 +129,24 @@ class ShardReading:
     def _outlined(self, record: Record) -> Record:
         return replace(record, dtype=self.reading.kept_dtype(record.dtype))
 
-    def _shard(self, record: Record, piece: Piece, stats: TensorStats) -> Record:
+    def _shard(self, record: Record, local_shard: LocalShard, stats: TensorStats) -> Record:
         axes = len(record.shape)  # the data of PRNG keys has one more
-        shape = piece.array.shape[:axes]
-        shard = Shard(of=record.name, whole=record.shape, start=piece.start[:axes])
+        shape = local_shard.array.shape[:axes]
+        shard = Shard(of=record.name, whole=record.shape, start=local_shard.start[:axes])
         return replace(
-            record, name=shard.name(shape), shape=shape, stats=stats.to_json(), shard=shard, array=piece.array
+            record, name=shard.name(shape), shape=shape, stats=stats.to_json(), shard=shard, array=local_shard.array
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreReading:
-    """A `CoreReading` reads the vectors that a step computed in the place of tensors; no record carries an array."""
+    """A `CoreReading` reads vectors of statistics that a step computed in place of tensors; no record has an array."""
 
     @implements(Reading)
     def measured(self, pending: PendingTensor) -> Measured:
         if pending.observation is None:
             return Measured(pending, pending.records, None)
-        numbers = core_numbers(pending.observation.whole())
+        numbers = core_numbers(pending.observation.full())
         # The numbers are those of whole tensors in every process, and count once.
         power = Power(numbers.rms**2 * numbers.finite, numbers.finite) if jax.process_index() == 0 else None
         records = pending.records

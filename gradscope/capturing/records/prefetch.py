@@ -1,7 +1,7 @@
-"""A pipeline: a thread works on the next items while the first are being consumed, results in order.
+"""Prefetching runs a function on the next items in a thread while the first results are consumed, in order.
 
-The thread is one, and gets its items in batches, because of the interpreter lock: threads that hand it to and fro after
-every short call into NumPy take a third more time than the work itself.
+There is one thread, and it receives its items in batches, because of the interpreter lock: threads that pass it to each
+other after every short call into NumPy take a third more time than the work itself.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ahead:
-    """How far work runs ahead of what is consumed: what bounds the memory that is held.
+    """An `Ahead` limits how far the thread runs ahead of the consumer, and so the memory of results.
 
     Attributes:
-        batches: So many may be under way or waiting to be consumed.
-        batch_items: A batch has no more items than this,
-        batch_bytes: and no further one when those in it have so many bytes together.
+        batches: The most batches that may be under way or waiting to be consumed.
+        batch_items: The most items of a batch.
+        batch_bytes: The bytes at which a batch is full.
     """
 
     batches: int
@@ -34,14 +34,14 @@ class Ahead:
 def in_order(
     function: Callable[[Item], Result], items: Iterable[Item], *, ahead: Ahead, size_of: Callable[[Item], int]
 ) -> Iterator[Result]:
-    """`function` of each item, in order.
+    """Yields `function` of each item, in order.
 
     Args:
-        function: Run in a thread; worth it where NumPy or a file lets go of the interpreter lock. What it raises is
-            raised when the results before that have been consumed.
-        items: Drawn one by one in the caller's thread.
+        function: Run in a thread; this is useful where NumPy or a file releases the interpreter lock. Its exception is
+            raised when the results before it have been consumed.
+        items: Iterated in the caller's thread.
         ahead: How far the thread runs ahead of the caller.
-        size_of: Bytes that an item holds.
+        size_of: Returns the bytes of an item.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="gradscope") as pool:
         under_way: deque[_Batch[Result]] = deque()
@@ -55,7 +55,7 @@ def in_order(
 
 
 class _Batch(NamedTuple, Generic[Result]):
-    """Results, and what fills the list of them: it has those before a failure, too."""
+    """A `_Batch` has a list of results, which includes those before a failure, and the future that fills it."""
 
     results: list[Result]
     filling: Future[None]

@@ -1,4 +1,4 @@
-"""The pending tensors of terms: the parts that a gradient is the sum of, one for each use of its value."""
+"""The pending tensors of terms: the terms whose sum is a gradient, one for each use of its value."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from gradscope import naming
 from gradscope.capturing.execution.observation import Observation
 from gradscope.capturing.execution.order import ExecutionOrder
-from gradscope.capturing.execution.run import Run, Turn, turns_of
-from gradscope.capturing.records.pending_tensors import Origin, PendingTensor, Source, pending_of, record_of
+from gradscope.capturing.execution.run import Run, SiteIteration, site_iterations
+from gradscope.capturing.records.pending_tensors import PendingTensor, Source, TensorOrigin, pending_of, record_of
 from gradscope.dump.record import Reason, SiteFacts
 from gradscope.instrument.plan import Term
 from gradscope.instrument.query.capture_spec import Wanted
@@ -20,9 +20,9 @@ from gradscope.tracing.dataflow.reachability import Reach
 def pending_terms(run: Run, order: ExecutionOrder) -> Iterator[PendingTensor]:
     """Yields every term of a run, in the order in which the operations run that use the values."""
     terms = list(enumerate(run.plan.terms, len(run.plan.sites)))
-    found = [(n, term, turn) for n, term in terms for turn in turns_of(run, n) if turn.nominal in term.of]
+    found = [(n, term, turn) for n, term in terms for turn in site_iterations(run, n) if turn.nominal in term.of]
     for number, term, turn in sorted(found, key=lambda each: _rank(order, each[1], each[2].nominal)):
-        origin = Origin(term.use.key, turn.nominal, _facts(order, term, turn.nominal))
+        origin = TensorOrigin(term.use.key, turn.nominal, _facts(order, term, turn.nominal))
         record = record_of(naming.TERM, name_of(term, turn.iteration), term.use, origin)
         yield pending_of(record, origin, _cotangent(run, number, turn))
 
@@ -38,7 +38,7 @@ def why_no_term(term: Term, wanted: Wanted) -> Reason:
     return "forward-only" if term.use.reach is Reach.BARRED else "disconnected"
 
 
-def _cotangent(run: Run, number: int, turn: Turn) -> Source:
+def _cotangent(run: Run, number: int, turn: SiteIteration) -> Source:
     if not turn.executed:
         return "not-executed"
     if number not in run.reached.sites:
@@ -60,6 +60,6 @@ def _facts(order: ExecutionOrder, term: Term, turn: IterationIndex) -> SiteFacts
 
 
 def _rank(order: ExecutionOrder, term: Term, turn: IterationIndex) -> int:
-    """Returns when the operation runs; of what an iteration outputs, when the loop takes it."""
+    """Returns the rank of the operation; for an output of an iteration, the rank of the loop."""
     loops = term.use.user.frame.loops
     return order.rank(loops, term.use.user.order, turn[: len(loops)])

@@ -81,7 +81,7 @@ class JudgeOptions:
     ] = None
 
     def options(self, selection: Selection) -> CompareOptions:
-        """Return these options for a comparison of some names.
+        """Returns these options for a comparison of some names.
 
         Args:
             selection: The names.
@@ -154,7 +154,7 @@ def compare(
 
 
 def _compared(ref: Path, cands: list[Path], compare_options: CompareOptions) -> Comparison | Series:
-    """Return one comparison, or a series of several candidates or of the steps in two folders."""
+    """Returns one comparison, or a series of several candidates or of the steps in two folders."""
     from gradscope.dump.reader import dumps_in
 
     if len(cands) > 1:
@@ -191,7 +191,7 @@ def _one(ref: Path, cand: Path, compare_options: CompareOptions) -> Comparison:
 
 
 def _single(found: Comparison | Series) -> Comparison:
-    """Return the comparison of two dumps to which `--isolate` applies."""
+    """Returns the comparison of two dumps to which `--isolate` applies."""
     from gradscope.comparison import Comparison
     from gradscope.errors import UsageError
 
@@ -201,7 +201,7 @@ def _single(found: Comparison | Series) -> Comparison:
 
 
 def _isolated(ref: Path, cand: Path, target: str, compare_options: CompareOptions) -> Isolation:
-    """Run the candidate's model layer by layer, with the options of its dump."""
+    """Runs the candidate's model layer by layer, with the options of its dump."""
     from gradscope.cli.running.progress import Progress
     from gradscope.cli.running.rerun import options_of, rerun_model
     from gradscope.cli.standard_streams import stdout_to_stderr
@@ -251,7 +251,7 @@ def _save_map(path: Path, found: Comparison | Series) -> None:
 
 
 def _rules(spellings: list[str], path: Path | None) -> tuple[ToleranceRule, ...]:
-    """Return the rules of `--tol` and of the file, in the order in which they count."""
+    """Returns the rules of `--tol` and of the file, in the order in which they count."""
     from gradscope.comparison import ToleranceRule, read_rules
     from gradscope.errors import UsageError
 

@@ -101,7 +101,7 @@ class RunOptions:
     verbose: options.Verbose = False
 
     def say(self, *sentences: str) -> None:
-        """Print messages on standard error, unless `--quiet` is set."""
+        """Prints messages on standard error, unless `--quiet` is set."""
         from gradscope.cli.printing import say
 
         for sentence in () if self.quiet else sentences:
@@ -125,7 +125,7 @@ class ResultOptions:
     no_fold: options.NoFold = False
 
     def failing_rules(self) -> frozenset[str]:
-        """Return the rules whose findings make the command exit 1.
+        """Returns the rules whose findings make the command exit 1.
 
         Raises:
             UsageError: `--check` names no such rule.
@@ -206,7 +206,7 @@ def _run(
     request: DumpRequest,
     interrupts: Interrupts,
 ) -> tuple[Path, Manifest]:
-    """Load the model, run it and write the dump; return the path of the dump and its manifest."""
+    """Loads the model, runs it and writes the dump; returns the path of the dump and its manifest."""
     from gradscope.capturing.dump_model import dump_model
     from gradscope.capturing.execution.preparation import Bounds
     from gradscope.capturing.records.distributed import dump_writer, is_shared
@@ -241,7 +241,7 @@ def _print_results(
     result_options: ResultOptions,
     format_options: FormatOptions,
 ) -> None:
-    """Print the table of a dump, and on standard error what `--strict` found missing."""
+    """Prints the table of a dump, and on standard error what `--strict` found missing."""
     from gradscope.cli.options.checked_findings import unseen_sentences
     from gradscope.cli.options.query_options import fragment_sentences
     from gradscope.cli.printing import print_report, say

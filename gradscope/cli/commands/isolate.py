@@ -53,7 +53,7 @@ def isolate(
 
 
 def _require_free(folder: Path, *, force: bool) -> None:
-    """Raise `UsageError` where the folder contains the files already, or is not a folder."""
+    """Raises `UsageError` where the folder contains the files already, or is not a folder."""
     from gradscope.errors import UsageError
 
     if folder.exists() and not folder.is_dir():

@@ -21,7 +21,7 @@ _NAMED: Final = 10
 
 
 def checked_rules(check: str | None) -> frozenset[str]:
-    """Return the rules of a `--check` list; `all` means every rule.
+    """Returns the rules of a `--check` list; `all` means every rule.
 
     Raises:
         UsageError: There is no such rule, or none is named.
@@ -37,12 +37,12 @@ def checked_rules(check: str | None) -> frozenset[str]:
 
 
 def trips(findings: Sequence[Finding], rules: frozenset[str]) -> bool:
-    """Return whether any finding is of one of these rules."""
+    """Returns whether any finding is of one of these rules."""
     return any(finding.rule in rules for finding in findings)
 
 
 def unseen_sentences(unseen: Sequence[LedgerLine]) -> Iterator[str]:
-    """Yield the messages of `--strict` about missing tensors: the first few by name."""
+    """Yields the messages of `--strict` about missing tensors: the first few by name."""
     from gradscope.naming import key_of, printable
 
     if unseen:

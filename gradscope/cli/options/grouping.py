@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command for Typer in which each parameter that is a dataclass is replaced by its fields.
+    """Returns a command for Typer in which each parameter that is a dataclass is replaced by its fields.
 
     Args:
         command: The command. Every field of its groups has a name that no other parameter has, and a default.
@@ -47,7 +47,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_parameters(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
-    """A command for which typer reads these parameters, whatever its own are."""
+    """Returns a command for which Typer reads these parameters in place of its own."""
     vars(command).update(__signature__=inspect.Signature(parameters))
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command

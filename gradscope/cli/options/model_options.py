@@ -149,7 +149,7 @@ class ModelOptions:
     ] = None
 
     def request(self, target: str) -> Request:
-        """Return the request for a target's model, and check the options before JAX is imported.
+        """Returns the request for a target's model, and checks the options before JAX is imported.
 
         Args:
             target: The target.
@@ -185,7 +185,7 @@ class ModelOptions:
         )
 
     def model(self, target: str, request: Request) -> Model:
-        """Return the model that a target names, ready to run.
+        """Returns the model that a target names, ready to run.
 
         Args:
             target: The target.
@@ -210,7 +210,7 @@ class ModelOptions:
         return replace(with_array_variables(model), data=leaves)
 
     def arguments(self, model: Model, *, dtype: str | None = None, partial: bool = False) -> Arguments:
-        """Return the arguments of a model's loss.
+        """Returns the arguments of a model's loss.
 
         Args:
             model: The model.
@@ -237,7 +237,7 @@ class ModelOptions:
         )
 
     def facts(self, arguments: Arguments) -> dict[str, Json]:
-        """Return the provenance that is needed to run the model again, with files named without their folders."""
+        """Returns the provenance that is needed to run the model again, with files named without their folders."""
         options: dict[str, Json] = {
             "checkpoint": self.checkpoint and self.checkpoint.name,
             "data": self.data and Path(self.data).name,
@@ -272,7 +272,7 @@ class ModelOptions:
 
 
 def _require_together(value: object, needed: object, name: str, needed_name: str) -> None:
-    """Raise `UsageError` where an option is set without the option that it needs."""
+    """Raises `UsageError` where an option is set without the option that it needs."""
     from gradscope.errors import UsageError
 
     if value is not None and needed is None:

@@ -67,12 +67,12 @@ class OptionalValueCommand(TyperCommand):
     """An `OptionalValueCommand` is a command in which `--ops` may come without a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments with the default value inserted after each `--ops` that has none."""
+        """Parses the arguments with the default value inserted after each `--ops` that has none."""
         return super().parse_args(ctx, list(_with_default_values(args)))
 
 
 def _with_default_values(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments of a command line with a value after every `--ops` that comes before `--`."""
+    """Yields the arguments of a command line with a value after every `--ops` that comes before `--`."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     values = {each.value for each in Operations}
     for argument, following in zip_longest(arguments[:end], arguments[1:end]):

@@ -49,7 +49,7 @@ class FetchOptions:
     ] = field(default_factory=list[str])
 
     def trace_query(self) -> Inquiry:
-        """Return the query of these options, with the tensors of the files that they name.
+        """Returns the query of these options, with the tensors of the files that they name.
 
         Raises:
             UsageError: A `--feed` is not of its form.
@@ -90,7 +90,7 @@ class QueryOptions(FetchOptions):
     ] = field(default_factory=list[str])
 
     def wrt_selection(self) -> Selection | None:
-        """Return the selection of `--wrt`; None where it is not set.
+        """Returns the selection of `--wrt`; None where it is not set.
 
         Raises:
             UsageError: A pattern is not one.
@@ -100,7 +100,7 @@ class QueryOptions(FetchOptions):
         return Selection.parse(self.wrt) if self.wrt else None
 
     def trace_query(self) -> Inquiry:
-        """Return the query of these options, with the tensors of the files that they name.
+        """Returns the query of these options, with the tensors of the files that they name.
 
         Raises:
             UsageError: An option is not of its form, or there are more initial gradients than values to differentiate.
@@ -139,7 +139,7 @@ def _fed(spelling: str) -> tuple[str, Any]:
 
 
 def fragment_sentences(provenance: Mapping[str, Json]) -> tuple[str, ...]:
-    """Return a message about the part of the program that was run, where it was not all of it."""
+    """Returns a message about the part of the program that was run, where it was not all of it."""
     from gradscope.report.reports.inspection import fragment_sentence
 
     match provenance.get("fragment"):

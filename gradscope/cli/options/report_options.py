@@ -41,7 +41,7 @@ class NameOptions:
     ] = field(default_factory=list[str])
 
     def selection(self) -> Selection:
-        """Return the selected names.
+        """Returns the selected names.
 
         Raises:
             UsageError: A pattern is not one.
@@ -74,7 +74,7 @@ class SelectionOptions(NameOptions):
     ] = None
 
     def family_set(self) -> frozenset[str] | None:
-        """Return the families of `--families`; None where it is not set.
+        """Returns the families of `--families`; None where it is not set.
 
         Raises:
             UsageError: There is no such family, or none is named.
@@ -84,7 +84,7 @@ class SelectionOptions(NameOptions):
         return None if self.families is None else listed(self.families, FAMILIES, "family")
 
     def query(self, sort: str | None) -> Query:
-        """Return the selection as a query to a table.
+        """Returns the selection as a query to a table.
 
         Raises:
             UsageError: A pattern is not one, there is no such family, or none is named.

@@ -67,7 +67,7 @@ Traceback: TypeAlias = Annotated[
 
 
 def require_one_of(**values: object) -> None:
-    """Raise `UsageError` where more than one of some options is set.
+    """Raises `UsageError` where more than one of some options is set.
 
     Args:
         values: Their values; None or False where one is not set.
@@ -83,7 +83,7 @@ def require_one_of(**values: object) -> None:
 
 
 def require_compatible(excluded: Mapping[str, Collection[str]], *groups: Any) -> None:
-    """Raise `UsageError` where an option is set together with one that it excludes.
+    """Raises `UsageError` where an option is set together with one that it excludes.
 
     Args:
         excluded: By option, the options that it excludes.
@@ -99,7 +99,7 @@ def require_compatible(excluded: Mapping[str, Collection[str]], *groups: Any) ->
 
 
 def listed(text: str, known: Collection[str], kind: str) -> frozenset[str]:
-    """Return the names in an option's comma-separated list.
+    """Returns the names in an option's comma-separated list.
 
     Args:
         text: The list.

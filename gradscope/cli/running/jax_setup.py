@@ -25,7 +25,7 @@ _ADDRESS: Final = re.compile(r"([^,]+:\d+),(\d+),(\d+)")
 
 
 def backend_ready() -> None:
-    """Import JAX and start its backend.
+    """Imports JAX and starts its backend.
 
     Raises:
         MachineError: JAX is missing, does not fit jaxlib or NumPy, or the requested platform has no device here.
@@ -41,7 +41,7 @@ def backend_ready() -> None:
 
 
 def join_processes(how: str) -> None:
-    """Make this process one of several, before the backend starts.
+    """Makes this process one of several, before the backend starts.
 
     Args:
         how: `auto` where the cluster provides the address (Slurm, MPI, a TPU pod, ...); or `HOST:PORT,COUNT,INDEX`.
@@ -104,7 +104,7 @@ _COLLECT_EVERY: Final = 200_000
 
 
 def set_up_jax(model: ModelOptions, *, cache: bool, distributed: str | None = None) -> tuple[str, ...]:
-    """Import JAX and configure it.
+    """Imports JAX and configures it.
 
     Args:
         model: The options that state the model's precision.
@@ -140,14 +140,14 @@ def set_up_jax(model: ModelOptions, *, cache: bool, distributed: str | None = No
 
 
 def _collect_rarely() -> None:
-    """Make the garbage collector run less often."""
+    """Makes the garbage collector run less often."""
     # Importing and tracing make millions of objects that live until the end. Collecting took a sixth of the time of
     # importing JAX, and a fifth of the time of tracing and lowering a ResNet-50.
     gc.set_threshold(_COLLECT_EVERY, 30, 10)
 
 
 def _keep_programs(config: Any) -> tuple[str, ...]:
-    """Make JAX keep compiled programs in the cache folder, if there is one."""
+    """Makes JAX keep compiled programs in the cache folder, if there is one."""
     # Later errors of the cache are not reported: the result does not depend on it.
     try:
         folder = cache_folder()
@@ -166,7 +166,7 @@ class _LogMessages(logging.Handler):
     """`_LogMessages` prints JAX's log as one-line messages."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record of the log."""
+        """Prints a record of the log."""
         from gradscope.cli.printing import say
 
         if record.exc_info is None:  # JAX raises as an error, too, what it logs with a traceback
@@ -174,5 +174,5 @@ class _LogMessages(logging.Handler):
 
 
 def cache_folder() -> Path:
-    """Return the folder of compiled programs: `$XDG_CACHE_HOME/gradscope`, by default `~/.cache/gradscope`."""
+    """Returns the folder of compiled programs: `$XDG_CACHE_HOME/gradscope`, by default `~/.cache/gradscope`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gradscope" / "compiled"

@@ -48,6 +48,6 @@ class Progress:
             self._status.stop()
 
     def phase(self, name: str) -> None:
-        """Show a phase of `capturing.timings`."""
+        """Shows a phase of `capturing.timings`."""
         if self._status is not None:
             self._status.update(_PHASES.get(name, name))

@@ -17,7 +17,7 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def options_of(path: Path, provenance: Mapping[str, Json]) -> ModelOptions:
-    """Return the options with which a dump was made, as far as its provenance has them; its inputs are the batch.
+    """Returns the options with which a dump was made, as far as its provenance has them; its inputs are the batch.
 
     Args:
         path: The dump.
@@ -39,7 +39,7 @@ def options_of(path: Path, provenance: Mapping[str, Json]) -> ModelOptions:
 
 
 def rerun_model(target: str, options: ModelOptions) -> Model:
-    """Return the model that a target names, with JAX set up as it was for the dump.
+    """Returns the model that a target names, with JAX set up as it was for the dump.
 
     Args:
         target: The target.

@@ -69,7 +69,7 @@ class EquinoxAdapter:
         return (parameters.keys() & {STATE, _KEY}) | modes
 
     def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:  # noqa: ARG002 - it exists already
-        """Return the arrays of the tree, the values of its state, and the key that is split over the examples.
+        """Returns the arrays of the tree, the values of its state, and the key that is split over the examples.
 
         Raises:
             UsageError: The module takes a state, and the target has none.
@@ -82,7 +82,7 @@ class EquinoxAdapter:
         return {**self.variables, RNGS: {_KEY: key}} if _KEY in self.supplied else self.variables
 
     def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
-        """Return the module's outputs for each example, and its updated state."""
+        """Returns the module's outputs for each example, and its updated state."""
         arguments, keyword = call.arguments(inputs)
         named = {name: value for name, value in keyword.items() if name not in call.flags}
         size = jax.tree_util.tree_leaves((arguments, named))[0].shape[0]
@@ -103,7 +103,7 @@ class EquinoxAdapter:
 
 
 def adapt(found: Any, *, train: bool) -> EquinoxAdapter | None:
-    """Return the adapter of an Equinox module, or of a pair of a module and its state; None for another object."""
+    """Returns the adapter of an Equinox module, or of a pair of a module and its state; None for another object."""
     taken = split(eqx.nn.inference_mode(found, value=not train)) if split_variables(found) is not None else None
     if taken is None or call_of(type(taken[0].net)) is None:
         return None
@@ -111,19 +111,19 @@ def adapt(found: Any, *, train: bool) -> EquinoxAdapter | None:
 
 
 def split_variables(found: Any) -> tuple[EquinoxStructure, Variables] | None:
-    """Return the structure of an Equinox module and its variables by collection; None for another object."""
+    """Returns the structure of an Equinox module and its variables by collection; None for another object."""
     return split(found)
 
 
 def own_format(found: Any, checkpoint: Path) -> EquinoxFormat | None:
-    """Return the reader of an `.eqx` file for an Equinox module, or for a pair of one and its state; else None."""
+    """Returns the reader of an `.eqx` file for an Equinox module, or for a pair of one and its state; else None."""
     if checkpoint.suffix != SUFFIX or split_variables(found) is None:
         return None
     return EquinoxFormat(module=found, checkpoint=checkpoint)
 
 
 def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:
-    """Return a class of modules with its state, or a function of a `key` with the seed's key; None for others."""
+    """Returns a class of modules with its state, or a function of a `key` with the seed's key; None for others."""
     is_module = isinstance(found, type) and issubclass(found, eqx.Module)
     build = eqx.nn.make_with_state(found) if is_module else found
     if _KEY in parameters_to_build(found):
@@ -132,6 +132,6 @@ def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:
 
 
 def _axis_name(net: Any) -> Any:
-    """Return the name of the axis over which batch norms average."""
+    """Returns the name of the axis over which batch norms average."""
     norms = jax.tree_util.tree_leaves(net, is_leaf=lambda value: isinstance(value, eqx.nn.BatchNorm))
     return next((norm.axis_name for norm in norms if isinstance(norm, eqx.nn.BatchNorm)), _AXIS)

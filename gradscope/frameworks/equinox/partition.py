@@ -33,7 +33,7 @@ class EquinoxStructure:
     state: Any
 
     def calling(self, values: Variables, function: Callable[[Any], Any]) -> tuple[Any, Variables]:
-        """Return the result of a function of the module with these values, and no updated collections.
+        """Returns the result of a function of the module with these values, and no updated collections.
 
         Args:
             values: The module's variables by collection.
@@ -46,7 +46,7 @@ class EquinoxStructure:
         return function(net if self.state is None else (net, self._filled_state(values[STATE]))), {}
 
     def state_values(self, state: Any) -> dict[str, Any]:
-        """Return the values of a state, by path."""
+        """Returns the values of a state, by path."""
         values_by_path = {path: state.get(index) for path, index in self._indices()}
         return by_path(values_by_path)
 
@@ -60,7 +60,7 @@ class EquinoxStructure:
 
 
 def split(found: Any) -> tuple[EquinoxStructure, Variables] | None:
-    """Return the structure and the variables of a module, or of a pair of a module and its state; None for others."""
+    """Returns the structure and the variables of a module, or of a pair of a module and its state; None for others."""
     net, state = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(net, eqx.Module) or not isinstance(state, eqx.nn.State | None):
         return None
@@ -75,7 +75,7 @@ def split(found: Any) -> tuple[EquinoxStructure, Variables] | None:
 
 
 def _shapes(tree: Any) -> Any:
-    """Return the tree with a shape in place of each array."""
+    """Returns the tree with a shape in place of each array."""
     # Each shape is an object of its own even where arrays are shared, because it identifies its position.
     return jax.tree_util.tree_map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if eqx.is_array(leaf) else leaf, tree
@@ -87,7 +87,7 @@ def _filled(tree: Any, arrays: Mapping[str, Any]) -> Any:
 
 
 def by_path(tree: Any) -> dict[str, Any]:
-    """Return a tree's leaves by path, in order."""
+    """Returns a tree's leaves by path, in order."""
     return {_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 

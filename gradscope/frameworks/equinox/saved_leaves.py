@@ -27,7 +27,7 @@ class EquinoxFormat:
     exact: bool = True
 
     def layouts(self) -> tuple[Mapping[str, Described], None]:
-        """Return the leaves that Equinox saves of this module, and None: the file has only an order."""
+        """Returns the leaves that Equinox saves of this module, and None: the file has only an order."""
         expected = {
             path: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
             for path, leaf in by_path(self.module).items()
@@ -36,5 +36,5 @@ class EquinoxFormat:
         return expected, None
 
     def restore(self) -> Any:
-        """Return a module with the file's leaves."""
+        """Returns a module with the file's leaves."""
         return eqx.tree_deserialise_leaves(self.checkpoint, self.module)

@@ -28,7 +28,7 @@ _EQUINOX: Final = str(Path(eqx.__file__).parent)
 
 
 def named_tree(module: eqx.Module) -> Any:
-    """Return a copy of a module in which each module, itself included, opens its scope when it is called."""
+    """Returns a copy of a module in which each module, itself included, opens its scope when it is called."""
     return _named(module, (type(module).__name__,))
 
 
@@ -60,7 +60,7 @@ def _rebuilt(module: eqx.Module, path: tuple[str, ...]) -> Any:
 
 @functools.cache
 def _opening_class(cls: type) -> type:
-    """Return the subclass whose instances open their scope; one per class, so that trees stay equal."""
+    """Returns the subclass whose instances open their scope; one per class, so that trees stay equal."""
     call = call_of(cls)
 
     def opened(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -79,7 +79,7 @@ def _opening_class(cls: type) -> type:
 
 
 def call_of(cls: type) -> Any:
-    """Return the `__call__` of a class or its bases, unbound, without the scope of Equinox's own; None without any."""
+    """Returns the `__call__` of a class or its bases, unbound, without the scope of Equinox's own; None without any."""
     call: Any = next((vars(base)["__call__"] for base in cls.__mro__ if "__call__" in vars(base)), None)
     while _is_equinox_scope(call):
         call = call.__wrapped__
@@ -87,7 +87,7 @@ def call_of(cls: type) -> Any:
 
 
 def _is_equinox_scope(call: Any) -> bool:
-    """Return whether a method is one of Equinox's own under a decorator of JAX's, which is `jax.named_scope`."""
+    """Returns whether a method is one of Equinox's own under a decorator of JAX's, which is `jax.named_scope`."""
     code = getattr(call, "__code__", None)
     if code is None or not hasattr(call, "__wrapped__"):
         return False

@@ -70,7 +70,7 @@ class KerasAdapter:
         )
 
     def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:  # noqa: ARG002 - they exist already
-        """Return the model's variables, trainable ones and others, by path."""
+        """Returns the model's variables, trainable ones and others, by path."""
         if not self.net.built:
             positional, keyword = call.arguments(inputs)
             self.net(*positional, **keyword)
@@ -83,7 +83,7 @@ class KerasAdapter:
         }
 
     def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
-        """Return outputs and updated variables that are not trainable."""
+        """Returns outputs and updated variables that are not trainable."""
         trainable, others = self._variables
         positional, keyword = call.arguments(inputs)
         outputs, updated = self.net.stateless_call(
@@ -95,7 +95,7 @@ class KerasAdapter:
         return outputs, {_NON_TRAINABLE: dict(zip(others, updated, strict=True))}
 
     def _structured(self, positional: tuple[Any, ...], keyword: dict[str, Any]) -> tuple[Any, ...]:
-        """Return a functional model's inputs as one argument of the structure with which it was built."""
+        """Returns a functional model's inputs as one argument of the structure with which it was built."""
         if not self._symbolic:
             return positional
         values = [*positional, *(keyword.pop(name) for name in self._names[len(positional) :])]
@@ -119,7 +119,7 @@ class KerasAdapter:
 
 
 def adapt(found: Any, *, train: bool) -> KerasAdapter | None:  # noqa: ARG001 - a Keras model receives the mode when it is called
-    """Return the adapter of a Keras model; None for another object.
+    """Returns the adapter of a Keras model; None for another object.
 
     Raises:
         UsageError: Keras runs on another backend.
@@ -132,19 +132,19 @@ def adapt(found: Any, *, train: bool) -> KerasAdapter | None:  # noqa: ARG001 - 
 
 
 def own_format(found: Any, checkpoint: Path) -> KerasFormat | None:
-    """Return the reader of a file of weights or of a full model for a Keras model; None for another file or object."""
+    """Returns the reader of a file of weights or of a full model for a Keras model; None for another file or object."""
     if not (isinstance(found, keras.Model) and checkpoint.name.endswith((WEIGHTS, FULL_MODEL))):
         return None
     return KerasFormat(model=found, checkpoint=checkpoint)
 
 
 def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:  # noqa: ARG001 - Keras is seeded globally
-    """Return a class of Keras models itself; None for another object."""
+    """Returns a class of Keras models itself; None for another object."""
     return found if isinstance(found, type) and issubclass(found, keras.Model) else None
 
 
 def _by_path(variables: Iterable[Any]) -> dict[str, Any]:
-    """Return variables by path; a second variable of the same path is `path_2`, as Keras itself names layers."""
+    """Returns variables by path; a second variable of the same path is `path_2`, as Keras itself names layers."""
     seen: Counter[str] = Counter()
     found: dict[str, Any] = {}
     for variable in variables:

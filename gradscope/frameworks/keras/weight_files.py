@@ -56,7 +56,7 @@ class KerasFormat:
         return self.model.built
 
     def layouts(self) -> tuple[Mapping[str, Described], Mapping[str, Described]]:
-        """Return the weights that Keras saves of this model, and those in the file, without reading them."""
+        """Returns the weights that Keras saves of this model, and those in the file, without reading them."""
         # Only Keras knows the paths of a model's weights, so the model is saved to find them.
         saved = _weights(self.checkpoint)
         with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +67,7 @@ class KerasFormat:
         return _labelled(expected, layers), _labelled(saved, layers)
 
     def restore(self) -> Any:
-        """Return the model itself, with the file's weights."""
+        """Returns the model itself, with the file's weights."""
         self.model.load_weights(self.checkpoint)
         return self.model
 
@@ -87,12 +87,12 @@ def _weights(path: Path) -> dict[str, StoredWeight]:
 
 
 def _is_inside(item: Any) -> bool:
-    """Return whether an item is an array whose numbers are in the file itself, and not in one that it names."""
+    """Returns whether an item is an array whose numbers are in the file itself, and not in one that it names."""
     return isinstance(item, h5py.Dataset) and not (item.external or item.is_virtual)
 
 
 def _labelled(weights: Mapping[str, StoredWeight], layers: Mapping[str, str]) -> dict[str, StoredWeight]:
-    """Return weights by path, followed by the layer's name where that is another name."""
+    """Returns weights by path, followed by the layer's name where that is another name."""
     return {
         f"{path} ({layers[path]})" if layers[path] not in {"", *path.split("/")} else path: weight
         for path, weight in weights.items()

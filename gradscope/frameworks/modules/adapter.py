@@ -58,7 +58,7 @@ class Adapter(Protocol):
         ...
 
     def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:
-        """Return the module's variables.
+        """Returns the module's variables.
 
         Args:
             key: Seeds random numbers.
@@ -68,7 +68,7 @@ class Adapter(Protocol):
         ...
 
     def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
-        """Return the module's outputs, and the collections that it updated.
+        """Returns the module's outputs, and the collections that it updated.
 
         Args:
             variables: The module's variables, as `init` returned them.

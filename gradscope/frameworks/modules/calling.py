@@ -39,7 +39,7 @@ class CallShape:
     flags: Mapping[str, bool]
 
     def arguments(self, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return positional and keyword arguments, from inputs by name."""
+        """Returns positional and keyword arguments, from inputs by name."""
         keyword: dict[str, Any] = dict(self.flags)
         for name in self.named:
             _put(keyword, name.split("/"), inputs[name])
@@ -54,7 +54,7 @@ def call_shape(
     train: bool,
     supplied: Collection[str] = (),
 ) -> tuple[CallShape, dict[str, InputSpec]]:
-    """Return how a module is called on some inputs, and the inputs by name.
+    """Returns how a module is called on some inputs, and the inputs by name.
 
     Args:
         module: Its name in messages.
@@ -84,19 +84,19 @@ def call_shape(
 
 
 def without(signature: inspect.Signature, names: Collection[str]) -> inspect.Signature:
-    """Return a signature without some of its parameters."""
+    """Returns a signature without some of its parameters."""
     kept = [each for name, each in signature.parameters.items() if name not in names]
     return signature.replace(parameters=kept)
 
 
 def method_signature(function: Any) -> inspect.Signature:
-    """Return the signature of a method as its caller sees it, without `self`."""
+    """Returns the signature of a method as its caller sees it, without `self`."""
     signature = inspect.signature(function)
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def parameters_to_build(found: Any) -> Collection[str]:
-    """Return the names of the parameters of a class or function; empty for another object."""
+    """Returns the names of the parameters of a class or function; empty for another object."""
     # A class is inspected by `__init__`: the metaclasses of frameworks hide it behind a `__call__(*args, **kwargs)`.
     if not isinstance(found, type):
         return inspect.signature(found).parameters if inspect.isroutine(found) else ()
@@ -104,7 +104,7 @@ def parameters_to_build(found: Any) -> Collection[str]:
 
 
 def _position_names(signature: inspect.Signature, count: int, supplied: Collection[str]) -> list[str]:
-    """Return the names of the first parameters that take positional arguments; those of a `*args` are numbers."""
+    """Returns the names of the first parameters that take positional arguments; those of a `*args` are numbers."""
     names: list[str] = []
     for parameter in signature.parameters.values():
         if parameter.kind in (_Kind.POSITIONAL_ONLY, _Kind.POSITIONAL_OR_KEYWORD) and parameter.name not in supplied:
@@ -124,7 +124,7 @@ def _binds(signature: inspect.Signature, shape: CallShape, names: set[str], supp
 
 
 def _shown(signature: inspect.Signature, supplied: Collection[str]) -> str:
-    """Return a signature without annotations, which may fill a screen."""
+    """Returns a signature without annotations, which may fill a screen."""
     visible = without(signature, supplied).parameters.values()
     plain = [each.replace(annotation=_Kind.empty) for each in visible]
     return str(inspect.Signature(plain))

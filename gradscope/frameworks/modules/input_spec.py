@@ -70,7 +70,7 @@ class InputSpec:
 
     @classmethod
     def of(cls, dtype: str, shape: tuple[int, ...], name: str | None = None) -> InputSpec:
-        """Return a spec with the default values of its dtype."""
+        """Returns a spec with the default values of its dtype."""
         return cls(name=name, dtype=dtype, shape=shape, values=_default_values(dtype))
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class InputSpec:
 
 
 def parse_input(text: str) -> InputSpec:
-    """Return the spec that a text describes.
+    """Returns the spec that a text describes.
 
     Raises:
         UsageError: It is not of the form of a spec, or there is no such dtype.
@@ -95,7 +95,7 @@ def parse_input(text: str) -> InputSpec:
 
 
 def with_batch_size(specs: Sequence[InputSpec], size: int | None) -> tuple[InputSpec, ...]:
-    """Return the specs for another number of examples; None keeps it."""
+    """Returns the specs for another number of examples; None keeps it."""
     count = examples(specs)
     if size is None or count is None:
         return tuple(specs)
@@ -103,7 +103,7 @@ def with_batch_size(specs: Sequence[InputSpec], size: int | None) -> tuple[Input
 
 
 def examples(specs: Sequence[InputSpec]) -> int | None:
-    """Return the number of examples: the leading axis of the first spec that has one."""
+    """Returns the number of examples: the leading axis of the first spec that has one."""
     return next((spec.shape[0] for spec in specs if spec.shape), None)
 
 
@@ -126,7 +126,7 @@ def _values(text: str, written: str, dtype: str) -> InputValues:
 
 
 def _checked(text: str, values: InputValues, dtype: str) -> InputValues:
-    """Return the values; raise `UsageError` where the dtype cannot represent them."""
+    """Returns the values; raises `UsageError` where the dtype cannot represent them."""
     discrete = not (is_floating(dtype) or is_complex(dtype))
     if discrete and values.kind == "normal":
         raise UsageError(f"{text!r}: {dtype} has no normal distribution", hint="write a range, such as 0..255")

@@ -27,7 +27,7 @@ _LOGITS: Final = "logits"
 
 
 def labels_spec(loss: LossName, outputs: Any) -> InputSpec | None:
-    """Return the spec of the labels of a loss; None for a loss without labels.
+    """Returns the spec of the labels of a loss; None for a loss without labels.
 
     Args:
         loss: The loss.
@@ -55,7 +55,7 @@ def labels_spec(loss: LossName, outputs: Any) -> InputSpec | None:
 
 
 def loss_value(loss: LossName, outputs: Any, labels: Any) -> Array:
-    """Return the loss of a module's outputs.
+    """Returns the loss of a module's outputs.
 
     Args:
         loss: The loss.

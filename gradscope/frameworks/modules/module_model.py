@@ -55,7 +55,7 @@ class ModuleModel:
 
     @classmethod
     def of(cls, adapter: Adapter, request: Request, *, train: bool) -> ModuleModel:
-        """Return the model for the user's options.
+        """Returns the model for the user's options.
 
         Args:
             adapter: The module's adapter.
@@ -101,11 +101,11 @@ class ModuleModel:
         )
 
     def init(self, key: Array) -> Variables:
-        """Return the module's variables."""
+        """Returns the module's variables."""
         return self.adapter.init(key, self.call, random_inputs(key, self.inputs))
 
     def random_batch(self, key: Array, size: int) -> dict[str, Array]:
-        """Return random inputs and labels for a number of examples."""
+        """Returns random inputs and labels for a number of examples."""
         inputs_key, labels_key = jax.random.split(key)
         specs = dict(zip(self.inputs, with_batch_size(list(self.inputs.values()), size), strict=True))
         inputs = random_inputs(inputs_key, specs)
@@ -113,17 +113,17 @@ class ModuleModel:
         return inputs if labels is None else {**inputs, **random_inputs(labels_key, {self.label_name: labels})}
 
     def loss(self, variables: Variables, batch: Mapping[str, Any]) -> tuple[Array, dict[str, Any]]:
-        """Return the loss, with the updated collections and the outputs as auxiliary outputs."""
+        """Returns the loss, with the updated collections and the outputs as auxiliary outputs."""
         outputs, updated = self.outputs(variables, {name: batch[name] for name in self.inputs})
         value = loss_value(self.loss_name, outputs, batch.get(self.label_name))
         return value, {**updated_leaves(updated, variables), "output": outputs}
 
     def inputs_like(self) -> dict[str, Array]:
-        """Return random inputs of the described shapes."""
+        """Returns random inputs of the described shapes."""
         return random_inputs(jax.random.key(0), self.inputs)
 
     def outputs(self, variables: Variables, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
-        """Return the module's outputs, by name, and the collections that it updated."""
+        """Returns the module's outputs, by name, and the collections that it updated."""
         outputs, updated = self.adapter.apply(variables, self.call, inputs)
         return named_outputs(outputs), updated
 
@@ -135,7 +135,7 @@ def _call(adapter: Adapter, specs: Sequence[InputSpec], *, train: bool) -> tuple
 def _call_on_data(
     adapter: Adapter, data: Mapping[str, InputSpec], *, train: bool
 ) -> tuple[CallShape, dict[str, InputSpec], str]:
-    """Return how a module is called on the tensors of real data, the inputs by name, and the name of the labels.
+    """Returns how a module is called on the tensors of real data, the inputs by name, and the name of the labels.
 
     The tensors keep their names. A tensor goes to the parameter of its name; those without one fill the parameters in
     their order.
@@ -153,7 +153,7 @@ def _call_on_data(
 
 
 def _is_pair(adapter: Adapter, data: Mapping[str, InputSpec]) -> bool:
-    """Return whether data are a pair of inputs and labels, and not two inputs of a module that needs both."""
+    """Returns whether data are a pair of inputs and labels, and not two inputs of a module that needs both."""
     if {name.partition("/")[0] for name in data} != {"0", "1"}:
         return False
     parameters = [each for name, each in adapter.signature.parameters.items() if name not in adapter.supplied]

@@ -22,7 +22,7 @@ _CALLED: Final[ContextVar[tuple[str, ...]]] = ContextVar("called", default=())
 
 @contextmanager
 def module_scope(path: str) -> Generator[None]:
-    """Open the scope of a module for the duration of its call.
+    """Opens the scope of a module for the duration of its call.
 
     Args:
         path: Attribute names joined by `/`, the class of the outermost module first: `Net/blocks/0/conv`.

@@ -16,7 +16,7 @@ import numpy as np
 
 
 def named_outputs(value: Any) -> Any:
-    """Return the arrays in a module's return value; None where there are none.
+    """Returns the arrays in a module's return value; None where there are none.
 
     Args:
         value: Arrays in dictionaries, sequences, dataclasses or any registered pytree.
@@ -39,12 +39,12 @@ def named_outputs(value: Any) -> Any:
 
 
 def floating_outputs(outputs: Any) -> dict[str, Any]:
-    """Return the outputs of floating-point dtype by path, in order."""
+    """Returns the outputs of floating-point dtype by path, in order."""
     return {path: leaf for path, leaf in _by_path(outputs).items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
 
 
 def updated_leaves(updated: Any, before: Any) -> dict[str, Any]:
-    """Return the leaves by path that are other objects than before; the others are leaves that a call did not touch."""
+    """Returns the leaves by path that are other objects than before; a call did not touch the remaining leaves."""
     known = _by_path(before)
     return {path: leaf for path, leaf in _by_path(updated).items() if leaf is not known.get(path)}
 

@@ -34,7 +34,7 @@ class OwnFormat(Protocol):
         ...
 
     def layouts(self) -> tuple[Mapping[str, Described], Mapping[str, Described] | None]:
-        """Return the tensors by path that a file of this module has, in the file's order, and those of this file.
+        """Returns the tensors by path that a file of this module has, in the file's order, and those of this file.
 
         Returns:
             Both; None for the latter where the file has an order and no names.
@@ -42,5 +42,5 @@ class OwnFormat(Protocol):
         ...
 
     def restore(self) -> Any:
-        """Return the module with the file's values, perhaps another object."""
+        """Returns the module with the file's values, perhaps another object."""
         ...

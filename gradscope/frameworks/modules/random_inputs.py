@@ -15,7 +15,7 @@ from gradscope.frameworks.modules.input_spec import InputSpec
 
 
 def random_inputs(key: Array, specs: Mapping[str, InputSpec]) -> dict[str, Array]:
-    """Return a random array for each spec.
+    """Returns a random array for each spec.
 
     Args:
         key: The key, which is split over the specs.
@@ -29,7 +29,7 @@ def random_inputs(key: Array, specs: Mapping[str, InputSpec]) -> dict[str, Array
 
 
 def require_representable(spec: InputSpec) -> None:
-    """Raise `UsageError` for a dtype that JAX would narrow.
+    """Raises `UsageError` for a dtype that JAX would narrow.
 
     Raises:
         UsageError: It is a 64-bit one and 64-bit types are not enabled.
@@ -39,7 +39,7 @@ def require_representable(spec: InputSpec) -> None:
 
 
 def narrowed(spec: InputSpec) -> InputSpec:
-    """Return the spec with the dtype that JAX has for it: 32 bits in place of 64 unless 64-bit types are enabled."""
+    """Returns the spec with the dtype that JAX has for it: 32 bits in place of 64 unless 64-bit types are enabled."""
     dtype = jax.dtypes.canonicalize_dtype(jnp.dtype(spec.dtype))
     return spec if dtype == jnp.dtype(spec.dtype) else replace(spec, dtype=dtype.name)
 
@@ -60,6 +60,6 @@ def _random_array(key: Array, spec: InputSpec) -> Array:
 
 
 def _wide(dtype: Any, at_least: Any) -> Any:
-    """Return the dtype in which random numbers are generated."""
+    """Returns the dtype in which random numbers are generated."""
     # JAX generates no booleans and no 4-bit numbers, and narrow numbers coarsely.
     return dtype if jnp.dtype(dtype).itemsize >= jnp.dtype(at_least).itemsize else at_least

@@ -34,7 +34,7 @@ def capture(
     *,
     force: bool = False,
 ) -> Dump:
-    """Run a module and a loss forward and backward once, and write a dump such as `gradscope dump` writes.
+    """Runs a module and a loss forward and backward once, and writes a dump such as `gradscope dump` writes.
 
     The module is left unchanged: its gradients, buffers and hooks, and the random number generators, too. Tensors are
     written as soon as they are computed; the memory is that of the run itself, of all parameters' gradients, and of one
@@ -105,7 +105,7 @@ def _run(module: nn.Module, loss_fn: Callable[[Any], Tensor], inputs: Any, sink:
 
 @contextmanager
 def _untouched(module: nn.Module) -> Generator[None]:
-    """Restore buffers and random number generators after a `with` statement."""
+    """Restores buffers and random number generators after a `with` statement."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     devices = sorted({tensor.device.index for tensor in module.parameters() if tensor.device.type == "cuda"})
     try:
@@ -118,7 +118,7 @@ def _untouched(module: nn.Module) -> Generator[None]:
 
 
 def _written_inputs(module: nn.Module, inputs: Any, values: Values) -> _Inputs:
-    """Write the inputs, and return copies that can be differentiated and that the module may change in place."""
+    """Writes the inputs, and returns copies that can be differentiated and that the module may change in place."""
     named = isinstance(inputs, Mapping)
     arguments = dict(cast("Mapping[str, Any]", inputs)) if named else _positional(module, inputs)
     leaves: list[Tensor] = []
@@ -137,7 +137,7 @@ def _written_inputs(module: nn.Module, inputs: Any, values: Values) -> _Inputs:
 
 
 def _positional(module: nn.Module, inputs: Any) -> dict[str, Any]:
-    """Return positional arguments by the names of the parameters of `forward`, or by their positions."""
+    """Returns positional arguments by the names of the parameters of `forward`, or by their positions."""
     arguments = cast("tuple[Any, ...]", inputs) if isinstance(inputs, tuple) else (inputs,)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     declared = [each.name for each in inspect.signature(module.forward).parameters.values() if each.kind in kinds]
@@ -161,7 +161,7 @@ def _checked(loss: Any) -> Tensor:
 
 
 def _write_parameters(module: nn.Module, values: Values, calls: ModuleCalls) -> list[tuple[nn.Parameter, Value]]:
-    """Write every parameter; a parameter with several names is one value."""
+    """Writes every parameter; a parameter with several names is one value."""
     written: dict[nn.Parameter, Value] = {}
     for dotted, parameter in module.named_parameters(remove_duplicate=False):
         name = dotted.replace(".", "/")

@@ -17,12 +17,12 @@ _AS_INTEGERS: Final = {1: torch.uint8, 2: torch.int16}
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """Return the logical dtype's name, which is the same in PyTorch and gradscope."""
+    """Returns the logical dtype's name, which is the same in PyTorch and gradscope."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Return a copy of a tensor on the host, in C order; a sparse one as a dense array.
+    """Returns a copy of a tensor on the host, in C order; a sparse one as a dense array.
 
     Raises:
         UsageError: A dump cannot store its dtype.
@@ -37,7 +37,7 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def tensors_in(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Yield every tensor in nested tuples, lists, mappings and dataclasses, with the path that leads to it."""
+    """Yields every tensor in nested tuples, lists, mappings and dataclasses, with the path that leads to it."""
     if isinstance(value, Tensor):
         yield path, value
     for name, child in _children(value):
@@ -45,7 +45,7 @@ def tensors_in(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 
 def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Return nested tuples, lists and dictionaries with a function applied to each tensor; others are unchanged."""
+    """Returns nested tuples, lists and dictionaries with a function applied to each tensor; others are unchanged."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):

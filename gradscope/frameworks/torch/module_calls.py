@@ -50,7 +50,7 @@ class ModuleCall:
     output_names: list[str] = field(default_factory=list[str])
 
     def layer(self) -> Layer:
-        """Return the call as a layer of the manifest."""
+        """Returns the call as a layer of the manifest."""
         powers = {
             "in": together(value.power for value in self.inputs),
             "out": together(value.power for value in self.outputs),
@@ -91,7 +91,7 @@ class ModuleCalls:
 
     @contextmanager
     def recording(self) -> Generator[None]:
-        """Record the calls inside a `with` statement."""
+        """Records the calls inside a `with` statement."""
         with ExitStack() as hooks:
             for each in self._paths:
                 hooks.callback(each.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
@@ -99,7 +99,7 @@ class ModuleCalls:
             yield
 
     def add_root(self, output: Any) -> None:
-        """Write the outputs of the module itself that none of its modules has made, under the name of its class."""
+        """Writes the outputs of the module itself that none of its modules has made, under the name of its class."""
         fresh = [(path, tensor) for path, tensor in tensors_in(output) if self._values.known(tensor) is None]
         call = self._call(type(self._module).__name__, (), ())
         self._write_outputs(call, fresh)
@@ -107,14 +107,14 @@ class ModuleCalls:
             self._calls.append(call)
 
     def user_of(self, parameter: str) -> SiteFacts:
-        """Return the site of the first use of a parameter: the first call of the module that has it."""
+        """Returns the site of the first use of a parameter: the first call of the module that has it."""
         call = self._users.get(parameter)
         if call is None:
             return SiteFacts(index=0)
         return SiteFacts(index=call.index, layer=call.path, source=call.source)
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return the layer tree in execution order."""
+        """Returns the layer tree in execution order."""
         return tuple(call.layer() for call in sorted(self._calls, key=lambda call: call.index))
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -156,7 +156,7 @@ def _primitive(tensor: Tensor) -> str | None:
 
 
 def _caller() -> str | None:
-    """Return the innermost location on the stack that is neither PyTorch's nor ours."""
+    """Returns the innermost location on the stack that is neither PyTorch's nor ours."""
     for frame, line in traceback.walk_stack(None):
         file_name = frame.f_code.co_filename
         if not file_name.startswith((*_NOT_THE_USERS, "<")):

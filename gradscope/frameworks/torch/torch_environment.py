@@ -20,7 +20,7 @@ _PRECISIONS: Final = {"highest": "highest", "high": "tensorfloat32", "medium": "
 
 
 def provenance(module: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Json]:
-    """Return everything on which a run of a module on some inputs depends."""
+    """Returns everything on which a run of a module on some inputs depends."""
     device = _device(module, inputs)
     return {
         "model": type(module).__name__,

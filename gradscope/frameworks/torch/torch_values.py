@@ -55,7 +55,7 @@ class Value:
         return next(iter(self.names))
 
     def record(self, family: str, name: str, **facts: Any) -> Record:
-        """Return a record of it, or of its gradient, under one of its names."""
+        """Returns a record of it, or of its gradient, under one of its names."""
         known: dict[str, Any] = {"array": None, "stats": {}, "site": self.names[name]}
         return Record(family=family, name=name, shape=self.shape, dtype=self.dtype, **(known | facts))
 
@@ -75,7 +75,7 @@ class Values:
     _missing: list[LedgerLine] = field(default_factory=list[LedgerLine])
 
     def add(self, family: str, name: str, tensor: Tensor, site: SiteFacts) -> Value:
-        """Write a tensor, or another name of a value that is written already."""
+        """Writes a tensor, or another name of a value that is written already."""
         # The gradient is written when it arrives.
         known = self.known(tensor)
         if known is not None and known.names and known.family == family:
@@ -85,16 +85,16 @@ class Values:
         return self._write(value, name, tensor, site)
 
     def add_name(self, value: Value, name: str, site: SiteFacts) -> None:
-        """Write another name of a value, with the site of that name."""
+        """Writes another name of a value, with the site of that name."""
         value.names[name] = site
         self._write_alias(value, value.family, name)
 
     def add_leaf(self, family: str, name: str, tensor: Tensor, site: SiteFacts) -> Value:
-        """Write a tensor that the run does not compute: a parameter or a buffer."""
+        """Writes a tensor that the run does not compute: a parameter or a buffer."""
         return self._write(_described(family, tensor), name, tensor, site)
 
     def measure(self, tensor: Tensor) -> Value:
-        """Return the value of a tensor that a module receives; one without a name is measured and not written."""
+        """Returns the value of a tensor that a module receives; one without a name is measured and not written."""
         known = self.known(tensor)
         if known is not None:
             return known
@@ -103,11 +103,11 @@ class Values:
         return value
 
     def known(self, tensor: Tensor) -> Value | None:
-        """Return the value of a tensor; None where it is new."""
+        """Returns the value of a tensor; None where it is new."""
         return None if tensor.grad_fn is None else self._known.get((tensor.grad_fn, tensor.output_nr))
 
     def write_gradient(self, value: Value, gradient: Tensor) -> None:
-        """Write the gradient with respect to a value, under all its names."""
+        """Writes the gradient with respect to a value, under all its names."""
         value.gradient = True
         array = to_numpy(gradient)
         stats = tensor_stats(array, tier="full" if value.names else "core")
@@ -119,7 +119,7 @@ class Values:
                 self._write_alias(value, family, name)
 
     def write_absent(self, value: Value, *, frozen: bool = False) -> None:
-        """Write that there is no gradient with respect to a value, and why."""
+        """Writes that there is no gradient with respect to a value, and why."""
         differentiable = is_floating(value.dtype) or is_complex(value.dtype)
         reason: Reason = "filtered" if frozen else "disconnected" if differentiable else "non-differentiable"
         family = _gradient_family(value)
@@ -128,13 +128,13 @@ class Values:
             self._missing.append(LedgerLine(name=name, family=family, reason=reason))
 
     def finish(self) -> None:
-        """Account for the gradients that never arrived."""
+        """Accounts for the gradients that never arrived."""
         for value in self._values:
             if value.names and not value.gradient:
                 self.write_absent(value)
 
     def ledger(self) -> Ledger:
-        """Return the ledger of what was captured and what was not."""
+        """Returns the ledger of what was captured and what was not."""
         return Ledger(captured=self._captured, missing=tuple(self._missing))
 
     def _remember(self, family: str, tensor: Tensor) -> Value:

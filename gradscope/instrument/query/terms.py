@@ -20,7 +20,7 @@ from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, iterations
-from gradscope.tracing.jaxpr.iterations import Homes, Moment
+from gradscope.tracing.jaxpr.iterations import CarryOrigins, ValueAt
 from gradscope.tracing.layers.uses import Use, find_uses
 from gradscope.tracing.tracer import Trace
 
@@ -36,10 +36,11 @@ class Terms:
     def __init__(self, trace: Trace, wanted: Wanted) -> None:
         self._wanted = wanted
         self._frames = {frame.key: frame for frame in trace.root.walk()}
-        self._homes = Homes(self._frames)
+        self._origins = CarryOrigins(self._frames)
         self._names = {site.value: site.names for site in trace.sites}
         self._arguments = [naming.key_of(leaf.family, leaf.name) for leaf in trace.arguments]
-        self._uses = find_uses(trace.root, trace.layers) if wanted.operands or wanted.terms else []
+        looks_at_uses = wanted.operands or wanted.terms
+        self._uses = find_uses(trace.root, trace.layers, trace.liveness, trace.reachability) if looks_at_uses else []
         whole = (self._moment(use, turn) for use in self._uses if _counts(use) for turn in iterations(use.loops))
         self._shared = {moment for moment, count in Counter(whole).items() if moment is not None and count > 1}
 
@@ -58,24 +59,24 @@ class Terms:
             if of:
                 yield Term(use=term.use, of=of)
 
-    def _moment(self, use: Use, turn: IterationIndex) -> Moment | None:
+    def _moment(self, use: Use, turn: IterationIndex) -> ValueAt | None:
         """The value of whose gradient this is a term in a turn, in the turn that made it; None where of none."""
         if use.value is None or not use.whole:
             return None
-        return self._homes.of(Moment(use.value, turn[: len(self._frames[use.value.frame].loops)]))
+        return self._origins.of(ValueAt(use.value, turn[: len(self._frames[use.value.frame].loops)]))
 
-    def _is_selected(self, use: Use, moment: Moment | None) -> bool:
+    def _is_selected(self, use: Use, moment: ValueAt | None) -> bool:
         if self._wanted.operands and use.operand and self._wanted.shows(use.name):
             return True
         return self._wanted.terms and moment in self._shared and self._shows(moment)
 
-    def _shows(self, moment: Moment | None) -> bool:
+    def _shows(self, moment: ValueAt | None) -> bool:
         """Whether a value is one of those shown: a layer's, an operation's, or an argument."""
         if moment is None:
             return False
         return _is_argument(moment) or any(map(self._wanted.shows, self._names.get(moment.value, ())))
 
-    def _key(self, moment: Moment | None) -> str | None:
+    def _key(self, moment: ValueAt | None) -> str | None:
         """The key of a value in a dump; None for a value without a name."""
         if moment is None:
             return None
@@ -96,5 +97,5 @@ def _counts(use: Use) -> bool:
     return use.reach >= Reach.GRADIENT and not use.eliminated
 
 
-def _is_argument(moment: Moment) -> bool:
+def _is_argument(moment: ValueAt) -> bool:
     return moment.value == ValueKey((), OPERAND, moment.value.position)

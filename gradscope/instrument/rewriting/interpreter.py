@@ -222,7 +222,7 @@ def _as_it_stands(
 
 
 def _observe(context: Context, site: int, value: Any, captured: Captured) -> Any:
-    """Observe one value; returns the value to go on with."""
+    """Observes one value; returns the value to go on with."""
     given = context.given
     if site in context.plan.isolated:
         _note(context, site, value, captured)

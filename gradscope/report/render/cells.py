@@ -19,7 +19,7 @@ _NUMERIC: Final[Mapping[Kind, Callable[[Sequence[Any]], list[str]]]] = MappingPr
 
 
 def column_texts(column: Column, cells: Sequence[Cell], screen: Screen) -> list[str]:
-    """Return the cells of one column as text, with numbers aligned with each other.
+    """Returns the cells of one column as text, with numbers aligned with each other.
 
     Args:
         column: The column.
@@ -35,7 +35,7 @@ def column_texts(column: Column, cells: Sequence[Cell], screen: Screen) -> list[
 
 
 def _text(kind: Kind, cell: Cell) -> str:
-    """Return a cell that is not a number as text: a shape as JAX writes it, words with commas between them."""
+    """Returns a cell that is not a number as text: a shape as JAX writes it, words with commas between them."""
     if cell is None:
         return ""
     if isinstance(cell, bool):

@@ -53,7 +53,7 @@ Document: TypeAlias = Sequence[Table | Notes]
 
 
 def lay_out_document(document: Document, screen: Screen) -> Text:
-    """Return a document as text.
+    """Returns a document as text.
 
     Args:
         document: The document; `Notes` without a note are left out.

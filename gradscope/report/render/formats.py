@@ -22,33 +22,33 @@ class Report(Protocol):
     """A `Report` is the result of a command before it has a format."""
 
     def document(self, screen: Screen) -> Document:
-        """Return what people read; on a terminal it may be shorter, and then a note says so."""
+        """Returns what people read; on a terminal it may be shorter, and then a note says so."""
         ...
 
     def rows(self) -> Sequence[Mapping[str, Json]]:
-        """Return the rows, each with a name."""
+        """Returns the rows, each with a name."""
         ...
 
     def to_json(self) -> dict[str, Json]:
-        """Return everything, as the command line's JSON has it; NaN and infinities are floats."""
+        """Returns everything, as the command line's JSON has it; NaN and infinities are floats."""
         ...
 
 
 def to_text(report: Report, screen: Screen) -> Text:
-    """Return a report as coloured text that fits the screen and must not be wrapped again; `.plain` has no colour."""
+    """Returns a report as coloured text that fits the screen and must not be wrapped again; `.plain` has no colour."""
     return lay_out_document(report.document(screen), screen)
 
 
 def to_markdown(report: Report) -> str:
-    """Return a report in GitHub's Markdown."""
+    """Returns a report in GitHub's Markdown."""
     return document_markdown(report.document(Screen()))
 
 
 def to_json(report: Report) -> str:
-    """Return a report as one JSON object, indented by two spaces, in ASCII, with NaN and infinities as strings."""
+    """Returns a report as one JSON object, indented by two spaces, in ASCII, with NaN and infinities as strings."""
     return indented_json(report.to_json())
 
 
 def to_csv(report: Report) -> str:
-    """Return the rows of a report as CSV."""
+    """Returns the rows of a report as CSV."""
     return csv_text(report.rows())

@@ -49,7 +49,7 @@ class Node:
     layers: tuple[str, ...]
 
     def lines_below_label(self) -> Iterator[str]:
-        """Yield the lines that are written below its label."""
+        """Yields the lines that are written below its label."""
         yield self.facts.get("dtype", "") + self.facts.get("shape", "")
         if "source" in self.facts:
             yield self.facts["source"]
@@ -69,14 +69,14 @@ class Graph:
 
     @classmethod
     def of_rows(cls, name: str, rows: Sequence[Row]) -> Graph:
-        """Return the graph of the rows of an inspection with operations."""
+        """Returns the graph of the rows of an inspection with operations."""
         operations = [node for row in rows if (node := _operation(row)) is not None]
         read = {name for node in operations for name in node.inputs}
         arguments = [_argument(row) for row in rows if row.key in read]
         return cls(name=name, nodes=(*arguments, *operations))
 
     def dot(self) -> str:
-        """Return the graph in Graphviz' language, with layers as clusters."""
+        """Returns the graph in Graphviz' language, with layers as clusters."""
         numbers = {node.name: number for number, node in enumerate(self.nodes)}
         lines = ["digraph model {", f"  label={_quoted(self.name)};", "  node [shape=box, fontname=monospace];"]
         lines += self._boxes((), list(self.nodes), numbers)
@@ -85,7 +85,7 @@ class Graph:
         return "\n".join((*lines, "}"))
 
     def model_explorer(self) -> str:
-        """Return the graph as Model Explorer's JSON."""
+        """Returns the graph as Model Explorer's JSON."""
         known = {node.name for node in self.nodes}
         nodes: list[Json] = [
             {
@@ -105,7 +105,7 @@ class Graph:
         return json.dumps({"graphs": [{"id": self.name, "nodes": nodes}]}, indent=2)
 
     def overlay(self, dump: Manifest) -> str:
-        """Return a dump's gradient norms as Model Explorer's node data for this graph, in JSON.
+        """Returns a dump's gradient norms as Model Explorer's node data for this graph, in JSON.
 
         Args:
             dump: The dump; for a node in a loop, the norm is over all iterations.
@@ -121,7 +121,7 @@ class Graph:
         return json.dumps({self.name: data}, indent=2, allow_nan=False)
 
     def _boxes(self, path: tuple[str, ...], nodes: Sequence[Node], numbers: Mapping[str, int]) -> Iterator[str]:
-        """Yield the lines of the nodes below a layer, with each inner layer as a cluster."""
+        """Yields the lines of the nodes below a layer, with each inner layer as a cluster."""
         indent = "  " * (len(path) + 1)
         inside: dict[str, list[Node]] = {}
         for node in nodes:
@@ -139,7 +139,7 @@ class Graph:
 
 
 def gradient_norms(dump: Manifest) -> dict[str, float]:
-    """Return the l2 norm of each gradient of a dump over all iterations of the loops around it, by the value's key."""
+    """Returns the l2 norm of each gradient of a dump over all iterations of the loops around it, by the value's key."""
     squares: dict[str, float] = {}
     for entry in dump.entries:
         family, norm = naming.value_family(entry.family), entry.stats.get("l2")
@@ -178,6 +178,6 @@ def _facts(row: Row, *names: str) -> dict[str, str]:
 
 
 def _quoted(*lines: str) -> str:
-    """Return some lines as one string of Graphviz' language."""
+    """Returns some lines as one string of Graphviz' language."""
     escaped = (naming.printable(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines)
     return '"' + "\\n".join(escaped) + '"'

@@ -29,7 +29,7 @@ _MARGIN: Final = 12
 
 
 def heat_strips(comparison: Comparison, screen: Screen) -> Iterator[Notes]:
-    """Yield notes with the heat strip of each direction, where a terminal shows it and there are enough layers.
+    """Yields notes with the heat strip of each direction, where a terminal shows it and there are enough layers.
 
     Args:
         comparison: The comparison.

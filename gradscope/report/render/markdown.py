@@ -23,7 +23,7 @@ _MOST_OPEN: Final = 25
 
 
 def document_markdown(document: Document) -> str:
-    """Return a document in GitHub's Markdown: tables under headings, notes as lists.
+    """Returns a document in GitHub's Markdown: tables under headings, notes as lists.
 
     Args:
         document: The document; `Notes` without a note are left out.
@@ -78,7 +78,7 @@ def _item(note: Note) -> str:
 
 
 def _code_span(text: str) -> str:
-    """Return the text in a code span, whatever backticks it has; pipes are escaped, as a table needs even there."""
+    """Returns the text in a code span, whatever backticks it has; pipes are escaped, as a table needs even there."""
     if not text:
         return ""
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
@@ -91,5 +91,5 @@ def _html(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return the text with everything escaped that Markdown would interpret."""
+    """Returns the text with everything escaped that Markdown would interpret."""
     return re.sub(r"([\\`*_{}\[\]<>#|~@])", r"\\\1", _SCREEN.show(text))

@@ -38,7 +38,7 @@ class Item:
 
 
 def outline(names: Sequence[str]) -> list[Item]:
-    """Return the outline of some paths.
+    """Returns the outline of some paths.
 
     Args:
         names: Paths of components joined by `/`, in the order to be kept.
@@ -66,12 +66,12 @@ def _item(path: _Path, above: Sequence[_Path], position: int | None) -> Item:
 
 
 def _begins(prefix: _Path, path: _Path) -> bool:
-    """Return whether `prefix` is a beginning of `path`, and not all of it."""
+    """Returns whether `prefix` is a beginning of `path`, and not all of it."""
     return len(prefix) < len(path) and path[: len(prefix)] == prefix
 
 
 def _header(paths: Sequence[_Path], position: int, above: Sequence[_Path]) -> _Path | None:
-    """Return the longest prefix, beyond the last line above, that enough paths from a position on share."""
+    """Returns the longest prefix, beyond the last line above, that enough paths from a position on share."""
     path, shared = paths[position], len(above[-1]) if above else 0
     sharing = _run(paths, position, path[: shared + 1])
     if sharing < _WORTH_A_HEADER or shared + 1 >= len(path):
@@ -83,7 +83,7 @@ def _header(paths: Sequence[_Path], position: int, above: Sequence[_Path]) -> _P
 
 
 def _run(paths: Sequence[_Path], position: int, prefix: _Path) -> int:
-    """Return the number of successive paths from a position on that begin with a prefix."""
+    """Returns the number of successive paths from a position on that begin with a prefix."""
     run = 0
     while position + run < len(paths) and _begins(prefix, paths[position + run]):
         run += 1

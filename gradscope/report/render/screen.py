@@ -27,7 +27,7 @@ _GOOD_WORDS: Final = frozenset({"same"})
 
 
 def style_of_words(text: str) -> str:
-    """Return the style of words: names of findings, or a status, separated by commas."""
+    """Returns the style of words: names of findings, or a status, separated by commas."""
     words = frozenset(text.replace(",", " ").split())
     if words & _BAD_WORDS:
         return BAD
@@ -60,12 +60,12 @@ class Screen:
         return "…" if self.unicode else "..."
 
     def show(self, name: str) -> str:
-        """Return a name with everything escaped that a terminal would obey or cannot encode."""
+        """Returns a name with everything escaped that a terminal would obey or cannot encode."""
         shown = naming.printable(name)
         return shown if self.unicode else shown.encode("ascii", "backslashreplace").decode("ascii")
 
     def elide(self, text: str, width: int) -> str:
-        """Return the text in at most `width` columns, without its middle."""
+        """Returns the text in at most `width` columns, without its middle."""
         # Names differ at their ends.
         if cell_len(text) <= width:
             return text
@@ -76,7 +76,7 @@ class Screen:
         return set_cell_size(text, room // 2) + self.ellipsis + set_cell_size(text[::-1], tail)[::-1]
 
     def wrap(self, sentence: str, indent: str = "") -> str:
-        """Return the sentence in lines that fit, all but the first indented; names in it are not broken."""
+        """Returns the sentence in lines that fit, all but the first indented; names in it are not broken."""
         if self.width is None:
             return sentence
         room = max(self.width - len(indent), _NARROWEST_PARAGRAPH)
@@ -85,11 +85,11 @@ class Screen:
 
 
 def pad(text: str, width: int, *, right: bool = False) -> str:
-    """Return the text with blanks up to `width` columns, after it or, if `right`, before it."""
+    """Returns the text with blanks up to `width` columns, after it or, if `right`, before it."""
     blanks = " " * (width - cell_len(text))
     return blanks + text if right else text + blanks
 
 
 def widest(texts: list[str]) -> int:
-    """Return the columns of the widest of some texts; 0 where there are none."""
+    """Returns the columns of the widest of some texts; 0 where there are none."""
     return max(map(cell_len, texts), default=0)

@@ -21,7 +21,7 @@ _FIRST: Final = ("name", "family")
 
 
 def indented_json(value: Mapping[str, Json]) -> str:
-    """Return an object as JSON with an indentation of two spaces.
+    """Returns an object as JSON with an indentation of two spaces.
 
     Args:
         value: The object; NaN and infinities become strings.
@@ -33,7 +33,7 @@ def indented_json(value: Mapping[str, Json]) -> str:
 
 
 def csv_text(rows: Sequence[Mapping[str, Json]]) -> str:
-    """Return rows as CSV with a heading: name and family first, and all other keys as they first occur.
+    """Returns rows as CSV with a heading: name and family first, and all other keys as they first occur.
 
     Args:
         rows: Values by column; a value that is absent stays empty.

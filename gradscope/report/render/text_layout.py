@@ -45,7 +45,7 @@ class _Block:
 
 
 def lay_out(table: Table, screen: Screen) -> Text:
-    """Return a table as text, ready to print.
+    """Returns a table as text, ready to print.
 
     Args:
         table: The table.
@@ -89,12 +89,12 @@ def _items(table: Table, screen: Screen) -> list[Item]:
 
 
 def _name_cap(screen: Screen) -> int:
-    """Return the columns that names may take before other columns are dropped."""
+    """Returns the columns that names may take before other columns are dropped."""
     return 10**6 if screen.width is None else max(round(screen.width * _SHARE_FOR_NAMES), _NARROWEST_NAME)
 
 
 def _fitting(blocks: Sequence[_Block], name_width: int, screen: Screen) -> list[_Block]:
-    """Return the columns that fit next to names of some width; the least important are dropped first."""
+    """Returns the columns that fit next to names of some width; the least important are dropped first."""
     kept = list(blocks)
     while screen.width is not None and name_width + _width(_widened(kept)) > screen.width:
         expendable = [block for block in kept if block.column.priority]
@@ -106,7 +106,7 @@ def _fitting(blocks: Sequence[_Block], name_width: int, screen: Screen) -> list[
 
 
 def _widened(blocks: Sequence[_Block]) -> list[_Block]:
-    """Return the columns, the first of each group wide enough that the group's name fits above the group."""
+    """Returns the columns, the first of each group wide enough that the group's name fits above the group."""
     widened: list[_Block] = []
     for group, members in groupby(blocks, key=lambda block: block.column.group):
         first, *rest = members
@@ -136,7 +136,7 @@ def _append_headings(text: Text, table: Table, blocks: Sequence[_Block], name_wi
 
 
 def _groups(blocks: Sequence[_Block], screen: Screen) -> str:
-    """Return the line above the headings: each group's name over all of its columns."""
+    """Returns the line above the headings: each group's name over all of its columns."""
     line = ""
     for group, members in groupby(blocks, key=lambda block: block.column.group):
         width = _width(list(members)) - len(_GAP)

@@ -89,7 +89,7 @@ class ComparisonReport:
     worst_first: bool = False
 
     def document(self, screen: Screen) -> Document:
-        """Return verdict, provenance, tables, reasons and what would pass; or some names, where no name is common."""
+        """Returns verdict, provenance, tables, reasons and what would pass; or some names, where no name is common."""
         verdict = self.comparison.verdict
         judged = Notes(
             notes=(
@@ -111,11 +111,11 @@ class ComparisonReport:
         )
 
     def rows(self) -> list[dict[str, Json]]:
-        """Return every row, also those that are the same."""
+        """Returns every row, also those that are the same."""
         return [row.to_json() for row in self.comparison.rows]
 
     def to_json(self) -> dict[str, Json]:
-        """Return the comparison as JSON."""
+        """Returns the comparison as JSON."""
         return self.comparison.to_json()
 
     def _shown(self) -> list[ComparisonRow]:
@@ -153,13 +153,13 @@ class ComparisonReport:
 
 
 def _examples(examples: ExampleError | None) -> Iterator[Note]:
-    """Yield a note on the error in the gradients of each example: its size, and whether it is noise or bias."""
+    """Yields a note on the error in the gradients of each example: its size, and whether it is noise or bias."""
     if examples is not None:
         yield Note(label="examples", text=examples.sentence, style=DOUBTFUL if examples.systematic else GOOD)
 
 
 def _unmatched_names(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
-    """Yield the names of either side, where no name is on both."""
+    """Yields the names of either side, where no name is on both."""
     for label, status in (("reference", "missing"), ("candidate", "extra")):
         keys = [naming.key_of(row.family, row.name) for row in rows if row.status == status]
         if keys:
@@ -168,7 +168,7 @@ def _unmatched_names(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
 
 
 def in_tree_order(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """Return rows in execution order, each composite layer before its parts."""
+    """Returns rows in execution order, each composite layer before its parts."""
     # The output of a composite layer is computed last.
     begins: dict[str, int] = {}
     for row in rows:
@@ -180,7 +180,7 @@ def in_tree_order(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
 
 
 def _place(family: str) -> tuple[bool, int]:
-    """Return the rank of a family's table: values before gradients, and otherwise in execution order."""
+    """Returns the rank of a family's table: values before gradients, and otherwise in execution order."""
     return naming.is_gradient(family), place(family)
 
 
@@ -196,14 +196,14 @@ def _line(row: ComparisonRow) -> Line:
 
 
 def _badness(row: ComparisonRow) -> float:
-    """Return how far a row is from passing; infinite for a name on one side only."""
+    """Returns how far a row is from passing; infinite for a name on one side only."""
     if row.needed is None:
         return math.inf if row.counts else 0.0
     return row.needed
 
 
 def _what_would_pass(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
-    """Yield the options that would make the differing rows pass, and the number of rows that no option would."""
+    """Yields the options that would make the differing rows pass, and the number of rows that no option would."""
     differing = [row for row in rows if row.status == "different" and row.judged_by_tolerance]
     needed = [row.needed for row in rows if row.needed is not None and math.isfinite(row.needed)]
     hopeless = [row for row in differing if row.needed == math.inf]
@@ -220,7 +220,7 @@ def _what_would_pass(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
 
 
 def rounded_up(tolerance: float) -> str:
-    """Return the tolerance with two digits, never less than it is."""
+    """Returns the tolerance with two digits, never less than it is."""
     # The shortest spelling is rounded: the exact value of 0.002 is a little more, and would become 2.1e-3.
     rounded = Context(prec=2, rounding=ROUND_CEILING).create_decimal(Decimal(repr(tolerance)))
     return f"{rounded:.1e}".removesuffix("e+0")

@@ -54,7 +54,7 @@ class DifferenceReport:
     difference: ElementDifference
 
     def document(self, screen: Screen) -> Document:
-        """Return the metrics by name, the axes of the error, the worst elements, and the differences by magnitude."""
+        """Returns the metrics by name, the axes of the error, the worst elements, and the differences by magnitude."""
         row = self.difference.row
         metrics = (Note(label=name, text=_text(value)) for name, value in row.metrics.items())
         status = Note(label=row.status, text=self._where(), style=VERDICT_STYLES.get(row.status, ""))
@@ -65,12 +65,12 @@ class DifferenceReport:
         )
 
     def rows(self) -> list[dict[str, Json]]:
-        """Return the worst elements, each with the name and family of the tensor."""
+        """Returns the worst elements, each with the name and family of the tensor."""
         row = self.difference.row
         return [{"name": row.name, "family": row.family, **_element(worst)} for worst in self.difference.worst]
 
     def to_json(self) -> dict[str, Json]:
-        """Return the row, the worst elements, the axes, and the octaves of the differences with their counts."""
+        """Returns the row, the worst elements, the axes, and the octaves of the differences with their counts."""
         stats = self._stats()
         octaves = stats.histogram.octaves() if stats.histogram is not None else ()
         return {
@@ -116,7 +116,7 @@ def _worst_line(worst: WorstElement) -> Line:
 
 
 def _digits(value: complex) -> str:
-    """Return a value with as many digits as distinguish two float32 values."""
+    """Returns a value with as many digits as distinguish two float32 values."""
     return f"{value:.9g}"
 
 

@@ -70,7 +70,7 @@ class InspectionReport:
     in_order: bool
 
     def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
-        """Return one table per family, and the totals last."""
+        """Returns one table per family, and the totals last."""
         families: dict[str, list[Row]] = {}
         for row in self.selected:
             families.setdefault(row.family, []).append(row)
@@ -103,11 +103,11 @@ class InspectionReport:
             yield Note(label="loops", text=f"{loops} whose length is known only at run time, counted as one iteration")
 
     def rows(self) -> list[dict[str, Json]]:
-        """Return name, family and values of each row."""
+        """Returns name, family and values of each row."""
         return [row.to_json() for row in self.selected]
 
     def to_json(self) -> dict[str, Json]:
-        """Return rows and totals."""
+        """Returns rows and totals."""
         return {
             "schema": SCHEMA,
             "command": "inspect",
@@ -128,7 +128,7 @@ def inspection_report(
     fetch: Mapping[str, Json] | None = None,
     query: Query | None = None,
 ) -> InspectionReport:
-    """Return the report of an inspection, with the rows that a query selects.
+    """Returns the report of an inspection, with the rows that a query selects.
 
     Args:
         target: The model, as the user named it.
@@ -189,7 +189,7 @@ def _line(row: Row, columns: Sequence[Column]) -> Line:
 
 
 def fragment_sentence(fragment: Mapping[str, Json]) -> str:
-    """Return a sentence about the part of a program that a fetch needs.
+    """Returns a sentence about the part of a program that a fetch needs.
 
     Args:
         fragment: `needed` and `total`, numbers of operations, and the names of the `inputs`.

@@ -50,7 +50,7 @@ class IsolationReport:
     everything: bool = False
 
     def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
-        """Return both verdicts, the layers, the reasons, the origins of arguments, and what was left out."""
+        """Returns both verdicts, the layers, the reasons, the origins of arguments, and what was left out."""
         judged = ((self.comparison.verdict, self.comparison.sentence), (self.isolation.verdict, self._layer_by_layer()))
         verdicts = tuple(Note(label=verdict, text=text, style=VERDICT_STYLES[verdict]) for verdict, text in judged)
         return (
@@ -68,11 +68,11 @@ class IsolationReport:
         )
 
     def rows(self) -> list[dict[str, Json]]:
-        """Return every layer, also those without an error."""
+        """Returns every layer, also those without an error."""
         return [row.to_json() for row in self.isolation.rows]
 
     def to_json(self) -> dict[str, Json]:
-        """Return the comparison, with the layers' own errors under `isolation`."""
+        """Returns the comparison, with the layers' own errors under `isolation`."""
         return {**self.comparison.to_json(), "isolation": self.isolation.to_json()}
 
     def _layer_by_layer(self) -> str:
@@ -89,7 +89,7 @@ class IsolationReport:
             )
 
     def _reasons(self) -> Iterator[Note]:
-        """Yield the reasons why layers differ that no number can show."""
+        """Yields the reasons why layers differ that no number can show."""
         for layer in self.isolation.different:
             for row in (layer.forward, layer.vjp):
                 if row is not None and row.status == "different" and row.needed == math.inf:

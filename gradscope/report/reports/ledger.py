@@ -35,7 +35,7 @@ class LedgerReport:
     manifest: Manifest
 
     def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
-        """Return the table of missing tensors, and the counts."""
+        """Returns the table of missing tensors, and the counts."""
         missing = self.manifest.ledger.missing
         table = Table(title=f"Not in the dump ({len(missing):,})", columns=_COLUMNS, lines=tuple(map(_line, missing)))
         counts = self.manifest.ledger.counts().items()
@@ -43,11 +43,11 @@ class LedgerReport:
         return (*((table,) if missing else ()), Notes(notes=(total, Note(label="dump", text=self.path))))
 
     def rows(self) -> list[dict[str, Json]]:
-        """Return name, family, reason and detail of each missing tensor."""
+        """Returns name, family, reason and detail of each missing tensor."""
         return [_row(line) for line in self.manifest.ledger.missing]
 
     def to_json(self) -> dict[str, Json]:
-        """Return rows and counts."""
+        """Returns rows and counts."""
         counts: dict[str, Json] = dict(self.manifest.ledger.counts())
         return {"schema": SCHEMA, "command": "show", "dump": self.path, "ledger": counts, "rows": list(self.rows())}
 

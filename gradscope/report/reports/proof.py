@@ -36,7 +36,7 @@ class ProofReport:
     claims: Sequence[Mapping[str, Json]]
 
     def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
-        """Return the verdict and the table of claims."""
+        """Returns the verdict and the table of claims."""
         verdict = Note(label=self.verdict, text=self._sentence(), style=_STYLES[self.verdict])
         lines = tuple(
             Line(cells=(str(row["what"]), *(each.cell(row) for each in _COLUMNS)), keys=(str(row["what"]),))
@@ -53,11 +53,11 @@ class ProofReport:
         return f"{failures}{', '.join(f'{number} {status}' for status, number in counts.items())}"
 
     def rows(self) -> Sequence[Mapping[str, Json]]:
-        """Return what, error, expected, status and source of each claim."""
+        """Returns what, error, expected, status and source of each claim."""
         return self.claims
 
     def to_json(self) -> dict[str, Json]:
-        """Return verdict and rows."""
+        """Returns verdict and rows."""
         return {
             "schema": SCHEMA,
             "command": "check",

@@ -37,7 +37,7 @@ class SeriesReport:
     worst_first: bool = False
 
     def document(self, screen: Screen) -> Document:
-        """Return the verdict, a line for each comparison, and the full report of the first that differs."""
+        """Returns the verdict, a line for each comparison, and the full report of the first that differs."""
         verdict, first = self.series.verdict, self.series.first_different
         judged = Notes(notes=(Note(label=verdict, text=self.series.sentence, style=VERDICT_STYLES[verdict]),))
         title = "Steps" if self.series.steps else "Candidates"
@@ -56,7 +56,7 @@ class SeriesReport:
         return judged, table, heading, *details
 
     def rows(self) -> list[dict[str, Json]]:
-        """Return the rows of every comparison, each with the name of its comparison."""
+        """Returns the rows of every comparison, each with the name of its comparison."""
         return [
             {"comparison": member.name, **row.to_json()}
             for member in self.series.members
@@ -64,7 +64,7 @@ class SeriesReport:
         ]
 
     def to_json(self) -> dict[str, Json]:
-        """Return the series as JSON."""
+        """Returns the series as JSON."""
         return self.series.to_json()
 
 

@@ -25,7 +25,7 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
 
 def bars(counts: Sequence[int], width: int, *, unicode: bool) -> list[str]:
-    """Return one bar per count; the longest has `width` characters, and only a count of zero has none.
+    """Returns one bar per count; the longest has `width` characters, and only a count of zero has none.
 
     Args:
         counts: Not negative.
@@ -74,7 +74,7 @@ class TensorReport:
     findings: tuple[Finding, ...]
 
     def document(self, screen: Screen) -> Document:
-        """Return every value by name, the histogram, and the findings."""
+        """Returns every value by name, the histogram, and the findings."""
         kinds = column_kinds()
         values = tuple(
             Note(label=name, text=_text(self.row, name, kinds.get(base_of(name)))) for name in self.row.values
@@ -88,11 +88,11 @@ class TensorReport:
         )
 
     def rows(self) -> list[dict[str, Json]]:
-        """Return the one row."""
+        """Returns the one row."""
         return [self.row.to_json()]
 
     def to_json(self) -> dict[str, Json]:
-        """Return the row, with `octaves`: pairs of an exponent `e` and the number of magnitudes in (2^e, 2^(e+1)]."""
+        """Returns the row, with `octaves`: pairs of an exponent `e` and the number of magnitudes in (2^e, 2^(e+1)]."""
         row = self.row.to_json()
         if self.stats is not None and self.stats.histogram is not None:
             row["octaves"] = [[exponent, number] for exponent, number in self.stats.histogram.octaves()]
@@ -100,7 +100,7 @@ class TensorReport:
 
 
 def tensor_report(path: str, manifest: Manifest, key: str, findings: Sequence[Finding]) -> TensorReport:
-    """Return the report of one tensor of a dump.
+    """Returns the report of one tensor of a dump.
 
     Args:
         path: The dump's file, as the user named it.
@@ -139,7 +139,7 @@ def _found(rows: Sequence[Row], key: str) -> Row:
 
 
 def _text(row: Row, name: str, kind: ColumnKind | None) -> str:
-    """Return one value of a row as text; a count of elements with its share."""
+    """Returns one value of a row as text; a count of elements with its share."""
     value = row.values[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value if isinstance(value, str) else dumps(value)
@@ -153,7 +153,7 @@ def _text(row: Row, name: str, kind: ColumnKind | None) -> str:
 
 
 def magnitude_table(title: str, stats: TensorStats | None, screen: Screen) -> Iterator[Table]:
-    """Yield the table of zeros, magnitudes by octave, and non-finite elements; nothing without elements.
+    """Yields the table of zeros, magnitudes by octave, and non-finite elements; nothing without elements.
 
     Args:
         title: The title of the table.
@@ -176,7 +176,7 @@ def magnitude_table(title: str, stats: TensorStats | None, screen: Screen) -> It
 
 
 def _octaves(histogram: MagnitudeHistogram) -> Iterator[tuple[str, int]]:
-    """Yield ranges of magnitude, closed above, with their counts: octaves, or several together where there are many."""
+    """Yields ranges of magnitude, closed above, with their counts: octaves, or groups of them where there are many."""
     octaves = list(histogram.octaves())
     step = -(-len(octaves) // _LINES) or 1
     for start in range(0, len(octaves), step):

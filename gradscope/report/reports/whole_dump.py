@@ -49,7 +49,7 @@ class DumpReport:
     fold: bool
 
     def document(self, screen: Screen) -> Document:
-        """Return the tables, the findings, and the facts about the run last."""
+        """Returns the tables, the findings, and the facts about the run last."""
         tables = self.tables(screen)
         nothing = Notes(notes=() if tables else (Note(label="tensors", text="none"),))
         about_run = (Note(label=label, text=text) for label, text in facts(self.path, self.manifest))
@@ -57,7 +57,7 @@ class DumpReport:
         return (*tables, nothing, _findings(self.findings), origins, Notes(notes=tuple(about_run)))
 
     def tables(self, screen: Screen) -> tuple[Table, ...]:
-        """Return one table per family of values."""
+        """Returns one table per family of values."""
         rules_by_key: dict[str, list[str]] = {}
         for finding in self.findings:
             rules_by_key.setdefault(_key(finding), []).append(finding.rule)
@@ -68,11 +68,11 @@ class DumpReport:
         return tuple(folded(table, iterated) for table in tables)
 
     def rows(self) -> list[dict[str, Json]]:
-        """Return name, family and values of each row."""
+        """Returns name, family and values of each row."""
         return [row.to_json() for row in self.selected]
 
     def to_json(self) -> dict[str, Json]:
-        """Return rows, findings and facts."""
+        """Returns rows, findings and facts."""
         return {
             "schema": SCHEMA,
             "command": self.command,
@@ -92,7 +92,7 @@ def dump_report(
     query: Query | None = None,
     fold: bool = True,
 ) -> DumpReport:
-    """Return the report of a dump, with the rows that a query selects.
+    """Returns the report of a dump, with the rows that a query selects.
 
     Args:
         command: The command that reports, `dump` or `show`.
@@ -129,7 +129,7 @@ def _findings(findings: Sequence[Finding]) -> Notes:
 
 
 def _origins(origins: Sequence[Origin]) -> Notes:
-    """Return notes on where NaNs and infinities began, and how to repair them."""
+    """Returns notes on where NaNs and infinities began, and how to repair them."""
     notes = [
         Note(label=label, text=text, style=style_of_words("nonfinite"))
         for origin in origins

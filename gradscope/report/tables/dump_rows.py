@@ -26,7 +26,7 @@ _PLACES: Final = {family: place for place, family in enumerate(naming.FAMILIES)}
 
 
 def place(family: str) -> int:
-    """Return the rank of a family in execution order; an unknown family is last."""
+    """Returns the rank of a family in execution order; an unknown family is last."""
     return _PLACES.get(family, len(_PLACES))
 
 
@@ -60,17 +60,17 @@ class Row:
         return str(self.values.get("alias_of", self.key))
 
     def to_json(self) -> dict[str, Json]:
-        """Return name, family and values."""
+        """Returns name, family and values."""
         return {"name": self.name, "family": self.family, **self.values}
 
 
 def value_family(family: str) -> str:
-    """Return the family whose table a family belongs to: that of the values for gradients, otherwise itself."""
+    """Returns the family whose table a family belongs to: that of the values for gradients, otherwise itself."""
     return naming.value_family(family) or family
 
 
 def rows_of(manifest: Manifest) -> tuple[Row, ...]:
-    """Return the rows of a dump, in execution order.
+    """Returns the rows of a dump, in execution order.
 
     Raises:
         DumpError: A statistic in the manifest is not a number.
@@ -93,7 +93,7 @@ class _Facts:
         self._kinds = column_kinds()
 
     def in_order(self) -> list[Entry]:
-        """Return the entries in execution order; entries of one rank in the order written."""
+        """Returns the entries in execution order; entries of one rank in the order written."""
         first: dict[tuple[str, str], int] = {}
         for position, entry in enumerate(self._entries):
             first.setdefault(_companions(entry), position)
@@ -112,12 +112,12 @@ class _Facts:
         return (place(family), entry.site.index if layer is None else layer.index, entry.name.count("/"), *behind)
 
     def _layer(self, entry: Entry) -> Layer | None:
-        """Return the layer from which an activation has its name, with or without the index of one of its outputs."""
+        """Returns the layer from which an activation has its name, with or without the index of one of its outputs."""
         path, _, output = entry.name.rpartition(".")
         return self._layers.get(entry.name) or (self._layers.get(path) if output.isdecimal() else None)
 
     def values(self, entry: Entry) -> Iterator[tuple[str, Json]]:
-        """Yield the values of an entry, in the order of columns."""
+        """Yields the values of an entry, in the order of columns."""
         yield "shape", list(entry.shape)
         yield "dtype", entry.dtype
         stats = self._statistics(entry)
@@ -143,12 +143,12 @@ class _Facts:
 
 
 def _companions(entry: Entry) -> tuple[str, str]:
-    """Return the key that a value and its gradient share, and also the terms of one gradient."""
+    """Returns the key that a value and its gradient share, and also the terms of one gradient."""
     return value_family(entry.family), entry.site.of or entry.name
 
 
 def _gains(gains: LayerGains, family: str) -> Iterator[tuple[str, Json]]:
-    """Yield the gains of a layer that belong to a family: forward to its activation, backward to the gradient."""
+    """Yields the gains of a layer that belong to a family: forward to its activation, backward to the gradient."""
     found = ((spec.name, getattr(gains, spec.name)) for spec in columns_of("layer") if family in spec.families)
     yield from ((name, gain) for name, gain in found if gain is not None)
 
@@ -167,7 +167,7 @@ def _origin(entry: Entry) -> Iterator[tuple[str, Json]]:
 
 
 def _checked(stats: Mapping[str, Json], name: str, kind: ColumnKind) -> Json:
-    """Return a statistic, its number as a number."""
+    """Returns a statistic, its number as a number."""
     # JSON has NaN and infinities as strings.
     value = stats[name]
     if isinstance(value, bool | int | float):

@@ -21,12 +21,12 @@ _NAMING: Final = {
 
 
 def facts(path: str, manifest: Manifest) -> tuple[tuple[str, str], ...]:
-    """Return pairs of a label and a text, in the order in which they are shown."""
+    """Returns pairs of a label and a text, in the order in which they are shown."""
     return tuple((label, text) for label, text in _facts(path, manifest) if text)
 
 
 def facts_json(path: str, manifest: Manifest) -> dict[str, Json]:
-    """Return the facts about the run; a fact that is not known has no key."""
+    """Returns the facts about the run; a fact that is not known has no key."""
     found: dict[str, Json] = {
         "dump": path,
         "loss": manifest.loss,
@@ -58,12 +58,12 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _seconds(seconds: float) -> str:
-    """Return seconds with three decimals, so that they add up, and never zero for a phase that took time."""
+    """Returns seconds with three decimals, so that they add up, and never zero for a phase that took time."""
     return "<0.001" if 0 < seconds < 0.0005 else f"{seconds:.3f}"
 
 
 def _self_check(found: Mapping[str, Json]) -> str:
-    """Return a sentence that compares the observed gradients with those of the plain program."""
+    """Returns a sentence that compares the observed gradients with those of the plain program."""
     total, equal = found.get("total"), found.get("bit_equal")
     equality = f"{equal} of {total} parameter gradients are bit for bit those of the plain program"
     return f"{equality}; the largest rel_l2 is {number(as_float(found.get('max_rel_l2', 0.0)))}"

@@ -26,7 +26,7 @@ _SEVERAL: Final = "(several)"
 
 
 def folded(table: Table, iterated: Collection[str]) -> Table:
-    """Return the table with the iterations of loops on one line each.
+    """Returns the table with the iterations of loops on one line each.
 
     Args:
         table: A table in execution order.
@@ -49,7 +49,7 @@ def folded(table: Table, iterated: Collection[str]) -> Table:
 
 
 def _template(line: Line, iterated: Collection[str]) -> tuple[str, bool]:
-    """Return the key of lines that may fold: the name without its iterations, or the full name outside loops."""
+    """Returns the key of lines that may fold: the name without its iterations, or the full name outside loops."""
     name, loops = str(line.cells[0]), any(key in iterated for key in line.keys)
     return (_ITERATION.sub("[]", name) if loops else name), loops
 
@@ -64,7 +64,7 @@ def _fold(columns: Sequence[Column], lines: list[Line]) -> list[Line]:
 
 
 def _common_name(names: Sequence[str]) -> str | None:
-    """Return the name of all iterations of several names; None where there is one only, or iterations are missing."""
+    """Returns the name of all iterations of several names; None where there is one only, or iterations are missing."""
     iterations = {tuple(map(int, _ITERATION.findall(name))) for name in names}
     ranges = [(min(each), max(each)) for each in zip(*iterations, strict=True)]
     if len(iterations) < 2 or math.prod(high - low + 1 for low, high in ranges) != len(iterations):
@@ -87,7 +87,7 @@ def _fold_cells(column: Column, cells: Sequence[Cell]) -> Cell:
 
 
 def _fold_names(names: Sequence[str]) -> Cell:
-    """Return several names, those that differ in iterations only as one."""
+    """Returns several names, those that differ in iterations only as one."""
     groups: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         groups.setdefault(_ITERATION.sub("[]", name), []).append(name)
@@ -100,7 +100,7 @@ def _fold_words(cells: Sequence[tuple[object, ...]], total: int) -> Cell:
 
 
 def _extremes(numbers: Sequence[float]) -> Cell:
-    """Return the range of some numbers; NaN where one of them is NaN."""
+    """Returns the range of some numbers; NaN where one of them is NaN."""
     # NaN has no order, and must not be lost.
     if any(map(math.isnan, numbers)):
         return math.nan

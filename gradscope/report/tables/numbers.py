@@ -30,12 +30,12 @@ class Range:
 
 
 def number(value: float) -> str:
-    """Return one number by itself as text."""
+    """Returns one number by itself as text."""
     return _plain(value) if _reads_plain(value) else _scientific(value)
 
 
 def share(value: float) -> str:
-    """Return a share from 0 to 1 in percent; nearly nothing and nearly all are shown as such."""
+    """Returns a share from 0 to 1 in percent; nearly nothing and nearly all are shown as such."""
     if 0 < value < 0.001:
         return "<0.1%"
     if 0.999 < value < 1:
@@ -44,12 +44,12 @@ def share(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """Return a number of things with thousands separators."""
+    """Returns a number of things with thousands separators."""
     return f"{value:,}"
 
 
 def amount(value: float) -> str:
-    """Return a large number of things with three digits, in thousands (k), millions (M), billions (G) and so on.
+    """Returns a large number of things with three digits, in thousands (k), millions (M), billions (G) and so on.
 
     A count below a thousand has all of its digits.
     """
@@ -60,23 +60,23 @@ def amount(value: float) -> str:
 
 
 def number_column(cells: Sequence[float | Range | None]) -> list[str]:
-    """Return the numbers of one column in one notation, aligned at the decimal point; blank where there is none."""
+    """Returns the numbers of one column in one notation, aligned at the decimal point; blank where there is none."""
     written = _plain if all(_reads_plain(bound) for cell in cells for bound in _bounds(cell)) else _scientific
     return _column(cells, written, _on_the_point)
 
 
 def share_column(cells: Sequence[float | Range | None]) -> list[str]:
-    """Return the shares of one column, with percent signs above each other."""
+    """Returns the shares of one column, with percent signs above each other."""
     return _column(cells, share, _to_the_right)
 
 
 def count_column(cells: Sequence[float | Range | None]) -> list[str]:
-    """Return the counts of one column, with units above each other."""
+    """Returns the counts of one column, with units above each other."""
     return _column(cells, count, _to_the_right)
 
 
 def amount_column(cells: Sequence[float | Range | None]) -> list[str]:
-    """Return the amounts of one column, aligned to the right."""
+    """Returns the amounts of one column, aligned to the right."""
     return _column(cells, amount, _to_the_right)
 
 
@@ -117,12 +117,12 @@ def _scientific(value: float) -> str:
 
 
 def _has_no_digits_to_lose(value: float) -> bool:
-    """Return whether a value is written the same in any notation: an integer, zero, or not finite."""
+    """Returns whether a value is written the same in any notation: an integer, zero, or not finite."""
     return isinstance(value, int) or not math.isfinite(value) or not value
 
 
 def _on_the_point(texts: Sequence[str]) -> list[str]:
-    """Return texts of one width: numbers with their units digits above each other, words such as `nan` to the right."""
+    """Returns texts of one width: numbers aligned at the decimal point, words such as `nan` to the right."""
     split = [_split(text) for text in texts]
     head = max((len(each[0]) for each in split), default=0)
     tail = max((len(each[1]) for each in split), default=0)
@@ -137,7 +137,7 @@ def _to_the_right(texts: Sequence[str]) -> list[str]:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Return the text before the decimal point, and the rest with the point; two empty texts for a word."""
+    """Returns the text before the decimal point, and the rest with the point; two empty texts for a word."""
     if not text.lstrip("-<>")[:1].isdigit():
         return "", ""
     before, point, after = text.partition(".")

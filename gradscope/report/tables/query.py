@@ -51,7 +51,7 @@ class Query:
         return None if self.families is None else naming.family_set(self.families)
 
     def __call__(self, rows: Sequence[Row]) -> tuple[Row, ...]:
-        """Return the rows that are selected.
+        """Returns the rows that are selected.
 
         Raises:
             UsageError: A pattern selects nothing, or no row has the column to sort by; the hint names the nearest.

@@ -37,12 +37,12 @@ _KINDS: Final = MappingProxyType(column_kinds())
 def _statistic(
     name: str, priority: int, kind: Kind | None = None, *, group: str = "", only_nonzero: bool = False
 ) -> Column:
-    """Return the column of a statistic, of the kind in the table of statistics unless `kind` is set."""
+    """Returns the column of a statistic, of the kind in the table of statistics unless `kind` is set."""
     return column(name, priority, kind or _SHOWN_AS[_KINDS[name]], group=group, only_nonzero=only_nonzero)
 
 
 def _nonfinite(group: str = "") -> tuple[Column, ...]:
-    """Return the columns of counts of non-finite elements, which are shown only where there are any."""
+    """Returns the columns of counts of non-finite elements, which are shown only where there are any."""
     return tuple(_statistic(name, 1, group=group, only_nonzero=True) for name in ("nan", "inf"))
 
 
@@ -126,13 +126,13 @@ class _Pair:
         return tuple(row for row in (self.value, self.gradient) if row is not None)
 
     def values(self, group: str) -> Mapping[str, Json]:
-        """Return the values that a column of some group shows."""
+        """Returns the values that a column of some group shows."""
         row = self.gradient if group == _GRADIENT else self.value
         return {} if row is None else row.values
 
 
 def sections(rows: Sequence[Row], notes: Mapping[str, Sequence[str]], *, in_order: bool) -> tuple[Table, ...]:
-    """Return the tables of some rows.
+    """Returns the tables of some rows.
 
     Args:
         rows: The rows, in the order of the lines.
@@ -173,6 +173,6 @@ def _line(name: str, pair: _Pair, columns: Sequence[Column], notes: Mapping[str,
 
 
 def _words(row: Row, notes: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    """Return the findings in a tensor; without any, the reason why the tensor is missing."""
+    """Returns the findings in a tensor; without any, the reason why the tensor is missing."""
     found, absent = notes.get(row.own_key, ()), row.values.get("absent")
     return found if found or absent is None or absent in _EXPECTED else (str(absent),)

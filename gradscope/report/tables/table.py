@@ -45,7 +45,7 @@ class Column:
         return f"{self.group} {self.heading}".lstrip()
 
     def cell(self, values: Mapping[str, Json]) -> Cell:
-        """Return the value of a row for this column; in a column of shares, a count as a share of the size."""
+        """Returns the value of a row for this column; in a column of shares, a count as a share of the size."""
         value = values.get(self.heading)
         if isinstance(value, list):
             return tuple(each for each in value if isinstance(each, str)) or _sizes(value)
@@ -55,12 +55,12 @@ class Column:
         return None if isinstance(value, dict) else value
 
     def has_values(self, cells: Sequence[Cell]) -> bool:
-        """Return whether any of these cells has something to show."""
+        """Returns whether any of these cells has something to show."""
         return any(cell is not None and not (self.only_nonzero and cell == 0) for cell in cells)
 
 
 def column(name: str, priority: int, kind: Kind = "number", *, group: str = "", only_nonzero: bool = False) -> Column:
-    """Return the column that shows a value of rows.
+    """Returns the column that shows a value of rows.
 
     Args:
         name: The name of the value in a row.
@@ -106,11 +106,11 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def cells(self, position: int) -> tuple[Cell, ...]:
-        """Return the cells of the column at a position."""
+        """Returns the cells of the column at a position."""
         return tuple(line.cells[position] for line in self.lines)
 
     def without_empty_columns(self) -> Table:
-        """Return the table without the columns that have no values; the name stays."""
+        """Returns the table without the columns that have no values; the name stays."""
         kept = [n for n, column in enumerate(self.columns) if not n or column.has_values(self.cells(n))]
         lines = tuple(replace(line, cells=tuple(line.cells[n] for n in kept)) for line in self.lines)
         return replace(self, columns=tuple(self.columns[n] for n in kept), lines=lines)

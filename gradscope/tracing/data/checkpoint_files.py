@@ -48,7 +48,7 @@ class SavedTensor:
 
 @contextmanager
 def open_checkpoint(path: Path) -> Generator[Mapping[str, SavedTensor]]:
-    """Open a checkpoint and yield its tensors by name; they can be read as long as it is open.
+    """Opens a checkpoint and yields its tensors by name; they can be read as long as it is open.
 
     Args:
         path: The checkpoint.

@@ -51,7 +51,7 @@ class Checkpoint:
 
 
 def variables_from_file(path: Path, expected: Any, key_map: KeyMap, make: Callable[[], Any]) -> Checkpoint:
-    """Return the variables of a checkpoint.
+    """Returns the variables of a checkpoint.
 
     Args:
         path: The checkpoint, see `gradscope.tracing.data.checkpoint_files`.
@@ -96,7 +96,7 @@ def _renamed(path: Path, saved: Mapping[str, SavedTensor], key_map: KeyMap) -> d
 
 
 def _spellings(full: str, leaf: Leaf) -> tuple[str, ...]:
-    """Return the names under which a variable may be stored."""
+    """Returns the names under which a variable may be stored."""
     names = (full, naming.key_of(leaf.family, leaf.name), leaf.name)
     return (*names, *(name.replace("/", ".") for name in names))
 
@@ -104,7 +104,7 @@ def _spellings(full: str, leaf: Leaf) -> tuple[str, ...]:
 def _by_path(
     full: list[str], leaves: tuple[Leaf, ...], found: list[str | None], renamed_tensors: Mapping[str, SavedTensor]
 ) -> tuple[dict[str, Leaf], dict[str, SavedTensor]]:
-    """Return the expected tensors by path, and the saved ones, by path where they have a name of a variable."""
+    """Returns the expected tensors by path, and the saved ones, by path where they have a name of a variable."""
     paths = list(zip(full, leaves, found, strict=True))
     expected = {path: leaf for path, leaf, name in paths if name is not None or not _is_random_key(leaf)}
     others = {name: each for name, each in renamed_tensors.items() if name not in found}
@@ -112,7 +112,7 @@ def _by_path(
 
 
 def _is_random_key(leaf: Leaf) -> bool:
-    """Return whether a variable is a module's random key, which few checkpoints contain."""
+    """Returns whether a variable is a module's random key, which few checkpoints contain."""
     return leaf.family == naming.STATE and leaf.name.startswith(f"{RNGS}/")
 
 

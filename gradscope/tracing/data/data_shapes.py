@@ -14,7 +14,7 @@ from gradscope.frameworks.modules.input_spec import InputSpec
 
 
 def data_shapes(path: Path) -> dict[str, InputSpec]:
-    """Return the tensors of a file by name, in its order.
+    """Returns the tensors of a file by name, in its order.
 
     Args:
         path: A file for `--data`: an `.npz`, an `.npy`, a dump.
@@ -31,6 +31,6 @@ def data_shapes(path: Path) -> dict[str, InputSpec]:
 
 
 def array_shapes(arrays: Mapping[str, np.ndarray]) -> dict[str, InputSpec]:
-    """Return the arrays of a batch by name, in its order, without those that are not numbers."""
+    """Returns the arrays of a batch by name, in its order, without those that are not numbers."""
     numbers = {name: array for name, array in arrays.items() if storable(array.dtype.name)}
     return {name: InputSpec.of(array.dtype.name, array.shape) for name, array in numbers.items()}

@@ -28,14 +28,14 @@ class KeyMap:
     substitutions: tuple[tuple[re.Pattern[str], str], ...] = ()
 
     def renamed(self, name: str) -> str:
-        """Return the new name of a tensor; "" where the tensor is left out."""
+        """Returns the new name of a tensor; "" where the tensor is left out."""
         for regex, replacement in self.substitutions:
             name = regex.sub(replacement, name)
         return name
 
 
 def read_key_map(path: Path) -> KeyMap:
-    """Return the key map of a file.
+    """Returns the key map of a file.
 
     Raises:
         DumpError: There is no such file, or it is not text.

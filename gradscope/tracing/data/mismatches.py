@@ -21,14 +21,14 @@ _KINDS: Final = (
 
 
 def dtype_in_words(dtype: Any) -> str:
-    """Return the kind of numbers of a dtype in words; the dtype's own name where it is not of numbers."""
+    """Returns the kind of numbers of a dtype in words; the dtype's own name where it is not of numbers."""
     return next((kind for general, kind in _KINDS if jnp.issubdtype(dtype, general)), str(dtype))
 
 
 def mismatches(
     expected: Mapping[str, Described], found: Mapping[str, Described], *, exact: bool = False
 ) -> Iterator[str]:
-    """Yield a sentence for each tensor that is not as expected.
+    """Yields a sentence for each tensor that is not as expected.
 
     Args:
         expected: The model's tensors, by path.
@@ -53,7 +53,7 @@ def _differences(path: str, needed: Described, found: Described, *, exact: bool)
 
 
 def _as_read(dtype: Any) -> Any:
-    """Return the dtype with which JAX reads a tensor: 32 bits in place of 64 unless 64-bit types are enabled."""
+    """Returns the dtype with which JAX reads a tensor: 32 bits in place of 64 unless 64-bit types are enabled."""
     known = as_numpy_dtype(dtype) if isinstance(dtype, str) else dtype
     return jax.dtypes.canonicalize_dtype(known, allow_extended_dtype=True)
 

@@ -11,7 +11,7 @@ from gradscope.naming.patterns import nearest_hint
 
 
 def tensor_from_file(spelling: str) -> Any:
-    """Return the tensor that a spelling names, in its logical dtype.
+    """Returns the tensor that a spelling names, in its logical dtype.
 
     Args:
         spelling: A path, or a path, a colon and the name of one of the tensors in the file.

@@ -34,7 +34,7 @@ from gradscope.tracing.jaxpr.library_files import is_file_of, is_library_file
 Atom: TypeAlias = Any
 
 #: How a sub-jaxpr relates to its equation.
-FrameKind: TypeAlias = Literal["root", "call", "remat", "scan", "while", "cond", "shard_map", "opaque"]
+FrameKind: TypeAlias = Literal["root", "call", "remat", "scan", "while", "cond", "shard_map", "linear_solve", "opaque"]
 
 _CALLS: Final = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
 _REMATS: Final = frozenset({"remat2", "remat", "checkpoint"})
@@ -45,6 +45,7 @@ _KINDS: Final[Mapping[str, FrameKind]] = {
     "while": "while",
     "cond": "cond",
     "shard_map": "shard_map",
+    "custom_linear_solve": "linear_solve",
 }
 
 
@@ -152,6 +153,8 @@ def sub_jaxprs(equation: Equation) -> list[SubJaxpr]:
         inside = list(params["branches"])
     elif kind == "while":
         inside = [params["body_jaxpr"]]
+    elif kind == "linear_solve":
+        inside = [params["jaxprs"].solve]
     elif kind == "opaque":
         inside = list(_jaxprs_in(params.values()))
     else:
@@ -181,12 +184,10 @@ def scan_arity(equation: Equation) -> ScanArity:
     return ScanArity(constants=len(list(constants.vals)), carries=len(list(carries.vals)))
 
 
-def loop_length(equation: Equation) -> int | None:
-    """The number of turns of a `scan`, or of shards of a `shard_map`; None for a `while`, which only running tells."""
-    if equation.primitive.name == "shard_map":
-        mesh = equation.params["mesh"]
-        return math.prod(mesh.shape[axis] for axis in manual_axes(equation))
-    return equation.params.get("length")
+def shard_count(equation: Equation) -> int:
+    """The number of shards that a `shard_map` splits its operands into."""
+    mesh = equation.params["mesh"]
+    return math.prod(mesh.shape[axis] for axis in manual_axes(equation))
 
 
 def manual_axes(equation: Equation) -> tuple[str, ...]:
@@ -194,6 +195,11 @@ def manual_axes(equation: Equation) -> tuple[str, ...]:
     params = equation.params
     axes = params.get("newly_manual_axes", params.get("manual_axes"))
     return tuple(axis for axis in params["mesh"].axis_names if axes is None or axis in axes)
+
+
+def run_closed(jaxpr: Any, *operands: Any) -> list[Any]:
+    """The outputs of a closed jaxpr."""
+    return jex_core.jaxpr_as_fun(jaxpr)(*operands)
 
 
 def trace(function: Callable[..., Any], *args: Any) -> tuple[Jaxpr, tuple[Any, ...], Any]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gradscope.tracing.jaxpr.frames import Frame
-from gradscope.tracing.jaxpr.jaxcompat import Equation, kind_of, operation_name, scopes, user_frame
+from gradscope.tracing.jaxpr.jaxcompat import Equation, operation_name, scopes, sub_jaxprs, user_frame
+from gradscope.tracing.jaxpr.transfers import transfer_of
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 
 #: The scopes of an equation, outermost first: objects with a `name`, the same object within one entry into a scope.
@@ -65,8 +66,9 @@ def scoping_of(root: Frame, origins: ParameterOrigins) -> Scoping:
 
 
 def _inferred_name(frame: Frame, equation: Equation, origins: ParameterOrigins) -> str | None:
-    if frame.opaque or kind_of(equation) not in (None, "opaque"):
-        return None  # a custom rule is one thing, and what other equations run has names of its own
+    transfers = (transfer_of(equation, sub) for sub in sub_jaxprs(equation))
+    if frame.bypassed or any(transfer.gradients != "around" for transfer in transfers):
+        return None  # what has a derivative rule of its own is one layer, what other equations run has names of its own
     for atom in equation.invars:
         for parameter in origins.names(frame, atom):
             return parameter.rpartition("/")[0] or parameter

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations, resolve, source_in
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, is_dropped, is_literal
 from gradscope.tracing.jaxpr.scopes import ScopePath
@@ -65,17 +66,21 @@ class LayerCall:
         return self.frame.jaxpr.eqns[self.equations[0]].primitive.name if len(self.equations) == 1 else None
 
 
-def find_layers(root: Frame, origins: ParameterOrigins, *, operations: bool = False) -> list[LayerCall]:
+def find_layers(
+    root: Frame, liveness: Liveness, origins: ParameterOrigins, *, operations: bool = False
+) -> list[LayerCall]:
     """Every layer of a trace, composites before their parts, otherwise in execution order.
 
     Args:
-        root: The root frame, liveness marked.
+        root: The root frame.
+        liveness: What the loss depends on.
         origins: Which atoms are parameters.
         operations: Whether operations count as layers.
     """
     layers: list[LayerCall] = []
     scoping = scoping_of(root, origins)
-    _enter(root, None, with_operations(scoping) if operations else scoping, origins, layers)
+    finding = _Finding(with_operations(scoping) if operations else scoping, liveness, origins)
+    _enter(root, None, finding, layers)
     layers.sort(key=lambda layer: (layer.order, len(layer.path.components)))
     _number_calls(layers)
     return layers
@@ -103,16 +108,22 @@ def _names(layer: LayerCall, path: ScopePath) -> set[str]:
     return {str(path.at(turn).with_output(output)) for turn in iterations(layer.frame.loops) for output in outputs}
 
 
-def _enter(
-    frame: Frame, around: LayerCall | None, scoping: Scoping, origins: ParameterOrigins, layers: list[LayerCall]
-) -> None:
-    runs = _runs(frame, around, scoping)
-    _connect(frame, runs, origins)
+class _Finding(NamedTuple):
+    """The facts that the layers of one trace are found by."""
+
+    scoping: Scoping
+    liveness: Liveness
+    origins: ParameterOrigins
+
+
+def _enter(frame: Frame, around: LayerCall | None, finding: _Finding, layers: list[LayerCall]) -> None:
+    runs = _runs(frame, around, finding.scoping)
+    _connect(frame, runs, finding)
     layers.extend(dict.fromkeys(layer for stack in runs for layer in stack))
     for number, children in frame.children.items():
         inside = next((layer for layer in reversed(runs[number]) if not layer.operation), around)
         for child in children:
-            _enter(child, inside, scoping, origins, layers)
+            _enter(child, inside, finding, layers)
 
 
 def _runs(frame: Frame, around: LayerCall | None, scoping: Scoping) -> list[tuple[LayerCall, ...]]:
@@ -121,7 +132,7 @@ def _runs(frame: Frame, around: LayerCall | None, scoping: Scoping) -> list[tupl
     A turn of a loop that runs under a scope is itself a layer: `blocks[3]` beside `blocks[3]/attn`.
     """
     turn: tuple[LayerCall, ...] = ()
-    if frame.kind in ("scan", "while", "shard_map") and not frame.path.pending_loops:
+    if frame.transfer.loop is not None and not frame.path.pending_loops:
         turn = (LayerCall(frame=frame, path=frame.path, order=frame.start, parent=around),)
     stacks: list[tuple[LayerCall, ...]] = []
     open_scopes: tuple[Any, ...] = ()
@@ -157,22 +168,23 @@ def _shared_prefix(left: tuple[Any, ...], right: tuple[Any, ...]) -> int:
     return shared
 
 
-def _connect(frame: Frame, runs: list[tuple[LayerCall, ...]], origins: ParameterOrigins) -> None:
+def _connect(frame: Frame, runs: list[tuple[LayerCall, ...]], finding: _Finding) -> None:
     """Fill params, inputs and outputs of the layers of one frame."""
     live = _Escapes()
     every = _Escapes()
+    live_equations, live_outputs = finding.liveness.live(frame), finding.liveness.live_outputs(frame)
     for number, equation in enumerate(frame.jaxpr.eqns):
         for atom in equation.invars:
             if is_literal(atom) or atom not in frame.definitions:
                 continue
-            shared = _use(frame, runs, number, atom, origins)
+            shared = _use(frame, runs, number, atom, finding.origins)
             every.note(atom, shared)
-            if number in frame.live:
+            if number in live_equations:
                 live.note(atom, shared)
     for atom in frame.jaxpr.outvars:
         if not is_literal(atom):
             every.note(atom, 0)
-            if atom in frame.needed_outputs:
+            if atom in live_outputs:
                 live.note(atom, 0)
     _hand_on(frame, runs, live)
     _hand_on(frame, runs, every, only_without=True)

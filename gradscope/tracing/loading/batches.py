@@ -46,7 +46,7 @@ class DataRequest:
     partial: bool = False
 
     def batch(self, expected: Any) -> FileBatch:
-        """Return the batch; see `batch_from_file` and `pipeline_leaves`.
+        """Returns the batch; see `batch_from_file` and `pipeline_leaves`.
 
         Args:
             expected: Pytree of `jax.ShapeDtypeStruct` that the model's own `batch` would return.
@@ -85,7 +85,7 @@ class FileBatch:
 
 
 def batch_from_file(path: Path, expected: Any, *, partial: bool = False) -> FileBatch:
-    """Return the batch of a file.
+    """Returns the batch of a file.
 
     Args:
         path: An `.npz`, an `.npy`, a `.safetensors` file, a folder of those, or a dump.
@@ -104,7 +104,7 @@ def batch_from_file(path: Path, expected: Any, *, partial: bool = False) -> File
 
 
 def pipeline_leaves(text: str, index: int | None, seed: int = 0) -> dict[str, np.ndarray]:
-    """Return one batch of an input pipeline, by the names of its leaves.
+    """Returns one batch of an input pipeline, by the names of its leaves.
 
     Args:
         text: The pipeline as a target names it, `package.module:batches` or `data.py:batches("train")`: a function that
@@ -136,7 +136,7 @@ def _name(keys: Any) -> str:
 
 
 def _checked(what: str, expected: Any, arrays: Mapping[str, np.ndarray], *, partial: bool) -> FileBatch:
-    """Return arrays as a batch of the structure and dtypes that the model expects."""
+    """Returns arrays as a batch of the structure and dtypes that the model expects."""
     paths, tree = jax.tree_util.tree_flatten_with_path(expected)
     model_leaves = {_name(keys): leaf for keys, leaf in paths}
     absent = model_leaves.keys() - arrays.keys()
@@ -204,7 +204,7 @@ def _fits(dtype: Any, array: np.ndarray) -> bool:
 
 
 def _sizes(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """Return the number of examples by leaf; scalars have none."""
+    """Returns the number of examples by leaf; scalars have none."""
     return {name: array.shape[0] for name, array in arrays.items() if array.ndim}
 
 

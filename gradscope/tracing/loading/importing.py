@@ -28,7 +28,7 @@ from gradscope.tracing.user_frames import user_code
 
 
 def import_place(target: Target) -> ModuleType:
-    """Return the module that a target's place names.
+    """Returns the module that a target's place names.
 
     Raises:
         UsageError: There is no such file or module.
@@ -76,12 +76,12 @@ class _Uncached(SourceFileLoader):
     # So an edit within the same second is seen.
 
     def path_stats(self, path: str) -> NoReturn:
-        """Raise `OSError`, by which a loader declares that it keeps no compiled files."""
+        """Raises `OSError`, by which a loader declares that it keeps no compiled files."""
         raise OSError(path)
 
 
 def _loaded(path: Path) -> ModuleType:
-    """Run a file as a module with a name that no other file has."""
+    """Runs a file as a module with a name that no other file has."""
     name = f"gradscope_model_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     loader = _Uncached(name, str(path))
     spec = spec_from_loader(name, loader)

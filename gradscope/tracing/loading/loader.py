@@ -30,7 +30,7 @@ from gradscope.tracing.user_frames import user_code
 
 
 def load_model(text: str, request: Request | None = None) -> Model:
-    """Return the model that a target names.
+    """Returns the model that a target names.
 
     Args:
         text: A target, see `gradscope.tracing.loading.target`.
@@ -62,7 +62,7 @@ def load_model(text: str, request: Request | None = None) -> Model:
 
 
 def named_object(text: str) -> Any:
-    """Return the object that a target names, of any type; called if the target calls it.
+    """Returns the object that a target names, of any type; called if the target calls it.
 
     Raises:
         UsageError: There is no such file, module or name, or the target names none.
@@ -75,7 +75,7 @@ def named_object(text: str) -> Any:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the generators of Python and NumPy, which a file may use without a key while it is imported."""
+    """Seeds the generators of Python and NumPy, which a file may use without a key while it is imported."""
     # Keras draws all its weights from them.
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -97,7 +97,7 @@ def _place_choice(target: Target, source: Path | None) -> str:
 
 
 def _holder(module: ModuleType, place: str, attribute: Attribute, seed: int) -> Any:
-    """Return the object that an attribute of a target names, built if it is called or a framework's class."""
+    """Returns the object that an attribute of a target names, built if it is called or a framework's class."""
     found: Any = module
     with user_code(f"looking up {attribute.text}"):
         for depth, part in enumerate(attribute.path):

@@ -19,7 +19,7 @@ from gradscope.tracing.user_frames import user_code
 
 
 def module_model(name: str, holder: Any, request: Request) -> Model | None:
-    """Return the model of a framework's module; None for an object that is not a module.
+    """Returns the model of a framework's module; None for an object that is not a module.
 
     Args:
         name: The model's name in messages.
@@ -55,12 +55,12 @@ def module_model(name: str, holder: Any, request: Request) -> Model | None:
 
 
 def _build(model: ModuleModel) -> None:
-    """Make a module create its variables, by a call on some inputs."""
+    """Makes a module create its variables, by a call on some inputs."""
     model.init(jax.random.key(0))
 
 
 def with_array_variables(model: Model) -> Model:
-    """Return a model whose variables are arrays, where its `init` returns an NNX or Equinox module."""
+    """Returns a model whose variables are arrays, where its `init` returns an NNX or Equinox module."""
     if not may_carry_variables():
         return model
     own = FunctionsOfModules(model.init, model.loss)

@@ -24,7 +24,7 @@ _LOADING_ERRORS = (RuntimeError, ValueError, TypeError, KeyError, OSError, EOFEr
 
 
 def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Any | None:
-    """Return a module with the values of a checkpoint.
+    """Returns a module with the values of a checkpoint.
 
     Args:
         found: The module; Keras changes it, Equinox makes another.
@@ -54,7 +54,7 @@ def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Any |
 
 
 def _in_order(expected: Mapping[str, Described], checkpoint: Path) -> dict[str, Described]:
-    """Return the tensors of a file without names by the expected names, and by numbers where there are more."""
+    """Returns the tensors of a file without names by the expected names, and by numbers where there are more."""
     with open_checkpoint(checkpoint) as saved:
         others = (f"tensor {number}" for number in range(len(expected), len(saved)))
         return dict(zip((*expected, *others), saved.values(), strict=False))

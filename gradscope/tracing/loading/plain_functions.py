@@ -23,13 +23,13 @@ _MOST_NAMES: Final = 8
 
 
 def has_functions(holder: Any) -> bool:
-    """Return whether an object has all the functions of a model."""
+    """Returns whether an object has all the functions of a model."""
     with user_code("looking up init, batch and loss"):
         return all(hasattr(holder, role) for role in _EXPECTED)
 
 
 def functions_model(name: str, holder: Any, label: str, request: Request) -> Model:
-    """Return the model of the functions that an object has.
+    """Returns the model of the functions that an object has.
 
     Args:
         name: The model's name in messages.
@@ -61,7 +61,7 @@ def functions_model(name: str, holder: Any, label: str, request: Request) -> Mod
 
 
 def _in_mode(name: str, loss: Callable[..., Any], *, train: bool | None) -> Callable[..., Any]:
-    """Return the loss in training or evaluation mode, where the user selects one."""
+    """Returns the loss in training or evaluation mode, where the user selects one."""
     if train is None:
         return loss
     signature = signature_of(loss)
@@ -74,7 +74,7 @@ def _in_mode(name: str, loss: Callable[..., Any], *, train: bool | None) -> Call
 
 
 def _functions(name: str, holder: Any) -> Mapping[str, Callable[..., Any]]:
-    """Return a model's functions by role.
+    """Returns a model's functions by role.
 
     Raises:
         ModelError: The holder lacks one, or one is not a function of the right arguments; the message lists everything.
@@ -92,7 +92,7 @@ def _functions(name: str, holder: Any) -> Mapping[str, Callable[..., Any]]:
 
 
 def _problem(role: str, function: Any) -> str | None:
-    """Return why a value cannot have its role; None where no reason is known."""
+    """Returns why a value cannot have its role; None where no reason is known."""
     if not callable(function):
         return f"{role} is of type {type(function).__name__}, not a function"
     signature = signature_of(function)
@@ -102,7 +102,7 @@ def _problem(role: str, function: Any) -> str | None:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return a function's signature; None where it cannot be known."""
+    """Returns a function's signature; None where it cannot be known."""
     try:
         return inspect.signature(function)
     except (ValueError, TypeError):  # written in C without a text signature
@@ -110,7 +110,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def accepts(signature: inspect.Signature, *positional: Any, **keyword: Any) -> bool:
-    """Return whether a signature accepts these arguments."""
+    """Returns whether a signature accepts these arguments."""
     try:
         signature.bind(*positional, **keyword)
     except TypeError:
@@ -125,7 +125,7 @@ def _found(holder: Any) -> str:
 
 
 def public_names(holder: Any) -> list[str]:
-    """Return the public names of an object; of a module, without the modules that it imports."""
+    """Returns the public names of an object; of a module, without the modules that it imports."""
     if isinstance(holder, ModuleType):
         return [n for n, value in vars(holder).items() if not n.startswith("_") and not isinstance(value, ModuleType)]
     return [name for name in dir(holder) if not name.startswith("_")]
@@ -143,7 +143,7 @@ def _hint_for(holder: Any) -> str:
 
 
 def _is_module(value: Any) -> bool:
-    """Return whether a target could name a value as a framework's module."""
+    """Returns whether a target could name a value as a framework's module."""
     return adapter_of(value, train=True) is not None or (
         isinstance(value, type) and builder_of(value, seed=0) is not None
     )

@@ -28,7 +28,7 @@ class NeededKeys:
         self._unneeded: frozenset[str] = frozenset()
 
     def init(self, key: Any) -> Variables:
-        """Return the module's variables without the keys that it does not need."""
+        """Returns the module's variables without the keys that it does not need."""
         variables = self._model.init(key)
         keys = variables.get(RNGS, {})
         if not keys or not all(_is_plain_key(each) for each in keys.values()):
@@ -38,7 +38,7 @@ class NeededKeys:
         return {name: needed if name == RNGS else each for name, each in variables.items() if needed or name != RNGS}
 
     def loss(self, variables: Variables, batch: Any) -> Any:
-        """Return the loss."""
+        """Returns the loss."""
         # No output depends on the keys that were removed, so any key can replace them.
         any_key = dict.fromkeys(self._unneeded, jax.random.key(0)) if self._unneeded else {}
         rngs = {**variables.get(RNGS, {}), **any_key}

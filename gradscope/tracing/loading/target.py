@@ -45,7 +45,7 @@ class LiteralCall:
     keyword: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def of(self, function: Callable[..., Any]) -> Any:
-        """Return the result of `function` for these arguments."""
+        """Returns the result of `function` for these arguments."""
         return function(*self.positional, **self.keyword)
 
 
@@ -82,7 +82,7 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Return the target that a text names; it looks at the file system and runs nothing.
+    """Returns the target that a text names; it looks at the file system and runs nothing.
 
     Raises:
         UsageError: The text is not of the form of a target, or its place is neither a path, a module nor in the zoo.
@@ -114,7 +114,7 @@ def _rule(text: str, place: str) -> Rule:
 
 
 def _is_module(name: str) -> bool:
-    """Return whether Python would find a module or a package with code under a top-level name."""
+    """Returns whether Python would find a module or a package with code under a top-level name."""
     if name in sys.modules:
         return True
     spec = PathFinder.find_spec(name, [str(Path.cwd())]) or find_spec(name)

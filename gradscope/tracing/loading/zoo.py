@@ -15,17 +15,17 @@ _PACKAGE: Final = Path(__file__).resolve().parents[2]
 
 @cache
 def zoo_folder() -> Path:
-    """Return the folder of the zoo's files."""
+    """Returns the folder of the zoo's files."""
     installed = _PACKAGE / "models"
     return installed if installed.is_dir() else _PACKAGE.parent / "models"
 
 
 @cache
 def zoo_names() -> tuple[str, ...]:
-    """Return the names of the zoo's models, in alphabetical order."""
+    """Returns the names of the zoo's models, in alphabetical order."""
     return tuple(sorted(file.stem for file in zoo_folder().glob("[!_]*.py")))
 
 
 def zoo_file(name: str) -> Path:
-    """Return the file of the zoo's model `name`."""
+    """Returns the file of the zoo's model `name`."""
     return zoo_folder() / f"{name}.py"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradscope.tracing.jaxpr.frames import Frame, unchanged_operands
+from gradscope.tracing.jaxpr.frames import Frame, unchanged_operand
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal, sub_jaxprs
 from gradscope.tracing.tracer import Trace
 
@@ -34,5 +34,5 @@ class Constants:
             return atom.val
         if atom in self._values or frame.parent is None or atom not in frame.definitions:
             return self._values.get(atom)
-        outer = unchanged_operands(frame)[frame.definitions[atom][1]]
+        outer = unchanged_operand(frame, frame.definitions[atom][1])
         return None if outer is None else self.value(frame.parent, outer)

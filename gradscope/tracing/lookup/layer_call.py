@@ -10,7 +10,7 @@ from gradscope import naming
 from gradscope.errors import UsageError
 from gradscope.naming.patterns import nearest_hint
 from gradscope.tracing.jaxpr.frames import ValueKey, iterations, resolve
-from gradscope.tracing.jaxpr.iterations import Moment
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import Atom, bind, is_dropped, is_literal
 from gradscope.tracing.layers.layers import LayerCall
 
@@ -50,7 +50,7 @@ class LayerAlone:
         equations = self.layer.frame.jaxpr.eqns
         return any(atom is read for n in self.layer.equations for read in equations[n].invars for atom in self.outputs)
 
-    def makes(self, moment: Moment) -> bool:
+    def makes(self, moment: ValueAt) -> bool:
         """Whether a value is made inside it, in this turn."""
         frame, depth = self.layer.frame, len(self.layer.frame.key)
         value = moment.value
