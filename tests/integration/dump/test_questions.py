@@ -129,7 +129,7 @@ def test_other_values_are_differentiated_under_initial_gradients_and_stops(folde
     assert [(row["name"], row["absent"]) for row in gradients] == [("w", "disconnected")]
 
 
-def test_where_a_nan_began_is_told_with_its_line_turn_and_repair(folder: Path) -> None:
+def test_where_a_nan_began_is_told_with_its_line_iteration_and_repair(folder: Path) -> None:
     line = MODEL.splitlines().index(next(line for line in MODEL.splitlines() if "# the trap" in line)) + 1
     done = gradscope("dump", "model.py:Broken", "--check", "nonfinite", "-o", "nan.npz", folder=folder)
     assert done.status == 1

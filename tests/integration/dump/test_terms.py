@@ -79,7 +79,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 def test_a_row_for_each_use_says_of_what_it_is_a_term_and_where_that_is_used(rows: list[dict[str, Any]]) -> None:
     terms = {row["name"]: row for row in rows if row["family"] == "term"}
     users = ("branch/dot_general.0", "add/add.0")
-    assert list(terms) == [f"block[{turn}]/{user}" for turn in range(3) for user in users]
+    assert list(terms) == [f"block[{iteration}]/{user}" for iteration in range(3) for user in users]
     skip = terms["block[1]/add/add.0"]
     assert (skip["of"], skip["primitive"], skip["layer"]) == ("activation/block[0]/add", "add", "block[1]/add")
     assert skip["iteration"] == [1]
@@ -110,7 +110,7 @@ def test_a_saved_dump_shows_compares_and_verifies_with_its_terms(folder: Path, r
     assert gradscope("verify", "terms.npz", folder=folder).status == 0
 
 
-def test_the_turns_of_a_loop_fold_to_a_line_that_names_what_they_are_terms_of(
+def test_the_iterations_of_a_loop_fold_to_a_line_that_names_what_they_are_terms_of(
     folder: Path, rows: list[dict[str, Any]]
 ) -> None:
     assert rows
