@@ -46,7 +46,7 @@ def main() -> None:
     dump = gs.capture(loss, variables, batch)
     broken = dump.stats("param_grad/kernel").nan
     print(f"loss {dump.loss:.4f}; {broken} of {dump['param_grad/kernel'].size} elements of the gradient are NaN")
-    for origin in dump.manifest.origins:
+    for origin in dump.origins:
         print(f"origin: {origin.name} ({origin.source}) {origin.why}")
         print(f"repair: {origin.repair}")
     left = [finding.rule for finding in gs.capture(repaired, variables, batch).findings()]

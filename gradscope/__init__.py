@@ -17,15 +17,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradscope.api.observing import capture, gradients, save, value_and_grad
-    from gradscope.api.reading import Dump, compare, load
-    from gradscope.stats import TensorStats, tensor_stats
+    from gradscope.api.capture_function import capture
+    from gradscope.api.comparing import compare
+    from gradscope.api.observing import gradients, save, value_and_grad
+    from gradscope.api.reading import Dump, load
+    from gradscope.capturing.seen import Seen
+    from gradscope.comparison import Comparison
+    from gradscope.errors import DumpError, GradscopeError, MachineError, ModelError, UsageError
+    from gradscope.report import Query
+    from gradscope.stats import Finding, TensorStats, Thresholds, tensor_stats
 
 _HOMES = {
+    "Comparison": "gradscope.comparison",
     "Dump": "gradscope.api.reading",
+    "DumpError": "gradscope.errors",
+    "Finding": "gradscope.stats",
+    "GradscopeError": "gradscope.errors",
+    "MachineError": "gradscope.errors",
+    "ModelError": "gradscope.errors",
+    "Query": "gradscope.report",
+    "Seen": "gradscope.capturing.seen",
     "TensorStats": "gradscope.stats",
-    "capture": "gradscope.api.observing",
-    "compare": "gradscope.api.reading",
+    "Thresholds": "gradscope.stats",
+    "UsageError": "gradscope.errors",
+    "capture": "gradscope.api.capture_function",
+    "compare": "gradscope.api.comparing",
     "gradients": "gradscope.api.observing",
     "load": "gradscope.api.reading",
     "save": "gradscope.api.observing",
@@ -33,7 +49,27 @@ _HOMES = {
     "value_and_grad": "gradscope.api.observing",
 }
 
-__all__ = ["Dump", "TensorStats", "capture", "compare", "gradients", "load", "save", "tensor_stats", "value_and_grad"]
+__all__ = [
+    "Comparison",
+    "Dump",
+    "DumpError",
+    "Finding",
+    "GradscopeError",
+    "MachineError",
+    "ModelError",
+    "Query",
+    "Seen",
+    "TensorStats",
+    "Thresholds",
+    "UsageError",
+    "capture",
+    "compare",
+    "gradients",
+    "load",
+    "save",
+    "tensor_stats",
+    "value_and_grad",
+]
 
 
 def __getattr__(name: str) -> Any:

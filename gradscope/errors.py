@@ -26,6 +26,14 @@ class GradscopeError(Exception):
     Args:
         message: What failed, on what, expected and found; one sentence without a full stop at the end.
         hint: What the user can do about it, as an imperative sentence; None where there is nothing to say.
+
+    Example:
+        >>> import gradscope as gs
+        >>> try:
+        ...     gs.load("missing.npz")
+        ... except gs.GradscopeError as error:
+        ...     print(type(error).__name__, error.exit_code)
+        DumpError 3
     """
 
     exit_code: ClassVar[int]
@@ -42,6 +50,13 @@ class UsageError(GradscopeError):
 
     exit_code = 2
     slug = "usage"
+
+
+class MissingKeyError(UsageError, KeyError):
+    """A dump, or what a step observed, has no tensor of a key: also Python's error for a mapping without one."""
+
+    def __str__(self) -> str:
+        return self.message  # KeyError would show its repr
 
 
 class DumpError(GradscopeError):

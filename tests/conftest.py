@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -31,7 +32,12 @@ WORKER = "PYTEST_XDIST_WORKER"
 
 
 def pytest_configure() -> None:
-    """Compiled programs go to a folder that this run alone uses, shared by its workers: never the user's."""
+    """Compiled programs go to a folder that this run alone uses, shared by its workers: never the user's.
+
+    SIGINT has its default meaning, also where the tests run in the background of a shell that has it ignored: what a
+    process ignores is ignored by the processes that it starts.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if WORKER not in os.environ:
         os.environ[CACHE] = tempfile.mkdtemp(prefix="gradscope-tests-")
 
@@ -45,10 +51,12 @@ def pytest_unconfigure() -> None:
 def programs() -> Iterator[None]:
     """What a module compiles is kept in the run's folder for others, and not in memory.
 
-    JAX keeps every program, a megabyte and a half each: in a whole run, eight gigabytes.
+    It is the folder in which the command line keeps what it compiles. In memory JAX keeps every program, a megabyte and
+    a half each: in a whole run, eight gigabytes.
     """
     if "jax" in sys.modules:
-        sys.modules["jax"].config.update("jax_compilation_cache_dir", str(Path(os.environ[CACHE], "programs")))
+        folder = str(Path(os.environ[CACHE], "gradscope", "compiled"))
+        sys.modules["jax"].config.update("jax_compilation_cache_dir", folder)
         sys.modules["jax"].config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     yield
     if "jax" in sys.modules:

@@ -1,59 +1,96 @@
-"""Opening dumps, asking them things, comparing two. Never imports JAX."""
+"""Reading dumps: their tensors as a mapping, what is known of them, and tables. Never imports JAX."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from types import TracebackType
 from typing import Self
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison import CompareOptions, Comparison, ToleranceRule
-from gradscope.comparison import compare as compare_sources
-from gradscope.comparison.pairing.map_file import read_map
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.manifest import Layer, Ledger, Manifest
+from gradscope.dump.manifest.manifest import Layer, Ledger, Manifest, Origin
 from gradscope.dump.reader import open_dump
-from gradscope.naming import Selection, several
+from gradscope.errors import UsageError
+from gradscope.naming import printable
 from gradscope.report import Query, Screen, dump_report, to_text
 from gradscope.stats import Finding, TensorStats, Thresholds, find
 
 
 class Dump(Mapping[str, Array]):
-    """A dump: arrays by key, `param_grad/head/kernel`, and what is known about them.
+    """A dump: a read-only mapping from keys, `param_grad/head/kernel`, to NumPy arrays, and what is known about them.
 
-    A dump from a file reads an array when it is asked for, and every time anew. Iterating gives the keys that have an
-    array or are an alias of one that has.
+    `load` and `capture` make one. A dump from a file reads an array when it is looked up, and every time anew; used as
+    a context manager, it closes the file behind it. The keys are those of all tensors that were captured, under each of
+    their names; of a dump that has statistics only, they have `stats` and no array.
 
     Args:
         source: Where its tensors are.
-        path: The file it came from; "" for one in memory.
-        close: Gives back what the source holds open.
+        path: The file it came from.
+        close: Closes what the source holds open.
+
+    Attributes:
+        path: The file or folder it came from, as it was named; "" for a dump in memory.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradscope as gs
+        >>> np.savez("weights.npz", kernel=np.eye(2), bias=np.zeros(2))
+        >>> with gs.load("weights.npz") as dump:
+        ...     print(sorted(dump), dump["tensor/bias"].shape, dump.get("tensor/biases"))
+        ['tensor/bias', 'tensor/kernel'] (2,) None
+        >>> try:
+        ...     gs.load("weights.npz")["tensor/biases"]
+        ... except KeyError as error:
+        ...     print(error, "-", error.hint)
+        the dump has no entry tensor/biases - did you mean tensor/bias, tensor/kernel?
     """
 
     def __init__(self, source: DumpSource, path: str = "", close: Callable[[], object] = lambda: None) -> None:
-        self.source = source
         self.path = path
-        self.close = close
+        self._source = source
+        self._close = close
+        self._closed = False
+
+    @property
+    def source(self) -> DumpSource:
+        """The dump as `gradscope.dump` reads it, for what a mapping does not offer.
+
+        That is the entries of the manifest by key, and tensors in chunks, without memory for the whole of one.
+
+        Raises:
+            UsageError: The dump is closed.
+        """
+        # Whatever the process opens next may have the number that the file had.
+        if self._closed:
+            raise UsageError(
+                f"the dump {printable(self.path)} is closed", hint="read it before close, or inside its with block"
+            )
+        return self._source
 
     def __getitem__(self, key: str) -> Array:
         return self.source.array(key)
 
     def __iter__(self) -> Iterator[str]:
-        keys = self.source.keys()
-        return (key for key in keys if self.source.entry(self.source.resolve(key)).absent is None)
+        return iter(self._captured)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._captured)
 
     def __contains__(self, key: object) -> bool:
-        return key in tuple(self)
+        return key in self._captured
+
+    @cached_property
+    def _captured(self) -> dict[str, None]:
+        """The keys of all tensors that were captured, in the order of the manifest: an index, and an ordered set."""
+        keys, entry, resolve = self._source.keys(), self._source.entry, self._source.resolve
+        return dict.fromkeys(key for key in keys if entry(resolve(key)).absent is None)
 
     @property
     def manifest(self) -> Manifest:
-        """All that the dump says about itself."""
-        return self.source.manifest
+        """Everything that the dump states about itself."""
+        return self._source.manifest
 
     @property
     def loss(self) -> float | None:
@@ -70,28 +107,85 @@ class Dump(Mapping[str, Array]):
         """The account of every site: how many were captured, and why each of the others was not."""
         return self.manifest.ledger
 
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """The operations where NaNs and infinities began; empty where all gradients are finite."""
+        return self.manifest.origins
+
     def stats(self, key: str) -> TensorStats:
         """The statistics of a tensor, as the run that made the dump computed them.
+
+        Args:
+            key: The tensor's key.
+
+        Returns:
+            The statistics; what is a count, a share or in bits, `TensorStats` states.
 
         Raises:
             UsageError: There is no such key.
             DumpError: The dump has no statistics for it.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> import gradscope as gs
+            >>> dump = gs.capture(lambda w, x: (w * x).sum(), jnp.ones(4), jnp.array([3.0, 0.0, -4.0, 0.0]))
+            >>> stats = dump.stats("param_grad/value")
+            >>> stats.l2, stats.zeros, stats.amax
+            (5.0, 2, 4.0)
         """
-        return TensorStats.from_json(self.source.entry(self.source.resolve(key)).stats)
+        return TensorStats.from_json(self._source.entry(self._source.resolve(key)).stats)
 
     def findings(self, thresholds: Thresholds | None = None) -> tuple[Finding, ...]:
-        """What the rules find in it: about values in execution order, then about gradients."""
+        """What the rules find in the dump.
+
+        Args:
+            thresholds: What counts as too much; None for the defaults.
+
+        Returns:
+            Findings about values in execution order, then those about gradients.
+
+        Raises:
+            DumpError: A statistic in the dump is not a number.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> import gradscope as gs
+            >>> dump = gs.capture(lambda w, x: (w * x).sum(), jnp.ones(3), jnp.full(3, 1e-3))
+            >>> dump.findings()
+            ()
+            >>> [(finding.rule, finding.name) for finding in dump.findings(gs.Thresholds(vanishing=0.01))]
+            [('vanishing', 'value')]
+        """
         return find(self.manifest, thresholds)
 
     def table(self, *, width: int | None = None, query: Query | None = None) -> str:
         """The tables that `gradscope show` prints.
 
         Args:
-            width: Columns to fit them in; None cuts nothing.
-            query: Which rows; all where None.
+            width: The number of characters to fit them in; None leaves nothing out.
+            query: Which rows, in which order; None for all of them, in execution order.
+
+        Returns:
+            The tables as text.
+
+        Raises:
+            UsageError: The query cannot be answered.
+
+        Example:
+            >>> import numpy as np
+            >>> import gradscope as gs
+            >>> np.savez("weights.npz", kernel=np.eye(2), bias=np.zeros(2))
+            >>> with gs.load("weights.npz") as dump:
+            ...     print(dump.table(width=60, query=gs.Query(select="ker*")).splitlines()[0])
+            Tensors (1)
         """
         report = dump_report("show", self.path, self.manifest, self.findings(), query=query)
         return to_text(report, Screen(width=width)).plain
+
+    def close(self) -> None:
+        """Close the file. What was read stays, and so does the manifest; no other array can be read."""
+        self._closed = True
+        self._close()
 
     def __repr__(self) -> str:
         return f"<gradscope.Dump {self.path or 'in memory'}: {len(self)} tensors, loss {self.loss}>"
@@ -106,62 +200,25 @@ class Dump(Mapping[str, Array]):
 
 
 def load(path: str | os.PathLike[str]) -> Dump:
-    """Open a dump, or any .npz, .npy or .safetensors file, without running anything in it.
+    """Open a dump, or any .npz, .npy or .safetensors file or folder of such, without running anything in it.
+
+    Args:
+        path: The file or folder.
+
+    Returns:
+        The dump. Its structure is checked now; an array is read, and its checksum compared, when it is looked up.
 
     Raises:
         DumpError: It is missing, damaged or refused.
+        MachineError: It cannot be read.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradscope as gs
+        >>> np.save("kernel.npy", np.eye(2, dtype=np.float32))
+        >>> gs.load("kernel.npy")["tensor/kernel"]  # families are for tensors of a model, these have none
+        array([[1., 0.],
+               [0., 1.]], dtype=float32)
     """
     source = open_dump(path)
     return Dump(source, os.fspath(path), source.close)
-
-
-def compare(
-    ref: Dump,
-    cand: Dump,
-    *,
-    tol: float | str | Sequence[str] | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
-    bitwise: bool = False,
-    select: str | Sequence[str] = (),
-    exclude: str | Sequence[str] = (),
-    allow_missing: str | Sequence[str] = (),
-    map_file: str | os.PathLike[str] | None = None,
-) -> Comparison:
-    """Match two dumps tensor by tensor and judge them; the result's truth value is the verdict.
-
-    Args:
-        ref: The reference.
-        cand: The candidate.
-        tol: One tolerance on `rel_l2` for every tensor; or rules, `"param_grad/.*=rel_l2 < 1e-3 and max_abs < 1"`, of
-            which the first that matches a tensor counts; None for the defaults by dtype and family.
-        rtol: Relative part of numpy's rule. Where it or `atol` is given, tensors without a `tol` are judged by it.
-        atol: Its absolute part.
-        bitwise: Whether only equal bytes are the same.
-        select: Patterns of names that take part; all where empty.
-        exclude: Patterns of names that do not.
-        allow_missing: Regular expressions of names that may be on one side only.
-        map_file: Rules that say what the candidate's tensors are in the reference, in the language of
-            `gradscope.comparison.pairing.map_file`; None to go by names, order and values alone.
-
-    Raises:
-        UsageError: A pattern selects nothing or is not one, or a tolerance is negative or not one.
-        DumpError: One of the dumps is damaged.
-    """
-    options = CompareOptions(
-        selection=Selection.parse(select, exclude),
-        map_rules=() if map_file is None else read_map(Path(map_file)),
-        allow_missing=several(allow_missing),
-        rules=_rules(tol),
-        rel_l2=tol if isinstance(tol, int | float) else None,
-        bitwise=bitwise,
-        rtol=rtol,
-        atol=atol,
-    )
-    return compare_sources(ref.source, cand.source, options=options)
-
-
-def _rules(tol: float | str | Sequence[str] | None) -> tuple[ToleranceRule, ...]:
-    if tol is None or isinstance(tol, int | float):
-        return ()
-    return tuple(map(ToleranceRule.parse, several(tol)))

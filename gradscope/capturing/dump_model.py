@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
@@ -99,6 +99,7 @@ def dump_model(
         writer.require_space(size + program.scratch_bytes)
     first = prepared.start()
     session = Session(first, reading_for(writer, request.reading), program.further(prepared.leaves, first))
+    del first  # the session lets go of its tensors when they are written
     provenance = _provenance(model, prepared, request)
     with _salvaging(writer, provenance):
         with timings.phase("write"):
@@ -115,11 +116,9 @@ def dump_model(
                 checked = self_check(model.loss, prepared, session.run)
         combined = None if examples is None else _add_examples(writer, session, examples, request, timings)
     return writer.commit(
-        RunFacts(
-            layers=session.layers(),
-            ledger=session.ledger(),
+        replace(
+            session.facts(),
             causes=causes,
-            loss=session.loss(),
             provenance=provenance,
             self_check=checked,
             examples=combined,

@@ -21,11 +21,12 @@ from gradscope.capturing.execution.observation import gathered, with_whole_facts
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.records.measure import CoreReading, Reading
 from gradscope.capturing.records.session import Session
-from gradscope.errors import UsageError
+from gradscope.errors import MissingKeyError, UsageError
 from gradscope.instrument.observing_program import Observed, Reached
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS, core_statistics
+from gradscope.naming import printable
 from gradscope.naming.patterns import nearest_hint
 from gradscope.tracing.jaxpr.frames import iterations
 from gradscope.tracing.tracer import Trace
@@ -122,6 +123,14 @@ class Seen(Mapping[str, Any]):
         watching: What was observed.
         observed: What the step handed out, arguments' observations included.
         arguments: Observations of the differentiated arguments, by number.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import gradscope as gs
+        >>> step = jax.jit(gs.value_and_grad(lambda w: (w**2).sum(), select="param*"))
+        >>> _, seen = step(jnp.array([3.0, -4.0]))
+        >>> {key: float(seen[key].l2) for key in seen if key.startswith("param")}
+        {'param/value': 5.0, 'param_grad/value': 10.0}
     """
 
     def __init__(self, watching: Watching, observed: Observed, arguments: Mapping[int, Any]) -> None:
@@ -132,7 +141,9 @@ class Seen(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         place = self.watching.places.get(key)
         if place is None:
-            raise KeyError(f"{key}: {nearest_hint(key, list(self.watching.places))}")
+            raise MissingKeyError(
+                f"nothing was observed as {printable(key)}", hint=nearest_hint(key, self.watching.places)
+            )
         holders = {
             "arguments": self.arguments,
             "gradients": self.observed.gradients,

@@ -10,9 +10,10 @@ from typing import Any, Final, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from gradscope import naming
-from gradscope.capturing.execution.calls import Call, is_array
+from gradscope.capturing.execution.calls import Call, is_array, positions
 from gradscope.capturing.seen import Seen, Watching
 from gradscope.instrument.observing_program import Observed, observing_program
 from gradscope.instrument.query.capture_spec import Wanted
@@ -40,20 +41,6 @@ class Signature:
     has_aux: bool = False
     holomorphic: bool = False
     allow_int: bool = False
-
-    def positions(self, count: int) -> tuple[int, ...]:
-        """The positions of the differentiated arguments among `count` of them, counted from the first.
-
-        Raises:
-            TypeError: There are fewer arguments.
-            ValueError: A negative position is before the first argument.
-        """
-        numbers = (self.argnums,) if isinstance(self.argnums, int) else self.argnums
-        if max(numbers) >= count:
-            raise TypeError(f"argnums is {self.argnums}, and the call has {count} positional arguments")
-        if min(numbers) < -count:
-            raise ValueError(f"argnums is {self.argnums}, and the call has {count} positional arguments")
-        return tuple(number % count for number in numbers)
 
     def require_input(self, leaf: Leaf) -> None:
         """Refuse a leaf of a differentiated argument that cannot be differentiated.
@@ -100,8 +87,8 @@ def observing_value_and_grad(
 
     @functools.wraps(function, updated=())
     def observing(*args: Any, **kwargs: Any) -> tuple[tuple[Any, Any], Seen]:
-        positions = signature.positions(len(args))
-        call = Call(function, args, kwargs, positions, is_array)
+        differentiated = positions(signature.argnums, len(args))
+        call = Call(function, args, kwargs, differentiated, is_array)
         leaves = _leaves(call, signature)
         returned = _Returned(function, call, signature)
         arrays = (call.variables, call.batch)
@@ -110,8 +97,8 @@ def observing_value_and_grad(
         program, reached = observing_program(trace, plan)
         values = jax.tree_util.tree_leaves(arrays)
         observed = program(values)
-        gradients = dict(zip(dict.fromkeys(positions), _gradients(call, leaves, observed), strict=True))
-        own = tuple(gradients[position] for position in positions)
+        gradients = dict(zip(dict.fromkeys(differentiated), _gradients(call, leaves, observed), strict=True))
+        own = tuple(gradients[position] for position in differentiated)
         seen = _seen(Watching(trace, plan, wanted, reached), observed, values)
         return (returned.restored(observed), own[0] if isinstance(signature.argnums, int) else own), seen
 
@@ -151,8 +138,8 @@ class _Returned:
         value, aux = _pair(out) if self._signature.has_aux else (out, None)
         self._signature.require_value(value)
         leaves, self._tree = jax.tree_util.tree_flatten((value, aux))
-        self._kept = [_COMPUTED if isinstance(leaf, jax.core.Tracer) else leaf for leaf in leaves]
-        return value, [leaf for leaf in leaves[1:] if isinstance(leaf, jax.core.Tracer)]
+        self._kept = [_COMPUTED if isinstance(leaf, Tracer) else leaf for leaf in leaves]
+        return value, [leaf for leaf in leaves[1:] if isinstance(leaf, Tracer)]
 
     def restored(self, observed: Observed) -> Any:
         """What the function would have returned, of a run of the program that was made of its trace."""

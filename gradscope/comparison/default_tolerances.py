@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gradscope.comparison.precision import coarser, comparable, kind_of
+from gradscope.comparison.precision import coarser, comparable, dtype_class
 from gradscope.dump.record import Json
 from gradscope.naming import is_gradient
 
@@ -53,7 +53,7 @@ def default_tolerance(family: str, ref_dtype: str, cand_dtype: str, *, reduced: 
     Returns:
         The tolerance; 0 for integers, booleans and keys, which do not round, and for dtypes of two kinds.
     """
-    if not comparable(ref_dtype, cand_dtype) or kind_of(ref_dtype) not in ("float", "complex"):
+    if not comparable(ref_dtype, cand_dtype) or dtype_class(ref_dtype) not in ("float", "complex"):
         return 0.0
     dtype = coarser(ref_dtype, cand_dtype)
     effective = "bfloat16" if reduced and dtype == "float32" else dtype

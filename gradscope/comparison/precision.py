@@ -20,8 +20,8 @@ from gradscope.arrays.dtypes import as_numpy_dtype, is_complex, is_floating, sto
 _SMALL: Final = {"float32": 2.0**-14, "float64": 2.0**-26}
 
 
-def kind_of(name: str) -> str:
-    """Returns the kind of numbers that a logical dtype holds; only dtypes of one kind can be compared.
+def dtype_class(name: str) -> str:
+    """Returns the class of numbers that a logical dtype holds; only dtypes of one class can be compared.
 
     Returns:
         `float`, `complex`, `integer` or `boolean`; for other dtypes, such as those of random keys, the name itself.
@@ -36,11 +36,11 @@ def kind_of(name: str) -> str:
 
 
 def comparable(first: str, second: str) -> bool:
-    """Returns whether elements of two logical dtypes can be subtracted without a change of kind."""
-    if kind_of(first) != kind_of(second):
+    """Returns whether elements of two logical dtypes can be subtracted without a change of class."""
+    if dtype_class(first) != dtype_class(second):
         return False
     # uint64 and a signed integer have no integer type in common.
-    return kind_of(first) != "integer" or np.result_type(stored_dtype(first), stored_dtype(second)).kind in "iu"
+    return dtype_class(first) != "integer" or np.result_type(stored_dtype(first), stored_dtype(second)).kind in "iu"
 
 
 def component_name(name: str) -> str:
@@ -96,7 +96,7 @@ class Scale:
     """Scale stores the precision at which the elements of one pair are compared.
 
     Attributes:
-        kind: The kind of the elements, see `kind_of`.
+        kind: The class of the elements, see `dtype_class`.
         dtype: The coarser dtype (of the components, for complex pairs); for exact kinds the reference's dtype.
         rtol: The relative tolerance of `numpy.isclose`, for the metric `mismatch`.
         atol: The absolute tolerance of `numpy.isclose`.
@@ -120,6 +120,6 @@ class Scale:
 
 def scale_of(ref_dtype: str, cand_dtype: str, *, rtol: float, atol: float) -> Scale:
     """Returns the scale of two tensors of one kind."""
-    kind = kind_of(ref_dtype)
+    kind = dtype_class(ref_dtype)
     dtype = coarser(ref_dtype, cand_dtype) if kind in ("float", "complex") else ref_dtype
     return Scale(kind=kind, dtype=dtype, rtol=rtol, atol=atol)

@@ -41,6 +41,15 @@ class Comparison:
             gradients, or all are equal.
         extent_differences: Sentences about what one capture recorded and the other did not.
         provenance_differences: `field`, `ref` and `cand` of each difference between the runs, likely causes first.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradscope as gs
+        >>> for name, scale in (("one.npz", 1.0), ("other.npz", 1.5)):
+        ...     np.savez(name, kernel=np.eye(2) * scale, bias=np.zeros(2))
+        >>> result = gs.compare(gs.load("one.npz"), gs.load("other.npz"))
+        >>> result.verdict, [(row.name, row.status) for row in result.rows]
+        ('different', [('kernel', 'different'), ('bias', 'same')])
     """
 
     rows: tuple[ComparisonRow, ...]

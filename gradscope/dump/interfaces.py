@@ -13,7 +13,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
 from gradscope.dump.record import Record
 from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
-from gradscope.errors import UsageError
+from gradscope.errors import MissingKeyError
 from gradscope.naming import key_of, printable
 from gradscope.naming.patterns import nearest_hint
 from gradscope.protocols import implements
@@ -109,7 +109,7 @@ class EntryIndex:
     @implements(DumpSource)
     def entry(self, key: str) -> Entry:
         if key not in self._entries:
-            raise UsageError(f"the dump has no entry {printable(key)}", hint=nearest_hint(key, self.keys()))
+            raise MissingKeyError(f"the dump has no entry {printable(key)}", hint=nearest_hint(key, self.keys()))
         return self._entries[key]
 
     @implements(DumpSource)
@@ -130,7 +130,7 @@ class EntryIndex:
         if own in tensors:
             return own
         reason = self._entries[own].absent or "the dump has its statistics only"
-        raise UsageError(f"the dump has no tensor for {printable(key)}: {reason}")
+        raise MissingKeyError(f"the dump has no tensor for {printable(key)}: {reason}")
 
 
 class RecordSink(Protocol):

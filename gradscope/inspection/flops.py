@@ -1,7 +1,7 @@
-"""The floating-point operations of one equation that runs no other equations.
+"""`flops_of` returns the floating-point operations of one equation that runs no other equations.
 
-By default an equation costs one operation per element of its floating-point outputs, whatever the operation: an `exp`
-counts as an addition does. Moving data is free, and so is all arithmetic on integers.
+By default an equation costs one operation per element of its floating-point outputs: an `exp` counts as much as an
+addition. Moving data and integer arithmetic cost nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from gradscope.tracing.jaxpr.jaxcompat import Equation
 
-#: What only moves, views, converts or makes values.
+#: Primitives that only move, view, convert or create values.
 MOVEMENT: Final = frozenset(
     {"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "slice", "dynamic_slice",
      "dynamic_update_slice", "gather", "scatter", "concatenate", "pad", "rev", "copy", "copy_p", "convert_element_type",
@@ -26,7 +26,7 @@ MOVEMENT: Final = frozenset(
      "reshard", "mesh_cast", "broadcast"}
 )  # fmt: skip
 
-#: What moves values between devices.
+#: Primitives that move values between devices.
 COLLECTIVES: Final = frozenset(
     {"psum", "psum2", "psum_invariant", "pmax", "pmin", "pvary", "pcast", "all_gather", "all_gather_invariant",
      "all_to_all", "ppermute", "pbroadcast", "reduce_scatter", "axis_index"}
@@ -34,16 +34,16 @@ COLLECTIVES: Final = frozenset(
 
 
 def has_own_cost(equation: Equation) -> bool:
-    """Whether an equation's cost is known by its primitive, whatever jaxprs it carries."""
+    """Returns whether an equation's cost follows from its primitive, whatever jaxprs are in its parameters."""
     name = equation.primitive.name
     return name in _RULES or name in MOVEMENT or name in COLLECTIVES
 
 
 def flops_of(equation: Equation) -> int:
-    """The floating-point operations of one equation.
+    """Returns the floating-point operations of one equation.
 
     Args:
-        equation: It runs no jaxprs, or `has_own_cost`.
+        equation: An equation that runs no jaxprs, or one with `has_own_cost`.
     """
     name = equation.primitive.name
     if name in MOVEMENT or name in COLLECTIVES:
@@ -64,13 +64,13 @@ def _dot_general(equation: Equation) -> int:
 
 
 def _ragged_dot(equation: Equation) -> int:
-    """Every row of the left operand meets one group of the right one."""
+    """Returns the cost of a product in which each row of the left operand meets one group of the right operand."""
     left, right = equation.invars[0].aval.shape, equation.invars[1].aval.shape
     return 2 * math.prod(left) * right[-1]
 
 
 def _convolution(equation: Equation) -> int:
-    """Two per multiplication of an input element with a kernel element; padding and holes are none.
+    """Returns two operations per multiplication of an input element with a kernel element, without padding and holes.
 
     References:
         `HloCostAnalysis::HandleConvolution` of XLA counts in the same way.
@@ -85,7 +85,7 @@ def _convolution(equation: Equation) -> int:
 
 
 class _Window(NamedTuple):
-    """How a kernel moves over an image along one dimension."""
+    """_Window stores how a kernel moves over an image along one dimension."""
 
     stride: int
     before: int
@@ -93,7 +93,7 @@ class _Window(NamedTuple):
     kernel_dilation: int
 
     def pairs(self, image: int, kernel: int, out: int) -> int:
-        """How often an element of the kernel meets one of the image, not counting padding and holes."""
+        """Returns how often a kernel element meets an image element, without padding and holes."""
         starts = np.arange(out)[:, None] * self.stride - self.before
         at = starts + np.arange(kernel)[None, :] * self.kernel_dilation
         inside = (at >= 0) & (at <= (image - 1) * self.image_dilation)
@@ -115,7 +115,7 @@ def _reduce_window(equation: Equation) -> int:
 
 
 def _select_and_scatter(equation: Equation) -> int:
-    """A comparison per element of each window but one, and an addition."""
+    """Returns the comparisons of all elements of each window but one, and one addition per window."""
     return _size(equation.invars[0]) * math.prod(equation.params["window_dimensions"])
 
 
@@ -124,7 +124,7 @@ def _per_update(equation: Equation) -> int:
 
 
 def _integer_power(equation: Equation) -> int:
-    """Multiplications of a power by repeated squaring."""
+    """Returns the multiplications of a power by repeated squaring."""
     exponent = abs(equation.params["y"])
     products = max(exponent.bit_length() - 1 + exponent.bit_count() - 1, 0) + (equation.params["y"] < 0)
     return products * _size(equation.outvars[0])
@@ -152,7 +152,7 @@ def _triangular_solve(equation: Equation) -> int:
 
 
 def _fft(equation: Equation) -> int:
-    """The usual figure of a fast transform, 5 n log2 n."""
+    """Returns the usual estimate of a fast Fourier transform, 5 n log2 n."""
     length = math.prod(equation.params["fft_lengths"])
     return round(5 * _size(equation.outvars[0]) * math.log2(max(length, 1)))
 

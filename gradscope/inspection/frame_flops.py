@@ -1,4 +1,4 @@
-"""The floating-point operations of a whole frame, and which of an equation's frames count how often."""
+"""The floating-point operations of a frame, and how often each frame of an equation counts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gradscope.tracing.jaxpr.frames import Frame
 
 
 def program_flops(frame: Frame) -> int:
-    """The operations that a frame's used equations take, each loop's turn by turn."""
+    """Returns the operations of a frame's used equations, with every iteration of its loops."""
     return sum(_equation_flops(frame, number) for number in frame.used)
 
 
@@ -15,19 +15,22 @@ def _equation_flops(frame: Frame, number: int) -> int:
     inside = counted_frames(frame, number)
     if not inside:
         return flops_of(frame.jaxpr.eqns[number])
-    return sum(program_flops(child) * turns_of(child) for child in inside)
+    return sum(program_flops(child) * iterations_of(child) for child in inside)
 
 
 def counted_frames(frame: Frame, number: int) -> list[Frame]:
-    """The frames whose operations are an equation's; of branches the dearest, none where it has a cost of its own."""
+    """Returns the frames whose operations count as an equation's: of branches the most expensive.
+
+    Empty where the cost of the equation follows from its primitive.
+    """
     inside = frame.children.get(number, [])
     if not inside or has_own_cost(frame.jaxpr.eqns[number]):
         return []
     return [max(inside, key=program_flops)] if inside[0].kind == "cond" else inside
 
 
-def turns_of(frame: Frame) -> int:
-    """How often a frame runs when its equation does; 1 where only running tells."""
+def iterations_of(frame: Frame) -> int:
+    """Returns how often a frame runs when its equation does; 1 for loops of unknown length."""
     if frame.parent is None or len(frame.loops) == len(frame.parent.loops):
         return 1
     length = frame.loops[-1].length

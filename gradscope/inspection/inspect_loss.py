@@ -1,4 +1,4 @@
-"""An inspection: the rows and totals that say what a model is."""
+"""`inspect_loss` returns an `Inspection`: facts about each layer, parameter and input, and totals."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.tracer import Leaf, Trace, trace_loss
 
-#: The name of the row of what belongs to no layer.
+#: The name of the row of equations outside of all layers.
 OUTSIDE: Final = "(outside layers)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """What is known of one layer, parameter or input.
+    """Fact stores the numbers of one layer, parameter or input.
 
     Attributes:
         family: `activation` for a layer, else the family of the argument.
-        name: Its name; that of a layer in a loop has `[*]` for the turn.
-        values: Numbers and words by name, without those that do not apply.
+        name: Its name; that of a layer in a loop has `[*]` for the iteration.
+        values: Numbers and strings by name, without those that do not apply.
     """
 
     family: str
@@ -47,12 +47,12 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What a model is.
+    """Inspection stores the facts and totals of a model.
 
     Attributes:
         facts: Inputs, then layers, composites before their parts, then parameters in the order of first use.
-        totals: Numbers about the whole.
-        fragment: The part of it that an inquiry needs; None where none was made.
+        totals: Numbers about the full model.
+        fragment: The part of the model that a query needs; None without a query.
     """
 
     facts: tuple[Fact, ...]
@@ -68,18 +68,18 @@ def inspect_loss(
     operations: bool = False,
     inquiry: Inquiry | None = None,
 ) -> Inspection:
-    """Say what a loss is made of, from its trace.
+    """Returns the inspection of a loss, from its trace.
 
     Args:
         loss: `loss(variables, batch) -> scalar` or `-> (scalar, aux)`.
         variables: Pytree of `jax.ShapeDtypeStruct`.
-        batch: Likewise.
-        operations: Whether operations have facts of their own beside layers.
-        inquiry: What would be asked of a run: each layer then tells how many of its operations that needs.
+        batch: Pytree of `jax.ShapeDtypeStruct`.
+        operations: Whether operations have facts in addition to layers.
+        inquiry: A query; the facts then include how many operations of each layer a run of the query needs.
 
     Raises:
         ModelError: The loss does not return a real scalar.
-        UsageError: The inquiry cannot be answered.
+        UsageError: The query cannot be resolved.
     """
     found = trace_loss(loss, variables, batch, operations=operations or bool(inquiry))
     answered = answer(found, Wanted(), inquiry) if inquiry else None
@@ -87,13 +87,13 @@ def inspect_loss(
 
 
 class _Inspector:
-    """One inspection in the making.
+    """_Inspector collects the facts and totals of one trace.
 
     Args:
         trace: The traced loss.
         residual_bytes: Bytes that the forward pass keeps for the backward pass; None where there is no backward pass.
-        answered: How an inquiry about it is answered; None where none is made.
-        operations: Whether operations have facts of their own.
+        answered: The resolved query; None without a query.
+        operations: Whether operations have facts in addition to layers.
     """
 
     def __init__(self, trace: Trace, residual_bytes: int | None, answered: Answer | None, operations: bool) -> None:
@@ -105,13 +105,13 @@ class _Inspector:
         self._sites = {site.value: site for site in trace.sites}
         self._leaves = {leaf.name: leaf for leaf in trace.arguments if leaf.family == naming.PARAM}
         self._links = Links(trace) if operations else None
-        self._costs = _with_parts(costs_of(trace), operations=operations)
-        self._needed = {} if answered is None else _with_parts(costs_of(answered.trace), operations=operations)
-        self._whole = sum((cost for owner, cost in self._costs.items() if _is_outermost(owner)), Cost())
+        self._costs = _with_nested(costs_of(trace), operations=operations)
+        self._needed = {} if answered is None else _with_nested(costs_of(answered.trace), operations=operations)
+        self._total = sum((cost for owner, cost in self._costs.items() if _is_outermost(owner)), Cost())
         self._parameters = sum(math.prod(leaf.shape) for leaf in self._leaves.values())
 
     def inspection(self) -> Inspection:
-        """The inspection."""
+        """Returns the inspection."""
         arguments = [leaf for leaf in self._trace.arguments if leaf.family != naming.PARAM]
         facts = (
             *(Fact(family=leaf.family, name=leaf.name, values=_array(leaf)) for leaf in arguments),
@@ -123,12 +123,12 @@ class _Inspector:
 
     def _layer(self, layer: LayerCall) -> Fact:
         outputs = [self._sites[value] for value in layer.outputs if value in self._sites]
-        turns = _turns(layer.frame.loops)
+        iterations = _iteration_count(layer.frame.loops)
         values: dict[str, Json] = (
             {} if not outputs else {"shape": list(outputs[0].shape), "dtype": str(outputs[0].dtype)}
         )
-        if turns > 1:
-            values["iterations"] = turns
+        if iterations > 1:
+            values["iterations"] = iterations
         values |= self._cost(layer)
         own = sum(math.prod(self._leaves[name].shape) for name in layer.params)
         values |= {"parameters": own, "parameter_share": own / self._parameters if self._parameters else 0.0}
@@ -145,7 +145,7 @@ class _Inspector:
 
     def _cost(self, owner: LayerCall | None) -> dict[str, Json]:
         cost = self._costs.get(owner, Cost())
-        share = cost.flops / self._whole.flops if self._whole.flops else 0.0
+        share = cost.flops / self._total.flops if self._total.flops else 0.0
         values: dict[str, Json] = {"flops": cost.flops, "flops_share": share}
         if self._residual_bytes is not None:
             values["backward_flops"] = cost.backward_flops
@@ -163,33 +163,33 @@ class _Inspector:
         return Fact(family=naming.PARAM, name=leaf.name, values=values)
 
     def _users(self, name: str) -> tuple[str, ...]:
-        """The layers that use a parameter themselves and not only through a part of theirs."""
+        """Returns the layers that use a parameter themselves, and not only through a layer inside them."""
         users = [layer for layer in self._layers if name in layer.params]
         through = {id(layer.parent) for layer in users}
         return tuple(layer.path.template for layer in users if id(layer) not in through)
 
     def _totals(self) -> dict[str, Json]:
         layers = [layer for layer in self._layers if not layer.operation]
-        handed_on = {value for layer in layers for value in layer.outputs if value in self._sites}
+        outputs = {value for layer in layers for value in layer.outputs if value in self._sites}
         unused = self._unused()
         totals: dict[str, Json] = {
             "parameters": self._parameters,
             "parameter_bytes": self._bytes_of(naming.PARAM),
             "state_bytes": self._bytes_of(naming.STATE),
             "input_bytes": self._bytes_of(naming.INPUT),
-            "flops": self._whole.flops,
-            "operations": self._whole.operations,
+            "flops": self._total.flops,
+            "operations": self._total.operations,
             "layers": len(layers),
-            "activation_bytes": sum(_site_bytes(self._sites[value]) for value in handed_on),
+            "activation_bytes": sum(_site_bytes(self._sites[value]) for value in outputs),
             "unused_parameters": list(unused),
         }
         if self._residual_bytes is not None:
-            totals |= {"backward_flops": self._whole.backward_flops, "residual_bytes": self._residual_bytes}
+            totals |= {"backward_flops": self._total.backward_flops, "residual_bytes": self._residual_bytes}
         loops = sum(_is_unbounded(frame) for frame in self._trace.root.walk())
         return totals | ({"loops_counted_once": loops} if loops else {})
 
     def _unused(self) -> Iterator[str]:
-        """The parameters that the loss does not depend on at all, not even through integers."""
+        """Yields the parameters that the loss does not depend on, not even through integers."""
         only_loss = [number == 0 for number in range(len(self._trace.root.jaxpr.outvars))]
         needed = mark_needed(self._trace.root, only_loss, Marks())
         for leaf, is_needed in zip(self._trace.arguments, needed, strict=True):
@@ -200,8 +200,8 @@ class _Inspector:
         return sum(_bytes(leaf.shape, leaf.dtype) for leaf in self._trace.arguments if leaf.family == family)
 
 
-def _with_parts(costs: Costs, *, operations: bool) -> dict[LayerCall | None, Cost]:
-    """Each layer's cost with that of the layers inside it; operations have their own only where asked for."""
+def _with_nested(costs: Costs, *, operations: bool) -> dict[LayerCall | None, Cost]:
+    """Returns each layer's cost including that of the layers inside it; operations count by themselves if selected."""
     found: dict[LayerCall | None, Cost] = {}
     for owner, cost in costs.items():
         at = owner if owner is None or operations or not owner.operation else owner.parent
@@ -221,11 +221,11 @@ def _array(leaf: Leaf) -> dict[str, Json]:
 
 
 def _site_bytes(site: Site) -> int:
-    """Bytes of a site's values in all turns."""
-    return _bytes(site.shape, site.dtype) * _turns(site.loops)
+    """Returns the bytes of a site's values in all iterations."""
+    return _bytes(site.shape, site.dtype) * _iteration_count(site.loops)
 
 
-def _turns(loops: Sequence[Loop]) -> int:
+def _iteration_count(loops: Sequence[Loop]) -> int:
     return math.prod(1 if loop.length is None else loop.length for loop in loops)
 
 
@@ -238,9 +238,9 @@ def _is_unbounded(frame: Frame) -> bool:
 
 
 def _residual_bytes(loss: Callable[[Any, Any], Any], variables: Any, batch: Any, found: Trace) -> int | None:
-    """Bytes that the forward pass keeps for the gradient of the parameters, beside the arguments themselves.
+    """Returns the bytes that the forward pass keeps for the gradients of the parameters, in addition to the arguments.
 
-    None where reverse mode cannot get from the loss to a parameter.
+    None where reverse mode cannot reach a parameter from the loss.
     """
     reach = [found.root.reach.get(variable, Reach.NOTHING) for variable in found.root.jaxpr.invars]
     numbers = [n for n, leaf in enumerate(found.arguments) if leaf.family == naming.PARAM and leaf.differentiated]
@@ -248,13 +248,13 @@ def _residual_bytes(loss: Callable[[Any, Any], Any], variables: Any, batch: Any,
         return None
     leaves, tree = jax.tree_util.tree_flatten((variables, batch))
 
-    def kept(given: list[Any]) -> list[Any]:
+    def kept(arguments: list[Any]) -> list[Any]:
         def value(*chosen: Any) -> Any:
             replaced = dict(zip(numbers, chosen, strict=True))
-            out = loss(*jax.tree_util.tree_unflatten(tree, [replaced.get(n, leaf) for n, leaf in enumerate(given)]))
+            out = loss(*jax.tree_util.tree_unflatten(tree, [replaced.get(n, leaf) for n, leaf in enumerate(arguments)]))
             return out[0] if isinstance(out, tuple) else out
 
-        _, pull_back = jax.vjp(value, *(given[number] for number in numbers))
+        _, pull_back = jax.vjp(value, *(arguments[number] for number in numbers))
         return [leaf for leaf in jax.tree_util.tree_leaves(pull_back) if isinstance(leaf, jax.Array)]
 
     jaxpr, _, _ = trace(kept, leaves)

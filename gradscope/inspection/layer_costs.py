@@ -1,4 +1,4 @@
-"""What every layer costs, forwards and backwards."""
+"""`costs_of` returns the floating-point operations of each layer, forward and backward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from gradscope import naming
 from gradscope.inspection.flops import flops_of
-from gradscope.inspection.frame_flops import counted_frames, turns_of
+from gradscope.inspection.frame_flops import counted_frames, iterations_of
 from gradscope.inspection.pullback import Pullbacks
 from gradscope.tracing.dataflow.forward import Descent, Place, Step
 from gradscope.tracing.dataflow.reachability import Reach, is_constant, is_inexact
@@ -20,13 +20,13 @@ from gradscope.tracing.tracer import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What some equations cost.
+    """Cost stores the cost of some equations.
 
     Attributes:
-        operations: Equations that run no others, each as often as it runs.
+        operations: Number of equations that run no others, each counted as often as it runs.
         flops: Their floating-point operations.
-        backward_flops: Those that take the gradient of the loss through them to the parameters, what a checkpoint
-            computes again included.
+        backward_flops: The floating-point operations of their backward pass to the parameters, including what a
+            checkpoint (`jax.checkpoint`) computes again.
     """
 
     operations: int = 0
@@ -41,12 +41,12 @@ class Cost:
         )
 
 
-#: What the equations of each layer cost that belong to no layer inside it; None has what belongs to none.
+#: The cost of each layer without the layers inside it; None is the key of equations outside of all layers.
 Costs: TypeAlias = Mapping[LayerCall | None, Cost]
 
 
 def costs_of(trace: Trace) -> Costs:
-    """What each layer of a traced loss costs without the layers inside it."""
+    """Returns the cost of each layer of a traced loss without the layers inside it."""
     found: dict[LayerCall | None, Cost] = {}
     walk = _Walk(trace)
     for layer, cost in walk.costs(trace.root, None, 1, 0):
@@ -55,7 +55,7 @@ def costs_of(trace: Trace) -> Costs:
 
 
 class _Walk:
-    """One walk over a trace's frames.
+    """_Walk computes costs in one walk over a trace's frames.
 
     Args:
         trace: The trace.
@@ -71,13 +71,13 @@ class _Walk:
     def costs(
         self, frame: Frame, around: LayerCall | None, times: int, remats: int
     ) -> Iterator[tuple[LayerCall | None, Cost]]:
-        """Cost by cost, with the innermost layer that bears it.
+        """Yields the cost of each equation with the innermost layer around it.
 
         Args:
             frame: The frame.
-            around: The innermost layer that the frame as a whole lies in.
+            around: The innermost layer around the frame.
             times: How often the frame runs.
-            remats: How many checkpoints lie around it, each of which runs it once more.
+            remats: The number of checkpoints around the frame, each of which runs it once more.
         """
         for number in sorted(frame.used):
             equation = frame.jaxpr.eqns[number]
@@ -90,7 +90,7 @@ class _Walk:
             else:
                 for child in inside:
                     deeper = remats + (child.kind == "remat")
-                    yield from self.costs(child, owner, times * turns_of(child), deeper)
+                    yield from self.costs(child, owner, times * iterations_of(child), deeper)
 
     def _cost(self, frame: Frame, equation: Equation, times: int, remats: int) -> Cost:
         forward = flops_of(equation)
@@ -99,8 +99,10 @@ class _Walk:
         )
 
     def _opaque(self, frame: Frame, equation: Equation, inside: list[Frame], times: int, remats: int) -> Cost:
-        """What is run as it stands: a custom rule, whose backward pass is its own."""
-        forward = sum(sum(cost.flops for _, cost in self.costs(child, None, turns_of(child), 0)) for child in inside)
+        """Returns the cost of an equation that is not traced into: a custom rule, which has its own backward pass."""
+        forward = sum(
+            sum(cost.flops for _, cost in self.costs(child, None, iterations_of(child), 0)) for child in inside
+        )
         return Cost(
             operations=times, flops=forward * times, backward_flops=self._back(frame, equation, forward, times, remats)
         )
@@ -121,7 +123,7 @@ def _outermost_first(layers: tuple[LayerCall, ...]) -> list[LayerCall]:
 
 
 def _active(trace: Trace) -> Mapping[Place, None]:
-    """The values through which the loss depends smoothly on a parameter."""
+    """Returns the values through which the loss depends differentiably on a parameter."""
     arguments = zip(trace.arguments, trace.root.jaxpr.invars, strict=True)
     parameters = [variable for leaf, variable in arguments if leaf.family == naming.PARAM and leaf.differentiated]
     return Descent().closure((Place(trace.root, variable) for variable in parameters), _is_smooth)

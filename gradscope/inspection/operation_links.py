@@ -1,4 +1,4 @@
-"""Links: which operations and arguments the inputs of an operation come from."""
+"""`Links` returns the operations and arguments that the inputs of an operation come from."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gradscope.tracing.tracer import Trace
 
 
 class Links:
-    """The graph of a trace that was made with operations.
+    """Links is the graph of the operations of a trace.
 
     Args:
-        trace: The trace.
+        trace: A trace that was made with operations.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -26,13 +26,13 @@ class Links:
         self._names = {site.value: site.names for site in trace.sites}
 
     def inputs(self, operation: LayerCall) -> list[str]:
-        """What it reads: names of operations, of loops those inside, and keys of arguments, in order of use."""
+        """Returns the names of operations (for loops, those inside) and keys of arguments that it reads, in order."""
         found = [maker for value in operation.inputs for maker in self._makers_of(value)]
         params = (naming.key_of(naming.PARAM, name) for name in operation.params)
         return list(dict.fromkeys((*found, *params)))
 
     def layers(self, operation: LayerCall) -> list[str]:
-        """The layers whose output it makes."""
+        """Returns the names of the layers whose output the operation computes."""
         names = (name for value in operation.outputs for name in self._names.get(value, ()))
         return list(dict.fromkeys(name.template for name in names if not name.operation))
 
@@ -53,6 +53,6 @@ class Links:
 
 
 def stands_for_others(operation: LayerCall) -> bool:
-    """Whether it runs operations that are seen themselves, so that it adds nothing to the graph of those."""
+    """Returns whether an operation runs other operations of the graph, and so is not a node itself."""
     frames = operation.frame.children.get(operation.equations[0], ())
     return any(frame.kind != "while" and not frame.opaque for frame in frames)

@@ -1,4 +1,4 @@
-"""What one equation costs backwards: its vector-Jacobian product, traced by itself on shapes."""
+"""`Pullbacks` counts the floating-point operations of an equation's vector-Jacobian product, traced on shapes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from gradscope.tracing.jaxpr.vjp import pulled_back
 
 
 class Pullbacks:
-    """The operations of equations' vector-Jacobian products, each kind of equation traced once."""
+    """Pullbacks counts the operations of vector-Jacobian products, and traces each kind of equation once."""
 
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
 
     def flops_of(self, equation: Equation, active: Sequence[bool]) -> int:
-        """The floating-point operations that take cotangents of an equation's outputs to its operands.
+        """Returns the floating-point operations from cotangents of an equation's outputs to those of its operands.
 
         Args:
             equation: A differentiable equation.
-            active: Which of its operands a gradient is wanted of.
+            active: For each operand, whether its cotangent is needed.
         """
         if equation.primitive.name in COLLECTIVES:
             return 0
@@ -39,7 +39,7 @@ class Pullbacks:
 
 
 def _key(equation: Equation) -> Any:
-    """What tells equations of one primitive apart; themselves, where their parameters cannot be compared."""
+    """Returns a key for the parameters of an equation; the equation's own id where they are not hashable."""
     parameters = tuple(sorted(equation.params.items()))
     try:
         hash(parameters)

@@ -69,10 +69,10 @@ def split_key(key: str) -> tuple[str, str]:
 
 
 def family_set(names: str | Iterable[str]) -> frozenset[str]:
-    """The families of some names; of a string the family of that one name.
+    """Returns names of families as a set, after a check that they exist; a string is a list of one name.
 
     Raises:
-        UsageError: There is no family of one of the names; the hint names the nearest.
+        UsageError: There is no family of one of the names; the hint has the nearest names.
     """
     families = several(names)
     for family in families:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-#: Which iteration of the loops around something: one index for each loop, outermost first; empty outside loops.
+#: The iteration of all loops around a value: one index for each loop, the outermost first; empty outside of loops.
 IterationIndex: TypeAlias = tuple[int, ...]
 
 

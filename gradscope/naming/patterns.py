@@ -56,7 +56,7 @@ class Selection:
 
     @classmethod
     def parse(cls, select: str | Iterable[str] = (), exclude: str | Iterable[str] = ()) -> Selection:
-        """The selection that patterns as users write them describe; a string is a list of one pattern.
+        """Returns the selection of patterns as users write them; a string is a list of one pattern.
 
         Raises:
             UsageError: A `re:` pattern is not a regular expression.

@@ -1,4 +1,4 @@
-"""One name or several: every parameter that takes names or patterns takes a single string as a list of one."""
+"""`several` treats a single string as a list of one, for every parameter that takes names or patterns."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from collections.abc import Iterable
 
 
 def several(names: str | Iterable[str]) -> tuple[str, ...]:
-    """The names as a tuple; of a string a tuple of that one name, never of its letters."""
+    """Returns names as a tuple; a string becomes a tuple of that one name, not of its letters."""
     return (names,) if isinstance(names, str) else tuple(names)

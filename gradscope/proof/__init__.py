@@ -1,14 +1,15 @@
-"""Proof: are a model's gradients right? Held to finite differences, to `jax.grad`, and to themselves run again.
+"""Proof: checks a model's gradients against finite differences, `jax.grad`, and a second run.
 
-- A *claim* is a derivative that automatic differentiation gives; a *line* is a function of one number, the loss along a
-  direction, whose derivative at zero the claim is about. `differences` estimates that derivative with the error that is
-  to be expected of it, `claims` compares the two.
-- Parameters are claimed leaf by leaf where they are few, else together, and by halves where they disagree (`leaves`).
-- Functions with differentiation rules of their own are claimed one by one, at the operands that they have in the model
-  (`rules`): the loss being wrong says that some rule is, this says which.
-- A *verdict* is a row per claim (`proving`).
+- A *claim* is a directional derivative by automatic differentiation, and the loss as a function of the step along that
+  direction. `differences` estimates the derivative with an error estimate, and `claims` compares the two.
+- `leaf_claims` checks the gradient of each parameter by itself where there are few, else of all together. Where they
+  disagree, it bisects the parameters.
+- `rule_claims` checks each function with a `custom_vjp` or `custom_jvp` rule at the operands that it has in the model.
+  A wrong gradient of the loss shows that some rule is wrong; this shows which.
+- `stops` keeps values of `stop_gradient` constant, which finite differences would otherwise see change.
+- `proving` collects one row per claim, and the verdict.
 
-All of that is computed in float64, whatever the model computes in, but at the parameters and the batch that the model
-has in its own precision. Where a function has a kink (a `relu` at zero, a tie of maxima), the two sides have different
-derivatives and no claim is wrong: it is looked at again a little beside, and said to be *not smooth here*.
+Everything is computed in float64, at the parameters and the batch that the model has in its own precision. Where a
+function has a kink (`relu` at zero, a tie of maxima), its one-sided derivatives differ and no claim is wrong. Such a
+claim is checked again at a nearby point and reported as *not smooth here*.
 """

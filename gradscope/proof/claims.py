@@ -1,4 +1,4 @@
-"""Claims: a derivative that automatic differentiation gives, compared with the one that finite differences do."""
+"""`outcome` compares a claim, a derivative by automatic differentiation, with finite differences."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
-from gradscope.proof.differences import Estimate, derivative, sides
+from gradscope.proof.differences import Estimate, finite_difference, one_sided_derivatives
 
-#: What became of a claim.
+#: The outcome of a claim.
 Status: TypeAlias = Literal["correct", "wrong", "not smooth here", "not checked"]
 
-#: How many times what extrapolations are apart, and the rounding of a difference, may be off.
+#: A claim may differ by this many times the estimated errors of truncation and rounding.
 _SAFETY: Final = 16.0
-#: What is off in the claim itself: it is computed to so many digits, too.
-_ALWAYS: Final = 1e-9
-#: A difference that may be off by more says nothing.
+#: The relative error of the claim itself, which is computed in floating point too.
+_CLAIM_ERROR: Final = 1e-9
+#: A finite difference with a larger relative error is not conclusive.
 _TOO_COARSE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """The loss along one direction, and what is claimed of it.
+class Claim:
+    """Claim stores the loss along one direction, and its derivative by automatic differentiation.
 
     Attributes:
-        at: The loss, a multiple of the direction away.
-        claimed: Its derivative at zero as automatic differentiation gives it.
-        scale: A typical size of such a derivative, over random directions.
-        epsilon: The relative distance of two neighbouring numbers, as the loss is computed.
+        loss_at: Returns the loss at a multiple of the direction from the point.
+        derivative: The derivative at zero by automatic differentiation.
+        scale: The typical size of such a derivative over random directions.
+        epsilon: The relative distance of two neighbouring numbers in the precision of the loss.
     """
 
-    at: Callable[[float], float]
-    claimed: float
+    loss_at: Callable[[float], float]
+    derivative: float
     scale: float
     epsilon: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a claim.
+    """Outcome stores how a claim compares with finite differences.
 
     Attributes:
-        status: Whether it holds.
-        error: How far claim and difference are apart, relative to the larger of them and to the scale.
-        expected: How far they may be apart for all that differences can tell.
+        status: Whether the claim is correct.
+        error: The distance of claim and finite difference, relative to the largest of both and the scale.
+        expected: The largest such distance that the errors of finite differences explain.
     """
 
     status: Status
@@ -53,48 +53,50 @@ class Outcome:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Sorts outcomes by how much they matter."""
+        """A sort key that orders outcomes by importance, `wrong` last."""
         return _RANKS.index(self.status), self.error
 
 
 _RANKS: Final[Sequence[Status]] = ("not checked", "not smooth here", "correct", "wrong")
 
 
-def outcome(line: Line, beside: Callable[[], Line]) -> Outcome:
-    """Compare a claim with finite differences.
+def outcome(claim: Claim, nearby: Callable[[], Claim]) -> Outcome:
+    """Returns the outcome of a claim.
 
     Args:
-        line: The claim.
-        beside: The same claim at a point nearby, where what is a tie here is one no longer.
+        claim: The claim.
+        nearby: Returns the same claim at a nearby point, where ties of this point are broken.
     """
-    found = derivative(line.at, line.epsilon)
-    result = _compared(line, found)
+    found = finite_difference(claim.loss_at, claim.epsilon)
+    result = _compared(claim, found)
     if result.status != "wrong":
         return result
-    ends = sides(line.at, line.epsilon)
-    if not ends.differ:
+    one_sided = one_sided_derivatives(claim.loss_at, claim.epsilon)
+    if not one_sided.differ:
         return result
-    nearby = beside()
-    again = _compared(nearby, derivative(nearby.at, nearby.epsilon))
-    # Where it has a kink nearby too, as what is tied to itself always has, a claim must lie between the two sides.
-    excused = again.status == "correct" or (
-        sides(nearby.at, nearby.epsilon).differ and ends.include(line.claimed, result.expected * _size(line, found))
-    )
-    return replace(result, status="not smooth here") if excused else result
+    other = nearby()
+    again = _compared(other, finite_difference(other.loss_at, other.epsilon))
+    if again.status != "correct":
+        # There can be a kink nearby too, such as a maximum of a value and itself. Then a correct claim is between the
+        # one-sided derivatives.
+        kink_nearby = one_sided_derivatives(other.loss_at, other.epsilon).differ
+        if not (kink_nearby and one_sided.include(claim.derivative, result.expected * _size(claim, found))):
+            return result
+    return replace(result, status="not smooth here")
 
 
-def _compared(line: Line, found: Estimate) -> Outcome:
+def _compared(claim: Claim, found: Estimate) -> Outcome:
     if not math.isfinite(found.value):
         return Outcome(status="not checked", error=math.nan, expected=math.inf)
-    size = _size(line, found)
+    size = _size(claim, found)
     if size == 0:
-        return Outcome(status="correct", error=0.0, expected=_ALWAYS)
-    error = abs(line.claimed - found.value) / size
-    expected = _SAFETY * (found.truncation + found.rounding) / size + _ALWAYS
+        return Outcome(status="correct", error=0.0, expected=_CLAIM_ERROR)
+    error = abs(claim.derivative - found.value) / size
+    expected = _SAFETY * (found.truncation + found.rounding) / size + _CLAIM_ERROR
     if expected > _TOO_COARSE and error <= expected:
         return Outcome(status="not checked", error=error, expected=expected)
     return Outcome(status="correct" if error <= expected else "wrong", error=error, expected=expected)
 
 
-def _size(line: Line, found: Estimate) -> float:
-    return max(abs(line.claimed), abs(found.value), line.scale)
+def _size(claim: Claim, found: Estimate) -> float:
+    return max(abs(claim.derivative), abs(found.value), claim.scale)

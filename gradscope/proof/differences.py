@@ -1,13 +1,12 @@
-"""The derivative of a function of one number at zero, by finite differences, and how far it can be trusted.
+"""`finite_difference` estimates the derivative of a function of one number at zero, with an error estimate.
 
-Central differences err in two ways: with the square of the step, because the function is no parabola (*truncation*;
-where it has kinks nearby, with the step), and with its inverse, because the function is only computed to so many digits
-(*rounding*). A sequence of shrinking steps tells them apart: what truncation does can be seen, since it makes the
-differences of neighbouring steps disagree; what rounding does is known beforehand. The step with the least of both is
-taken.
+Central differences have two errors. *Truncation* grows with the square of the step, because the function is not a
+parabola (with the step itself where there are kinks nearby). *Rounding* grows with the inverse of the step, because the
+function has finite precision. A sequence of shrinking steps separates them: truncation makes the differences of
+neighbouring steps disagree, and rounding is known beforehand. The step with the smallest sum of both is used.
 
-Why no extrapolation to a step of none (2026-11): it takes the function for smooth as far as the largest step goes, and
-a network with thousands of `relu`s has a kink on any way of that length. Extrapolations then agree by accident.
+Why no extrapolation to a step of zero (2026-11): it assumes a function that is smooth up to the largest step, and a
+network with thousands of `relu`s has a kink within that distance. Extrapolations then agree by accident.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-#: Steps are powers of the relative precision: the first at the 0.2th, the last at the 0.65th, in so many.
+#: Steps are powers of the relative precision, from the exponent `_FIRST` to `_LAST` in `_STEPS` steps.
 _FIRST: Final = 0.2
 _LAST: Final = 0.65
 _STEPS: Final = 12
 
-#: By how much two one-sided differences differ where a quarter of the step brings them no nearer: a kink.
+#: One-sided differences that differ by more than this fraction of their difference at four times the step show a kink.
 _NO_NEARER: Final = 0.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A derivative by finite differences.
+    """Estimate stores a derivative by finite differences.
 
     Attributes:
         value: The derivative.
-        truncation: How far the differences of neighbouring steps are apart.
-        rounding: What the last digits of the function's values make at the step that was taken.
+        truncation: The distance of the differences at neighbouring steps.
+        rounding: The error from the rounding of the function's values, at the step that was used.
     """
 
     value: float
@@ -41,11 +40,11 @@ class Estimate:
     rounding: float
 
 
-def derivative(function: Callable[[float], float], epsilon: float) -> Estimate:
-    """The derivative of a function at zero.
+def finite_difference(function: Callable[[float], float], epsilon: float) -> Estimate:
+    """Returns the derivative of a function at zero.
 
     Args:
-        function: Smooth around zero on a scale of 1, kinks aside.
+        function: A function that is smooth around zero on a scale of 1, except for kinks.
         epsilon: The relative precision of its values.
     """
     slopes, roundings = zip(*_central(function, epsilon), strict=True)
@@ -59,7 +58,7 @@ def derivative(function: Callable[[float], float], epsilon: float) -> Estimate:
 
 
 def _central(function: Callable[[float], float], epsilon: float) -> Iterator[tuple[float, float]]:
-    """The central difference at each step, and what rounding may have done to it."""
+    """Yields the central difference at each step, and its error from rounding."""
     for number in range(_STEPS):
         step = epsilon ** (_FIRST + (_LAST - _FIRST) * number / (_STEPS - 1))
         above, below = function(step), function(-step)
@@ -67,13 +66,13 @@ def _central(function: Callable[[float], float], epsilon: float) -> Iterator[tup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sides:
-    """The derivatives of a function at zero from below and from above.
+class OneSidedDerivatives:
+    """OneSidedDerivatives stores the derivatives of a function at zero from below and from above.
 
     Attributes:
-        below: The one from below.
-        above: The one from above.
-        differ: Whether a smaller step brings them no nearer to each other, beyond what rounding does.
+        below: The derivative from below.
+        above: The derivative from above.
+        differ: Whether they differ by more than rounding, and a smaller step does not reduce the difference.
     """
 
     below: float
@@ -81,23 +80,25 @@ class Sides:
     differ: bool
 
     def include(self, value: float, tolerance: float) -> bool:
-        """Whether a number lies between the two, give or take a tolerance."""
+        """Returns whether a number is between both derivatives, within a tolerance."""
         low, high = sorted((self.below, self.above))
         return low - tolerance <= value <= high + tolerance
 
 
-def sides(function: Callable[[float], float], epsilon: float) -> Sides:
-    """The one-sided derivatives of a function at zero.
+def one_sided_derivatives(function: Callable[[float], float], epsilon: float) -> OneSidedDerivatives:
+    """Returns the one-sided derivatives of a function at zero.
 
     Args:
         function: The function.
         epsilon: The relative precision of its values.
     """
     here = function(0.0)
-    smallest = epsilon**0.45  # small enough for no other kink, large enough for the digits there are
+    smallest = epsilon**0.45  # small enough to avoid other kinks, large enough for the precision
     (wide_below, wide_above), (below, above) = (
         ((here - function(-step)) / step, (function(step) - here) / step) for step in (4 * smallest, smallest)
     )
     noise = 16 * epsilon * abs(here) / smallest
     apart = abs(above - below)
-    return Sides(below=below, above=above, differ=apart > noise and apart > _NO_NEARER * abs(wide_above - wide_below))
+    return OneSidedDerivatives(
+        below=below, above=above, differ=apart > noise and apart > _NO_NEARER * abs(wide_above - wide_below)
+    )

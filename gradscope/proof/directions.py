@@ -1,4 +1,4 @@
-"""Random directions to look along, and points a little beside."""
+"""Random directions for directional derivatives, and nearby points."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-#: How far beside a point is looked at where it is not smooth, relative to its numbers.
-_BESIDE: Final = 1e-3
+#: The distance of a nearby point, relative to the size of the numbers.
+_NEARBY: Final = 1e-3
 
 
 class Directions:
-    """Random directions, the same for the same seed.
+    """Directions draws random directions, reproducibly by its seed.
 
     Args:
         seed: The seed.
@@ -23,13 +23,13 @@ class Directions:
         self._random = np.random.default_rng(seed)
 
     def along(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """A direction for each array: normal numbers of about the size of the array's own."""
+        """Returns a direction for each array: normal numbers, scaled to the root mean square of the array."""
         return [self._normal(array) * typical_size(array) for array in arrays]
 
-    def beside(self, arrays: Sequence[Any]) -> list[Any]:
-        """Each array, moved a little."""
+    def nearby(self, arrays: Sequence[Any]) -> list[Any]:
+        """Returns a nearby point: each array moved a little in a random direction."""
         pairs = zip(arrays, self.along(arrays), strict=True)
-        return [jnp.asarray(np.asarray(array) + (_BESIDE * moved).astype(moved.dtype)) for array, moved in pairs]
+        return [jnp.asarray(np.asarray(array) + (_NEARBY * moved).astype(moved.dtype)) for array, moved in pairs]
 
     def _normal(self, array: Any) -> np.ndarray:
         real = self._random.standard_normal(array.shape)
@@ -39,7 +39,7 @@ class Directions:
 
 
 def typical_size(array: Any) -> Any:
-    """The root mean square of an array's finite elements, of its dtype; 1 where they are all zero."""
+    """Returns the root mean square of an array's finite elements in its dtype; 1 where they are all zero."""
     magnitudes = np.abs(np.asarray(array)).astype(np.float64)
     finite = magnitudes[np.isfinite(magnitudes)]
     size = float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
@@ -47,6 +47,6 @@ def typical_size(array: Any) -> Any:
 
 
 def inner(gradient: Any, direction: Any) -> tuple[float, float]:
-    """The derivative along a direction by the gradient, and the root of the sum of its squared terms."""
+    """Returns the derivative along a direction by the gradient, and the root of the sum of its squared terms."""
     terms = np.real(np.asarray(gradient).astype(np.complex128) * np.asarray(direction).astype(np.complex128))
     return float(terms.sum()), float(np.sqrt((terms**2).sum()))

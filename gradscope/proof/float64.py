@@ -1,4 +1,4 @@
-"""Float64 for as long as a proof takes, at the numbers that the model has in its own precision."""
+"""Float64 computation at the numbers that a model has in its own precision."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _WIDE: Final = float(np.finfo(np.float64).eps)
 
 
 def wide_types() -> AbstractContextManager[None]:
-    """JAX with 64-bit types."""
+    """Returns a context in which JAX has 64-bit types."""
     library: Any = jax if hasattr(jax, "enable_x64") else jax.experimental  # where it was before 0.8
     return library.enable_x64(True)
 
 
 def coarsest_epsilon(frames: Iterable[Frame]) -> float:
-    """The relative distance of neighbouring numbers in the narrowest floating-point type that anything is computed in.
+    """Returns the relative precision of the narrowest floating-point type that the frames compute in.
 
-    A model may compute in a narrower type than its arguments have: then so many digits are all that differences see.
+    A model can compute in a narrower type than its arguments have, which limits the precision of finite differences.
 
     Args:
-        frames: What is computed, liveness marked.
+        frames: The frames, with live equations marked.
     """
     variables = (v for frame in frames for number in frame.live for v in frame.jaxpr.eqns[number].outvars)
     return max((_epsilon(variable) for variable in variables if is_inexact(variable)), default=_WIDE)
@@ -40,7 +40,7 @@ def _epsilon(variable: Any) -> float:
 
 
 def widened(leaf: Any) -> Any:
-    """An array with its numbers in float64 or complex128; integers, keys and the like as they are."""
+    """Returns an array as float64 or complex128; integers, booleans and keys are returned unchanged."""
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         return jnp.asarray(np.asarray(leaf).astype(np.complex128))
     if jnp.issubdtype(leaf.dtype, jnp.floating):

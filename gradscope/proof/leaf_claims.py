@@ -1,4 +1,4 @@
-"""Claims about a loss: its gradient with respect to each parameter and input, along random directions."""
+"""`leaf_outcomes` checks the gradient of a loss with respect to each parameter and input, along random directions."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from gradscope.proof.claims import Line, Outcome, outcome
+from gradscope.proof.claims import Claim, Outcome, outcome
 from gradscope.proof.directions import Directions, inner
 
-#: So many leaves are claimed one by one; more together, and by halves where they disagree.
+#: Up to this number, leaves are checked one by one; more are checked together and bisected where they disagree.
 _ONE_BY_ONE: Final = 32
-#: So many of those that disagree are told apart from the others; a rule near the loss can make every one wrong.
+#: How many wrong leaves bisection isolates: a wrong rule near the loss can make every leaf wrong.
 _MOST_WRONG: Final = 8
-#: Directions per claim.
+#: Number of directions per group of leaves.
 _DIRECTIONS: Final = 2
 
 
-class Loss:
-    """A loss as a function of some of its arguments' leaves.
+class LossOfLeaves:
+    """LossOfLeaves makes claims about a loss as a function of some leaves of its arguments.
 
     Args:
-        value: The loss of its flat arguments.
-        stopped: The same with what `stop_gradient` made as it is at these arguments; None where nothing is stopped.
-        leaves: Its flat arguments.
-        numbers: Those that are differentiated.
-        epsilon: The relative precision that it is computed to.
+        value: Returns the loss of flat arguments.
+        stopped: Likewise, with the values of `stop_gradient` kept as they are at `leaves`; None where nothing is
+            stopped.
+        leaves: The flat arguments.
+        numbers: The indices of the leaves that are differentiated.
+        epsilon: The relative precision of the loss.
     """
 
     def __init__(
@@ -57,45 +58,45 @@ class Loss:
         self._along_stopped = None if stopped is None else along(stopped)
         self._known: list[tuple[Mapping[int, Any], Mapping[int, Any]]] = []
 
-    def line(self, at: Mapping[int, Any], direction: Mapping[int, np.ndarray]) -> Line:
-        """The loss along a direction from a point."""
-        gradient = self._gradient_at(at)
-        everywhere = {n: direction.get(n, np.zeros(leaf.shape, leaf.dtype)) for n, leaf in at.items()}
+    def claim(self, point: Mapping[int, Any], direction: Mapping[int, np.ndarray]) -> Claim:
+        """Returns the claim about the derivative at a point along a direction."""
+        gradient = self._gradient_at(point)
+        everywhere = {n: direction.get(n, np.zeros(leaf.shape, leaf.dtype)) for n, leaf in point.items()}
         terms = [inner(gradient[number], each) for number, each in direction.items()]
-        return Line(
-            at=lambda step: float(self._along(at, everywhere, step)),
-            claimed=sum(slope for slope, _ in terms),
+        return Claim(
+            loss_at=lambda step: float(self._along(point, everywhere, step)),
+            derivative=sum(slope for slope, _ in terms),
             scale=math.hypot(*(size for _, size in terms)),
             epsilon=self._epsilon,
         )
 
-    def stopped_line(self, direction: Mapping[int, np.ndarray]) -> Line | None:
-        """The same from these arguments, stopped values staying as they are; None where nothing is stopped."""
+    def stopped_claim(self, direction: Mapping[int, np.ndarray]) -> Claim | None:
+        """Returns the claim at `here` with stopped values kept constant; None where nothing is stopped."""
         along = self._along_stopped
         if along is None:
             return None
         everywhere = {n: direction.get(n, np.zeros(leaf.shape, leaf.dtype)) for n, leaf in self.here.items()}
-        return replace(self.line(self.here, direction), at=lambda step: float(along(self.here, everywhere, step)))
+        return replace(self.claim(self.here, direction), loss_at=lambda step: float(along(self.here, everywhere, step)))
 
-    def _gradient_at(self, at: Mapping[int, Any]) -> Mapping[int, Any]:
+    def _gradient_at(self, point: Mapping[int, Any]) -> Mapping[int, Any]:
         for known, gradient in self._known:
-            if known is at:
+            if known is point:
                 return gradient
-        gradient = self._gradient(at)
-        self._known.append((at, gradient))
+        gradient = self._gradient(point)
+        self._known.append((point, gradient))
         return gradient
 
 
-def leaf_outcomes(loss: Loss, seed: int) -> Iterator[tuple[tuple[int, ...], Outcome]]:
-    """What became of the claims about a loss's leaves: which leaves each was about, and its outcome."""
+def leaf_outcomes(loss: LossOfLeaves, seed: int) -> Iterator[tuple[tuple[int, ...], Outcome]]:
+    """Yields the indices of a group of leaves, and the outcome of the claim about them."""
     numbers = tuple(loss.here)
     directions = Directions(seed)
-    beside = dict(zip(numbers, directions.beside(list(loss.here.values())), strict=True))
+    nearby = dict(zip(numbers, directions.nearby(list(loss.here.values())), strict=True))
     groups: list[tuple[int, ...]] = [(number,) for number in numbers] if len(numbers) <= _ONE_BY_ONE else [numbers]
     wrong = 0
     while groups:
         group = groups.pop(0)
-        found = _worst(loss, group, directions, beside)
+        found = _worst(loss, group, directions, nearby)
         if len(group) > 1 and found.status == "wrong" and wrong < _MOST_WRONG:
             half = len(group) // 2
             groups[:0] = [group[:half], group[half:]]
@@ -104,13 +105,13 @@ def leaf_outcomes(loss: Loss, seed: int) -> Iterator[tuple[tuple[int, ...], Outc
             yield group, found
 
 
-def _worst(loss: Loss, group: tuple[int, ...], directions: Directions, beside: Mapping[int, Any]) -> Outcome:
+def _worst(loss: LossOfLeaves, group: tuple[int, ...], directions: Directions, nearby: Mapping[int, Any]) -> Outcome:
     outcomes: list[Outcome] = []
     for _ in range(_DIRECTIONS):
         along = directions.along([loss.here[number] for number in group])
         direction = dict(zip(group, along, strict=True))
-        line = loss.line(loss.here, direction)
-        found = outcome(line, lambda direction=direction: loss.line(beside, direction))
-        stopped = loss.stopped_line(direction) if found.status in ("wrong", "not checked") else None
-        outcomes.append(found if stopped is None else outcome(stopped, lambda line=line: line))
+        claim = loss.claim(loss.here, direction)
+        found = outcome(claim, lambda direction=direction: loss.claim(nearby, direction))
+        stopped = loss.stopped_claim(direction) if found.status in ("wrong", "not checked") else None
+        outcomes.append(found if stopped is None else outcome(stopped, lambda claim=claim: claim))
     return max(outcomes, key=lambda each: each.rank)

@@ -1,4 +1,4 @@
-"""Proving a model's gradients: a row per claim, and a verdict."""
+"""`prove` checks a model's gradients and returns a `Proof`: one row per claim, and a verdict."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.instrument.query.trace_query import Inquiry
 from gradscope.proof.claims import Outcome, Status
 from gradscope.proof.float64 import coarsest_epsilon, wide_types, widened
-from gradscope.proof.leaf_claims import Loss, leaf_outcomes
-from gradscope.proof.rule_claims import Call, rule_outcomes
+from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes
+from gradscope.proof.rule_claims import CustomRuleCall, rule_outcomes
 from gradscope.proof.stops import stopped_loss
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Leaf, Trace, trace_loss
 from gradscope.tracing.user_frames import user_code
 
 #: The rows about custom rules, and those about gradients.
-_Rows: TypeAlias = "tuple[tuple[Row, ...], tuple[Row, ...]]"
+_Rows: TypeAlias = "tuple[tuple[ProofRow, ...], tuple[ProofRow, ...]]"
 
-#: What becomes of a proof.
+#: The verdict of a proof.
 Verdict: TypeAlias = Literal["correct", "wrong", "nothing checked"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One claim.
+class ProofRow:
+    """ProofRow stores the outcome of one claim.
 
     Attributes:
-        what: What it is about: the key of a gradient, a function with a rule of its own.
-        error: How far it is off, relatively; None where it could not be told.
-        expected: How far it may be off; None where it could not be told.
-        status: What became of it.
-        source: `file:line` of what it is about; None where there is none.
+        what: The subject: the key of a gradient, or a function with a custom rule.
+        error: The relative error; None where it is unknown.
+        expected: The largest error that the method explains; None where it is unknown.
+        status: The outcome.
+        source: `file:line` of the subject; None where there is none.
     """
 
     what: str
@@ -55,7 +55,7 @@ class Row:
     source: str | None = None
 
     def to_json(self) -> dict[str, Json]:
-        """The row's columns, without those that do not apply."""
+        """Returns the columns of the row, without those that do not apply."""
         facts: dict[str, Json] = {
             "what": self.what,
             "error": self.error,
@@ -68,42 +68,42 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What became of all claims.
+    """Proof stores the outcomes of all claims.
 
     Attributes:
-        rules: A row per custom rule, held to finite differences of the function that it belongs to.
-        gradients: A row per gradient, held to finite differences of the loss.
-        repetitions: A row per way in which the gradients were computed again.
-        notes: Sentences about how that was done.
+        rules: A row per custom rule, compared with finite differences of its function.
+        gradients: A row per gradient, compared with finite differences of the loss.
+        repetitions: A row per other way in which the gradients were computed again.
+        notes: Sentences about how the claims were checked.
     """
 
-    rules: tuple[Row, ...]
-    gradients: tuple[Row, ...]
-    repetitions: tuple[Row, ...]
+    rules: tuple[ProofRow, ...]
+    gradients: tuple[ProofRow, ...]
+    repetitions: tuple[ProofRow, ...]
     notes: tuple[str, ...] = ()
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[ProofRow, ...]:
         """A row per claim."""
         return (*self.rules, *self.gradients, *self.repetitions)
 
     @property
     def verdict(self) -> Verdict:
-        """`wrong` if any claim is; `correct` if finite differences could tell of any gradient, and none is wrong."""
+        """`wrong` if any claim is wrong; `correct` if any was checked by finite differences and none is wrong."""
         if any(row.status == "wrong" for row in self.rows):
             return "wrong"
-        told = self.gradients or self.rules
-        return "correct" if any(row.status != "not checked" for row in told) else "nothing checked"
+        by_differences = self.gradients or self.rules
+        return "correct" if any(row.status != "not checked" for row in by_differences) else "nothing checked"
 
 
 def prove(model: Model, arguments: Arguments, timings: Timings, *, seed: int = 0) -> Proof:
-    """Hold a model's gradients to finite differences, to `jax.grad` and to themselves run again.
+    """Checks a model's gradients against finite differences, `jax.grad` and a second run.
 
     Args:
         model: The model.
         arguments: Its arguments.
         timings: Receives the seconds of each phase.
-        seed: Seed of the directions that are looked along.
+        seed: Seed of the random directions.
 
     Raises:
         ModelError: The user's code failed.
@@ -113,7 +113,7 @@ def prove(model: Model, arguments: Arguments, timings: Timings, *, seed: int = 0
     run = prepared.start()
     repetitions = tuple(_repetitions(model, prepared, run, timings))
     notes = list(_on_loss(np.asarray(run.observed.loss)))
-    with timings.phase("differences"), np.errstate(all="ignore"):  # what is not finite is not checked
+    with timings.phase("differences"), np.errstate(all="ignore"):  # non-finite differences are reported as not checked
         try:
             rules, gradients = _wide_rows(model, prepared, seed)
         except ModelError as failure:
@@ -124,25 +124,25 @@ def prove(model: Model, arguments: Arguments, timings: Timings, *, seed: int = 0
 
 def _on_loss(loss: np.ndarray) -> Iterator[str]:
     if not np.isfinite(loss):
-        yield f"the loss is {float(loss)}, of which no difference tells anything: gradscope dump finds where that began"
+        yield f"the loss is {float(loss)}, so differences show nothing: gradscope dump finds where that began"
 
 
-def _repetitions(model: Model, prepared: Prepared, run: Run, timings: Timings) -> Iterator[Row]:
+def _repetitions(model: Model, prepared: Prepared, run: Run, timings: Timings) -> Iterator[ProofRow]:
     with timings.phase("self-check"):
         yield _against_plain(prepared, self_check(model.loss, prepared, run))
     equal = _bits(run) == _bits(prepared.start())
-    yield Row(
+    yield ProofRow(
         what="two runs, bit for bit", error=0.0 if equal else 1.0, expected=0.0, status="correct" if equal else "wrong"
     )
 
 
-def _against_plain(prepared: Prepared, checked: Mapping[str, Any]) -> Row:
-    """The observed gradients beside those of `jax.grad`; the numbers are those of the parameter furthest off."""
+def _against_plain(prepared: Prepared, checked: Mapping[str, Any]) -> ProofRow:
+    """Returns the row of the observed gradients against `jax.grad`, with the numbers of the worst parameter."""
     errors: Mapping[str, float] = checked["rel_l2"]
     leaves = {leaf.name: leaf for leaf in prepared.answer.trace.arguments if leaf.family == naming.PARAM}
     allowed = {name: rounding(np.dtype(leaves[name].dtype), checked["noise"][name]) for name in errors}
     worst = max(errors, key=lambda name: errors[name] / allowed[name], default=None)
-    return Row(
+    return ProofRow(
         what="observed gradients against jax.grad",
         error=0.0 if worst is None else errors[worst],
         expected=0.0 if worst is None else allowed[worst],
@@ -177,7 +177,7 @@ def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, seed: int) 
         rules = tuple(_rule_row(call, outcome) for call, outcome in rule_outcomes(here, leaves, seed))
         numbers = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
         epsilon = coarsest_epsilon(here.root.walk())
-        differentiated = Loss(value, stopped_loss(here, leaves), leaves, numbers, epsilon)
+        differentiated = LossOfLeaves(value, stopped_loss(here, leaves), leaves, numbers, epsilon)
         sources = _sources(trace)
         gradients = tuple(
             _leaf_row([trace.arguments[number] for number in group], outcome, sources)
@@ -186,21 +186,21 @@ def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, seed: int) 
     return rules, gradients
 
 
-def _rule_row(call: Call, outcome: Outcome) -> Row:
+def _rule_row(call: CustomRuleCall, outcome: Outcome) -> ProofRow:
     used = "" if call.source is None or call.source == call.rule.source else f", used at {call.source}"
     return _row(f"custom rule of {call.rule.function}{used}", outcome, call.rule.source)
 
 
-def _leaf_row(leaves: list[Leaf], outcome: Outcome, sources: Mapping[str, str]) -> Row:
+def _leaf_row(leaves: list[Leaf], outcome: Outcome, sources: Mapping[str, str]) -> ProofRow:
     if len(leaves) > 1:
         return _row(f"{len(leaves)} gradients together, {_key(leaves[0])} to {_key(leaves[-1])}", outcome, None)
     source = sources.get(leaves[0].name) if leaves[0].family == naming.PARAM else None
     return _row(_key(leaves[0]), outcome, source)
 
 
-def _row(what: str, outcome: Outcome, source: str | None) -> Row:
+def _row(what: str, outcome: Outcome, source: str | None) -> ProofRow:
     known = math.isfinite(outcome.expected)
-    return Row(
+    return ProofRow(
         what=what,
         error=None if math.isnan(outcome.error) and not known else outcome.error,
         expected=outcome.expected if known else None,
@@ -214,7 +214,7 @@ def _key(leaf: Leaf) -> str:
 
 
 def _sources(trace: Trace) -> dict[str, str]:
-    """Where each parameter is used first, by the innermost layer that uses it."""
+    """Returns the source of the innermost layer that uses each parameter, by the parameter's name."""
     users = sorted(trace.layers, key=lambda layer: len(layer.path.components), reverse=True)
     found: dict[str, str] = {}
     for layer in users:

@@ -1,4 +1,4 @@
-"""Claims about the functions of a model that have differentiation rules of their own, each at its own operands."""
+"""`rule_outcomes` checks the `custom_vjp` and `custom_jvp` functions of a model, each at the operands of one call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.capturing.explain.neighbourhood import Neighbourhood, is_hidden, observe_values
-from gradscope.proof.claims import Line, Outcome, outcome
+from gradscope.proof.claims import Claim, Outcome, outcome
 from gradscope.proof.directions import Directions, inner
 from gradscope.proof.float64 import coarsest_epsilon
 from gradscope.tracing.dataflow.forward import Place
@@ -24,13 +24,13 @@ from gradscope.tracing.tracer import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One call of a function with a rule of its own.
+class CustomRuleCall:
+    """CustomRuleCall is one call of a function with a custom differentiation rule.
 
     Attributes:
-        rule: The function.
-        frame: The frame that calls it.
-        number: The equation that does.
+        rule: The function and its rule.
+        frame: The frame with the call.
+        number: The number of the equation in the frame.
     """
 
     rule: CustomRule
@@ -39,7 +39,7 @@ class Call:
 
     @property
     def equation(self) -> Equation:
-        """The call itself."""
+        """The equation of the call."""
         return self.frame.jaxpr.eqns[self.number]
 
     @property
@@ -48,8 +48,8 @@ class Call:
         return source_in(self.frame, self.equation)
 
 
-def rule_outcomes(trace: Trace, arguments: Sequence[Any], seed: int) -> Iterator[tuple[Call, Outcome]]:
-    """What became of the claims about a trace's rules: one call for each function and shape of operands."""
+def rule_outcomes(trace: Trace, arguments: Sequence[Any], seed: int) -> Iterator[tuple[CustomRuleCall, Outcome]]:
+    """Yields the outcome of one call for each function with a custom rule and each shape of operands."""
     calls = list(_calls(trace.root))
     operands = (Place(call.frame, atom) for call in calls for atom in call.equation.invars if not is_literal(atom))
     if not calls:
@@ -61,10 +61,10 @@ def rule_outcomes(trace: Trace, arguments: Sequence[Any], seed: int) -> Iterator
         if values is None:
             yield call, Outcome(status="not checked", error=math.nan, expected=math.nan)
         else:
-            yield call, _Local(call, directions).outcome(values)
+            yield call, _RuleOfCall(call, directions).outcome(values)
 
 
-def _calls(root: Frame) -> Iterator[Call]:
+def _calls(root: Frame) -> Iterator[CustomRuleCall]:
     seen: set[object] = set()
     for frame in root.walk():
         for number in sorted(frame.live):
@@ -73,27 +73,27 @@ def _calls(root: Frame) -> Iterator[Call]:
             kind = (rule, tuple(str(atom.aval) for atom in equation.invars))
             if rule is not None and kind not in seen and any(map(is_inexact, equation.outvars)):
                 seen.add(kind)
-                yield Call(rule=rule, frame=frame, number=number)
+                yield CustomRuleCall(rule=rule, frame=frame, number=number)
 
 
-def _operands(neighbourhood: Neighbourhood, call: Call) -> list[Any] | None:
-    """The values of a call's operands in the first turn of the loops around it; None where it has none."""
-    turn = (0,) * len(call.frame.loops)
-    if not neighbourhood.was_executed(call.frame, turn):
+def _operands(neighbourhood: Neighbourhood, call: CustomRuleCall) -> list[Any] | None:
+    """Returns the operands of a call in the first iteration of the loops around it; None where they are unknown."""
+    iteration = (0,) * len(call.frame.loops)
+    if not neighbourhood.was_executed(call.frame, iteration):
         return None
-    values = [neighbourhood.value(Place(call.frame, atom), turn) for atom in call.equation.invars]
+    values = [neighbourhood.value(Place(call.frame, atom), iteration) for atom in call.equation.invars]
     return None if any(value is None for value in values) else [jnp.asarray(value) for value in values]
 
 
-class _Local:
-    """One rule, held to finite differences of the function it belongs to.
+class _RuleOfCall:
+    """_RuleOfCall compares a custom rule with finite differences of its function.
 
     Args:
         call: A call of the function.
-        directions: Where random directions come from.
+        directions: The source of random directions.
     """
 
-    def __init__(self, call: Call, directions: Directions) -> None:
+    def __init__(self, call: CustomRuleCall, directions: Directions) -> None:
         self._equation = equation = call.equation
         inside = call.frame.children.get(call.number, [])
         types = [float(jnp.finfo(v.aval.dtype).eps) for v in equation.outvars if is_inexact(v)]
@@ -103,28 +103,28 @@ class _Local:
         self._outputs = jax.jit(self._run)
 
     def outcome(self, operands: list[Any]) -> Outcome:
-        """What became of the claim that the rule makes at some operands."""
+        """Returns the outcome of the rule's derivative at some operands."""
         here = [operands[number] for number in self._chosen]
         along = self._directions.along(here)
         weights = self._directions.along([np.ones_like(each) for each in self._outputs(operands, here)])
-        moved = self._directions.beside(here)
-        line = self._line(operands, here, along, weights)
-        return outcome(line, lambda: self._line(operands, moved, along, weights))
+        moved = self._directions.nearby(here)
+        claim = self._claim(operands, here, along, weights)
+        return outcome(claim, lambda: self._claim(operands, moved, along, weights))
 
-    def _line(
+    def _claim(
         self, operands: list[Any], here: list[Any], along: Sequence[np.ndarray], weights: Sequence[np.ndarray]
-    ) -> Line:
-        def at(step: float) -> float:
+    ) -> Claim:
+        def loss_at(step: float) -> float:
             moved = [each + (step * way).astype(way.dtype) for each, way in zip(here, along, strict=True)]
             made = self._outputs(operands, moved)
             return sum(inner(each, weight)[0] for each, weight in zip(made, weights, strict=True))
 
-        _, pull_back = jax.vjp(lambda given: self._run(operands, given), here)
+        _, pull_back = jax.vjp(lambda chosen: self._run(operands, chosen), here)
         (gradients,) = pull_back([jnp.asarray(weight) for weight in weights])
         terms = [inner(gradient, way) for gradient, way in zip(gradients, along, strict=True)]
-        return Line(
-            at=at,
-            claimed=sum(slope for slope, _ in terms),
+        return Claim(
+            loss_at=loss_at,
+            derivative=sum(slope for slope, _ in terms),
             scale=math.hypot(*(size for _, size in terms)),
             epsilon=self._epsilon,
         )

@@ -1,7 +1,8 @@
-"""A loss whose stopped values stay as they are: what automatic differentiation differentiates.
+"""`stopped_loss` returns a loss in which the values of `stop_gradient` are constant.
 
-`stop_gradient` says that a value is to count as constant. Finite differences do not know that: they see the loss change
-by way of it, too. So, before a gradient is called wrong, the loss is run with every stopped value fed back as it was.
+Automatic differentiation treats the values of `stop_gradient` as constants. Finite differences do not: they include the
+change of the loss through such a value. So before a gradient is reported as wrong, the loss is run again with every
+stopped value fed back unchanged.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from gradscope.tracing.tracer import Trace
 
 
 def stopped_loss(trace: Trace, here: Sequence[Any]) -> Callable[[Sequence[Any]], Any] | None:
-    """The loss as a function of its flat arguments, what `stop_gradient` made being what it is at some of them.
+    """Returns the loss as a function of its flat arguments, with the values of `stop_gradient` kept constant.
 
     Args:
         trace: The traced loss.
-        here: The arguments at which values are stopped.
+        here: The flat arguments at which the stopped values are computed.
 
     Returns:
         A pure function; None where nothing is stopped.
@@ -32,15 +33,15 @@ def stopped_loss(trace: Trace, here: Sequence[Any]) -> Callable[[Sequence[Any]],
     if not sites:
         return None
     observing, _ = observing_program(trace, Plan(sites=sites, gradients=frozenset(), observe=whole_tensor))
-    every_turn = {number: frozenset(iterations(site.loops)) for number, site in enumerate(sites)}
-    plan = Plan(sites=sites, gradients=frozenset(), observe=whole_tensor, fed=every_turn)
+    every_iteration = {number: frozenset(iterations(site.loops)) for number, site in enumerate(sites)}
+    plan = Plan(sites=sites, gradients=frozenset(), observe=whole_tensor, fed=every_iteration)
     feeding, _ = observing_program(trace, plan)
     values = observing(list(here)).captured.values
     return lambda arguments: feeding(list(arguments), values).loss
 
 
 def _stopped(trace: Trace) -> tuple[Site, ...]:
-    """The values that `stop_gradient` makes, where they can be fed."""
+    """Returns the sites of the values of `stop_gradient` that can be fed."""
     return tuple(
         site_at(trace.root, ValueKey(frame.key, number, 0))
         for frame in trace.root.walk()

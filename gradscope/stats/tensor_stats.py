@@ -41,6 +41,10 @@ PERCENTS: Final = (1, 50, 99)
 class TensorStats:
     """The statistics of one tensor.
 
+    `size`, `finite`, `zeros`, `nan`, `inf`, `posinf`, `neginf` and `subnormal` are counts of elements; `dead`,
+    `saturated` and `underflow` are shares, from 0 to 1; `dynrange` is in bits, powers of two; all others are in the
+    tensor's own unit. None where a number does not apply or was not computed.
+
     Attributes:
         shape: As the model computed it; `(size,)` after a merge.
         dtype: The logical dtype's name.
@@ -49,6 +53,13 @@ class TensorStats:
         hash: The 128-bit hash of the bytes in hexadecimal; None in the core tier and after a merge.
         dead: Of an activation: the share of its units that are dead; see `stats.units`. None after a merge.
         saturated: Of an activation: the share of its elements at a limit; see `stats.units`. None after a merge.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradscope as gs
+        >>> whole = gs.tensor_stats(np.array([1.0, 2.0])) + gs.tensor_stats(np.array([-3.0, np.inf]))
+        >>> whole.size, whole.inf, whole.mean, whole.amax
+        (4, 1, 0.0, 3.0)
     """
 
     shape: tuple[int, ...]
@@ -269,6 +280,16 @@ def tensor_stats(
         exact_quantiles: Whether to compute exact quantiles from a copy. Those of the histogram are within 1/32.
         hashed: Whether to compute the hash of the full tier, which takes a third of the time. Without it, another
             thread can call `arrays.digest.content_hash`, which releases the interpreter lock, and fill in the column.
+
+    Returns:
+        The statistics.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradscope as gs
+        >>> stats = gs.tensor_stats(np.array([[3.0, 0.0], [-4.0, np.nan]]))
+        >>> stats.l2, stats.zeros, stats.nan, stats.underflow["float16"]
+        (5.0, 1, 1, 0.0)
     """
     reduction = reduce_array(array, magnitudes=tier == "full")
     return TensorStats(

@@ -93,6 +93,14 @@ def test_every_law_has_the_test_that_the_page_names() -> None:
     assert {name for name in named if f"def {name}(" not in tests} == set()
 
 
+def test_every_data_type_of_the_page_is_defined() -> None:
+    (section,) = re.findall(r"^## Data types\n(.*?)^## ", text_of(DOCS / "architecture.md"), re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", section, re.MULTILINE))))
+    source = "\n".join(text_of(path) for path in (REPOSITORY / "gradscope").rglob("*.py"))
+    assert named
+    assert {name for name in named if not re.search(rf"^class {name}\b", source, re.MULTILINE)} == set()
+
+
 def test_every_page_that_the_source_cites_exists() -> None:
     sources = [*(REPOSITORY / "gradscope").rglob("*.py"), REPOSITORY / "pyproject.toml"]
     cited = {page for source in sources for page in _CITATION.findall(text_of(source))}

@@ -1,4 +1,4 @@
-"""The `gradscope` command in processes of its own: with pipes as a script runs it, in a terminal as a person does."""
+"""The `gradscope` command: in this process, in one of its own with pipes, and in a terminal as a person runs it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.integration.in_process import run_in_process
+
 #: Seconds after which a command counts as hanging.
 TIMEOUT = 60.0
 
 #: `-P` keeps the working directory, which may hold anything, off the path.
 GRADSCOPE = (sys.executable, "-P", "-m", "gradscope")
+
+#: Variables that Python, JAX and XLA read once, by the beginnings of their names.
+READ_EARLY = ("PYTHON", "JAX_", "XLA_", "OPENBLAS_", "LC_", "LANG", "XDG_CACHE_HOME")
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -52,7 +57,16 @@ class Finished:
 
 
 def gradscope(*arguments: object, folder: Path, **environment: str) -> Finished:
-    """Run `gradscope ARGUMENTS` in a folder, with pipes for streams."""
+    """Run `gradscope ARGUMENTS` in a folder, in this process, with files for streams."""
+    early = [name for name in environment if name.startswith(READ_EARLY)]
+    assert not early, f"{early} are read when a process starts: run it by gradscope_process"
+    status, *streams = run_in_process(list(map(str, arguments)), folder, _environment(environment))
+    output, errors = (written.decode(errors="surrogateescape") for written in streams)
+    return Finished(status=status, output=output, errors=errors)
+
+
+def gradscope_process(*arguments: object, folder: Path, **environment: str) -> Finished:
+    """Run `gradscope ARGUMENTS` in a folder, in a process of its own, with pipes for streams."""
     command = [*GRADSCOPE, *map(str, arguments)]
     done = subprocess.run(
         command,

@@ -15,8 +15,8 @@ import pytest
 import gradscope
 from gradscope.dump.verify import verify
 from gradscope.stats import TensorStats, tensor_stats
-from tests.integration.command import Finished
-from tests.integration.command import gradscope as gradscope_command
+from tests.integration import command
+from tests.integration.command import Finished, gradscope_process
 
 COUNT = 2
 
@@ -183,25 +183,25 @@ def test_statistics_from_inside_the_step_are_the_same(folders: tuple[Path, Path]
 
 def test_the_command_dumps_a_model_that_is_spread_over_processes(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    assert gradscope_command("dump", "model.py", folder=tmp_path, **devices(1)).status == 0
+    assert gradscope_process("dump", "model.py", folder=tmp_path, **devices(1)).status == 0
     address = free_address()
 
     def process(index: int) -> Finished:
         how = ("--distributed", f"{address},{COUNT},{index}")
-        return gradscope_command("dump", "model.py", "--json", *how, folder=tmp_path, **devices(COUNT))
+        return gradscope_process("dump", "model.py", "--json", *how, folder=tmp_path, **devices(COUNT))
 
     with ThreadPoolExecutor(COUNT) as pool:
         first, second = pool.map(process, range(COUNT))
     assert (first.status, second.status) == (0, 0), first.errors + second.errors
     assert first.json["dump"] == "model"
     assert second.output == "", "one speaks for all"
-    compared = gradscope_command("compare", "model.npz", "model", "--json", folder=tmp_path)
+    compared = command.gradscope("compare", "model.npz", "model", "--json", folder=tmp_path)
     assert compared.json["verdict"] == "same"
     assert all(row["status"] == "same" for row in compared.json["rows"])
 
 
 @pytest.mark.parametrize("how", ["here", "localhost,2,0", "localhost:1,2"])
 def test_a_meeting_place_is_an_address_and_two_numbers(how: str, tmp_path: Path) -> None:
-    command = gradscope_command("dump", "mlp", "--distributed", how, folder=tmp_path)
-    assert command.status == 2
-    assert "neither 'auto' nor HOST:PORT,COUNT,INDEX" in command.errors
+    refused = command.gradscope("dump", "mlp", "--distributed", how, folder=tmp_path)
+    assert refused.status == 2
+    assert "neither 'auto' nor HOST:PORT,COUNT,INDEX" in refused.errors

@@ -85,7 +85,7 @@ def test_metrics_merge_over_any_chunking(tensors: tuple[Array, Array], data: st.
 
 
 @given(pairs(), st.integers(1, 7), st.integers(1, 7))
-def test_the_sides_may_come_in_chunks_of_their_own(tensors: tuple[Array, Array], one: int, other: int) -> None:
+def test_each_tensor_may_have_its_own_chunks(tensors: tuple[Array, Array], one: int, other: int) -> None:
     a, b = tensors
     scale = scale_of(a.dtype.name, b.dtype.name, rtol=1e-3, atol=1e-6)
 
@@ -101,7 +101,7 @@ def test_the_sides_may_come_in_chunks_of_their_own(tensors: tuple[Array, Array],
 
 
 @given(pairs())
-def test_swapping_the_sides_keeps_what_is_about_the_difference(tensors: tuple[Array, Array]) -> None:
+def test_swapping_the_tensors_keeps_the_metrics_of_the_difference(tensors: tuple[Array, Array]) -> None:
     a, b = tensors
     there, back = columns(a, b), columns(b, a)
     for name in ("max_abs", "max_abs_index", "ulp_max", "ulp_share", "nonfinite_mismatch", "bit_equal"):
@@ -113,7 +113,7 @@ def test_swapping_the_sides_keeps_what_is_about_the_difference(tensors: tuple[Ar
 
 
 @given(pairs(elements=st.floats(-8, 8, width=16)), st.integers(-20, 20))
-def test_scaling_both_sides_by_a_power_of_two_leaves_what_is_relative(tensors: tuple[Array, Array], power: int) -> None:
+def test_scaling_both_tensors_by_a_power_of_two_keeps_ratios(tensors: tuple[Array, Array], power: int) -> None:
     a, b = (side.real.astype(np.float64) for side in tensors)
     plain, scaled = columns(a, b), columns(np.ldexp(a, power), np.ldexp(b, power))
     for name in ROUNDED:

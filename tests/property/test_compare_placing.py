@@ -1,4 +1,4 @@
-"""ReversePairing: what is made of the candidate's tensors goes back to where it came from."""
+"""Reverse pairing: the parts that a recipe makes of a tensor return to their positions in it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def numbered(names: Sequence[str]) -> dict[str, Array]:
 
 
 @given(recipes())
-def test_placing_undoes_every_recipe(recipe: tuple[tuple[str, ...], tuple[RecipeStep, ...]]) -> None:
+def test_a_reverse_pairing_undoes_every_recipe(recipe: tuple[tuple[str, ...], tuple[RecipeStep, ...]]) -> None:
     names, steps = recipe
     tensors = numbered(names)
     made: list[Array] = list(tensors.values())
@@ -59,40 +59,40 @@ def test_placing_undoes_every_recipe(recipe: tuple[tuple[str, ...], tuple[Recipe
         Match(ref=f"param/{part}", recipe=Recipe(keys=tuple(tensors), steps=steps, part=part), matched_by="map")
         for part in range(len(made))
     ]
-    placing = ReversePairing(Dumps(ref=ref, cand=cand), matches)
+    reverse = ReversePairing(Dumps(ref=ref, cand=cand), matches)
     for key, tensor in tensors.items():
-        placed = placing.array(key)
-        assert placed is not None
-        np.testing.assert_array_equal(placed, tensor)
-    if len(made) > 1:  # a part that nobody has leaves a tensor unknown
+        returned = reverse.array(key)
+        assert returned is not None
+        np.testing.assert_array_equal(returned, tensor)
+    if len(made) > 1:  # a part that is missing leaves a tensor unknown
         assert ReversePairing(Dumps(ref=ref, cand=cand), matches[1:]).array("param/a") is None
 
 
-def test_placing_converts_to_the_candidates_dtype() -> None:
+def test_a_reverse_pairing_converts_to_the_candidates_dtype() -> None:
     ref = dump_of({"param/w": np.array([1.0, 1.0 + 2.0**-20, 1e9], np.float32)})
     cand = dump_of({"param/w": np.zeros(3, np.float16)})
-    placed = ReversePairing(Dumps(ref=ref, cand=cand), [Match.of("param/w", "param/w", "name")]).array("param/w")
-    assert placed is not None
-    assert placed.dtype == np.float16
-    assert placed.tolist() == [1.0, 1.0, math.inf]
+    returned = ReversePairing(Dumps(ref=ref, cand=cand), [Match.of("param/w", "param/w", "name")]).array("param/w")
+    assert returned is not None
+    assert returned.dtype == np.float16
+    assert returned.tolist() == [1.0, 1.0, math.inf]
 
 
-def test_placing_has_nothing_where_shapes_or_kinds_do_not_fit() -> None:
+def test_a_reverse_pairing_has_no_array_where_shapes_or_kinds_do_not_fit() -> None:
     ref = dump_of({"param/w": np.zeros((2, 3)), "param/n": np.zeros(2, np.int32)})
     cand = dump_of({"param/w": np.zeros((3, 2)), "param/n": np.zeros(2, np.float32)})
-    placing = ReversePairing(Dumps(ref=ref, cand=cand), [Match.of(key, key, "name") for key in ref.keys()])  # noqa: SIM118
-    assert placing.array("param/w") is None
-    assert placing.array("param/n") is None
+    reverse = ReversePairing(Dumps(ref=ref, cand=cand), [Match.of(key, key, "name") for key in ref.keys()])  # noqa: SIM118
+    assert reverse.array("param/w") is None
+    assert reverse.array("param/n") is None
 
 
-def test_parts_of_unequal_size_go_back_where_they_were() -> None:
-    whole = np.arange(10.0).reshape(2, 5)
-    q, kv = np.split(whole, [2], axis=1)
-    ref, cand = dump_of({"param/q": q, "param/kv": kv}), dump_of({"param/qkv": np.zeros_like(whole)})
+def test_parts_of_unequal_size_return_to_their_positions() -> None:
+    full = np.arange(10.0).reshape(2, 5)
+    q, kv = np.split(full, [2], axis=1)
+    ref, cand = dump_of({"param/q": q, "param/kv": kv}), dump_of({"param/qkv": np.zeros_like(full)})
     split = (Split(1, (2, 3)),)
     matches = [
         Match(ref=key, recipe=Recipe(keys=("param/qkv",), steps=split, part=part), matched_by="map")
         for part, key in enumerate(("param/q", "param/kv"))
     ]
-    placed = ReversePairing(Dumps(ref=ref, cand=cand), matches).array("param/qkv")
-    np.testing.assert_array_equal(placed, whole)
+    returned = ReversePairing(Dumps(ref=ref, cand=cand), matches).array("param/qkv")
+    np.testing.assert_array_equal(returned, full)

@@ -3,13 +3,18 @@
 A program is a tree of nodes over an activation of fixed shape. Run *rolled* it uses JAX's constructs; run *unrolled*,
 the oracle, it is plain operations one after another, with a probe at every layer. Layers have names of their own, so a
 layer in a turn is known by its name and the turns around it.
+
+The laws share a pool of programs, each traced once. Laws about traces also see small programs that hypothesis draws
+anew for each of them, and shrinks; laws that run a program take the first few of the pool, which have every construct.
 """
 
 from __future__ import annotations
 
+import functools
+import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +35,7 @@ from gradscope.instrument.rewriting.frame_rules import RULES
 from gradscope.instrument.rewriting.interpreter import Context, interpret
 from gradscope.tracing.jaxpr.frames import Frame, iterations
 from gradscope.tracing.tracer import Trace, trace_loss
-from tests.oracle.engine import Observation, assert_close, bits, check_stepwise, expected, observe
+from tests.oracle.engine import Observation, Seen, assert_close, bits, check_stepwise, expected, observe
 from tests.oracle.terms import assert_sums
 
 WEIGHTS = jnp.linspace(-1.0, 1.0, 8).reshape(2, 2, 2)
@@ -128,25 +134,24 @@ def unrolled(program: tuple[Node, ...], weights: Any, x: Any, probe: Probe, turn
     return x
 
 
-KINDS = ("layer", "layer", "scope", "jit", "checkpoint", "vmap", "residual", "cond", "scan", "while")
+#: Those that a rule of their own interprets come first.
+CONSTRUCTS = ("scan", "cond", "checkpoint", "while", "vmap", "residual", "jit", "scope")
+KINDS = ("layer", "layer", *CONSTRUCTS)
+
+#: Chooses one of several things.
+Choose = Callable[[Sequence[Any]], Any]
 
 
-@st.composite
-def programs(draw: st.DrawFn, depth: int = 2) -> tuple[Node, ...]:
-    """One or two nodes, the parts of each one level less deep."""
-    return _numbered(_drawn(draw, depth))
-
-
-def _drawn(draw: st.DrawFn, depth: int, *, mapped: bool = False) -> tuple[Node, ...]:
+def chosen(choose: Choose, depth: int, *, first: str | None = None, mapped: bool = False) -> tuple[Node, ...]:
+    """One or two nodes, the parts of each one level less deep; `first` is the kind of the first one."""
     nodes = []
-    for _ in range(draw(st.integers(1, 2))):
+    for construct in (first, None)[: choose((1, 2))]:
         # A branch under `vmap` is a selection, row by row: another program than its unrolled twin.
-        kinds = [kind for kind in KINDS if not (mapped and kind == "cond")]
-        kind = draw(st.sampled_from(kinds if depth else ["layer"]))
+        kinds = [each for each in KINDS if not (mapped and each == "cond")]
+        kind = construct or choose(kinds if depth else ["layer"])
         parts = {"layer": 0, "cond": 2}.get(kind, 1)
-        inside = tuple(_drawn(draw, depth - 1, mapped=mapped or kind == "vmap") for _ in range(parts))
-        operation = draw(st.sampled_from(sorted(OPERATIONS)))
-        nodes.append(Node(kind, "", operation, inside, draw(st.integers(1, 2))))
+        inside = tuple(chosen(choose, depth - 1, mapped=mapped or kind == "vmap") for _ in range(parts))
+        nodes.append(Node(kind, "", choose(sorted(OPERATIONS)), inside, choose((1, 2))))
     return tuple(nodes)
 
 
@@ -162,8 +167,47 @@ def _numbered(program: tuple[Node, ...]) -> tuple[Node, ...]:
     return named(program)
 
 
+def pooled(number: int) -> tuple[Node, ...]:
+    """The program of a number in the pool; each construct comes first in one of eight."""
+    return _numbered(chosen(random.Random(number).choice, 2, first=CONSTRUCTS[number % len(CONSTRUCTS)]))
+
+
+POOL = tuple(map(pooled, range(40)))
+
+
+@st.composite
+def small_programs(draw: st.DrawFn) -> tuple[Node, ...]:
+    """Programs of one construct around layers, or of layers alone."""
+    return _numbered(chosen(lambda things: draw(st.sampled_from(things)), 1))
+
+
+PROGRAMS = st.sampled_from(POOL) | small_programs()
+
+
+def first(count: int) -> pytest.MarkDecorator:
+    """The first programs of the pool."""
+    return pytest.mark.parametrize("program", POOL[:count], ids=[str(number) for number in range(count)])
+
+
 def loss_of(program: tuple[Node, ...]) -> Callable[[Any, Any], Any]:
     return lambda weights, x: (rolled(program, weights, x) ** 2).sum()
+
+
+@functools.cache
+def traced(program: tuple[Node, ...]) -> Trace:
+    return trace_loss(loss_of(program), WEIGHTS, INPUTS)
+
+
+@functools.cache
+def retraced(program: tuple[Node, ...]) -> Trace:
+    """The program as the interpreter runs it under the empty plan."""
+    return trace_loss(interpreted(traced(program)), WEIGHTS, INPUTS)
+
+
+@functools.cache
+def expected_of(program: tuple[Node, ...]) -> dict[str, Seen]:
+    """What the layers make unrolled, and gradients of something added there."""
+    return expected(twin_of(program), WEIGHTS, INPUTS)
 
 
 def twin_of(program: tuple[Node, ...]) -> Callable[[Any, Any, Probe], Any]:
@@ -182,7 +226,7 @@ def by_layer(observation: Observation) -> dict[str, Any]:
 
 def check_layers(observation: Observation, program: tuple[Node, ...]) -> None:
     """Hold what was seen of the layers to what they make unrolled, and to gradients of something added there."""
-    seen, wanted = by_layer(observation), expected(twin_of(program), WEIGHTS, INPUTS)
+    seen, wanted = by_layer(observation), expected_of(program)
     assert seen.keys() == wanted.keys()
     for name, tensor in wanted.items():
         shape = tensor.activation.shape  # `vmap` adds axes of length 1
@@ -222,48 +266,43 @@ def named_sites(trace: Trace) -> list[Any]:
 # --- laws --------------------------------------------------------------------------------------------------------
 
 
-@given(programs())
+@given(PROGRAMS)
 def test_the_empty_plan_is_the_identity(program: tuple[Node, ...]) -> None:
-    trace = trace_loss(loss_of(program), WEIGHTS, INPUTS)
-    again = trace_loss(interpreted(trace), WEIGHTS, INPUTS)
+    trace, again = traced(program), retraced(program)
     before, after = Counter(equations(trace.root)), Counter(equations(again.root))
     after["clamp"] -= before["cond"]  # `switch` clamps an index that is clamped already
     assert +after == before
 
 
-@given(programs())
+@given(PROGRAMS)
 def test_instrumenting_twice_is_instrumenting_once(program: tuple[Node, ...]) -> None:
-    trace = trace_loss(loss_of(program), WEIGHTS, INPUTS)
-    again = trace_loss(interpreted(trace), WEIGHTS, INPUTS)
-    assert named_sites(again) == named_sites(trace)
+    assert named_sites(retraced(program)) == named_sites(traced(program))
 
 
-@given(programs())
+@given(PROGRAMS)
 def test_names_are_unique_and_every_output_of_a_layer_has_one(program: tuple[Node, ...]) -> None:
-    trace = trace_loss(loss_of(program), WEIGHTS, INPUTS)
+    trace = traced(program)
     names = [str(name.at(turn)) for site in trace.sites for turn in iterations(site.loops) for name in site.names]
     assert len(names) == len(set(names))
     assert all(layer.outputs for layer in trace.layers)
     assert {value for layer in trace.layers for value in layer.outputs} <= {site.value for site in trace.sites}
 
 
-@given(programs())
+@given(PROGRAMS)
 def test_sites_are_in_program_order(program: tuple[Node, ...]) -> None:
-    trace = trace_loss(loss_of(program), WEIGHTS, INPUTS)
+    trace = traced(program)
     orders = [site.order for site in trace.sites]
     assert orders == sorted(orders)
     assert all(layer.order <= later.order for layer, later in zip(trace.layers, trace.layers[1:], strict=False))
 
 
-@given(programs())
-@settings(max_examples=12)
+@first(12)
 def test_stepwise_everything_is_bit_for_bit_what_jax_computes(program: tuple[Node, ...]) -> None:
     observation = check_stepwise(loss_of(program), WEIGHTS, INPUTS)
     check_layers(observation, program)
 
 
-@given(programs())
-@settings(max_examples=4)
+@first(4)
 def test_terms_sum_to_the_whole_and_observing_them_changes_no_bit(program: tuple[Node, ...]) -> None:
     loss = loss_of(program)
     assert_sums(capture(loss, WEIGHTS, INPUTS, ops="inputs", terms=True))
@@ -273,8 +312,7 @@ def test_terms_sum_to_the_whole_and_observing_them_changes_no_bit(program: tuple
     assert bits(stepwise.observed.gradients[0]) == bits(plain.observed.gradients[0])
 
 
-@given(programs())
-@settings(max_examples=4)
+@first(4)
 def test_compiled_everything_is_what_jax_computes(program: tuple[Node, ...]) -> None:
     value, gradient = jax.jit(jax.value_and_grad(loss_of(program)))(WEIGHTS, INPUTS)
     observation = observe(loss_of(program), WEIGHTS, INPUTS)
@@ -283,10 +321,9 @@ def test_compiled_everything_is_what_jax_computes(program: tuple[Node, ...]) -> 
     check_layers(observation, program)
 
 
-@given(programs())
-@settings(max_examples=4)
+@first(4)
 def test_observing_programs_type_check_and_leak_nothing(program: tuple[Node, ...]) -> None:
-    trace = trace_loss(loss_of(program), WEIGHTS, INPUTS)
+    trace = traced(program)
     plan = make_plan(trace, Wanted())
     observing, _ = observing_program(trace, plan)
     with jax.checking_leaks(), jax.enable_checks(True):
@@ -298,7 +335,7 @@ def test_observing_programs_type_check_and_leak_nothing(program: tuple[Node, ...
             assert shapes.cotangents[number].shape == (*turns, *site.shape)
 
 
-@given(programs(depth=1), st.integers(2, 4))
+@given(small_programs(), st.integers(2, 4))
 @settings(max_examples=5)
 def test_a_scan_of_n_turns_yields_n_records(program: tuple[Node, ...], turns: int) -> None:
     scan = _numbered((Node("scan", "", "dense", (program,), turns),))
@@ -308,8 +345,7 @@ def test_a_scan_of_n_turns_yields_n_records(program: tuple[Node, ...], turns: in
             assert sum(1 for _ in iterations(site.loops)) % turns == 0
 
 
-@given(programs())
-@settings(max_examples=5)
+@first(5)
 def test_minus_zero_comes_back_as_minus_zero(program: tuple[Node, ...]) -> None:
     def loss(weights: Any, x: Any) -> Any:
         with jax.named_scope("made"):

@@ -1,4 +1,4 @@
-"""The commands that run a model, in processes of their own, on a module of a framework."""
+"""The commands that run a model, on a module of a framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.integration import command
-from tests.integration.command import gradscope
+from tests.integration.command import gradscope, gradscope_process
 
 NET = """
 from flax import nnx
@@ -39,7 +39,7 @@ def test_a_line_of_the_guide_runs_as_it_is_pasted(
     package = PACKAGES[framework]
     pytest.importorskip(package, reason=f"{package} is not installed: pip install 'gradscope-jax[{package}]'")
     strictness = {"JAX_NUMPY_DTYPE_PROMOTION": "standard", "JAX_NUMPY_RANK_PROMOTION": "allow"}
-    done = gradscope(*shlex.split(line), "--stats-only", "--json", folder=tmp_path, **strictness)
+    done = gradscope_process(*shlex.split(line), "--stats-only", "--json", folder=tmp_path, **strictness)
     assert done.status == 0, done.errors
     linked = {row["name"] for row in done.json["rows"] if row["family"] == "param_grad"}
     assert linked

@@ -34,16 +34,25 @@ class Arguments:
     Attributes:
         shapes: The pair (variables, batch) as pytrees of `jax.ShapeDtypeStruct`.
         make: Makes the pair; slow, and free of side effects, so it may run in a thread.
-        batch_size: Number of examples.
+        batch_size: Number of examples; None where it is not known.
         notes: Sentences about what was done to a batch from a file.
         absent: Names of the leaves of the batch that the file lacks; their values are zeros.
     """
 
     shapes: tuple[Any, Any]
     make: Callable[[], tuple[Any, Any]]
-    batch_size: int
+    batch_size: int | None = None
     notes: tuple[str, ...] = ()
     absent: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, variables: Any, batch: Any) -> Arguments:
+        """The arguments that are these values: pytrees of arrays and numbers."""
+        values = jax.tree_util.tree_map(
+            lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf), (variables, batch)
+        )
+        shapes, make = _existing(lambda: values)
+        return cls(shapes=shapes, make=make)
 
     def require(self, names: Collection[str]) -> None:
         """Raises `DumpError` where the file lacks leaves of the batch that are needed.

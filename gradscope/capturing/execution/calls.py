@@ -12,11 +12,14 @@ other arguments that have arrays.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, SupportsIndex
 
 import jax
 import numpy as np
+
+from gradscope.naming.wording import counted
 
 #: Flax's collection of parameters, which holds several differentiated arguments by their names.
 _PARAMS: Final = "params"
@@ -96,13 +99,40 @@ class Call:
         )
 
 
+def indices(argnums: SupportsIndex | Iterable[SupportsIndex]) -> int | tuple[int, ...]:
+    """One index or several, whatever their types.
+
+    Raises:
+        TypeError: Something is not an index.
+    """
+    return operator.index(argnums) if isinstance(argnums, SupportsIndex) else tuple(map(operator.index, argnums))
+
+
+def positions(argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The positions that one index or several mean among `count` arguments, counted from the first.
+
+    Raises:
+        TypeError: There are fewer arguments.
+        ValueError: A negative index is before the first argument, or there is none.
+    """
+    numbers = (argnums,) if isinstance(argnums, int) else argnums
+    if max(numbers) >= count:
+        raise TypeError(f"argnums is {argnums}, and the call has {counted(count, 'positional argument')}")
+    if min(numbers) < -count:
+        raise ValueError(f"argnums is {argnums}, and the call has {counted(count, 'positional argument')}")
+    return tuple(number % count for number in numbers)
+
+
 def is_array(leaf: Any) -> bool:
     """Whether a leaf is an array of a type that JAX has; NumPy's and Python's scalars are none."""
-    if not isinstance(leaf, jax.Array | np.ndarray):
-        return False
+    return isinstance(leaf, jax.Array | np.ndarray) and is_traceable(leaf)
+
+
+def is_traceable(leaf: Any) -> bool:
+    """Whether a leaf is of a type that JAX has: an array that is not one of strings or objects, or a number."""
     try:
         jax.typeof(leaf)
-    except TypeError:  # strings and objects
+    except TypeError:
         return False
     return True
 

@@ -58,7 +58,7 @@ class ExampleProgram:
     Args:
         model: The model.
         prepared: Its prepared run of the full batch.
-        batch_size: Number of examples as far as the caller knows; 0 for that of the batch.
+        batch_size: Number of examples; None for that of the batch.
         timings: Receives the seconds of compiling, and of running under `examples`.
 
     Raises:
@@ -66,7 +66,7 @@ class ExampleProgram:
         ModelError: The loss fails on a batch of one.
     """
 
-    def __init__(self, model: Model, prepared: Prepared, batch_size: int, timings: Timings) -> None:
+    def __init__(self, model: Model, prepared: Prepared, batch_size: int | None, timings: Timings) -> None:
         trace, wanted = prepared.answer.trace, prepared.answer.wanted
         batch = {number: leaf for number, leaf in enumerate(trace.arguments) if leaf.family == naming.INPUT}
         self.count = example_count(list(batch.values()), batch_size)
@@ -115,18 +115,18 @@ class ExampleProgram:
         return self._loss({**example_leaves, **differentiated}, leaves)
 
 
-def example_count(batch: Sequence[Leaf], batch_size: int) -> int:
+def example_count(batch: Sequence[Leaf], batch_size: int | None) -> int:
     """Returns the number of examples of a batch.
 
     Args:
         batch: Its leaves.
-        batch_size: The number according to the caller; 0 for unknown.
+        batch_size: The number that the caller knows; None where it knows none.
 
     Raises:
         UsageError: No leaf has an axis of examples, or several have leading axes that could be it.
     """
     sizes = {leaf.shape[0] for leaf in batch if leaf.shape}
-    if batch_size in sizes - {0}:
+    if batch_size is not None and batch_size in sizes - {0}:
         return batch_size
     if len(sizes) == 1 and 0 not in sizes:
         return sizes.pop()

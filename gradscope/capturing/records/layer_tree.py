@@ -7,15 +7,16 @@ from typing import TypeAlias
 
 from gradscope import naming
 from gradscope.capturing.execution.order import ExecutionOrder
-from gradscope.capturing.execution.run import Run
 from gradscope.capturing.records.pending_tensors import PendingTensor
 from gradscope.dump.manifest.manifest import Layer
+from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.naming import IterationIndex
 from gradscope.stats.power import Power, together
 from gradscope.tracing.jaxpr.frames import FrameKey, ValueKey, iterations
 from gradscope.tracing.jaxpr.iterations import Moment, sources
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.uses import UseKey
+from gradscope.tracing.tracer import Trace
 
 _Subject: TypeAlias = tuple[ValueKey, IterationIndex]
 
@@ -24,15 +25,17 @@ class LayerTree:
     """A `LayerTree` collects the layers of a run from its tensors.
 
     Args:
-        run: The run.
+        trace: The traced loss.
+        wanted: What of it is selected.
         order: Its execution order.
     """
 
-    def __init__(self, run: Run, order: ExecutionOrder) -> None:
-        self._run = run
+    def __init__(self, trace: Trace, wanted: Wanted, order: ExecutionOrder) -> None:
+        self._trace = trace
+        self._wanted = wanted
         self._order = order
-        self._frames = {frame.key: frame for frame in run.trace.root.walk()}
-        self._loops = {site.value: site.loops for site in run.trace.sites}
+        self._frames = {frame.key: frame for frame in trace.root.walk()}
+        self._loops = {site.value: site.loops for site in trace.sites}
         self._powers: dict[tuple[ValueKey, IterationIndex, bool], Power] = {}
         self._names: dict[_Subject, str] = {}
         self._turns: dict[tuple[FrameKey, IterationIndex], IterationIndex] = {}
@@ -51,7 +54,7 @@ class LayerTree:
 
     def layers(self) -> tuple[Layer, ...]:
         """Returns every selected layer in execution order, composites before their parts."""
-        shown = (call for call in self._run.trace.layers if self._run.wanted.operations or not call.operation)
+        shown = (call for call in self._trace.layers if self._wanted.operations or not call.operation)
         calls = [(call, turn) for call in shown for turn in iterations(call.frame.loops)]
         calls.sort(key=lambda at: (self._rank(*at), len(at[0].path.components)))
         return tuple(self._layer(call, turn) for call, turn in calls if not call.frame.opaque)

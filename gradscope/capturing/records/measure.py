@@ -42,7 +42,7 @@ class Reading(Protocol):
         ...
 
     def kept(self, record: Record) -> Record:
-        """Returns one of those records as it is written: with the hash of its array, and with the array if it is kept."""
+        """Returns a record as it is written: with the hash of its array, and with the array if it is kept."""
         ...
 
 

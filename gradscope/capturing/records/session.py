@@ -8,7 +8,6 @@ from itertools import chain
 
 import numpy as np
 
-from gradscope import naming
 from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.explain.zero_gradients import Zero, causes_of
@@ -17,24 +16,19 @@ from gradscope.capturing.records.layer_tree import LayerTree
 from gradscope.capturing.records.measure import Reading
 from gradscope.capturing.records.pending_tensors import PendingTensor, pending_tensors
 from gradscope.capturing.records.prefetch import Ahead, in_order
-from gradscope.capturing.records.term_records import pending_terms, why_no_term
-from gradscope.dump.manifest.manifest import Cause, Layer, Ledger, LedgerLine
-from gradscope.dump.record import Reason, Record
-from gradscope.instrument.query.planning import wants_site
-from gradscope.instrument.query.terms import Terms
-from gradscope.naming import IterationIndex
+from gradscope.capturing.records.run_ledger import RunLedger, flows
+from gradscope.capturing.records.term_records import pending_terms
+from gradscope.dump.manifest.manifest import Cause, RunFacts
+from gradscope.dump.record import Record
 from gradscope.stats.columns import is_all_zero
-from gradscope.tracing.dataflow.gradient_barriers import Barriers
-from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
-from gradscope.tracing.layers.sites import Site
-from gradscope.tracing.layers.uses import UseKey
+from gradscope.tracing.jaxpr.frames import ValueKey
 
 #: How far statistics are ahead of the writer: tensors that are on the host at a time, beside what the device holds.
 AHEAD = Ahead(batches=4, batch_items=64, batch_bytes=4 << 20)
 
 
 class Session:
-    """A `Session` yields the records of a run one by one; layers, ledger and loss are complete after the last.
+    """A `Session` yields the records of a run one by one, and knows the facts of the run after the last.
 
     Args:
         run: The run.
@@ -52,14 +46,11 @@ class Session:
         self._further = further
         self._reading = reading
         self._order = ExecutionOrder.of_trace(run.trace)
-        self._tree = LayerTree(run, self._order)
+        self._tree = LayerTree(run.trace, run.wanted, self._order)
+        self._ledger = RunLedger(run)
         self.nonfinite = not math.isfinite(self.loss() or 0.0)
         self.zeros: list[Zero] = []
-        self._captured = 0
-        self._missing: list[LedgerLine] = []
         self._flowing: set[ValueKey] = set()
-        self._barriers = Barriers(run.trace.root)
-        self._accounted: set[tuple[ValueKey | UseKey, str]] = set()
 
     def records(self) -> Iterator[Record]:
         """Yields every record of the run, in the order in which a dump holds them."""
@@ -87,22 +78,18 @@ class Session:
         for measured in in_order(self._reading.measured, pieces, ahead=AHEAD, size_of=_size_bytes):
             self._tree.note(measured.pending, measured.power)
             for record in map(self._reading.kept, measured.records):
-                self.nonfinite |= _flows(record.family) and _nonfinite(record)
-                self._account(measured.pending, record)
+                self._ledger.add(measured.pending, record)
+                self._note(measured.pending, record)
                 yield record
 
     def loss(self) -> float | None:
         """Returns the loss; None where it was not requested."""
         loss = self._run.observed.loss
-        return None if loss is None else float(np.asarray(loss))
+        return None if loss is None or np.iscomplexobj(loss) else float(np.asarray(loss))
 
-    def layers(self) -> tuple[Layer, ...]:
-        """Returns the layer tree."""
-        return self._tree.layers()
-
-    def ledger(self) -> Ledger:
-        """Returns the account of every site: what was captured and why the others were not."""
-        return Ledger(captured=self._captured, missing=(*self._missing, *self._left_out()))
+    def facts(self) -> RunFacts:
+        """Returns what the session knows of the run: its layers, ledger and loss."""
+        return RunFacts(layers=self._tree.layers(), ledger=self._ledger.ledger(), loss=self.loss())
 
     def causes(self, most_bytes: int) -> tuple[Cause, ...]:
         """Why gradients are exactly zero; where any is, the loss is run once more to see.
@@ -115,58 +102,19 @@ class Session:
         """
         return causes_of(self._run, self.zeros, self._flowing, most_bytes)
 
-    def _account(self, pending: PendingTensor, record: Record) -> None:
+    def _note(self, pending: PendingTensor, record: Record) -> None:
+        """Note what of a record is looked into further: what is not finite, and gradients that are exactly zero."""
+        if not flows(record.family):
+            return
+        self.nonfinite |= bool(record.stats.get("nan") or record.stats.get("inf"))
         value = pending.origin.value
-        self._accounted.add((value, pending.family))
-        whole = value if isinstance(value, ValueKey) and _flows(record.family) else None
-        if record.absent is not None:
-            of_loss = self._run.plan.is_of_loss
-            detail = self._barriers.detail(whole, record.absent) if whole is not None and of_loss else ""
-            line = LedgerLine(name=record.name, family=record.family, reason=record.absent, detail=detail)
-            self._missing.append(line)
-        elif record.alias_of is None and record.shard is None:
-            self._captured += 1
-            if whole is not None:
-                self._note_gradient(whole, pending.origin.turn, record)
-
-    def _note_gradient(self, value: ValueKey, turn: IterationIndex, record: Record) -> None:
+        if not isinstance(value, ValueKey) or record.absent or record.alias_of or record.shard:
+            return
         if is_all_zero(record.stats):
-            self.zeros.append(Zero(family=record.family, name=record.name, value=value, turn=turn))
+            self.zeros.append(Zero(family=record.family, name=record.name, value=value, turn=pending.origin.turn))
         else:
             self._flowing.add(value)
-
-    def _why(self, site: Site, family: str) -> Reason:
-        """Returns why a run has no tensor for a site; that the user left it out comes before all other reasons."""
-        if not wants_site(self._run.wanted, site, family):
-            return "filtered"
-        return "opaque" if site.opaque else "eliminated"
-
-    def _left_out(self) -> Iterator[LedgerLine]:
-        """Yields what the run has no tensor for: sites and terms, by their names without iterations, and arguments."""
-        shown = self._run.wanted.operations
-        for site in (site for site in self._run.trace.sites if shown or not all(n.operation for n in site.names)):
-            for family in (naming.ACTIVATION, naming.ACTIVATION_GRAD):
-                if site.names and (site.value, family) not in self._accounted:
-                    yield LedgerLine(name=site.names[0].template, family=family, reason=self._why(site, family))
-        for term in Terms(self._run.trace, self._run.wanted).candidates():
-            if (term.use.key, naming.TERM) not in self._accounted:
-                reason = why_no_term(term, self._run.wanted)
-                yield LedgerLine(name=term.use.name.template, family=naming.TERM, reason=reason)
-        for number, leaf in enumerate(self._run.trace.arguments):
-            each = naming.EXAMPLE_GRAD if self._run.wanted.per_example and leaf.family == naming.PARAM else None
-            for family in (leaf.family, naming.gradient_family(leaf.family), each):
-                if family is not None and (ValueKey((), OPERAND, number), family) not in self._accounted:
-                    yield LedgerLine(name=leaf.name, family=family, reason="filtered")
 
 
 def _size_bytes(pending: PendingTensor) -> int:
     return 0 if pending.observation is None else pending.observation.size_bytes
-
-
-def _flows(family: str) -> bool:
-    """Whether a family holds what flows back in the run of the whole batch, which is what is looked into further."""
-    return naming.is_gradient(family) and family != naming.EXAMPLE_GRAD
-
-
-def _nonfinite(record: Record) -> bool:
-    return bool(record.stats.get("nan") or record.stats.get("inf"))

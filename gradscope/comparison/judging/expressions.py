@@ -25,7 +25,7 @@ from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
 from gradscope.protocols import implements
 
-#: The metrics that an expression may name: those that have an order.
+#: The metrics that an expression may use: those whose values have an order.
 NAMES: Final = tuple(spec.name for spec in METRICS if spec.kind not in ("index", "element"))
 
 OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = MappingProxyType(
@@ -114,8 +114,8 @@ class Negation:
 
     @implements(Expression)
     def holds(self, metrics: Mapping[str, Json]) -> bool | None:
-        held = self.expression.holds(metrics)
-        return None if held is None else not held
+        value = self.expression.holds(metrics)
+        return None if value is None else not value
 
     @implements(Expression)
     def mentions(self, metric: str) -> bool:

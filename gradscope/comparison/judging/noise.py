@@ -16,7 +16,7 @@ from gradscope.comparison.pairing.matching import Dumps
 from gradscope.comparison.precision import (
     coarser,
     component_name,
-    kind_of,
+    dtype_class,
     machine_epsilon,
 )
 from gradscope.dump.manifest.json_text import as_float
@@ -46,7 +46,7 @@ def noise_floor(ref: Entry, cand: Entry, *, reduced: bool) -> float | None:
         The floor as `rel_l2`, at least the rounding of single elements; None where the reference has no floor for the
         candidate's precision.
     """
-    if kind_of(ref.dtype) not in ("float", "complex") or kind_of(cand.dtype) != kind_of(ref.dtype):
+    if dtype_class(ref.dtype) not in ("float", "complex") or dtype_class(cand.dtype) != dtype_class(ref.dtype):
         return None
     dtype = coarser(ref.dtype, cand.dtype)
     statistic = NOISE
@@ -67,7 +67,7 @@ def _floor(stats: Mapping[str, object], name: str) -> float | None:
 
 
 class DefaultLimits:
-    """DefaultLimits returns the default tolerance and the noise floor of pairs, given how the dumps were computed.
+    """DefaultLimits returns the default tolerance and the noise floor of pairs, from how the dumps were computed.
 
     Args:
         dumps: The dumps.

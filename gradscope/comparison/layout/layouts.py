@@ -21,7 +21,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import dtype_name, encode
 from gradscope.arrays.widening import real_values
 from gradscope.comparison.layout.recipes import RecipeStep, Reshape, Transpose
-from gradscope.comparison.precision import kind_of
+from gradscope.comparison.precision import dtype_class
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.naming import example_axes
 
@@ -126,7 +126,7 @@ def _sample_positions(size: int) -> Array:
 
 def _sampled(array: Array, positions: Array) -> Array:
     sample = np.atleast_1d(array)[np.unravel_index(positions, array.shape or (1,))]
-    exact = kind_of(dtype_name(sample.dtype)) in ("integer", "boolean")
+    exact = dtype_class(dtype_name(sample.dtype)) in ("integer", "boolean")
     return (encode(sample) if exact else real_values(sample)).astype(np.float64)
 
 

@@ -25,7 +25,7 @@ class Operand(Protocol):
 
     @property
     def has_tensor(self) -> bool:
-        """Whether its elements are there, and not its statistics only."""
+        """Whether the elements are available, and not the statistics only."""
         ...
 
     def chunks(self) -> Iterator[Array]:

@@ -22,7 +22,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.arrays.widening import real_values
 from gradscope.comparison.layout.operands import Operand
 from gradscope.comparison.metrics.example_spread import GROUPS, ExampleError
-from gradscope.comparison.precision import kind_of
+from gradscope.comparison.precision import dtype_class
 
 #: The most elements of a parameter that are processed at a time, and the most elements of several examples together.
 _COLUMNS: Final = 1 << 16
@@ -82,7 +82,7 @@ class _Columns:
 
 def _of_columns(ref: Operand, cand: Operand, width: int, columns: range) -> ExampleError:
     """Returns the error in a range of a parameter's elements."""
-    count, numbers = ref.entry.shape[0], len(columns) * (2 if kind_of(ref.entry.dtype) == "complex" else 1)
+    count, numbers = ref.entry.shape[0], len(columns) * (2 if dtype_class(ref.entry.dtype) == "complex" else 1)
     batch, error, sums = _Columns.nothing(numbers), _Columns.nothing(numbers), np.zeros((min(count, GROUPS), numbers))
     for rows in _rows(count, width, columns):
         one, other = (

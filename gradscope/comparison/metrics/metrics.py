@@ -41,14 +41,14 @@ class MetricSpec:
     dtypes: tuple[str, ...] = ()
 
 
-#: The unit of what is measured as the elements are.
+#: The unit of metrics that are measured in the unit of the elements.
 _ELEMENTS_OWN: Final = "that of the elements"
 
 #: Every metric that a row may have, in the order of JSON. Norms are over positions where both sides are finite.
 METRICS: Final[tuple[MetricSpec, ...]] = (
     MetricSpec(
         name="rel_l2",
-        sentence="relative error, `l2(d) / l2(a)`, on which verdicts and default tolerances are; "
+        sentence="relative error, `l2(d) / l2(a)`, which verdicts and default tolerances are based on; "
         "0/0 is 0 and x/0 is inf",
     ),
     MetricSpec(
@@ -113,16 +113,16 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
     MetricSpec(name="bit_equal", sentence="whether every byte is the same", kind="flag"),
     MetricSpec(
         name="growth",
-        sentence="error made in the layer against error inherited by it, `rel_l2 / max(rel_l2 of what the layer "
-        "reads, floor)`; above 10 the layer is said to have made the error itself",
+        sentence="error made in the layer relative to the error that it inherits, `rel_l2 / max(rel_l2 of the layer's "
+        "inputs, floor)`; above 10 the error counts as made by the layer itself",
     ),
     MetricSpec(
         name="noise",
-        sentence="error in noise floors of a calibrated reference, `rel_l2 / floor`; up to 10 it is taken for noise",
+        sentence="error in noise floors of a calibrated reference, `rel_l2 / floor`; up to 10 counts as noise",
     ),
     MetricSpec(
         name="spread",
-        sentence="error of the gradients of single examples as a share of the batch's own spread",
+        sentence="error of per-example gradients as a share of the batch's own spread",
         unit="of the spread of the batch",
     ),
     MetricSpec(
@@ -146,7 +146,7 @@ class Metrics:
     """Metrics stores how the elements of a pair differ.
 
     Attributes:
-        kind: The kind of the elements, see `precision.kind_of`.
+        kind: The class of the elements, see `precision.dtype_class`.
         size: Number of positions.
         nonfinite_mismatch: Number of positions where one element is not finite and the other is finite, or another
             non-finite value. Two NaNs agree, and so do two infinities of one sign.

@@ -20,8 +20,8 @@ from gradscope.dump.record import SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryWriter
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import ModelError
-from gradscope.frameworks.torch.calls import ModuleCalls
 from gradscope.frameworks.torch.conversion import mapped, tensors_in
+from gradscope.frameworks.torch.module_calls import ModuleCalls
 from gradscope.frameworks.torch.torch_environment import provenance
 from gradscope.frameworks.torch.torch_values import Value, Values
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -44,6 +45,18 @@ class Wanted:
 
     def __post_init__(self) -> None:
         naming.family_set(self.families)
+
+    @classmethod
+    def of(
+        cls,
+        select: str | Sequence[str],
+        exclude: str | Sequence[str],
+        families: str | Collection[str] | None,
+        depth: int | None,
+    ) -> Wanted:
+        """The layers and arguments that patterns, families (all where None) and a depth select."""
+        chosen = EVERYTHING if families is None else naming.family_set(families)
+        return cls(selection=Selection.parse(select, exclude), families=chosen, depth=depth)
 
     @property
     def looks_inside_layers(self) -> bool:

@@ -54,7 +54,7 @@ class InspectionReport:
 
     Attributes:
         target: The model, as the user named it.
-        batch_size: The number of examples to which the numbers apply.
+        batch_size: The number of examples to which the numbers apply; None where it is not known.
         selected: The selected rows, in the selected order.
         totals: Numbers of the complete model.
         fetch: The part of the model that a fetch needs: `needed` and `total` operations, and the `inputs`; None without
@@ -63,7 +63,7 @@ class InspectionReport:
     """
 
     target: str
-    batch_size: int
+    batch_size: int | None
     selected: tuple[Row, ...]
     totals: Mapping[str, Json]
     fetch: Mapping[str, Json] | None
@@ -88,7 +88,8 @@ class InspectionReport:
 
     def _totals(self) -> Iterator[Note]:
         totals = _Totals(self.totals)
-        yield Note(label="model", text=f"{self.target}, batch size {self.batch_size:,}")
+        size = "" if self.batch_size is None else f", batch size {self.batch_size:,}"
+        yield Note(label="model", text=f"{self.target}{size}")
         yield Note(label="parameters", text=f"{count(totals['parameters'])} ({shown_size(totals['parameter_bytes'])})")
         yield Note(label="FLOPs", text=_flops(totals))
         yield Note(label="activations", text=_activations(totals))
@@ -120,7 +121,7 @@ class InspectionReport:
 
 def inspection_report(
     target: str,
-    batch_size: int,
+    batch_size: int | None,
     rows: Sequence[Row],
     totals: Mapping[str, Json],
     *,
@@ -131,7 +132,7 @@ def inspection_report(
 
     Args:
         target: The model, as the user named it.
-        batch_size: Number of examples.
+        batch_size: Number of examples; None where it is not known.
         rows: Every row, in the order of the model.
         totals: Numbers of the complete model.
         fetch: As for `InspectionReport`.

@@ -26,6 +26,11 @@ class Query:
 
     Raises:
         UsageError: A pattern is not one, or there is no family of one of the names.
+
+    Example:
+        >>> import gradscope as gs
+        >>> gs.Query(select="encoder/*", families=["param_grad"], sort="-l2").sort
+        '-l2'
     """
 
     select: str | Sequence[str] = ()

@@ -22,6 +22,13 @@ class Finding:
         why: The reason with its number, as the predicate of a sentence without a full stop.
         source: `file:line` of the tensor in the user's code; None where unknown.
         iteration: Index per enclosing loop, outermost first.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import gradscope as gs
+        >>> dump = gs.capture(lambda w, x: (w["a"] * x).sum(), {"a": jnp.ones(2), "b": jnp.ones(2)}, jnp.ones(2))
+        >>> [(finding.rule, finding.name) for finding in dump.findings()]
+        [('unused-param', 'b'), ('zero-grad', 'b')]
     """
 
     rule: str
@@ -42,6 +49,11 @@ class Thresholds:
         exploding_magnitude: Magnitude of one element above which a gradient explodes.
         dead: Share of dead units above which an activation is dead.
         init: Ratio of the standard deviations of neighbouring layers above which the initialisation is doubtful.
+
+    Example:
+        >>> import gradscope as gs
+        >>> gs.Thresholds(dead=0.9).vanishing  # the others have their defaults
+        1e-07
     """
 
     vanishing: float = 1e-7

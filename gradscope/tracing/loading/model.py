@@ -42,6 +42,11 @@ class Model:
     data: Mapping[str, np.ndarray] | None = None
     choices: tuple[str, ...] = ()
 
+    @classmethod
+    def of_values(cls, name: str, loss: Callable[[Any, Any], Any], variables: Any, batch: Any) -> Model:
+        """The model whose variables and batch exist already: its `init` and `batch` return them, whatever the key."""
+        return cls(name=name, init=lambda _key: variables, batch=lambda _key, _size: batch, loss=loss, initialised=True)
+
     @property
     def slug(self) -> str:
         """The name as a file name without suffix: characters that a shell or file system may reject become hyphens."""

@@ -1,4 +1,4 @@
-"""`gradscope check`: gradients proved by a real process."""
+"""`gradscope check`: gradients proved."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_gradients_of_a_loss_that_is_nan_are_not_called_correct(tmp_path: Path) 
     models.write(tmp_path, models.source(loss=loss))
     done = gradscope("check", "model.py", "--json", folder=tmp_path)
     assert (done.status, done.json["verdict"]) == (2, "nothing checked")
-    told = "the loss is nan, of which no difference tells anything: gradscope dump finds where that began\n"
+    told = "the loss is nan, so differences show nothing: gradscope dump finds where that began\n"
     assert done.errors == told
     grads = [row for row in done.json["rows"] if "_grad/" in row["what"]]
     assert {row["status"] for row in grads} == {"not checked"}

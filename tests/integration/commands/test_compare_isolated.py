@@ -1,4 +1,4 @@
-"""`gradscope compare --isolate`: which layer of a candidate makes error itself, told by a real process."""
+"""`gradscope compare --isolate`: which layer of a candidate makes error itself."""
 
 from __future__ import annotations
 

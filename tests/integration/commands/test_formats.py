@@ -13,7 +13,7 @@ import pytest
 from rich.cells import cell_len
 
 from gradscope.stats import tensor_stats
-from tests.integration.command import Finished, gradscope, in_shell, in_terminal
+from tests.integration.command import Finished, gradscope, gradscope_process, in_shell, in_terminal
 from tests.support.dumps import record, write
 
 FORMATS = ("table", "json", "csv", "markdown")
@@ -146,18 +146,19 @@ def test_a_terminal_that_wants_no_colours_gets_none(dumps: Path) -> None:
 def test_a_stream_of_ascii_gets_ascii(dumps: Path) -> None:
     for command, status in READING.items():
         for each in ("table", "markdown"):
-            done = reading(command, dumps, "--format", each, PYTHONIOENCODING="ascii")
+            line = (*command.split(), "--format", each)
+            done = gradscope_process(*line, folder=dumps, PYTHONIOENCODING="ascii")
             assert (done.status, done.errors) == (status, "")
             assert done.output.isascii()
-    assert gradscope("dump", "--help", folder=dumps, PYTHONIOENCODING="ascii").output.isascii()
+    assert gradscope_process("dump", "--help", folder=dumps, PYTHONIOENCODING="ascii").output.isascii()
 
 
 def test_a_locale_without_utf_8_is_respected(dumps: Path) -> None:
     locale = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = gradscope("show", "a.npz", folder=dumps, **locale)
+    done = gradscope_process("show", "a.npz", folder=dumps, **locale)
     assert (done.status, done.errors) == (0, "")
     assert done.output.isascii()
-    missing = gradscope("verify", "naïve.npz", folder=dumps, **locale)
+    missing = gradscope_process("verify", "naïve.npz", folder=dumps, **locale)
     assert missing.status == 3
     assert missing.errors.isascii()
 

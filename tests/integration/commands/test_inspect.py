@@ -1,4 +1,4 @@
-"""`gradscope inspect`: a model told from its trace, by a real process."""
+"""`gradscope inspect`: a model told from its trace."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.integration import models
-from tests.integration.command import Finished, gradscope, in_shell
+from tests.integration.command import Finished, gradscope, gradscope_process, in_shell
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def dump(folder: Path, *options: object, model: str = "model.py", **environment: str) -> Finished:
-    return gradscope("dump", model, *options, folder=folder, **environment)
+def dump(folder: Path, *options: object, model: str = "model.py") -> Finished:
+    return gradscope("dump", model, *options, folder=folder)
 
 
 def dumped(folder: Path, *options: object, model: str = "model.py") -> Finished:
@@ -245,10 +245,11 @@ def test_a_batch_that_cannot_be_read_is_refused(folder: Path) -> None:
 
 
 def test_a_device_that_is_not_there_is_told_with_those_that_are(folder: Path) -> None:
-    refused(dump(folder, JAX_PLATFORMS="rocm"), 5, "JAX has no device for JAX_PLATFORMS='rocm'; installed: cpu")
+    done = gradscope_process("dump", "model.py", folder=folder, JAX_PLATFORMS="rocm")
+    refused(done, 5, "JAX has no device for JAX_PLATFORMS='rocm'; installed: cpu")
 
 
 def test_a_cache_that_cannot_be_kept_is_a_remark(folder: Path) -> None:
-    done = dump(folder, XDG_CACHE_HOME="/dev/null")
+    done = gradscope_process("dump", "model.py", folder=folder, XDG_CACHE_HOME="/dev/null")
     assert done.status == 0
     assert done.lines == ["compiled programs are not kept: [Errno 20] Not a directory: '/dev/null/gradscope/compiled'"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration import models
-from tests.integration.command import GRADSCOPE, TIMEOUT, gradscope
+from tests.integration.command import GRADSCOPE, TIMEOUT, gradscope, gradscope_process
 
 #: Seconds from signal to end: one on a machine of one's own, more where others compute, too.
 PROMPTLY = 2.5
@@ -136,7 +136,7 @@ def test_a_killed_dump_is_recovered(tmp_path: Path) -> None:
     kill = "import os, signal\nimport gradscope.dump.writer as writer\n"
     kill += "writer.DumpWriter.commit = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)\n"
     models.write(tmp_path, kill + (tmp_path / "model.py").read_text())
-    done = gradscope("dump", "model.py", folder=tmp_path)
+    done = gradscope_process("dump", "model.py", folder=tmp_path)
     assert done.status == -signal.SIGKILL
     (partial,) = tmp_path.glob(".gradscope-*.partial")
     assert gradscope("recover", partial.name, "-o", "saved.npz", folder=tmp_path).status == 0

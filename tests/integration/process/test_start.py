@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.command import GRADSCOPE, gradscope
+from tests.integration.command import GRADSCOPE, gradscope, gradscope_process
 
 COMMANDS = ("dump", "show", "compare", "isolate", "calibrate", "inspect", "check", "verify", "recover")
 
@@ -49,14 +49,14 @@ def test_help_tells_every_option_in_a_sentence(tmp_path: Path, command: str) -> 
 
 
 def test_the_program_without_a_command_shows_its_commands(tmp_path: Path) -> None:
-    bare, asked = gradscope(folder=tmp_path), gradscope("--help", folder=tmp_path)
+    bare, asked = gradscope_process(folder=tmp_path), gradscope_process("--help", folder=tmp_path)
     assert (bare.status, asked.status) == (2, 0)
     assert bare.output.strip() == asked.output.strip()
     assert all(f"│ {command} " in asked.output for command in COMMANDS)
 
 
 def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
-    assert gradscope("--version", folder=tmp_path).output == f"gradscope {version('gradscope-jax')}\n"
+    assert gradscope_process("--version", folder=tmp_path).output == f"gradscope {version('gradscope-jax')}\n"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_what_needs_no_jax_does_not_import_it(dumps: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_shown_and_completes(tmp_path: Path, shell: str) -> None:
-    shown = gradscope("--show-completion", shell, folder=tmp_path)
+    shown = gradscope_process("--show-completion", shell, folder=tmp_path)
     assert shown.status == 0
     assert "_GRADSCOPE_COMPLETE" in shown.output
 
@@ -131,7 +131,7 @@ def test_completion_is_shown_and_completes(tmp_path: Path, shell: str) -> None:
 def test_completion_knows_commands_and_options(tmp_path: Path) -> None:
     def completed(words: str, at: int) -> list[str]:
         asked = {"_GRADSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
-        return gradscope(folder=tmp_path, **asked).output.split()
+        return gradscope_process(folder=tmp_path, **asked).output.split()
 
     assert completed("gradscope ", 1) == list(COMMANDS)
     assert completed("gradscope compare --all", 2) == ["--allow-missing", "--all"]
@@ -139,7 +139,7 @@ def test_completion_knows_commands_and_options(tmp_path: Path) -> None:
 
 
 def test_completion_installs(tmp_path: Path) -> None:
-    done = gradscope("--install-completion", "bash", folder=tmp_path, HOME=str(tmp_path))
+    done = gradscope_process("--install-completion", "bash", folder=tmp_path, HOME=str(tmp_path))
     assert done.status == 0
     assert "bash completion installed" in done.output
     assert ".bash_completions" in (tmp_path / ".bashrc").read_text()

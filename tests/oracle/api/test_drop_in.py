@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -276,6 +277,20 @@ def test_several_differentiated_arguments_are_told_apart_by_their_names() -> Non
     assert float(seen["param/one/w"].mean) != float(seen["param/other/w"].mean)
     _, single = gs.value_and_grad(lambda one, other: (one["w"] * other["w"]).sum())(W, W)
     assert {"param/w", "param_grad/w"} <= set(single)
+
+
+def test_what_was_not_observed_is_missing_as_from_any_mapping() -> None:
+    _, seen = gs.value_and_grad(cubed)(W)
+    with pytest.raises(KeyError, match="nothing was observed as activation/dens") as missing:
+        seen["activation/dens"]
+    assert "activation/dense" in missing.value.hint  # type: ignore[attr-defined]
+    assert seen.get("activation/dens") is None
+
+
+def test_a_complex_value_is_saved_without_a_loss(tmp_path: Path) -> None:
+    _, seen = gs.value_and_grad(square, holomorphic=True, observe="tensors")(1.0 + 2.0j)
+    assert gs.save(tmp_path / "step.npz", seen).loss is None
+    assert gs.load(tmp_path / "step.npz")["param_grad/value"] == 2.0 + 4.0j
 
 
 def test_the_function_keeps_its_name_and_documentation() -> None:

@@ -238,7 +238,7 @@ def test_a_loss_that_does_not_take_a_batch_of_one_fails_by_name() -> None:
         captured(loss)
 
 
-@pytest.mark.parametrize("asked", [{"stop_gradient": ["layer"]}, {"fetch": ["layer"]}])
+@pytest.mark.parametrize("asked", [{"stop_gradients": ["layer"]}, {"fetch": ["layer"]}])
 def test_they_are_those_of_the_loss_as_it_is(asked: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="gradients of each example are those of the loss as it is"):
         captured(mean_loss, **asked)

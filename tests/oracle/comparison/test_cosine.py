@@ -69,7 +69,7 @@ def test_one_element_of_many_turns_the_vector() -> None:
 
 @pytest.mark.parametrize("cut", [1, 2, 750, 1499])
 @pytest.mark.parametrize("scale", [1, 1.5, -1])
-def test_parts_of_different_slope_merge_to_the_angle_of_the_whole(cut: int, scale: float) -> None:
+def test_parts_of_different_slope_merge_to_the_angle_of_the_vectors(cut: int, scale: float) -> None:
     a, b = nearly_parallel(np.float32, 1, 1e-6)
     b[:cut] *= np.float32(scale)
     merged = metrics(a[:cut], b[:cut]) + metrics(a[cut:], b[cut:])

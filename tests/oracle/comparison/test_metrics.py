@@ -1,4 +1,4 @@
-"""Every metric of a comparison against a second implementation: whole arrays in float64, one plain formula each."""
+"""Every metric of a comparison against a second implementation: full arrays in float64, one plain formula each."""
 
 from __future__ import annotations
 

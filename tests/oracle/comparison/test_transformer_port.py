@@ -113,12 +113,12 @@ def set_weights(port: Port, params: Any) -> None:
     """Give a port the JAX model's parameters."""
     for name, parameter in port.named_parameters():
         *path, last = name.split(".")
-        turn = int(path.pop(1)) if path[0] == "block" else None
+        block = int(path.pop(1)) if path[0] == "block" else None
         found = params
         for part in path:
             found = found[part]
         array = found.get("kernel", found.get("embedding", found.get("scale"))) if last == "weight" else found[last]
-        array = np.array(array if turn is None else array[turn])
+        array = np.array(array if block is None else array[block])
         if "kernel" in found:
             inside = WIDTH if path[-1] != "down" else 4 * WIDTH
             array = array.reshape(inside, -1).T
@@ -179,7 +179,7 @@ def test_an_off_by_one_mask_in_one_block_of_the_port_is_found_there(
     assert first.forward.name == f"block[{LAYERS - 1}]/attn/out"
 
 
-def test_what_was_found_of_a_port_is_found_again_by_the_map_that_is_written(
+def test_the_map_that_is_written_finds_the_pairs_of_a_port_again(
     arguments: tuple[Any, Any], scanned: gs.Dump, rules: Path
 ) -> None:
     port = ported(arguments)

@@ -1,4 +1,4 @@
-"""A program with a loop and the same program with the turns written out one by one are the same, with no option."""
+"""A program with a scan and the same program with the iterations written out are the same, without any option."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.naming import Selection
 from tests.oracle.isolation.isolating import isolated
 
-#: What a body makes of a carry and a slice: the carry, and what is stacked.
+#: Returns the next carry, and an output to stack, from a carry and a slice.
 Body = Callable[[Array, Array], tuple[Array, Any]]
 #: Runs a body under a scope.
 Loop = Callable[[str, Body, Array, Array], tuple[Array, Any]]
 
-TURNS = 3
+ITERATIONS = 3
 
 
 def scanned(scope: str, body: Body, x: Array, xs: Array) -> tuple[Array, Any]:
@@ -40,10 +40,10 @@ def backwards(scope: str, body: Body, x: Array, xs: Array) -> tuple[Array, Any]:
 
 def unrolled(scope: str, body: Body, x: Array, xs: Array, *, reverse: bool = False) -> tuple[Array, Any]:
     made: dict[int, Any] = {}
-    for turn in reversed(range(TURNS)) if reverse else range(TURNS):
-        with jax.named_scope(f"{scope}[{turn}]"):
-            x, made[turn] = body(x, xs[turn])
-    return x, jax.tree.map(lambda *each: jnp.stack(each), *(made[turn] for turn in range(TURNS)))
+    for number in reversed(range(ITERATIONS)) if reverse else range(ITERATIONS):
+        with jax.named_scope(f"{scope}[{number}]"):
+            x, made[number] = body(x, xs[number])
+    return x, jax.tree.map(lambda *each: jnp.stack(each), *(made[number] for number in range(ITERATIONS)))
 
 
 def unrolled_backwards(scope: str, body: Body, x: Array, xs: Array) -> tuple[Array, Any]:
@@ -62,7 +62,7 @@ def carry(loop: Loop, w: Array, x: Array) -> Array:
 
 
 def stacked(loop: Loop, w: Array, x: Array, *, read: Callable[[Array], Array] = lambda x: x) -> Array:
-    """Unless it is read first, what a turn makes is used in the next and in the stack: its gradient is a sum of two."""
+    """Without `read`, the output of an iteration is the next carry and also stacked: its gradient is a sum of two."""
 
     def body(x: Array, w: Array) -> tuple[Array, Array]:
         x = dense(x, w)
@@ -78,14 +78,14 @@ def sine(x: Array) -> Array:
 
 
 def scoped(scope: str, body: Body, x: Array, xs: Array, *, loop: Loop) -> tuple[Array, Any]:
-    """A scope around a loop hands on what the loop hands out; unrolled, what the last turn made."""
+    """A scope around a scan returns the output of the scan; unrolled, the output of the last iteration."""
     with jax.named_scope("net"):
         return loop(scope, body, x, xs)
 
 
 def nested(loop: Loop, w: Array, x: Array) -> Array:
     def body(x: Array, w: Array) -> tuple[Array, None]:
-        return loop("inner", lambda x, w: (dense(x, w), None), x, jnp.stack([w] * TURNS))[0], None
+        return loop("inner", lambda x, w: (dense(x, w), None), x, jnp.stack([w] * ITERATIONS))[0], None
 
     return loop("cell", body, x, w)[0]
 
@@ -107,7 +107,7 @@ def loss_of(network: Callable[[Loop, Array, Array], Array], loop: Loop) -> Calla
 
 
 def arguments() -> tuple[dict[str, Array], dict[str, Array]]:
-    return {"w": jax.random.normal(jax.random.key(1), (TURNS, 4, 4))}, {"x": jnp.ones((2, 4)) / 3}
+    return {"w": jax.random.normal(jax.random.key(1), (ITERATIONS, 4, 4))}, {"x": jnp.ones((2, 4)) / 3}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -126,7 +126,7 @@ def by_key(found: Comparison) -> dict[str, ComparisonRow]:
     return {f"{row.family}/{row.name}": row for row in found.rows}
 
 
-def through_turns(found: Comparison) -> dict[str, str]:
+def loop_outputs(found: Comparison) -> dict[str, str]:
     return {key: row.counterpart for key, row in by_key(found).items() if row.matched_by == "iterations"}
 
 
@@ -137,50 +137,50 @@ def through_turns(found: Comparison) -> dict[str, str]:
         ("carry and stack", "backwards"),
     ],
 )
-def test_a_loop_and_its_turns_are_the_same_whichever_is_the_reference(network: str, way: str) -> None:
-    loop, turns = (captured(network, each) for each in WAYS[way])
-    for ref, cand in ((loop, turns), (turns, loop)):
+def test_a_scanned_and_an_unrolled_loop_are_the_same_whichever_is_the_reference(network: str, way: str) -> None:
+    loop, flat = (captured(network, each) for each in WAYS[way])
+    for ref, cand in ((loop, flat), (flat, loop)):
         found = gs.compare(ref, cand)
         assert found.verdict == "same"
         rows = by_key(found)
         output = rows["activation/cell" if network in ("carry", "nested") else "activation/cell.0"]
-        last = "cell[0]" if way == "backwards" else f"cell[{TURNS - 1}]"
+        last = "cell[0]" if way == "backwards" else f"cell[{ITERATIONS - 1}]"
         assert (output.status, output.matched_by) == ("same", "iterations")
         assert output.counterpart.startswith(last)
 
 
-def test_a_stack_is_compared_with_what_every_turn_made() -> None:
-    loop, turns = captured("carry and stack", scanned), captured("carry and stack", unrolled)
-    for ref, cand in ((loop, turns), (turns, loop)):
+def test_a_stack_is_compared_with_the_outputs_of_all_iterations() -> None:
+    loop, flat = captured("carry and stack", scanned), captured("carry and stack", unrolled)
+    for ref, cand in ((loop, flat), (flat, loop)):
         for family in ("activation", "activation_grad"):
             row = by_key(gs.compare(ref, cand))[f"{family}/cell.1"]
             assert (row.status, row.made_by) == ("same", "stack 0")
             assert row.counterpart == "cell[0]/read, cell[1]/read, cell[2]/read"
 
 
-def test_a_part_of_a_gradient_is_not_held_against_the_whole() -> None:
+def test_a_partial_gradient_is_not_compared_with_the_sum() -> None:
     found = by_key(gs.compare(captured("stacked carry", scanned), captured("stacked carry", unrolled)))
     for name in ("cell.0", "cell.1"):
         row = found[f"activation_grad/{name}"]
         assert (row.status, row.counts) == ("missing", False)
         assert row.why.startswith("a part of what arrives at activation_grad/cell[")
-    assert found[f"activation_grad/cell[{TURNS - 1}]/act"].status == "same"
+    assert found[f"activation_grad/cell[{ITERATIONS - 1}]/act"].status == "same"
 
 
-def test_a_part_is_not_held_against_the_whole_under_the_name_of_a_scope_around_either() -> None:
-    loop, turns = captured("scoped", scanned), captured("scoped", unrolled)
-    for ref, cand in ((loop, turns), (turns, loop)):
+def test_a_partial_gradient_is_not_compared_with_the_sum_under_the_name_of_a_scope_around_either() -> None:
+    loop, flat = captured("scoped", scanned), captured("scoped", unrolled)
+    for ref, cand in ((loop, flat), (flat, loop)):
         found = gs.compare(ref, cand)
         assert found.verdict == "same"
         rows = by_key(found)
         assert rows["activation/net.0"].matched_by == ("iterations" if ref is loop else "name")
-        assert rows["activation_grad/net.0"].counts is (ref is turns)
+        assert rows["activation_grad/net.0"].counts is (ref is flat)
 
 
 @pytest.mark.parametrize("network", ["carry", "nested"])
 def test_among_operations_a_slice_of_a_stack_is_compared_with_the_stack(network: str) -> None:
-    loop, turns = captured(network, scanned, ops=True), captured(network, unrolled, ops=True)
-    for ref, cand in ((loop, turns), (turns, loop)):
+    loop, flat = captured(network, scanned, ops=True), captured(network, unrolled, ops=True)
+    for ref, cand in ((loop, flat), (flat, loop)):
         found = gs.compare(ref, cand)
         rows = {key: row for key, row in by_key(found).items() if row.name == "cell[1]/squeeze"}
         assert {key: (row.status, row.counterpart, row.made_by) for key, row in rows.items()} == {
@@ -191,7 +191,7 @@ def test_among_operations_a_slice_of_a_stack_is_compared_with_the_stack(network:
         assert found.verdict == "same"
 
 
-def test_what_differs_in_a_turn_differs_in_what_the_loop_hands_out_but_began_in_the_turn() -> None:
+def test_a_difference_in_an_iteration_differs_in_the_loop_output_and_begins_in_the_iteration() -> None:
     def off(loop: Loop, w: Array, x: Array) -> Array:
         return loop("cell", lambda x, w: (dense(x, w, epsilon=0.01), None), x, w)[0]
 
@@ -202,26 +202,26 @@ def test_what_differs_in_a_turn_differs_in_what_the_loop_hands_out_but_began_in_
         assert found.first_divergence.forward.name == "cell[0]/act"
         assert by_key(found)["activation/cell"].status == "different"
         options = CompareOptions(selection=Selection.parse(["activation/cell"]))
-        alone = compare(ref.source, cand.source, options=options)
-        assert "Forward first differs at `cell`" in alone.sentence
+        only_loop = compare(ref.source, cand.source, options=options)
+        assert "Forward first differs at `cell`" in only_loop.sentence
 
 
-def test_what_a_loop_does_behind_its_turns_is_missing_where_nobody_does_it() -> None:
-    """Under the scope of the loop, so that the loop's output is no longer what the last turn made."""
+def test_an_operation_after_the_iterations_is_missing_in_the_program_without_it() -> None:
+    """In the scope of the loop, so that the output of the loop is not that of the last iteration."""
 
-    def behind(loop: Loop, w: Array, x: Array) -> Array:
+    def scaled(loop: Loop, w: Array, x: Array) -> Array:
         if loop is unrolled:
             return carry(loop, w, x)
         with jax.named_scope("cell"):
             return 2 * lax.scan(lambda x, w: (dense(x, w), None), x, w)[0]
 
-    loop, turns = (gs.capture(loss_of(behind, each), *arguments()) for each in (scanned, unrolled))
-    for ref, cand, status in ((loop, turns, "missing"), (turns, loop, "extra")):
+    loop, flat = (gs.capture(loss_of(scaled, each), *arguments()) for each in (scanned, unrolled))
+    for ref, cand, status in ((loop, flat, "missing"), (flat, loop, "extra")):
         row = by_key(gs.compare(ref, cand))["activation/cell"]
         assert (row.status, row.counts, row.matched_by) == (status, True, None)
 
 
-def test_a_layer_that_only_hands_on_its_input_is_missing_where_it_is_missing() -> None:
+def test_a_layer_that_returns_its_input_is_missing_in_the_program_without_it() -> None:
     def passing(network: Callable[[Array], Array]) -> gs.Dump:
         def loss(variables: dict[str, Array], batch: dict[str, Array]) -> Array:
             with jax.named_scope("cell"):
@@ -239,12 +239,12 @@ def test_a_layer_that_only_hands_on_its_input_is_missing_where_it_is_missing() -
     assert found.verdict == "different"
 
 
-def test_a_turn_that_is_missing_takes_the_loop_with_it() -> None:
-    loop, turns = captured("carry", scanned), captured("carry", unrolled)
-    last = f"cell[{TURNS - 1}]"
-    kept = tuple(entry for entry in turns.source.manifest.entries if not entry.name.startswith(last))
-    arrays = {f"{entry.family}/{entry.name}": turns[f"{entry.family}/{entry.name}"] for entry in kept}
-    fewer = MemoryDump(replace(turns.source.manifest, entries=kept), arrays)
+def test_without_an_iteration_the_loop_output_is_missing_too() -> None:
+    loop, flat = captured("carry", scanned), captured("carry", unrolled)
+    last = f"cell[{ITERATIONS - 1}]"
+    kept = tuple(entry for entry in flat.source.manifest.entries if not entry.name.startswith(last))
+    arrays = {f"{entry.family}/{entry.name}": flat[f"{entry.family}/{entry.name}"] for entry in kept}
+    fewer = MemoryDump(replace(flat.source.manifest, entries=kept), arrays)
     rows = by_key(compare(loop.source, fewer))
     assert {rows[f"activation/{name}"].status for name in ("cell", last, f"{last}/act")} == {"missing"}
     assert rows["activation/cell"].counts
@@ -252,23 +252,23 @@ def test_a_turn_that_is_missing_takes_the_loop_with_it() -> None:
 
 @pytest.mark.parametrize("network", ["carry", "stacked carry"])
 def test_without_tensors_a_hash_proves_a_carry_and_nothing_a_stack(network: str) -> None:
-    loop, turns = (MemoryDump(captured(network, each).source.manifest, {}) for each in (scanned, unrolled))
-    found = compare(loop, turns)
+    loop, flat = (MemoryDump(captured(network, each).source.manifest, {}) for each in (scanned, unrolled))
+    found = compare(loop, flat)
     carried = "cell" if network == "carry" else "cell.0"
-    assert through_turns(found)[f"activation/{carried}"] == f"cell[{TURNS - 1}]/act"
+    assert loop_outputs(found)[f"activation/{carried}"] == f"cell[{ITERATIONS - 1}]/act"
     assert found.verdict == ("same" if network == "carry" else "different")
 
 
-def test_a_map_that_was_written_leaves_loops_to_their_turns(tmp_path: Path) -> None:
-    loop, turns = captured("carry and stack", scanned).source, captured("carry and stack", unrolled).source
-    found = compare(loop, turns)
+def test_a_written_map_has_no_rules_for_loop_outputs(tmp_path: Path) -> None:
+    loop, flat = captured("carry and stack", scanned).source, captured("carry and stack", unrolled).source
+    found = compare(loop, flat)
     write_map(tmp_path / "map.toml", found.matches)
-    again = compare(loop, turns, options=CompareOptions(map_rules=read_map(tmp_path / "map.toml")))
+    again = compare(loop, flat, options=CompareOptions(map_rules=read_map(tmp_path / "map.toml")))
     assert again.rows == found.rows
     assert read_map(tmp_path / "map.toml") == ()
 
 
-def test_a_loop_is_isolated_on_what_the_turns_of_the_reference_made() -> None:
+def test_a_loop_is_isolated_on_the_outputs_of_the_references_iterations() -> None:
     loss = loss_of(carry, scanned)
     found = isolated(captured("carry", unrolled), captured("carry", scanned), loss, *arguments())
     assert (found.verdict, found.left_out) == ("same", ())

@@ -1,4 +1,4 @@
-"""FLOPs held to XLA's own cost analysis of the compiled program, and to a figure everybody knows."""
+"""FLOPs against XLA's own cost analysis of the compiled program, and against a well-known figure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradscope.inspection.inspect_loss import inspect_loss
 from models import mlp, resnet50, transformer
 
 #: XLA counts the body of a scan once, so that a scanned model is no oracle. Of a few dozen numbers, rounding and the
-#: polynomials that stand for transcendental functions would be larger than any tolerance.
+#: polynomials that approximate transcendental functions would be larger than any tolerance.
 MODELS = {
     "mlp": mlp,
     "transformer": transformer.Transformer(unroll=True, checkpoint=False),

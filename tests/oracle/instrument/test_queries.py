@@ -162,7 +162,7 @@ def test_an_operation_or_a_turn_of_a_loop_may_be_fetched() -> None:
     ("asked", "problem"),
     [
         ({"fetch": "hiden"}, "no value is called hiden"),
-        ({"stop_gradient": ["nowhere"]}, "no value is called nowhere"),
+        ({"stop_gradients": ["nowhere"]}, "no value is called nowhere"),
         ({"feed": {"hidden": np.zeros((5, 3))}}, r"has shape \[5, 3\], expected \[5, 4\]"),
         ({"feed": {"gradient/label": np.zeros(5)}}, "label is int32 and cannot be differentiated"),
     ],

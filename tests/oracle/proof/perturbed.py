@@ -1,4 +1,4 @@
-"""JAX's own evaluation of a jaxpr, in a dozen lines, with something added wherever a gradient is wanted."""
+"""JAX's own evaluation of a jaxpr, in a dozen lines, with something added wherever a gradient is needed."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gradscope.proof.claims import Line, outcome
-from gradscope.proof.differences import derivative, sides
+from gradscope.proof.claims import Claim, outcome
+from gradscope.proof.differences import finite_difference, one_sided_derivatives
 
 EPSILON = float(np.finfo(np.float64).eps)
 
@@ -27,18 +27,18 @@ SMOOTH: dict[str, tuple[Callable[[float], float], float]] = {
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_a_derivative_is_as_close_as_it_says(name: str) -> None:
+def test_a_derivative_is_within_its_error_estimate(name: str) -> None:
     function, slope = SMOOTH[name]
-    found = derivative(function, EPSILON)
+    found = finite_difference(function, EPSILON)
     assert abs(found.value - slope) <= 16 * (found.truncation + found.rounding)
     assert found.truncation + found.rounding <= 1e-6 * max(1.0, EPSILON * 1e12 * abs(function(0.0)))
 
 
-def test_a_function_of_few_digits_admits_to_more_error() -> None:
+def test_a_function_of_few_digits_has_a_larger_error_estimate() -> None:
     def rounded(h: float) -> float:
         return float(np.float32(math.sin(h + 1.0)))
 
-    found = derivative(rounded, float(np.finfo(np.float32).eps))
+    found = finite_difference(rounded, float(np.finfo(np.float32).eps))
     assert 1e-7 < found.truncation + found.rounding < 1e-2
     assert abs(found.value - math.cos(1.0)) <= 16 * (found.truncation + found.rounding)
 
@@ -54,44 +54,44 @@ def test_a_function_of_few_digits_admits_to_more_error() -> None:
         (math.exp, False),
     ],
 )
-def test_a_kink_is_told_from_a_curve(function: Callable[[float], float], differ: bool) -> None:
-    assert sides(function, EPSILON).differ is differ
+def test_a_kink_is_distinguished_from_a_curve(function: Callable[[float], float], differ: bool) -> None:
+    assert one_sided_derivatives(function, EPSILON).differ is differ
 
 
-def line(function: Callable[[float], float], claimed: float) -> Line:
-    return Line(at=function, claimed=claimed, scale=abs(claimed), epsilon=EPSILON)
+def claim(function: Callable[[float], float], derivative: float) -> Claim:
+    return Claim(loss_at=function, derivative=derivative, scale=abs(derivative), epsilon=EPSILON)
 
 
-def at_home() -> Line:
+def at_home() -> Claim:
     raise AssertionError("a smooth function is not looked at elsewhere")
 
 
 def test_a_right_claim_is_correct_and_one_off_by_a_millionth_is_wrong() -> None:
-    assert outcome(line(math.sin, 1.0), at_home).status == "correct"
-    wrong = outcome(line(math.sin, 1.0 + 1e-6), at_home)
+    assert outcome(claim(math.sin, 1.0), at_home).status == "correct"
+    wrong = outcome(claim(math.sin, 1.0 + 1e-6), at_home)
     assert wrong.status == "wrong"
     assert wrong.error == pytest.approx(1e-6, rel=1e-2)
 
 
 def test_a_missing_gradient_is_wrong_and_a_zero_of_zero_is_correct() -> None:
-    assert outcome(line(math.sin, 0.0), at_home).status == "wrong"
-    assert outcome(line(lambda h: 4.0, 0.0), at_home).status == "correct"
-    assert outcome(line(math.sin, math.nan), at_home).status == "wrong"
+    assert outcome(claim(math.sin, 0.0), at_home).status == "wrong"
+    assert outcome(claim(lambda h: 4.0, 0.0), at_home).status == "correct"
+    assert outcome(claim(math.sin, math.nan), at_home).status == "wrong"
 
 
-def test_what_differences_cannot_tell_is_not_checked() -> None:
-    assert outcome(line(lambda h: math.nan, 1.0), at_home).status == "not checked"
-    few_digits = Line(at=lambda h: round(100.0 * (1.0 + h)) / 100.0, claimed=1.0, scale=1.0, epsilon=0.01)
+def test_an_inconclusive_difference_is_not_checked() -> None:
+    assert outcome(claim(lambda h: math.nan, 1.0), at_home).status == "not checked"
+    few_digits = Claim(loss_at=lambda h: round(100.0 * (1.0 + h)) / 100.0, derivative=1.0, scale=1.0, epsilon=0.01)
     assert outcome(few_digits, at_home).status == "not checked"
 
 
-def test_at_a_kink_any_slope_between_the_sides_is_excused_where_it_is_right_beside() -> None:
-    beside = line(lambda h: abs(h + 1.0), 1.0)
-    for claimed in (-1.0, 0.5, 1.0):
-        assert outcome(line(abs, claimed), lambda: beside).status == "not smooth here"
-    assert outcome(line(abs, 0.5), lambda: line(lambda h: abs(h + 1.0), 2.0)).status == "wrong"
+def test_at_a_kink_any_slope_between_the_one_sided_derivatives_passes_if_it_is_right_nearby() -> None:
+    nearby = claim(lambda h: abs(h + 1.0), 1.0)
+    for derivative in (-1.0, 0.5, 1.0):
+        assert outcome(claim(abs, derivative), lambda: nearby).status == "not smooth here"
+    assert outcome(claim(abs, 0.5), lambda: claim(lambda h: abs(h + 1.0), 2.0)).status == "wrong"
 
 
-def test_where_every_point_is_a_kink_a_claim_must_lie_between_the_sides() -> None:
-    assert outcome(line(abs, 0.3), lambda: line(abs, 0.3)).status == "not smooth here"
-    assert outcome(line(abs, 1.3), lambda: line(abs, 1.3)).status == "wrong"
+def test_where_every_point_is_a_kink_a_claim_must_be_between_the_one_sided_derivatives() -> None:
+    assert outcome(claim(abs, 0.3), lambda: claim(abs, 0.3)).status == "not smooth here"
+    assert outcome(claim(abs, 1.3), lambda: claim(abs, 1.3)).status == "wrong"

@@ -1,6 +1,6 @@
-"""The fourth proof: a model under `lax.scan` and the same model unrolled are one model, turn by turn.
+"""The fourth proof: a model under `lax.scan` and the same model unrolled agree, iteration by iteration.
 
-That both equal the model written out is proved beside this; here two dumps on disk are compared by `gradscope compare`.
+Other tests prove that both equal the model written out; here two dumps on disk are compared by `gradscope compare`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ def names(report: Any, family: str, status: str) -> set[str]:
 
 
 @pytest.mark.parametrize("family", ["activation", "activation_grad"])
-def test_every_turn_of_the_scan_is_a_block_of_the_unrolled_model(family: str, scanned: Path, unrolled: Path) -> None:
+def test_every_iteration_of_the_scan_is_a_block_of_the_unrolled_model(
+    family: str, scanned: Path, unrolled: Path
+) -> None:
     command = gradscope("compare", scanned, unrolled, "--json")
     assert command.status == 0, command.output
     outside = {"embed/token", "embed/position", "embed/add", "embed", "norm", "head", "loss"}
-    turns = {f"block[{turn}]" for turn in (0, 1)}
-    inside = {f"{turn}/{layer}" for turn in turns for layer in LAYERS_OF_A_BLOCK}
-    assert names(command.report, family, "same") == outside | turns | inside | {"block"}
+    iterations = {f"block[{iteration}]" for iteration in (0, 1)}
+    inside = {f"{iteration}/{layer}" for iteration in iterations for layer in LAYERS_OF_A_BLOCK}
+    assert names(command.report, family, "same") == outside | iterations | inside | {"block"}
     assert names(command.report, family, "missing") | names(command.report, family, "extra") == set()
 
 
@@ -54,8 +56,8 @@ def test_parameters_and_their_gradients_agree(family: str, scanned: Path, unroll
     assert names(report, family, "missing") | names(report, family, "extra") == set()
 
 
-def test_every_turns_layers_read_what_those_of_the_unrolled_model_read(scanned: Path, unrolled: Path) -> None:
-    """Also where it comes from the turn before, and where it is a parameter that another layer hands on."""
+def test_the_layers_of_every_iteration_read_what_the_unrolled_ones_read(scanned: Path, unrolled: Path) -> None:
+    """Also where it comes from the iteration before, or is a parameter that another layer returns."""
     read = [{layer.path: layer.inputs for layer in gs.load(path).layers} for path in (scanned, unrolled)]
     assert {path: inputs for path, inputs in read[0].items() if path in read[1]} == {
         path: tuple(name.replace("block[1]/add2", "block") if path == "norm" else name for name in inputs)
@@ -65,7 +67,7 @@ def test_every_turns_layers_read_what_those_of_the_unrolled_model_read(scanned: 
     assert read[1]["embed/add"] == ("embed/token", "embed/position")
 
 
-def test_the_loop_as_a_whole_is_what_its_last_turn_made(scanned: Path, unrolled: Path) -> None:
+def test_the_output_of_the_loop_is_that_of_its_last_iteration(scanned: Path, unrolled: Path) -> None:
     for pair in ((scanned, unrolled), (unrolled, scanned)):
         rows = gradscope("compare", *pair, "--select", "activation*/block", "--json").report["rows"]
         assert [(row["name"], row["matched_by"], row["counterpart"]) for row in rows] == [
@@ -80,13 +82,13 @@ def test_the_loop_as_a_whole_is_what_its_last_turn_made(scanned: Path, unrolled:
         ("activation_grad/block[0]/mlp/gelu", {"backward": "block[0]/mlp/gelu"}),
     ],
 )
-def test_a_difference_in_one_turn_is_named_by_that_turn(
+def test_a_difference_in_one_iteration_is_named_by_that_iteration(
     key: str, divergence: dict[str, str], scanned: Path, unrolled: Path, tmp_path: Path
 ) -> None:
     with np.load(unrolled) as members:
         tensors = {name: members[name] for name in members if name.split("/")[0] in {"activation", "activation_grad"}}
     np.savez(tmp_path / "changed.npz", **tensors | {key: tensors[key] * (1 + 1e-8)})
-    turns = ("--select", "re:block.*", "--allow-missing", r"block\[.\]|.*/(attn|mlp)")
-    command = gradscope("compare", scanned, tmp_path / "changed.npz", *turns, "--exclude", "param*", "--json")
+    iterations = ("--select", "re:block.*", "--allow-missing", r"block\[.\]|.*/(attn|mlp)")
+    command = gradscope("compare", scanned, tmp_path / "changed.npz", *iterations, "--exclude", "param*", "--json")
     assert command.status == 1, command.messages
     assert command.report["first_divergence"] == divergence

@@ -21,7 +21,7 @@ from tests.oracle import engine
 from tests.oracle.proof.commands import Dumped, python
 from tests.oracle.zoo import ZOO, Case
 
-#: What a command line is told to run a model under a tap that does not keep its promise.
+#: The command line that runs a model under a tap that changes values.
 DISHONEST = """
 import sys
 import gradscope.instrument.rewriting.interpreter as interpreter

@@ -1,8 +1,8 @@
-"""The proof for operations: what `--ops` says an equation computed, and its gradients, for every model of the zoo.
+"""The proof for operations: the value of each equation by `--ops`, and its gradients, for every model of the zoo.
 
 The other way to the same tensors is JAX's own evaluation of the jaxpr (`perturbed`): equation after equation with
-something added to each output, or to each operand, by which `jax.grad` differentiates. Loops and branches stay whole
-there, so models without them are held against it; what happens inside is held against the same model unrolled.
+something added to each output, or to each operand, by which `jax.grad` differentiates. Loops and branches are not
+taken apart there, so models without them are compared with it; the inside of loops is compared with the model unrolled.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_every_operation_has_the_value_and_the_gradient_that_jax_computes(case: 
 
 
 @pytest.mark.parametrize("case", SMALL.values(), ids=SMALL.keys())
-def test_every_operand_has_the_gradient_that_jax_computes_for_it_alone(case: Case) -> None:
+def test_every_operand_has_the_gradient_that_jax_computes_for_that_operand(case: Case) -> None:
     twin, _, gradients = differentiated(case, "operands")
     dump = gradscope.capture(case.loss, *case.arguments(), ops="inputs")
     paths = [layer.path for layer in dump.layers if layer.operation]
@@ -77,7 +77,7 @@ def test_every_operand_has_the_gradient_that_jax_computes_for_it_alone(case: Cas
         assert_same(found, np.asarray(gradient), name)
 
 
-def test_a_scanned_models_operations_are_those_of_the_unrolled_one_turn_by_turn() -> None:
+def test_a_scanned_models_operations_are_those_of_the_unrolled_one_iteration_by_iteration() -> None:
     scanned, unrolled = (
         gradscope.capture(ZOO[name].loss, *ZOO[name].arguments(), ops="inputs") for name in (SCANNED, TWIN)
     )

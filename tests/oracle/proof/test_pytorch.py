@@ -18,7 +18,7 @@ import pytest
 
 from tests.oracle.proof.commands import Dumped, Finished, gradscope
 
-torch = pytest.importorskip("torch", reason="PyTorch is absent: the zoo's ResNet-50 was NOT held against its twin")
+torch = pytest.importorskip("torch", reason="PyTorch is absent: the zoo's ResNet-50 was NOT compared with its twin")
 
 from tests.oracle.frameworks import torch_resnet  # noqa: E402 - it imports torch
 
@@ -29,7 +29,7 @@ LAYERS = 5 + 16 * 11 + 4 * 2 + 3
 PARAMETERS = 53 * 3 + 2
 
 #: What the twin has no counterpart of: it saves what it computed, and PyTorch's running variance is another estimate.
-#: The label has no gradient in either; the dump says so by name, a plain file cannot.
+#: The label has no gradient in either; the dump records that by name, a plain file cannot.
 ONE_SIDED = ("--allow-missing", "(input|state|aux)/.*|input_grad/label")
 
 
@@ -43,7 +43,7 @@ class Ported:
     folder: Path
 
     def compared(self, change: Callable[[Any], None], *options: object) -> Finished:
-        """What `gradscope compare` says of the twin, changed."""
+        """Returns the result of `gradscope compare` for a changed twin."""
         twin = self.folder / f"{change.__name__}.npz"
         if not twin.exists():
             np.savez(twin, **torch_resnet.run(self.variables, self.batch, change=change))
@@ -113,7 +113,7 @@ def test_every_layer_agrees_forward_and_backward(ported: Ported) -> None:
     }
 
 
-def test_the_verdict_is_said_in_a_sentence(ported: Ported) -> None:
+def test_the_verdict_has_a_sentence(ported: Ported) -> None:
     command = ported.compared(unchanged)
     assert command.status == 0, command.messages
     assert command.output.startswith("same")
@@ -147,7 +147,7 @@ def test_a_mistake_in_the_twin_is_named_by_its_layer(
     assert forward in command.report["sentence"]
 
 
-def test_a_mistake_in_the_backward_pass_alone_is_told_from_one_in_the_forward_pass(ported: Ported) -> None:
+def test_a_mistake_in_the_backward_pass_only_is_distinguished_from_one_in_the_forward_pass(ported: Ported) -> None:
     command = ported.compared(without_a_gradient_through_the_shortcut, "--json")
     assert command.status == 1, command.messages
     assert command.report["first_divergence"] == {"backward": "stage4_block1/relu3"}

@@ -13,7 +13,7 @@ from jax import lax
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.timings import Timings
 from gradscope.proof import leaf_claims as leaves
-from gradscope.proof.proving import Proof, Row, prove
+from gradscope.proof.proving import Proof, ProofRow, prove
 from gradscope.tracing.loading.model import Model
 from tests.oracle.zoo import ZOO
 
@@ -22,7 +22,7 @@ X = jnp.linspace(-0.9, 1.1, 6).reshape(2, 3)
 
 
 def proof(loss: Callable[[Any, Any], Any], variables: Any = W, batch: Any = X) -> Proof:
-    """What `check` says of a loss at these arguments."""
+    """Returns the result of `check` for a loss at these arguments."""
     model = Model(name="model", init=lambda _: variables, batch=lambda _key, _size: batch, loss=loss)
     shapes = jax.eval_shape(lambda: (variables, batch))
     return prove(model, Arguments(shapes=shapes, make=lambda: (variables, batch), batch_size=0), Timings())
@@ -37,7 +37,7 @@ def together(losses: Mapping[str, Callable[[Any, Any], Any]]) -> Callable[[Any, 
     return lambda parameters, x: sum(losses[name](parameters[name], x) for name in losses)
 
 
-def rule(found: Proof, function: str) -> Row:
+def rule(found: Proof, function: str) -> ProofRow:
     return next(row for row in found.rows if row.what.startswith(f"custom rule of {function}"))
 
 
@@ -172,7 +172,7 @@ KINKS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def test_where_all_leaves_are_wrong_only_some_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_all_leaves_are_wrong_only_some_are_isolated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaves, "_ONE_BY_ONE", 1)
     monkeypatch.setattr(leaves, "_MOST_WRONG", 1)
     names = [f"w{number}" for number in range(6)]
@@ -191,7 +191,7 @@ def test_a_kink_is_no_false_alarm() -> None:
     assert status["param_grad/relu of a zero parameter"] == status["param_grad/a tie of maxima"] == "not smooth here"
 
 
-def test_a_wrong_rule_at_a_kink_is_wrong_all_the_same() -> None:
+def test_a_wrong_rule_at_a_kink_is_still_wrong() -> None:
     found = proof(lambda w, x: half_squared(jax.nn.relu(x @ w) + 1.0).sum(), jnp.zeros((3, 4)))
     assert rule(found, "half_squared").status == "wrong"
     assert rule(found, "relu").status == "not smooth here"
@@ -219,19 +219,19 @@ STOPS: dict[str, Callable[[Any, Any], Any]] = {
     "a factor": lambda w, x: (lax.stop_gradient(jnp.sin(w)) * w).sum(),
     "a straight-through rounding": lambda w, x: (x @ (w + lax.stop_gradient(jnp.round(w) - w))).sum(),
     "an input": lambda w, x: (lax.stop_gradient(x) @ w).sum() + jnp.sin(x).sum(),
-    "in every turn of a scan": lambda w, x: lax.scan(
+    "in every iteration of a scan": lambda w, x: lax.scan(
         lambda carry, row: (carry + (lax.stop_gradient(jnp.exp(row)) * row).sum(), None), 0.0, w
     )[0],
     "in a branch": lambda w, x: lax.cond(x[0, 0] < 100.0, lambda a: (lax.stop_gradient(a) * a).sum(), jnp.sum, w),
 }
 
 
-def test_what_is_stopped_counts_as_constant() -> None:
+def test_stopped_values_count_as_constant() -> None:
     found = proof(together(STOPS), dict.fromkeys(STOPS, W))
     assert set(statuses(found).values()) == {"correct"}
 
 
-def test_a_wrong_rule_beside_something_stopped_is_wrong_all_the_same() -> None:
+def test_a_wrong_rule_next_to_a_stopped_value_is_still_wrong() -> None:
     found = proof(lambda w, x: (lax.stop_gradient(jnp.sin(w)) * half_squared(w)).sum())
     assert (rule(found, "half_squared").status, statuses(found)["param_grad/value"]) == ("wrong", "wrong")
 

@@ -1,6 +1,6 @@
 """The fifth proof: every number in the tables of the zoo is NumPy's, computed in float64 from the tensors in the dump.
 
-The tensors are read by `numpy.load`, the numbers by `json`: nothing of gradscope stands between a file and its check.
+The tensors are read by `numpy.load`, the numbers by `json`: no code of gradscope is between a file and its check.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tensors: TypeAlias = "Mapping[str, np.ndarray]"
 NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 QUANTILES = {"p1": 1, "p50": 50, "p99": 99}
 
-#: What a row says beside the numbers of its tensor.
+#: The fields of a row other than the numbers of its tensor.
 FACTS = {
     *("name", "family", "source", "layer", "primitive", "iteration", "alias_of", "absent", "exact_quantiles"),
     *("fwd_gain", "fwd_total", "bwd_gain", "bwd_total", "g/w"),
@@ -110,9 +110,9 @@ def rounded_to_zero(nonzero: np.ndarray, narrow: str) -> float:
     return float(np.mean(nonzero.astype(getattr(ml_dtypes, narrow, narrow)).astype(np.float64) == 0))
 
 
-def assert_numbers(found: Row, wanted: Mapping[str, object], largest: float, what: str) -> None:
+def assert_numbers(found: Row, expected: Mapping[str, object], largest: float, what: str) -> None:
     """Counts, shapes and names are equal, numbers to the last digits: of a mean, which cancels, those of `largest`."""
-    for name, value in wanted.items():
+    for name, value in expected.items():
         if isinstance(value, float):
             assert found[name] == pytest.approx(value, rel=1e-12, abs=1e-15 * largest), (what, name)
         else:
@@ -124,13 +124,13 @@ def test_every_column_is_numpys(dump: tuple[str, ...], dumped: Callable[..., Dum
     tensors = tensors_of(dumped(*dump))
     for row in sampled_rows(dumped(*dump), DUMPS[dump]):
         array = tensors[key_of(row)]
-        wanted = dict(columns_of(array, row["family"]))
-        assert row.keys() - FACTS - QUANTILES.keys() == wanted.keys(), key_of(row)
-        assert_numbers(row, wanted, float(np.abs(wide(array)).max()), key_of(row))
+        expected = dict(columns_of(array, row["family"]))
+        assert row.keys() - FACTS - QUANTILES.keys() == expected.keys(), key_of(row)
+        assert_numbers(row, expected, float(np.abs(wide(array)).max()), key_of(row))
 
 
 @statistics
-def test_quantiles_are_numpys_exactly_where_asked_for_and_else_to_a_bin_of_the_histogram(
+def test_quantiles_are_numpys_exactly_on_request_and_else_to_a_bin_of_the_histogram(
     dump: tuple[str, ...], dumped: Callable[..., Dumped]
 ) -> None:
     tensors, rounding = tensors_of(dumped(*dump)), 0 if "--exact-quantiles" in dump else 0.045

@@ -1,4 +1,4 @@
-"""The first proof: what a dump says a model computed is what the model computes, for every model of the zoo.
+"""The first proof: the tensors in a dump are those that the model computes, for every model of the zoo.
 
 Three independent ways lead to the same tensors, in float64, where nothing but mistakes makes a difference to be seen:
 a dump; the model written out with every activation returned and perturbed by hand; `jax.grad` of the untouched loss.
@@ -34,15 +34,15 @@ class Proof:
     plain_loss: float
     plain_gradients: Mapping[str, np.ndarray]
 
-    def assert_family(self, family: str, wanted: Mapping[str, np.ndarray]) -> None:
+    def assert_family(self, family: str, expected: Mapping[str, np.ndarray]) -> None:
         """The dump's tensors of one family are these, and no others."""
-        wanted = {key: tensor for key, tensor in wanted.items() if key.startswith(f"{family}/")}
-        assert {key for key in self.dump if key.startswith(f"{family}/")} - self.loops(family) == set(wanted)
-        for key, tensor in wanted.items():
+        expected = {key: tensor for key, tensor in expected.items() if key.startswith(f"{family}/")}
+        assert {key for key in self.dump if key.startswith(f"{family}/")} - self.loops(family) == set(expected)
+        for key, tensor in expected.items():
             assert_same(self.dump[key], tensor, key)
 
     def loops(self, family: str) -> set[str]:
-        """What only a scanned model has: the loop as a whole, a layer around its turns."""
+        """Returns the keys that only a scanned model has: the loop, a layer around its iterations."""
         return {f"{family}/block"} if "scanned" in self.case.name else set()
 
 
@@ -75,9 +75,9 @@ def plain(case: Case, variables: Any, batch: Any) -> tuple[float, dict[str, np.n
     return float(value[0] if case.has_aux else value), named_params(of_variables, "param_grad") | real
 
 
-def assert_same(found: np.ndarray, wanted: np.ndarray, key: str) -> None:
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), key
-    assert np.linalg.norm(found - wanted) <= ROUNDING * np.linalg.norm(wanted), key
+def assert_same(found: np.ndarray, expected: np.ndarray, key: str) -> None:
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype), key
+    assert np.linalg.norm(found - expected) <= ROUNDING * np.linalg.norm(expected), key
 
 
 def test_the_loss_is_that_of_the_untouched_function(proof: Proof) -> None:

@@ -1,4 +1,4 @@
-"""The sixth proof: in a user's own training step, observing is right, composes with JAX, and leaves training alone."""
+"""The sixth proof: in a user's own training step, observing is right, composes with JAX and changes nothing."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def numpy_core(array: Any) -> dict[str, float]:
     }
 
 
-def assert_close(found: Any, wanted: Any, *, rounding: float = 1e-5) -> None:
-    """Equal up to the compiler's rounding, leaf by leaf, beside the leaf's largest element."""
-    leaves, others = jax.tree_util.tree_leaves(found), jax.tree_util.tree_leaves(wanted)
-    assert jax.tree_util.tree_structure(found) == jax.tree_util.tree_structure(wanted)
+def assert_close(found: Any, expected: Any, *, rounding: float = 1e-5) -> None:
+    """Asserts that leaves are equal up to the compiler's rounding, relative to the leaf's largest element."""
+    leaves, others = jax.tree_util.tree_leaves(found), jax.tree_util.tree_leaves(expected)
+    assert jax.tree_util.tree_structure(found) == jax.tree_util.tree_structure(expected)
     for leaf, other in zip(leaves, others, strict=True):
         size = float(np.abs(np.asarray(other)).max())
         np.testing.assert_allclose(np.asarray(leaf), np.asarray(other), rtol=rounding, atol=rounding * size)
@@ -106,8 +106,8 @@ def test_core_statistics_in_a_compiled_step_are_numpys_of_the_tensors(name: str,
     assert {key.split("/")[0] for key in tensors} == {"param", "param_grad", "activation", "activation_grad"}
     for key, tensor in tensors.items():
         for column, value in numpy_core(tensor).items():
-            beside = float(np.abs(np.asarray(tensor)).max()) * 1e-6
-            assert float(getattr(statistics[key], column)) == pytest.approx(value, rel=1e-6, abs=beside), (key, column)
+            allowed = float(np.abs(np.asarray(tensor)).max()) * 1e-6
+            assert float(getattr(statistics[key], column)) == pytest.approx(value, rel=1e-6, abs=allowed), (key, column)
 
 
 @pytest.mark.parametrize("observe", ["stats", "tensors"])
@@ -125,8 +125,8 @@ def test_under_vmap_every_example_is_observed_by_itself() -> None:
 
     observed, seen = jax.jit(jax.vmap(gs.value_and_grad(of_one), in_axes=(None, 0)))(variables, batch)
     assert_close(observed, jax.jit(jax.vmap(jax.value_and_grad(of_one), in_axes=(None, 0)))(variables, batch))
-    alone = jax.jit(gs.value_and_grad(of_one))
-    singles = [alone(variables, jax.tree.map(lambda leaf, at=at: leaf[at], batch))[1] for at in range(6)]
+    single = jax.jit(gs.value_and_grad(of_one))
+    singles = [single(variables, jax.tree.map(lambda leaf, at=at: leaf[at], batch))[1] for at in range(6)]
     for key in seen:
         assert_close(seen[key].l2, jnp.stack([single[key].l2 for single in singles]))
 
@@ -170,7 +170,7 @@ def test_auxiliary_outputs_come_through() -> None:
     assert_close(ours, jax.jit(jax.value_and_grad(loss, has_aux=True))(*arguments()))
 
 
-def test_only_what_is_selected_is_observed() -> None:
+def test_only_selected_names_are_observed() -> None:
     selecting = gs.value_and_grad(stack, select="stack[1]/*", families=("activation_grad",))
     observed, seen = jax.jit(selecting)(*arguments())
     assert set(seen) == {"activation_grad/stack[1]/dense", "activation_grad/stack[1]/tanh"}
@@ -208,13 +208,13 @@ def test_in_a_shard_map_every_shard_is_observed_by_itself() -> None:
     half = len(batch["spiral"]) // 2
     for shard in range(2):
         own = jax.tree.map(lambda leaf, shard=shard: leaf[shard * half : (shard + 1) * half], batch)
-        alone = jax.jit(gs.value_and_grad(mlp.loss))(variables, own)[1]
+        single = jax.jit(gs.value_and_grad(mlp.loss))(variables, own)[1]
         for key in ("activation/relu2", "activation_grad/dense1", "param_grad/dense3/kernel"):
-            assert_close(seen[key].l2[shard], alone[key].l2)
+            assert_close(seen[key].l2[shard], single[key].l2)
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_what_was_seen_is_saved_and_loaded_whole(name: str, tmp_path: Path) -> None:
+def test_observations_are_saved_and_loaded_in_full(name: str, tmp_path: Path) -> None:
     loss, make = LOSSES[name]
     made = make()
     (value, _), seen = jax.jit(gs.value_and_grad(loss, observe="tensors"))(*made)
@@ -250,7 +250,7 @@ def test_statistics_are_saved_with_the_same_layers_names_gains_and_ledger(name: 
             assert (core.stats(key).shape, core.stats(key).dtype) == (full.stats(key).shape, full.stats(key).dtype)
 
 
-def test_a_capture_is_saved_with_everything_it_says(tmp_path: Path) -> None:
+def test_a_capture_is_saved_with_all_its_facts(tmp_path: Path) -> None:
     def loss(variables: Any, batch: Any) -> Any:
         with jax.named_scope("layer"):
             return (jnp.log(variables["w"] * batch) + jax.nn.relu(variables["dead"] - 2.0)).mean()

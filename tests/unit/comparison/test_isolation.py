@@ -1,4 +1,4 @@
-"""Local errors: laid to the layer that is known to be wrong, and told in a sentence."""
+"""Local errors are assigned to the layer that is known to be wrong, and stated in a sentence."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def of(*findings: LocalFinding) -> Isolation:
     return Isolation(rows=local_rows((*RIGHT, *findings), SOURCES))
 
 
-def test_layers_stand_in_execution_order_and_those_that_were_not_judged_not_at_all() -> None:
+def test_layers_are_in_execution_order_without_those_that_were_not_compared() -> None:
     assert [row.name for row in of().rows] == ["dense", "left", "right", "sum"]
     assert [row.name for row in local_rows(RIGHT[1:3], SOURCES)] == ["left", "right"]
 
@@ -48,7 +48,7 @@ def test_right_layers_are_the_same() -> None:
     assert shared["left"] is shared["right"] is not None
 
 
-def test_an_error_in_a_sum_is_laid_to_the_layer_that_is_wrong_elsewhere() -> None:
+def test_an_error_in_a_sum_is_assigned_to_the_layer_that_is_wrong_elsewhere() -> None:
     found = of(finding("activation_grad/dense", 0.5, "left", "right"), finding("param_grad/scale", 0.25, "right"))
     (row,) = found.different
     assert (row.name, row.shared_with) == ("right", ())
@@ -57,7 +57,7 @@ def test_an_error_in_a_sum_is_laid_to_the_layer_that_is_wrong_elsewhere() -> Non
     assert found.sentence == "`right` of 4 layers makes error by itself (forward agrees, VJP rel_l2 0.50)."
 
 
-def test_an_error_that_may_be_anybodys_is_one_row_with_all_names() -> None:
+def test_an_error_of_unknown_origin_is_one_row_with_all_names() -> None:
     found = of(finding("activation_grad/dense", 0.5, "left", "right"))
     (row,) = found.different
     assert row.to_json() == {
@@ -80,11 +80,11 @@ def test_nothing_run_is_nothing_compared() -> None:
     assert (found.verdict, found.exit_code) == ("nothing compared", 2)
 
 
-def test_what_no_layer_of_the_candidate_reads_has_a_row_of_its_own() -> None:
+def test_a_tensor_that_no_layer_of_the_candidate_reads_has_a_row_of_its_own() -> None:
     assert [row.name for row in of(finding("param_grad/b", math.inf, "param_grad/b")).different] == ["param_grad/b"]
 
 
-@pytest.mark.parametrize(("error", "told"), [(1e-4, "agrees"), (0.02, "rel_l2 2.0e-2")])
-def test_both_directions_are_told(error: float, told: str) -> None:
+@pytest.mark.parametrize(("error", "text"), [(1e-4, "agrees"), (0.02, "rel_l2 2.0e-2")])
+def test_both_directions_are_in_the_sentence(error: float, text: str) -> None:
     found = of(finding("activation/sum", error, "sum"), finding("activation_grad/right", 0.5, "sum"))
-    assert f"(forward {told}, VJP rel_l2 0.50)" in found.sentence
+    assert f"(forward {text}, VJP rel_l2 0.50)" in found.sentence

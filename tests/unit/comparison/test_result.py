@@ -1,4 +1,4 @@
-"""Series: what several comparisons say together."""
+"""Series: the verdict and the sentence of several comparisons."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_series_is_the_same_where_every_comparison_is(found: Series, verdict: 
     assert (found.verdict, found.exit_code, bool(found)) == (verdict, exit_code, verdict == "same")
 
 
-def test_steps_say_how_long_they_agreed() -> None:
+def test_the_sentence_counts_the_steps_that_agree() -> None:
     first = different_runs().sentence
     assert (
         series(same_runs(), different_runs(), steps=True).sentence == f"1 step the same, then `step_1` differs. {first}"

@@ -38,7 +38,7 @@ def test_the_worst_elements_have_their_index_and_both_values() -> None:
     assert found[0].difference == 9.0 - float(HEADS[1, 5, 0, 2])
 
 
-def test_at_most_ten_are_told_the_worst_first_and_of_equals_the_first() -> None:
+def test_at_most_ten_are_listed_the_worst_first_and_of_equals_the_first() -> None:
     shifted = np.arange(20, dtype=np.float32)
     found = element_difference(dump({"param/a": shifted}), dump({"param/a": shifted + 1}), "a").worst
     assert [each.index for each in found] == [(position,) for position in range(10)]
@@ -57,7 +57,7 @@ def test_an_even_spread_is_as_many_indices_as_there_are() -> None:
     assert [axis.effective for axis in found.axes] == pytest.approx([2, 6, 4, 3], rel=1e-6)
 
 
-def test_what_is_not_finite_is_worse_than_anything() -> None:
+def test_a_nonfinite_element_is_worse_than_any_other() -> None:
     wrong = wrong_head()
     wrong[1, 3, 0, 1] = np.nan
     found = report(wrong).difference
@@ -80,7 +80,7 @@ def test_every_kind_of_number_is_subtracted(dtype: Any) -> None:
     assert [(each.index, each.difference) for each in found.worst] == [((1,), 1.0)]
 
 
-def test_a_counterpart_that_lies_otherwise_is_brought_into_place() -> None:
+def test_a_counterpart_in_another_layout_is_rearranged() -> None:
     wrong = HEADS[0, :, :, 0].copy()
     wrong[4, 1] += 1
     found = element_difference(
@@ -90,20 +90,20 @@ def test_a_counterpart_that_lies_otherwise_is_brought_into_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "says"),
+    ("key", "message"),
     [
         ("b", "several tensors have the name 'b'"), ("c", "the reference has no tensor 'c'"),
         ("param/only", "the candidate has no counterpart"), ("param/wide", "the shape is"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_subtracted_is_told(key: str, says: str) -> None:
+def test_a_pair_that_cannot_be_subtracted_is_refused(key: str, message: str) -> None:
     shared = {"param/b": values(3), "param_grad/b": values(3)}
     ref = dump({**shared, "param/only": values(5), "param/wide": values(2, 3)})
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         element_difference(ref, dump({**shared, "param/wide": values(4)}), key)
 
 
-def test_the_report_says_where_the_error_sits() -> None:
+def test_the_report_shows_where_the_error_is() -> None:
     text = to_text(report(wrong_head()), Screen()).plain
     assert text.startswith(
         "activation/a\ndifferent           the error is concentrated at index 2 along axis 2 (100% of it)\n"

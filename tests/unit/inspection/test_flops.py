@@ -59,8 +59,8 @@ def test_operations_are_counted_as_by_hand(function: Callable[[Any], Any], flops
 )
 def test_a_convolution_counts_what_meets_the_image(options: dict[str, Any], flops: int) -> None:
     image, kernel = jnp.ones((1, 1, 7, 7)), jnp.ones((1, 1, 3, 3))
-    given = {"window_strides": (1, 1), **options}
-    assert cost(lambda w: lax.conv_general_dilated(image, w, **given), kernel).flops == flops
+    params = {"window_strides": (1, 1), **options}
+    assert cost(lambda w: lax.conv_general_dilated(image, w, **params), kernel).flops == flops
 
 
 def test_both_gradients_of_a_convolution_cost_what_it_costs() -> None:
@@ -76,7 +76,7 @@ def test_both_gradients_of_a_convolution_cost_what_it_costs() -> None:
     assert found.backward_flops == first + 2 * second
 
 
-def test_a_scan_counts_every_turn() -> None:
+def test_a_scan_counts_every_iteration() -> None:
     found = cost(lambda x: lax.scan(lambda c, _: (c @ c, None), x[:, :4], None, length=5)[0])
     assert found.flops == 5 * 2 * 4**3
     assert found.backward_flops == 2 * found.flops
@@ -90,19 +90,19 @@ def test_a_checkpoint_is_computed_once_more() -> None:
     assert checkpointed.backward_flops == plain.backward_flops + plain.flops
 
 
-def test_of_branches_the_dearest_counts() -> None:
+def test_of_branches_the_most_expensive_counts() -> None:
     branches = [lambda x: x, lambda x: x @ x.T @ x, jnp.sin]
     assert cost(lambda x: lax.switch(jnp.int32(0), branches, x)).flops == 2 * (2 * 4 * 4 * 6)
 
 
-def test_a_loop_of_unknown_length_counts_as_one_turn_and_has_no_way_back() -> None:
+def test_a_loop_of_unknown_length_counts_as_one_iteration_and_has_no_backward_pass() -> None:
     def loop(x: Any) -> Any:
         return lax.while_loop(lambda c: c[0, 0] < 9, lambda c: c + c, lax.stop_gradient(x))
 
     assert cost(loop) == Cost(operations=5, flops=24, backward_flops=0)
 
 
-def test_a_custom_rule_costs_what_it_does_backwards() -> None:
+def test_a_custom_rule_costs_its_own_backward_pass() -> None:
     @jax.custom_vjp
     def function(x: Any) -> Any:
         return x * 2

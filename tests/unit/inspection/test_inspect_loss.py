@@ -1,4 +1,4 @@
-"""What an inspection says about layers, parameters and the whole, and that it all adds up."""
+"""The facts and totals of an inspection, and that the facts add up to the totals."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ W = {"a": jnp.ones((6, 4)), "b": jnp.ones((4, 4)), "idle": jnp.ones(3)}
 X = jnp.ones((8, 6))
 
 
-def inspected(loss: Callable[[Any, Any], Any], variables: Any = W, batch: Any = X, **asked: Any) -> Inspection:
-    return inspect_loss(loss, *jax.eval_shape(lambda: (variables, batch)), **asked)
+def inspected(loss: Callable[[Any, Any], Any], variables: Any = W, batch: Any = X, **options: Any) -> Inspection:
+    return inspect_loss(loss, *jax.eval_shape(lambda: (variables, batch)), **options)
 
 
 def network(w: Any, x: Any) -> Any:
@@ -46,7 +46,7 @@ def test_a_layer_includes_its_parts_and_the_outermost_add_up_to_the_totals() -> 
     assert layers[OUTSIDE].values["flops"] == 32 + 31
 
 
-def test_a_layer_tells_shape_parameters_bytes_and_source() -> None:
+def test_a_layer_has_shape_parameters_bytes_and_source() -> None:
     values = by_name(inspected(network))["net/second"].values
     assert (values["shape"], values["dtype"]) == ([8, 4], "float32")
     assert (values["parameters"], values["parameter_share"]) == (16, 16 / 43)
@@ -54,7 +54,7 @@ def test_a_layer_tells_shape_parameters_bytes_and_source() -> None:
     assert str(values["source"]).startswith("test_inspect_loss.py:")
 
 
-def test_a_parameter_tells_who_uses_it_and_the_totals_which_nobody_does() -> None:
+def test_a_parameter_lists_its_users_and_the_totals_list_unused_parameters() -> None:
     found = inspected(network)
     parameters = by_name(found, "param")
     assert list(parameters) == ["a", "b", "idle"]  # in order of use
@@ -76,7 +76,7 @@ def test_a_shared_parameter_counts_once_in_the_totals() -> None:
     assert found.totals["parameters"] == 16
 
 
-def test_a_layer_in_a_loop_is_one_row_for_all_turns() -> None:
+def test_a_layer_in_a_loop_is_one_row_for_all_iterations() -> None:
     def loss(w: Any, x: Any) -> Any:
         def step(carry: Any, kernel: Any) -> Any:
             with jax.named_scope("dense"):
@@ -92,7 +92,7 @@ def test_a_layer_in_a_loop_is_one_row_for_all_turns() -> None:
     assert values["parameters"] == 48
 
 
-def test_what_is_kept_for_the_backward_pass_is_what_jax_keeps() -> None:
+def test_the_residuals_of_the_backward_pass_are_those_of_jax() -> None:
     def plain(w: Any, x: Any) -> Any:
         return jnp.sin(jnp.sin(w * x)).sum()
 
@@ -104,7 +104,7 @@ def test_what_is_kept_for_the_backward_pass_is_what_jax_keeps() -> None:
     assert inspected(checkpointed, w, x).totals["residual_bytes"] == 0
 
 
-def test_a_loss_without_a_way_back_is_told_forwards() -> None:
+def test_a_loss_without_a_backward_pass_has_forward_costs_only() -> None:
     def loss(w: Any, x: Any) -> Any:
         return jax.lax.while_loop(lambda c: c[0, 0] < 9.0, lambda c: c + 1.0, x @ w["a"]).sum()
 
@@ -114,12 +114,12 @@ def test_a_loss_without_a_way_back_is_told_forwards() -> None:
     assert found.totals["loops_counted_once"] == 1
 
 
-def test_a_loss_that_is_none_is_refused() -> None:
+def test_an_invalid_loss_is_refused() -> None:
     with pytest.raises(ModelError, match="must be a scalar"):
         inspected(lambda w, x: x)
 
 
-def test_operations_add_up_to_the_layer_they_lie_in_and_leave_the_totals_alone() -> None:
+def test_operations_add_up_to_their_layer_and_do_not_change_the_totals() -> None:
     layers, every = inspected(network), inspected(network, operations=True)
     assert every.totals == layers.totals
     facts = by_name(every)
@@ -130,7 +130,7 @@ def test_operations_add_up_to_the_layer_they_lie_in_and_leave_the_totals_alone()
     assert by_name(every, "param")["b"].values["used_by"] == ["net/second/dot_general", "net/second/dot_general#2"]
 
 
-def test_a_fetch_tells_what_of_each_layer_it_needs_and_which_inputs() -> None:
+def test_a_fetch_lists_the_needed_operations_of_each_layer_and_the_inputs() -> None:
     batch = {"x": X, "target": jnp.ones(())}
 
     def loss(w: Any, batch: Any) -> Any:
@@ -143,7 +143,7 @@ def test_a_fetch_tells_what_of_each_layer_it_needs_and_which_inputs() -> None:
     assert needed == {"net": 1, "net/first": 1, "net/second": 0, OUTSIDE: 0}
 
 
-def test_what_is_fed_needs_nothing_that_lies_behind_it() -> None:
+def test_a_fed_value_needs_none_of_its_sources() -> None:
     inquiry = Inquiry(fetches=("net/second",), feeds={"net/first": jnp.ones((8, 4))})
     found = inspected(network, inquiry=inquiry).fragment
     assert found is not None

@@ -24,14 +24,14 @@ NAMES = ["block[0]/attn", "block[0]/mlp", "block[1]/attn", "head", "a.b"]
         (["re:block"], []),
     ],
 )
-def test_globs_take_brackets_as_they_are_and_expressions_match_the_whole_name(
+def test_globs_take_brackets_literally_and_expressions_match_the_full_name(
     patterns: list[str], selected: list[str]
 ) -> None:
     selection = Selection.parse(patterns)
     assert [name for name in NAMES if selection.wants(name)] == selected
 
 
-def test_what_is_excluded_is_not_wanted_under_any_of_its_spellings() -> None:
+def test_an_excluded_name_is_not_selected_under_any_of_its_spellings() -> None:
     selection = Selection.parse(["head"], ["param/*"])
     assert selection.wants("head", "activation/head")
     assert not selection.wants("head", "param/head")
@@ -44,13 +44,13 @@ def test_a_pattern_that_selects_nothing_is_refused_with_what_was_probably_meant(
     assert refused.value.hint == "did you mean head?"
 
 
-def test_an_expression_that_is_none_is_refused() -> None:
+def test_an_invalid_expression_is_refused() -> None:
     with pytest.raises(UsageError, match=r"'re:\(' is not a regular expression"):
         Selection.parse(["re:("])
 
 
 @pytest.mark.parametrize(
-    ("wanted", "known", "hint"),
+    ("requested", "known", "hint"),
     [
         ("dense1", ["dense1x", "other"], "did you mean dense1x?"),
         ("DENSE1", ["dense1", "dense2"], "did you mean dense1, dense2?"),
@@ -61,5 +61,5 @@ def test_an_expression_that_is_none_is_refused() -> None:
         ("na\x1bme", ["na\x1bm"], "did you mean na\\x1bm?"),
     ],
 )
-def test_hints_name_what_is_near_once_whatever_its_case(wanted: str, known: list[str], hint: str) -> None:
-    assert nearest_hint(wanted, known) == hint
+def test_hints_list_similar_names_once_ignoring_case(requested: str, known: list[str], hint: str) -> None:
+    assert nearest_hint(requested, known) == hint

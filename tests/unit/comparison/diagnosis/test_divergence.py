@@ -30,7 +30,7 @@ def test_backward_is_the_last_in_execution_order() -> None:
     assert found.backward_only
 
 
-def test_rows_of_one_index_part_in_the_order_of_the_dump() -> None:
+def test_rows_of_one_index_diverge_in_the_order_of_the_dump() -> None:
     rows = [row("activation", "own", 3), row("activation", "alias", 3)]
     rows += [row("activation_grad", "own", 3), row("activation_grad", "alias", 3)]
     found = first_divergence(rows)

@@ -24,7 +24,7 @@ FILTERED = Ledger(missing=(LedgerLine(name="third", family="activation", reason=
 
 
 @pytest.mark.parametrize(
-    ("other", "says"),
+    ("other", "sentences"),
     [
         (dump(), ()),
         (dump(layers=OPERATIONS), ("the candidate holds every operation, the other layers only",)),
@@ -34,25 +34,25 @@ FILTERED = Ledger(missing=(LedgerLine(name="third", family="activation", reason=
         (dump(complete=False, note="killed"), ("the candidate is incomplete: killed",)),
     ],
 )
-def test_what_one_capture_lacks_is_said_of_it(other: MemoryDump, says: tuple[str, ...]) -> None:
-    assert extent_differences(dump(), other) == says
-    mirrored = tuple(text.replace("the candidate", "the reference") for text in says)
+def test_a_sentence_states_what_one_capture_lacks(other: MemoryDump, sentences: tuple[str, ...]) -> None:
+    assert extent_differences(dump(), other) == sentences
+    mirrored = tuple(text.replace("the candidate", "the reference") for text in sentences)
     assert extent_differences(other, dump()) == mirrored
 
 
 @pytest.mark.parametrize("family", ["term", "example_grad"])
-def test_that_one_capture_has_what_may_be_asked_for_is_said_of_the_other(family: str) -> None:
+def test_a_selectable_family_of_one_capture_is_reported_missing_in_the_other(family: str) -> None:
     with_family = dump({**MODEL, f"{family}/second/dot.0": MODEL["activation_grad/first"]})
     assert extent_differences(dump(), with_family) == (f"the reference holds nothing of {family}",)
     assert extent_differences(with_family, dump()) == (f"the candidate holds nothing of {family}",)
 
 
-def test_a_file_of_somebody_else_has_no_extent_to_differ_in() -> None:
+def test_a_foreign_file_has_no_extent_differences() -> None:
     foreign = MemoryDump(Manifest(entries=dump({"tensor/a": MODEL["param/first/w"]}).manifest.entries), {})
     assert "holds nothing of" not in " ".join(extent_differences(dump(), foreign))
 
 
-def test_it_is_in_json_where_there_is_something_to_say() -> None:
+def test_it_is_in_json_where_there_is_a_difference() -> None:
     assert "extent_differences" not in compare(dump(), dump()).to_json()
     assert compare(dump(), stats_only()).to_json()["extent_differences"] == [
         "the candidate holds statistics and no tensors"

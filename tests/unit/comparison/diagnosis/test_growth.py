@@ -22,7 +22,7 @@ def errors(**by_key: float) -> dict[str, Error]:
     return {key: Error(rel_l2=value, tolerance=TOLERANCE) for key, value in by_key.items()}
 
 
-def test_forward_an_error_is_held_against_the_inputs_of_the_innermost_layer() -> None:
+def test_a_forward_error_is_relative_to_the_inputs_of_the_innermost_layer() -> None:
     found = growths(
         CHAIN,
         errors(
@@ -35,14 +35,14 @@ def test_forward_an_error_is_held_against_the_inputs_of_the_innermost_layer() ->
     assert [key for key, growth in found.items() if growth > FLAGGED] == ["activation/block/dense"]
 
 
-def test_backward_an_error_is_held_against_the_layers_that_read_the_value() -> None:
+def test_a_backward_error_is_relative_to_the_layers_that_read_the_value() -> None:
     gradients = {"activation_grad/head": 1e-6, "activation_grad/block/relu": 2e-2, "activation_grad/block/dense": 2e-2}
     found = growths(CHAIN, errors(**gradients, **{"activation/block/relu": 1e-5, "activation/block/dense": 1e-6}))
     assert found["activation_grad/block/relu"] == pytest.approx(2e3)
     assert found["activation_grad/block/dense"] == pytest.approx(1)
 
 
-def test_the_worst_of_several_inputs_is_what_is_inherited() -> None:
+def test_the_largest_error_of_several_inputs_is_inherited() -> None:
     add = Layer(path="add", index=2, inputs=("left", "right"), outputs=("add",))
     found = growths([add], errors(**{"activation/left": 1e-5, "activation/right": 1e-3, "activation/add": 2e-3}))
     assert found == pytest.approx({"activation/add": 2})

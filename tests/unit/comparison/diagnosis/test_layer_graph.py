@@ -55,7 +55,7 @@ def test_a_gradient_is_computed_by_the_layers_that_read_its_value() -> None:
     assert "activation_grad/block/right" not in SOURCES["param_grad/l"]
 
 
-def test_what_follows_from_a_branch_leaves_the_other_alone() -> None:
+def test_consequences_of_one_branch_are_not_in_the_other() -> None:
     assert consequences(SOURCES, "activation/block/left") >= {"activation/block/add", "activation/head"}
     assert "activation/block/right" not in consequences(SOURCES, "activation/block/left")
     backward = consequences(SOURCES, "activation_grad/block/left")
@@ -87,7 +87,7 @@ def test_the_readers_of_a_value_are_the_innermost() -> None:
     assert readers_of(LAYERS, "head") == ()
 
 
-def test_the_sentence_counts_what_follows_and_names_who_made_it() -> None:
+def test_the_sentence_counts_consequences_and_names_the_layers_that_made_them() -> None:
     found = sentence(
         row("activation", "dense", agrees=True), row("activation", "head", agrees=True),
         row("activation_grad", "head", agrees=True), row("activation_grad", "block/left", growth=50.0),
@@ -101,7 +101,7 @@ def test_the_sentence_counts_what_follows_and_names_who_made_it() -> None:
     )
 
 
-def test_error_that_is_made_anew_is_named() -> None:
+def test_an_error_that_is_made_anew_is_named() -> None:
     found = sentence(row("activation", "dense", growth=200.0), row("activation", "block/left"),
                      row("activation", "head", growth=30.0))  # fmt: skip
     assert found == ("Forward first differs at `dense` (rel_l2 2.1e-2, 200x its inputs); error is made anew at `head`.")

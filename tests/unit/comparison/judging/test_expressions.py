@@ -1,4 +1,4 @@
-"""Tolerances that are asked for: what an expression means, which rule judges a tensor, and what is no rule."""
+"""Tolerances of the user: the meaning of expressions, the rule that applies to a tensor, and invalid rules."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ METRICS = {"rel_l2": 0.25, "1-cos": 0.5, "max_abs": 2.0, "ulp_max": 7, "nonfinit
         ("not max_abs < 1", True), ("not (rel_l2 < 1 and max_abs < 3)", False),
         ("rel_l2 < 1 or max_abs < 1 and ulp_max < 1", True), ("(rel_l2 < 1 or max_abs < 1) and ulp_max < 1", False),
         ("sqnr_db > 1e300", True),
-        # What a row lacks cannot tell, and `not` makes no knowledge of that.
+        # A metric that a row lacks leaves a comparison undecided, and `not` of undecided is undecided.
         ("growth < 10", None), ("not growth < 10", None), ("growth < 10 or rel_l2 < 1", True),
         ("growth < 10 and rel_l2 < 1", None), ("growth < 10 and rel_l2 > 1", False), ("bit_equal", None),
     ],
 )  # fmt: skip
-def test_an_expression_means_what_it_says(text: str, holds: bool | None) -> None:
+def test_expressions_have_their_usual_meaning(text: str, holds: bool | None) -> None:
     assert parse_expression(text).holds(METRICS) is holds
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "expected a metric"), ("rel_l2", "expected one of"), ("rel_l2 <", "expected a number"),
         ("rel_l2 < max_abs", "expected a number, found 'max_abs'"), ("rel_l2 < 1 max_abs < 1", "expected 'and', 'or'"),
@@ -49,8 +49,8 @@ def test_an_expression_means_what_it_says(text: str, holds: bool | None) -> None
         ("lambda: 1", "found ': 1'"),
     ],
 )  # fmt: skip
-def test_what_is_no_expression_is_refused_by_what_was_found(text: str, says: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(says)):
+def test_an_invalid_expression_is_refused_with_the_text_that_was_found(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
         parse_expression(text)
 
 
@@ -71,7 +71,7 @@ def test_a_rule_is_cut_where_its_expression_begins(spelling: str, regex: str, to
 
 
 @pytest.mark.parametrize("spelling", ["a=", "(=1", "a=nonsense < 1", "conv", "a=-1"])
-def test_what_is_no_rule_is_refused(spelling: str) -> None:
+def test_an_invalid_rule_is_refused(spelling: str) -> None:
     with pytest.raises(UsageError):
         ToleranceRule.parse(spelling)
 
@@ -89,7 +89,7 @@ def test_the_first_rule_that_matches_judges_and_the_rest_is_by_default() -> None
     assert row(found, "param/first/w").tolerance == 1e-4
 
 
-def test_a_row_that_fails_a_rule_says_which() -> None:
+def test_a_row_that_fails_a_rule_names_the_rule() -> None:
     found = compare(
         dump(), dump({key: off_by(key, 3e-4) for key in MODEL}),
         options=CompareOptions(rules=(ToleranceRule.parse("max_abs < 1e-9"),)),
@@ -97,7 +97,7 @@ def test_a_row_that_fails_a_rule_says_which() -> None:
     assert row(found, "param/first/w").why == "it does not satisfy max_abs < 1e-9"
 
 
-def test_no_rule_is_blind_to_what_is_not_finite_unless_it_says_so() -> None:
+def test_every_rule_fails_on_nonfinite_mismatches_unless_it_mentions_them() -> None:
     broken = NUMBERS.copy()
     broken[0, 0] = np.nan
     ref, cand = dump({"activation/a": NUMBERS}), dump({"activation/a": broken})
@@ -110,7 +110,7 @@ def test_no_rule_is_blind_to_what_is_not_finite_unless_it_says_so() -> None:
 
 
 @pytest.mark.parametrize("rule", ["not max_abs > 1", "rel_l2 > 0", "1e300"])
-def test_what_cannot_be_compared_passes_no_rule(rule: str) -> None:
+def test_a_pair_that_cannot_be_compared_passes_no_rule(rule: str) -> None:
     found = compare(
         dump({"activation/a": NUMBERS}), dump({"activation/a": NUMBERS.T}),
         options=CompareOptions(rules=(ToleranceRule.parse(rule),)),
@@ -122,7 +122,7 @@ def test_equal_bytes_pass_every_rule() -> None:
     assert Tolerance.parse("rel_l2 < 0").admits(PairEvidence(needed=0.0, bit_equal=True))
 
 
-def test_numpys_rule_judges_where_it_is_asked_for() -> None:
+def test_numpys_rule_applies_on_request() -> None:
     noise = NUMBERS + np.float32(1e-6) * (np.arange(12, dtype=np.float32).reshape(3, 4) % 3)
     ref, cand = dump({"activation/a": NUMBERS}), dump({"activation/a": noise})
     for rtol, atol in ((None, 1e-8), (1e-4, None), (0.0, 1e-5), (1e-9, 1e-9)):
@@ -146,12 +146,12 @@ def test_a_file_of_rules_has_one_on_each_line(tmp_path: Path) -> None:
 
 
 def test_rules_and_bitwise_contradict_each_other() -> None:
-    for asked in ({"rules": (ToleranceRule.parse("1"),)}, {"rtol": 1.0}, {"atol": 1.0}):
+    for tolerance in ({"rules": (ToleranceRule.parse("1"),)}, {"rtol": 1.0}, {"atol": 1.0}):
         with pytest.raises(UsageError):
-            CompareOptions(bitwise=True, **asked)
+            CompareOptions(bitwise=True, **tolerance)
 
 
-def test_the_needed_tolerance_is_told_whatever_the_rule() -> None:
+def test_the_needed_tolerance_is_reported_for_every_rule() -> None:
     found = compare(dump(), dump(changed(param__first__w=off_by("param/first/w", 0.02))),
                     options=CompareOptions(rules=(ToleranceRule.parse("bit_equal"),)))  # fmt: skip
     assert row(found, "param/first/w").needed == pytest.approx(0.02, rel=1e-4)

@@ -44,12 +44,12 @@ def test_sentences_count_in_noise() -> None:
     assert "(rel_l2 3.1e-2, 31000x its inputs, 31x noise)" in compare(NOISY, far).sentence
 
 
-def test_given_tensors_have_no_noise() -> None:
+def test_stored_tensors_have_no_noise() -> None:
     found = compare(NOISY, dump(changed(param__first__w=off_by("param/first/w", 5e-3))))
     assert (row(found, "param/first/w").status, row(found, "param/first/w").tolerance) == ("different", 1e-4)
 
 
-def test_low_precision_is_held_against_low_precision() -> None:
+def test_low_precision_is_compared_with_the_noise_of_low_precision() -> None:
     narrow = {key: array.astype(ml_dtypes.bfloat16) for key, array in MODEL.items()}
     assert row(compare(NOISY, dump(narrow)), "activation/second").tolerance == 0.5
     assert row(compare(NOISY, dump(provenance=REDUCED)), "activation/second").tolerance == 0.5
@@ -57,7 +57,7 @@ def test_low_precision_is_held_against_low_precision() -> None:
     assert "noise" not in row(compare(only_rounding, dump(narrow)), "activation/second").metrics
 
 
-def test_single_precision_is_held_against_single_precision_where_the_reference_has_double() -> None:
+def test_single_precision_is_compared_with_the_noise_of_single_precision_where_the_reference_has_double() -> None:
     floors = {"noise": 1e-14, "noise@float32": 1e-6, "noise@bfloat16": 1e-2}
     double, single, narrow = (replace(entry("activation/a", NUMBERS), dtype=dtype, stats=floors)
                               for dtype in ("float64", "float32", "bfloat16"))  # fmt: skip
@@ -67,7 +67,7 @@ def test_single_precision_is_held_against_single_precision_where_the_reference_h
     assert noise_floor(replace(double, stats={"noise": 1e-14, "noise@bfloat16": 1e-2}), single, reduced=False) is None
 
 
-def test_what_is_asked_for_goes_before_noise() -> None:
+def test_a_requested_tolerance_goes_before_noise() -> None:
     options = CompareOptions(rules=(ToleranceRule.parse("first=noise < 2"), ToleranceRule.parse("1e-9")))
     found = compare(NOISY, dump({key: off_by(key, 1e-3) for key in MODEL}), options=options)
     assert [row(found, f"activation/{name}").status for name in ("first", "second")] == ["same", "different"]

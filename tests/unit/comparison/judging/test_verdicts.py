@@ -124,7 +124,7 @@ def test_a_forward_difference_is_named_with_its_growth() -> None:
     assert different.metrics["growth"] == pytest.approx(0.02 / 1e-6, rel=1e-4)
 
 
-def test_backward_only_is_said_outright() -> None:
+def test_the_sentence_states_backward_only() -> None:
     gradients = {key: off_by(key, 0.02) for key in MODEL if "grad" in key}
     found = compare(dump(), dump({**MODEL, **gradients}))
     assert found.first_divergence.backward_only
@@ -134,7 +134,7 @@ def test_backward_only_is_said_outright() -> None:
     )
 
 
-def test_culprits_are_named_beside_the_directions() -> None:
+def test_likely_causes_are_named_in_addition_to_the_directions() -> None:
     other = {key: array for key, array in MODEL.items() if key != "param_grad/first/w"}
     other |= {"activation/first": off_by("activation/first", 0.02), "param/first/w": NUMBERS, "input/more": NUMBERS}
     assert compare(dump(), dump(other)).sentence == (
@@ -177,7 +177,7 @@ def test_the_needed_tolerance_passes() -> None:
     assert compare(dump(), other, options=CompareOptions(rel_l2=needed)).verdict == "same"
 
 
-def test_bitwise_tells_minus_zero_from_zero() -> None:
+def test_bitwise_distinguishes_minus_zero_from_zero() -> None:
     zero = np.zeros(3, np.float32)
     ref, cand = dump({"activation/a": zero}), dump({"activation/a": -zero})
     assert compare(ref, cand).verdict == "same"
@@ -198,7 +198,7 @@ def test_a_nan_on_one_side_is_never_within_tolerance() -> None:
     assert compare(cand, cand).verdict == "same"
 
 
-def test_where_nothing_is_finite_on_both_sides_no_metric_says_that_they_agree() -> None:
+def test_where_nothing_is_finite_on_both_sides_no_metric_shows_agreement() -> None:
     broken = np.full_like(NUMBERS, np.nan)
     ref, cand = dump({"activation/a": NUMBERS}), dump({"activation/a": broken})
     found = compare(ref, cand)
@@ -272,7 +272,7 @@ def test_missing_names_may_be_allowed_by_name_or_key(regex: str) -> None:
         assert row(found, "activation/second").why == "allowed"
 
 
-def test_an_allowance_covers_whole_names_only() -> None:
+def test_an_allowance_covers_full_names_only() -> None:
     fewer = {key: array for key, array in MODEL.items() if key != "activation/second"}
     assert compare(dump(), dump(fewer), options=CompareOptions(allow_missing=("sec",))).verdict == "different"
 
@@ -430,7 +430,7 @@ def test_provenance_of_a_file_without_one_differs_in_nothing() -> None:
     assert compare(dump(provenance={"seed": 1}), dump()).provenance_differences == ()
 
 
-def test_names_cannot_speak_to_the_terminal() -> None:
+def test_names_are_escaped_for_the_terminal() -> None:
     name = "evil\x1b[2J"
     found = compare(dump({f"activation/{name}": NUMBERS}), dump({f"activation/{name}": NUMBERS * 2}))
     assert "\x1b" not in found.sentence

@@ -52,7 +52,7 @@ def test_elements_that_are_not_finite_are_counted_by_kind(broken: list[float]) -
     assert bound(np.array(broken), np.array(broken)).rel_l2 == 0
 
 
-def test_integers_are_held_against_extremes_and_zeros() -> None:
+def test_integers_are_compared_by_extremes_and_zeros() -> None:
     assert bound(np.array([0, 5]), np.array([0, 5])) == Bound(rel_l2=0.0)
     assert bound(np.array([0, 5, 5]), np.array([0, 0, 5])).rel_l2 == math.inf
 

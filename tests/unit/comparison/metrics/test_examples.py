@@ -1,4 +1,4 @@
-"""The error of each example's gradient: held to float64 sums over planted noise and bias, in every layout."""
+"""The error of per-example gradients, against float64 sums over planted noise and bias, in every layout."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_chance_is_seldom_taken_for_bias_and_bias_for_chance(size: int, heavy: b
     assert biased(10.0) >= 150
 
 
-def test_two_examples_do_not_tell_bias_from_chance() -> None:
+def test_two_examples_do_not_distinguish_bias_from_chance() -> None:
     error = found({"example_grad/w": np.eye(2) + 1}, {"example_grad/w": np.eye(2)}).examples
     assert error is not None
     assert error.standard_errors is None
@@ -200,14 +200,14 @@ def test_other_gradients_and_statistics_alone_have_no_such_metrics() -> None:
     assert measured(compare(dump_of(GRADIENTS), bare)) == {}
 
 
-def test_tolerances_may_ask_for_them() -> None:
+def test_tolerances_may_use_them() -> None:
     rules = (ToleranceRule.parse("example_grad/.*=bias < 0.02 and random < 0.2"),)
     assert found(moved(noise=0.1), rules=rules).verdict == "same"
     assert found(moved(noise=0.1, shift=0.1), rules=rules).verdict == "different"
 
 
 def test_a_transposed_parameter_has_transposed_gradients_of_each_example() -> None:
-    """Also where the examples are as many as the rows, and a gradient tells its layout no better than noise does."""
+    """Also where there are as many examples as rows, and a gradient shows its layout no better than noise does."""
     kernel, square = RANDOM.standard_normal((5, 3)), RANDOM.standard_normal((5, 5, 3))
     other = square + 0.1 * RANDOM.standard_normal(square.shape)
     ref = {"param/dense/kernel": kernel, "example_grad/dense/kernel": square}
@@ -220,14 +220,14 @@ def test_a_transposed_parameter_has_transposed_gradients_of_each_example() -> No
     assert row.made_by == "transpose [1, 0]"
 
 
-def test_names_without_likeness_are_paired_by_values_in_their_layout() -> None:
+def test_dissimilar_names_are_paired_by_values_in_their_layout() -> None:
     ref = {"example_grad/a": GRADIENTS["example_grad/kernel"]}
     cand = {"example_grad/z": np.ascontiguousarray(GRADIENTS["example_grad/kernel"].transpose(0, 2, 1))}
     (row,) = found(cand, ref).rows
     assert (row.matched_by, row.made_by, row.status) == ("fingerprint", "transpose [1, 0]", "same")
 
 
-def test_a_stack_of_layers_is_unstacked_behind_the_examples() -> None:
+def test_a_stack_of_layers_is_unstacked_after_the_axis_of_examples() -> None:
     layers = [RANDOM.standard_normal((COUNT, 3, 2)) for _ in range(2)]
     ref = {f"example_grad/layers_{number}/w": each for number, each in enumerate(layers)}
     comparison = found({"example_grad/layers/w": np.stack(layers, axis=1)}, ref)
@@ -241,7 +241,7 @@ def test_a_rule_of_a_map_is_about_the_parameter() -> None:
     assert found(cand, ref, map_rules=(rule,)).verdict == "same"
 
 
-def test_the_verdict_says_whether_it_is_noise_or_bias() -> None:
+def test_the_verdict_states_whether_it_is_noise_or_bias() -> None:
     noisy = ExampleError(
         count=3, batch_variance=1e4, random_variance=0.64, products=(0.64, 0, 0, 0, 0.64, 0.1, 0, 0.1, 0.64)
     )
@@ -257,7 +257,7 @@ def test_the_verdict_says_whether_it_is_noise_or_bias() -> None:
     assert flat.sentence == "Per example there is an error, and the batch has no spread of its own to compare it with."
 
 
-def test_it_stands_below_the_verdict_in_every_format() -> None:
+def test_it_follows_the_verdict_in_every_format() -> None:
     comparison = found(moved(shift=0.05))
     assert comparison.examples is not None
     sentence = comparison.examples.sentence

@@ -40,17 +40,17 @@ def test_steps_are_counted_across_zero(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS[:4])
-def test_both_zeros_are_one_place(dtype: Any) -> None:
+def test_both_zeros_are_one_value(dtype: Any) -> None:
     assert distance(0.0, -0.0, dtype) == 0
 
 
 @pytest.mark.parametrize(
     ("dtype", "largest"), [(np.float16, 0x7BFF), (np.float32, 0x7F7FFFFF), (np.float64, 0x7FEFFFFFFFFFFFFF)]
 )
-def test_the_whole_range_does_not_overflow(dtype: Any, largest: int) -> None:
+def test_the_full_range_does_not_overflow(dtype: Any, largest: int) -> None:
     limits = np.finfo(dtype)
     assert distance(limits.min, limits.max, dtype) == 2 * largest
 
 
-def test_an_exponent_without_sign_has_places_too() -> None:
+def test_an_exponent_without_sign_has_distances_too() -> None:
     assert distance(0.25, 4.0, ml_dtypes.float8_e8m0fnu) == 4

@@ -1,4 +1,4 @@
-"""Pairing: what each pass finds, what it does not, and that layouts are concluded from values alone."""
+"""Pairing: what each pass matches, what it does not, and that layouts are inferred from values only."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_names_that_are_two_names(one: str, other: str) -> None:
     assert spelt(tokens_of(one)) != spelt(tokens_of(other))
 
 
-def test_each_row_says_which_pass_matched_it() -> None:
+def test_each_row_has_the_pass_that_matched_it() -> None:
     a, b = values(3, 4), values(5)
     found = compare(dump({"param/layers[0]/w": a, "param/b": b}), dump({"param/layers.0.weight": a, "param/b": b}))
     assert found.verdict == "same"
@@ -94,7 +94,7 @@ def test_a_scope_around_everything_on_one_side_is_a_wrapper() -> None:
 
 
 @pytest.mark.parametrize("wrapper", ["FlaxBert", "Model_0"])
-def test_a_wrapper_has_an_output_of_its_own_and_a_loss_stands_outside_of_it(wrapper: str) -> None:
+def test_a_wrapper_has_an_output_of_its_own_and_a_loss_is_outside_of_it(wrapper: str) -> None:
     tensors = {"bert/pooler": values(3, 2), "bert/embed": values(4, 2), "classifier": values(5, 2)}
     wrapped = {f"activation/{wrapper}/{name}": array for name, array in tensors.items()}
     wrapped |= {f"activation/{wrapper}": values(6), "activation/loss": values(7)}
@@ -125,7 +125,7 @@ def test_a_difference_under_another_spelling_is_a_difference() -> None:
         ((3, 3, 4, 8), (3, 2, 0, 1), "transpose [2, 3, 1, 0]"), ((2, 8, 8, 4), (0, 3, 1, 2), "transpose [0, 2, 3, 1]"),
     ],
 )  # fmt: skip
-def test_a_layout_is_found_by_the_values(shape: tuple[int, ...], axes: tuple[int, ...], made_by: str) -> None:
+def test_a_layout_is_inferred_from_values(shape: tuple[int, ...], axes: tuple[int, ...], made_by: str) -> None:
     kernel = values(*shape)
     found = only(compare(dump({"param/conv/kernel": kernel}), foreign({"conv.weight": kernel.transpose(axes)})))
     assert (found.status, found.matched_by, found.counterpart) == ("same", "path", "tensor/conv.weight")
@@ -138,7 +138,7 @@ def test_heads_that_are_merged_are_found_by_the_values() -> None:
     assert (found.status, found.made_by) == ("same", "reshape [2, 3, 6], transpose [2, 0, 1]")
 
 
-def test_no_layout_is_concluded_from_shapes() -> None:
+def test_no_layout_is_inferred_from_shapes() -> None:
     found = only(compare(dump({"param/a/kernel": values(4, 6)}), foreign({"a.weight": values(6, 4, seed=1)})))
     assert (found.status, found.made_by) == ("different", "")
     assert found.why == "the shape is (4, 6) in the reference and (6, 4) in the candidate"
@@ -158,7 +158,7 @@ def test_shapes_may_differ_by_layout_between_frameworks_only() -> None:
     assert only(compare(dump(ref, provenance=JAX), dump(names, provenance=JAX))).status == "different"
 
 
-def test_a_gradient_lies_as_its_parameter_does_even_where_its_values_are_wrong() -> None:
+def test_a_gradient_has_the_layout_of_its_parameter_even_where_its_values_are_wrong() -> None:
     kernel, gradient = values(4, 6), values(4, 6, seed=1)
     ref = dump({"param/a/kernel": kernel, "param_grad/a/kernel": gradient})
     found = rows(compare(ref, dump({"param/a.weight": kernel.T, "param_grad/a.weight": values(6, 4, seed=2)})))
@@ -168,7 +168,7 @@ def test_a_gradient_lies_as_its_parameter_does_even_where_its_values_are_wrong()
     assert 1 < wrong.needed < 2
 
 
-def test_a_layout_that_the_rest_of_its_family_has_serves_where_values_cannot_tell() -> None:
+def test_the_layout_of_the_rest_of_the_family_is_used_where_values_do_not_decide() -> None:
     image = values(2, 6, 4, 3)
     ref = dump({"activation/a": image, "activation/b": image + 1})
     cand = dump({"activation/A": image.transpose(0, 3, 1, 2), "activation/B": values(2, 3, 6, 4, seed=9)})
@@ -214,7 +214,7 @@ def test_execution_order_does_not_guess_with_one_more_on_a_side() -> None:
     assert {row.status for row in compare(ref, cand).rows} == {"missing", "extra"}
 
 
-def test_a_fingerprint_is_proved_by_the_values_in_whatever_layout() -> None:
+def test_a_fingerprint_is_verified_by_the_values_in_any_layout() -> None:
     kernel, dense = values(3, 3, 4, 8), values(7, 9)
     noisy, other = dense.T + np.float32(1e-7), values(7, 9, seed=1)
     cand = foreign({"f.12": noisy, "f.0": kernel.transpose(3, 2, 0, 1), "f.1": other})
@@ -231,7 +231,7 @@ def test_the_same_statistics_are_no_proof() -> None:
     assert {row.status for row in found.rows} == {"missing", "extra"}
 
 
-def test_equal_tensors_are_told_apart_by_what_their_neighbours_are_called() -> None:
+def test_equal_tensors_are_paired_by_the_names_of_their_neighbours() -> None:
     zeros, kernels = np.zeros(4, np.float32), [values(3, 4, seed=seed) for seed in range(3)]
     names = ["stem", "middle", "last"]
     ref = {f"param/{name}/w": kernel for name, kernel in zip(names, kernels, strict=True)}
@@ -245,7 +245,7 @@ def test_equal_tensors_are_told_apart_by_what_their_neighbours_are_called() -> N
 
 
 def test_a_port_of_a_residual_network_is_paired_by_its_weights() -> None:
-    """The names of Flax and of torchvision, fresh normalisations that are all alike, HWIO and OIHW."""
+    """The names of Flax and of torchvision, fresh normalisations that are all equal, HWIO and OIHW."""
     ref: dict[str, Array] = {"param/head/kernel": values(8, 10)}
     cand: dict[str, Array] = {"fc.weight": values(8, 10).T}
     expected = {"param/head/kernel": "tensor/fc.weight"}
@@ -281,7 +281,7 @@ def test_a_single_number_is_no_fingerprint() -> None:
     assert {row.status for row in found.rows} == {"missing", "extra"}
 
 
-def test_a_foreign_gradient_is_known_by_its_name() -> None:
+def test_a_foreign_gradient_is_recognised_by_its_name() -> None:
     weight, gradient = values(3, 4), values(3, 4, seed=1)
     found = rows(
         compare(
@@ -294,7 +294,7 @@ def test_a_foreign_gradient_is_known_by_its_name() -> None:
     }  # fmt: skip
 
 
-def test_what_holds_no_tensor_on_either_side_is_not_missing() -> None:
+def test_an_entry_without_a_tensor_on_either_side_is_not_missing() -> None:
     label = Entry(
         family="input_grad", name="label", shape=(8,), dtype="float0", stats={}, site=SiteFacts(index=0),
         absent="non-differentiable",
@@ -308,7 +308,7 @@ def test_what_holds_no_tensor_on_either_side_is_not_missing() -> None:
     assert left.why == "there is no tensor on either side (non-differentiable)"
 
 
-def test_another_name_of_what_is_compared_is_not_missing_in_a_file_without_layers() -> None:
+def test_another_name_of_a_compared_tensor_is_not_missing_in_a_file_without_layers() -> None:
     known = dump({"activation/block/relu": values(3, 2)})
     alias = replace(known.manifest.entries[0], name="block", alias_of="activation/block/relu", stats={})
     manifest = Manifest(entries=(*known.manifest.entries, alias), layers=(Layer(path="block", index=0),))
@@ -371,7 +371,7 @@ def test_a_rule_for_names_is_for_every_family_and_goes_before_exact_names(tmp_pa
 @pytest.mark.parametrize(
     "step", ["{ reshape = [7, 7] }", "{ transpose = [0, 1, 2] }", "{ split = 5 }", "{ split = 0, into = [1, 1] }"]
 )
-def test_steps_that_cannot_be_done_are_told_with_the_shapes(tmp_path: Path, step: str) -> None:
+def test_steps_that_do_not_fit_are_reported_with_the_shapes(tmp_path: Path, step: str) -> None:
     options = map_of(tmp_path, f"[[rule]]\ncandidate = 'w'\nreference = 'param/a'\nsteps = [{step}]")
     with pytest.raises(UsageError, match=r"cannot (reshape|transpose|split) .* tensor/w of shape \(3, 4\)"):
         compare(dump({"param/a": values(3, 4)}), foreign({"w": values(3, 4)}), options=options)
@@ -389,7 +389,7 @@ def test_steps_that_cannot_be_done_are_told_with_the_shapes(tmp_path: Path, step
         ),
     ],
 )  # fmt: skip
-def test_what_is_no_map_is_refused_with_its_place(tmp_path: Path, text: str) -> None:
+def test_an_invalid_map_is_refused_with_its_position(tmp_path: Path, text: str) -> None:
     path = tmp_path / "map.toml"
     path.write_text(text)
     with pytest.raises(UsageError):
@@ -409,7 +409,7 @@ def test_a_template_with_an_unknown_group_is_refused(tmp_path: Path) -> None:
         compare(dump({"param/a": values(3)}), foreign({"w": values(3)}), options=options)
 
 
-def test_pairs_that_were_found_are_found_again_by_the_map_that_was_written(tmp_path: Path) -> None:
+def test_the_map_that_was_written_finds_the_same_pairs_again(tmp_path: Path) -> None:
     layers = [values(3, 4, seed=seed) for seed in range(3)]
     ref = {"param/conv{1}/kernel": values(3, 3, 2, 5), "param/blocks/w": np.stack(layers), "param/head": values(7, 9)}
     ref |= {f"param/tail/{number}/w": array for number, array in enumerate(layers)} | {"param/same": values(2)}
@@ -430,7 +430,7 @@ def test_pairs_that_were_found_are_found_again_by_the_map_that_was_written(tmp_p
     ]
 
 
-def test_a_selection_may_speak_of_either_sides_names() -> None:
+def test_a_selection_may_use_the_names_of_either_dump() -> None:
     ref, cand = dump({"param/a/w": values(3), "param/b": values(4)}), foreign({"A.weight": values(3), "c": values(5)})
     for pattern in ("param/a/w", "A.weight"):
         found = compare(ref, cand, options=CompareOptions(selection=Selection.parse([pattern])))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradscope.api.observing import capture
+from gradscope.api.capture_function import capture
 from gradscope.inspection.inspect_loss import inspect_loss
 from gradscope.report.render.graphs import Graph
 from gradscope.report.tables.dump_rows import Row

@@ -1,0 +1,154 @@
+"""Capturing one call of any function: forward and backward, once, into a dump in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, SupportsIndex
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from gradscope.api.reading import Dump
+from gradscope.capturing.dump_model import DumpRequest, dump_model
+from gradscope.capturing.execution.arguments import Arguments
+from gradscope.capturing.execution.calls import Call, indices, is_array_or_real, is_traceable, positions
+from gradscope.capturing.records.measure import TensorReading
+from gradscope.capturing.timings import Timings
+from gradscope.dump.sources.memory_dump import MemoryWriter
+from gradscope.errors import ModelError, UsageError
+from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.trace_query import Inquiry
+from gradscope.naming import several
+from gradscope.tracing.loading.model import Model
+from gradscope.tracing.loading.module_models import with_array_variables
+
+
+def capture(
+    fun: Callable[..., Any],
+    *args: Any,
+    argnums: SupportsIndex | Sequence[SupportsIndex] = 0,
+    has_aux: bool = False,
+    select: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    families: str | Collection[str] | None = None,
+    depth: int | None = None,
+    ops: bool | Literal["outputs", "inputs"] = False,
+    terms: bool = False,
+    per_example: bool = False,
+    stop_gradients: str | Sequence[str] = (),
+    feed: Mapping[str, Any] | None = None,
+    fetch: str | Sequence[str] = (),
+    stats_only: bool = False,
+    self_check: bool = False,
+) -> Dump:
+    """Run a function forward and backward once and keep what `gradscope dump` would write, in memory.
+
+    The differentiated arguments are parameters (`param/...`, gradients `param_grad/...`); the arrays and floating-point
+    numbers of all others are inputs (`input/...`), whose gradients are taken too (`input_grad/...`). A leaf has the
+    name of its path in its argument, `param/head/kernel`; where several arguments are parameters, or several have
+    inputs, the argument's own name comes first, `input/images/left`. An array that is an argument of its own is called
+    `value`, or by the argument's name. Of Flax's variables, `{"params": ..., "batch_stats": ...}`, only the collection
+    `params` is differentiated; the others are `state/...`.
+
+    Args:
+        fun: Returns a real scalar, the loss, or a pair of it and a pytree (`aux/...`).
+        args: What it is called with: pytrees. The usual two are parameters, or an NNX or Equinox module, and a batch.
+            What is not differentiated and no number or array is passed as it is, and so are booleans and integers.
+        argnums: The position of the argument that is differentiated, or those of several; negative ones count from the
+            last.
+        has_aux: Whether `fun` has to return a pair. One that it returns is taken for such either way.
+        select: Patterns of names to keep; all where empty. Here and below, a string is a list of one.
+        exclude: Patterns of names to leave out.
+        families: Families to keep; all where None.
+        depth: Only layers of at most so many scopes.
+        ops: Every operation in addition to every layer; with "inputs" also the gradient with respect to each of its
+            inputs, as that operation alone sees it.
+        terms: For every value that is used several times, what flows back from each use; they sum to its gradient.
+        per_example: Also the gradients of the loss of each example alone, a batch of one: `example_grad`, each of the
+            parameter's shape behind a leading axis of examples. The inputs that have a leading axis then have one of
+            the same size, which is the example.
+        stop_gradients: Names of values that count as constant.
+        feed: Values in the place of computed ones, by name, of their shapes; under `gradient/NAME`, of the gradient
+            that arrives there.
+        fetch: Names of the only values to compute; what they do not need is not run. All where empty.
+        stats_only: Keep statistics and no tensors.
+        self_check: Run the plain program too, and record how far observing changed the gradients.
+
+    Returns:
+        The dump. Each tensor has the shape and dtype that it has in the program, of one iteration where it is computed
+        in a loop: `activation/stack[3]/dense`.
+
+    Raises:
+        ModelError: The function failed, or does not return a scalar that can be differentiated.
+        UsageError: It is called inside a transformation; a pattern selects nothing; there is no such family, or nothing
+            requests that it is made; a name is unknown; a tensor does not fit; or the batch does not tell its examples.
+        TypeError: `argnums` is not a position of an argument.
+        ValueError: A negative position is before the first argument.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import gradscope as gs
+        >>> def loss(params, x):
+        ...     with jax.named_scope("dense"):
+        ...         out = jnp.tanh(x @ params["w"])
+        ...     return (out**2).mean()
+        >>> dump = gs.capture(loss, {"w": jnp.ones((3, 2))}, jnp.ones((4, 3)), select=["dense", "w"])
+        >>> for key, tensor in dump.items():
+        ...     print(key, tensor.shape)
+        param/w (3, 2)
+        param_grad/w (3, 2)
+        activation/dense (4, 2)
+        activation_grad/dense (4, 2)
+    """
+    _require_untraced(args)
+    call = Call(fun, args, {}, positions(indices(argnums), len(args)), is_array_or_real)
+    name = getattr(fun, "__name__", "loss")
+    model = with_array_variables(Model.of_values(name, _as_loss(call, has_aux=has_aux), call.variables, call.batch))
+    request = DumpRequest(
+        wanted=replace(
+            Wanted.of(select, exclude, families, depth),
+            operations=bool(ops),
+            operands=ops == "inputs",
+            terms=terms,
+            per_example=per_example,
+        ),
+        reading=TensorReading(keep=not stats_only),
+        inquiry=Inquiry(stops=several(stop_gradients), feeds=feed or {}, fetches=several(fetch)),
+        self_check=self_check,
+    )
+    writer = MemoryWriter()
+    arguments = Arguments.of(model.init(None), call.batch)  # a model of values needs no key
+    return Dump(writer.dump(dump_model(model, arguments, request, writer, Timings())))
+
+
+def _require_untraced(args: Sequence[Any]) -> None:
+    """Refuse to run where JAX only traces: there are no values to keep.
+
+    Raises:
+        UsageError: This is inside a transformation.
+    """
+    # Inside `jit` even an array that depends on nothing is traced.
+    if any(isinstance(leaf, Tracer) for leaf in (*jax.tree_util.tree_leaves(args), jnp.zeros(()))):
+        raise UsageError(
+            "gs.capture runs a function and keeps values, and inside jit, grad, vmap or scan there are none yet",
+            hint="inside of those call gs.value_and_grad, which returns what it observes; or call gs.capture outside",
+        )
+
+
+def _as_loss(call: Call, *, has_aux: bool) -> Callable[[Any, Any], Any]:
+    """A call as the loss of a model, which may return what JAX cannot trace in its auxiliary output: it is left out."""
+
+    def loss(variables: Any, batch: Any) -> Any:
+        out = call.loss(variables, batch)
+        if not (isinstance(out, tuple | list) and len(out) == 2):
+            if has_aux:
+                raise ModelError(
+                    f"with has_aux=True the function must return a pair (loss, aux), and returned {type(out).__name__}"
+                )
+            return out
+        value, aux = out
+        return value, jax.tree_util.tree_map(lambda leaf: leaf if is_traceable(leaf) else None, aux)
+
+    return loss

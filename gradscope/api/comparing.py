@@ -1,0 +1,81 @@
+"""Comparing two dumps: matched tensor by tensor, and judged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from gradscope.api.reading import Dump
+from gradscope.comparison import CompareOptions, Comparison, ToleranceRule
+from gradscope.comparison import compare as compare_sources
+from gradscope.comparison.pairing.map_file import read_map
+from gradscope.naming import Selection, several
+
+
+def compare(
+    ref: Dump,
+    cand: Dump,
+    *,
+    tol: float | str | Sequence[str] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    bitwise: bool = False,
+    select: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    allow_missing: str | Sequence[str] = (),
+    map_file: str | os.PathLike[str] | None = None,
+) -> Comparison:
+    """Match two dumps tensor by tensor and judge them; the result's truth value is the verdict.
+
+    Args:
+        ref: The reference.
+        cand: The candidate.
+        tol: One tolerance for every tensor on `rel_l2`, the norm of the difference as a share of the reference's; or
+            rules, `"param_grad/.*=rel_l2 < 1e-3 and max_abs < 1"`, of which the first that matches a tensor counts;
+            None for the defaults by dtype and family.
+        rtol: Relative part of numpy's rule, a share of the reference's element. Where it or `atol` is passed, tensors
+            without a `tol` are judged by that rule.
+        atol: Its absolute part, in the unit of the tensor.
+        bitwise: Whether only equal bytes are the same.
+        select: Patterns of names that take part; all where empty. Here and below, a string is a list of one.
+        exclude: Patterns of names that do not.
+        allow_missing: Regular expressions of names that may be on one side only.
+        map_file: Rules that say what the candidate's tensors are in the reference, in the language of
+            `gradscope.comparison.pairing.map_file`; None to go by names, order and values alone.
+
+    Returns:
+        The comparison: its `verdict` and `sentence`, `first_divergence`, and one row for each tensor with the metrics
+        that were measured.
+
+    Raises:
+        UsageError: A pattern selects nothing or is not one, or a tolerance is negative or not one.
+        DumpError: One of the dumps, or the map file, is damaged.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import gradscope as gs
+        >>> loss = lambda params, x: ((x @ params["w"]) ** 2).mean()
+        >>> one, other = (gs.capture(loss, {"w": jnp.full(3, scale)}, jnp.ones((4, 3))) for scale in (1.0, 1.5))
+        >>> bool(gs.compare(one, one)), bool(gs.compare(one, other)), bool(gs.compare(one, other, tol=1.5))
+        (True, False, True)
+        >>> gs.compare(one, other, select="param/w").rows[0].status
+        'different'
+    """
+    options = CompareOptions(
+        selection=Selection.parse(select, exclude),
+        map_rules=() if map_file is None else read_map(Path(map_file)),
+        allow_missing=several(allow_missing),
+        rules=_rules(tol),
+        rel_l2=tol if isinstance(tol, int | float) else None,
+        bitwise=bitwise,
+        rtol=rtol,
+        atol=atol,
+    )
+    return compare_sources(ref.source, cand.source, options=options)
+
+
+def _rules(tol: float | str | Sequence[str] | None) -> tuple[ToleranceRule, ...]:
+    if tol is None or isinstance(tol, int | float):
+        return ()
+    return tuple(map(ToleranceRule.parse, several(tol)))

@@ -1,0 +1,87 @@
+"""The ledger of a run: which sites, terms and arguments have a tensor, and why the others have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradscope import naming
+from gradscope.capturing.execution.run import Run
+from gradscope.capturing.records.pending_tensors import PendingTensor
+from gradscope.capturing.records.term_records import why_no_term
+from gradscope.dump.manifest.manifest import Ledger, LedgerLine
+from gradscope.dump.record import Reason, Record
+from gradscope.instrument.query.planning import wants_site
+from gradscope.instrument.query.terms import Terms
+from gradscope.tracing.dataflow.gradient_barriers import Barriers
+from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
+from gradscope.tracing.layers.sites import Site
+from gradscope.tracing.layers.uses import UseKey
+
+
+class RunLedger:
+    """A `RunLedger` counts the tensors that a run captured, and lists those that it did not capture with the reason.
+
+    Args:
+        run: The run, or one of the runs that together observe a loss.
+    """
+
+    def __init__(self, run: Run) -> None:
+        # Not the run itself, which would keep its tensors in memory.
+        self._trace, self._wanted = run.trace, run.wanted
+        self._barriers = Barriers(run.trace.root) if run.plan.is_of_loss else None
+        self._captured = 0
+        self._missing: list[LedgerLine] = []
+        self._accounted: set[tuple[ValueKey | UseKey, str]] = set()
+
+    def add(self, pending: PendingTensor, record: Record) -> None:
+        """Account for a record of a tensor."""
+        value = pending.origin.value
+        self._accounted.add((value, pending.family))
+        if record.absent is not None:
+            detail = self._detail(value, record.family, record.absent)
+            line = LedgerLine(name=record.name, family=record.family, reason=record.absent, detail=detail)
+            self._missing.append(line)
+        elif record.alias_of is None and record.shard is None:
+            self._captured += 1
+
+    def ledger(self) -> Ledger:
+        """Returns the account of everything, once all records have been added."""
+        lines = (*self._sites(), *self._terms(), *self._arguments())
+        return Ledger(captured=self._captured, missing=(*self._missing, *lines))
+
+    def _detail(self, value: ValueKey | UseKey, family: str, reason: Reason) -> str:
+        if self._barriers is None or not isinstance(value, ValueKey) or not flows(family):
+            return ""
+        return self._barriers.detail(value, reason)
+
+    def _sites(self) -> Iterator[LedgerLine]:
+        """Yields the sites that no record is of, by their names without iterations."""
+        for site in self._trace.sites:
+            if self._wanted.operations or not all(name.operation for name in site.names):
+                for family in (naming.ACTIVATION, naming.ACTIVATION_GRAD):
+                    if site.names and (site.value, family) not in self._accounted:
+                        yield LedgerLine(name=site.names[0].template, family=family, reason=self._why(site, family))
+
+    def _why(self, site: Site, family: str) -> Reason:
+        """Returns why a run has no tensor for a site; that the user left it out comes before all other reasons."""
+        if not wants_site(self._wanted, site, family):
+            return "filtered"
+        return "opaque" if site.opaque else "eliminated"
+
+    def _terms(self) -> Iterator[LedgerLine]:
+        for term in Terms(self._trace, self._wanted).candidates():
+            if (term.use.key, naming.TERM) not in self._accounted:
+                reason = why_no_term(term, self._wanted)
+                yield LedgerLine(name=term.use.name.template, family=naming.TERM, reason=reason)
+
+    def _arguments(self) -> Iterator[LedgerLine]:
+        for number, leaf in enumerate(self._trace.arguments):
+            each = naming.EXAMPLE_GRAD if self._wanted.per_example and leaf.family == naming.PARAM else None
+            for family in (leaf.family, naming.gradient_family(leaf.family), each):
+                if family is not None and (ValueKey((), OPERAND, number), family) not in self._accounted:
+                    yield LedgerLine(name=leaf.name, family=family, reason="filtered")
+
+
+def flows(family: str) -> bool:
+    """Whether a family holds what flows back in the run of the whole batch, which is what is looked into further."""
+    return naming.is_gradient(family) and family != naming.EXAMPLE_GRAD

@@ -1,0 +1,37 @@
+"""Tables of the dump format: the objects in a manifest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from gradscope.dump import record
+from gradscope.dump.manifest import manifest
+from scripts.docs_blocks.markdown import attributes, code, table
+
+#: The objects in a manifest, each with the classes whose fields it has.
+OBJECTS: Final[dict[str, tuple[Any, ...]]] = {
+    "manifest": (manifest.Manifest,),
+    "entry": (manifest.Entry,),
+    "site": (record.SiteFacts,),
+    "stored": (manifest.Stored,),
+    "shard": (record.Shard,),
+    "layer": (manifest.Layer,),
+    "origin": (manifest.Origin,),
+    "examples": (manifest.Examples,),
+}
+
+
+def fields_table(name: str) -> str:
+    described = [attributes(base) for kind in OBJECTS[name] for base in kind.__mro__]
+    rows = []
+    for field in (field for kind in OBJECTS[name] for field in dataclasses.fields(kind)):
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        meaning = next(each[field.name] for each in described if field.name in each)
+        rows.append((code(field.name), "always" if required or field.name == "schema" else "", meaning))
+    return table(["field", "present", "meaning"], rows)
+
+
+BLOCKS: Final[dict[str, Callable[[], str]]] = {f"{name}-fields": partial(fields_table, name) for name in OBJECTS}

@@ -1,0 +1,122 @@
+"""The Python interface: each name that can be imported from `gradscope`, with its signature and docstring.
+
+Read from the source and not from the objects, so that JAX need not be imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import gradscope
+from scripts.docs_blocks.markdown import first_sentence, table
+
+Definition: TypeAlias = ast.FunctionDef | ast.ClassDef
+
+#: A section of a docstring: its title and its lines.
+_SECTION: Final = re.compile(
+    r"^(Args|Attributes|Returns|Raises|References|Example):\n((?:(?: {4}.*)?\n)*)", re.MULTILINE
+)
+#: Where an entry of a section begins.
+_ENTRY: Final = re.compile(r"^(?=\w[\w.]*: )", re.MULTILINE)
+_WIDTH: Final = 100
+
+
+def functions() -> str:
+    return "\n\n".join(section(name, each) for name, each in names() if isinstance(each, ast.FunctionDef))
+
+
+def classes() -> str:
+    return "\n\n".join(section(name, each) for name, each in names() if isinstance(each, ast.ClassDef))
+
+
+def names() -> Iterator[tuple[str, Definition]]:
+    for name in gradscope.__all__:
+        yield name, definition(gradscope._HOMES[name], name)
+
+
+def definition(module: str, name: str) -> Definition:
+    """The definition of a name, wherever its module has it from."""
+    tree = source_of(module)
+    own = [node for node in tree.body if isinstance(node, Definition) and node.name == name]
+    if own:
+        return own[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and name in (alias.asname or alias.name for alias in node.names):
+            return definition(node.module or "", name)
+    raise LookupError(f"{module} has no {name}")
+
+
+@cache
+def source_of(module: str) -> ast.Module:
+    # Finding the specification imports the packages around a module, none of which imports JAX.
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+
+
+def section(name: str, found: Definition) -> str:
+    if isinstance(found, ast.ClassDef):
+        return "\n\n".join(filter(None, [f"### `{name}`", prose(found), members(found)]))
+    return "\n\n".join([f"### `{name}`", f"```python\n{signature(found)}\n```", prose(found)])
+
+
+def signature(found: ast.FunctionDef) -> str:
+    arguments = found.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults]
+    parts = [argument(each, default) for each, default in zip(positional, defaults, strict=True)]
+    parts += [f"*{argument(arguments.vararg, None)}"] if arguments.vararg else ["*"] if arguments.kwonlyargs else []
+    parts += [argument(each, value) for each, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    parts += [f"**{argument(arguments.kwarg, None)}"] if arguments.kwarg else []
+    returns = "" if found.returns is None else f" -> {ast.unparse(found.returns)}"
+    line = f"{found.name}({', '.join(parts)}){returns}"
+    lines = [f"{found.name}(", *(f"    {each}," for each in parts), f"){returns}"]
+    return line if len(line) <= _WIDTH else "\n".join(lines)
+
+
+def argument(each: ast.arg, default: ast.expr | None) -> str:
+    return ast.unparse(each) + ("" if default is None else f" = {ast.unparse(default)}")
+
+
+def prose(found: Definition) -> str:
+    """A docstring as Markdown: its text, then its sections as lists, the example as code."""
+    text = f"{ast.get_docstring(found) or ''}\n"
+    parts = [_SECTION.sub("", text).strip()]
+    parts += [shown(title, inspect.cleandoc(body)) for title, body in _SECTION.findall(text)]
+    return "\n\n".join(filter(None, parts))
+
+
+def shown(title: str, body: str) -> str:
+    """A section of a docstring as Markdown."""
+    if title == "Example":
+        return f"```pycon\n{body}\n```"
+    entries = [" ".join(entry.split()) for entry in _ENTRY.split(body) if entry.strip()]
+    if title in ("Returns", "References"):
+        return f"{title}: {' '.join(entries)}"
+    return f"{title}:\n\n" + "\n".join(re.sub(r"^(\w[\w.]*): ", r"- `\1`: ", entry) for entry in entries)
+
+
+def members(found: ast.ClassDef) -> str:
+    """The table of a class's public properties and methods; nothing where it has none."""
+    methods = [each for each in found.body if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
+    rows = [(f"`{call(each)}`", first_sentence(ast.get_docstring(each))) for each in methods]
+    return table(["member", "meaning"], rows) if rows else ""
+
+
+def call(method: ast.FunctionDef) -> str:
+    """How a property is read or a method is called."""
+    if "property" in map(ast.unparse, method.decorator_list):
+        return method.name
+    arguments = [*method.args.posonlyargs, *method.args.args, *method.args.kwonlyargs]
+    return f"{method.name}({', '.join(each.arg for each in arguments if each.arg not in ('self', 'cls'))})"
+
+
+BLOCKS: Final[dict[str, Callable[[], str]]] = {"python-functions": functions, "python-classes": classes}

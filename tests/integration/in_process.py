@@ -1,0 +1,155 @@
+"""A command line run in this process as if it had one of its own: it finds nothing else, and nothing of it remains.
+
+A process of its own imports JAX, which takes longer than most commands, and shares no trace and no compiled program
+with the next one. What such a process is born with is set up here and put back: arguments, working directory,
+environment, streams, the settings of JAX, warning filters, imported modules, the garbage collector.
+
+Sharp edges: what Python, JAX and XLA read from the environment when they start has been read; `command.gradscope`
+refuses such variables. Signals and closed streams need a process, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from io import TextIOWrapper
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TextIO
+
+import jax
+
+import gradscope
+from gradscope.cli.boundary import guarded
+from gradscope.cli.program import run
+
+#: What `python -m gradscope` has for the name of the program.
+PROGRAM = str(Path(gradscope.__file__).with_name("__main__.py"))
+
+#: A fresh interpreter ignores these categories; everything else is shown once for each line.
+IGNORED = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
+
+#: What takes cleanups in case of a signal, and never gets one.
+UNINTERRUPTED: Any = SimpleNamespace(on_interrupt=lambda cleanup: None)
+
+
+def run_in_process(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> tuple[int, bytes, bytes]:
+    """Run the command line in a folder; returns its exit status and what it wrote to its two output streams."""
+    with contextlib.ExitStack() as surroundings:
+        for each in (_jax_settings(), _jax_log(), _warnings(), _collector(), _modules(), contextlib.chdir(folder)):
+            surroundings.enter_context(each)
+        surroundings.enter_context(_replaced(os.environ, environment))
+        surroundings.enter_context(_attribute(sys, "argv", [PROGRAM, *arguments]))
+        output, errors = (surroundings.enter_context(_stream(name)) for name in ("stdout", "stderr"))
+        surroundings.enter_context(_attribute(sys, "stdin", surroundings.enter_context(Path(os.devnull).open())))
+        # A thread has a stack of its own: the user's lines that JAX remembers are the model's, and no test's.
+        with ThreadPoolExecutor(1) as thread:
+            status = thread.submit(guarded, partial(run, UNINTERRUPTED), arguments).result()
+        return status, _written(output), _written(errors)
+
+
+@contextlib.contextmanager
+def _stream(name: str) -> Iterator[TextIO]:
+    """A file in the place of a standard stream: neither is a terminal."""
+    with tempfile.TemporaryFile() as file:
+        stream = TextIOWrapper(file, encoding="utf-8", errors="backslashreplace")
+        with _attribute(sys, name, stream):
+            yield stream
+
+
+def _written(stream: TextIO) -> bytes:
+    stream.flush()
+    stream.seek(0)
+    return stream.buffer.read()
+
+
+@contextlib.contextmanager
+def _attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(holder, name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)
+
+
+@contextlib.contextmanager
+def _replaced(mapping: Any, content: Mapping[str, Any]) -> Iterator[None]:
+    """A mapping with other content."""
+    before = dict(mapping)
+    mapping.clear()
+    mapping.update(content)
+    try:
+        yield
+    finally:
+        mapping.clear()
+        mapping.update(before)
+
+
+@contextlib.contextmanager
+def _jax_settings() -> Iterator[None]:
+    before = dict(jax.config.values)
+    try:
+        yield
+    finally:
+        for name, value in jax.config.values.items():
+            if value != before[name]:
+                jax.config.update(name, before[name])
+
+
+@contextlib.contextmanager
+def _jax_log() -> Iterator[None]:
+    log = logging.getLogger("jax")
+    before = list(log.handlers)
+    try:
+        yield
+    finally:
+        log.handlers[:] = before
+
+
+@contextlib.contextmanager
+def _warnings() -> Iterator[None]:
+    """Warnings as a fresh interpreter has them, on its standard error."""
+
+    def show(*warning: Any, **more: Any) -> None:
+        sys.stderr.write(warnings.formatwarning(*warning[:4]))
+
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        for category in IGNORED:
+            warnings.simplefilter("ignore", category)
+        warnings.showwarning = show
+        yield
+
+
+@contextlib.contextmanager
+def _collector() -> Iterator[None]:
+    thresholds = gc.get_threshold()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+
+@contextlib.contextmanager
+def _modules() -> Iterator[None]:
+    """Folders that a command puts on the path are gone afterwards, and the modules that it found there."""
+    path, known = list(sys.path), set(sys.modules)
+    try:
+        yield
+    finally:
+        added = set(sys.path) - set(path)
+        sys.path[:] = path
+        for name in sys.modules.keys() - known:
+            file = getattr(sys.modules[name], "__file__", None)
+            if name.startswith("gradscope_model_") or (file is not None and str(Path(file).parent) in added):
+                del sys.modules[name]

@@ -1,0 +1,74 @@
+"""Every command once in a process of its own: what it prints and writes there is what the other tests see of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gradscope.cli.program import _COMMANDS
+from tests.integration import models
+from tests.integration.command import Finished, gradscope, gradscope_process
+
+#: Command lines and their exit statuses, in an order in which each finds what it reads.
+LINES = {
+    "dump model.py -v": 0,
+    "dump model.py --seed 1 -o b.npz --json": 0,
+    "show model.npz": 0,
+    "compare model.npz b.npz --json": 1,
+    "isolate last model.npz model.py": 0,
+    "calibrate model.py -o ref.npz": 0,
+    "inspect model.py": 0,
+    "check model.py": 0,
+    "verify model.npz": 0,
+    "recover ref.npz -o saved.npz": 0,
+    "show none.npz": 3,
+}
+
+#: The commands that a line may be run by, by the name of the folder that it is run in.
+PLACES = {"process": gradscope_process, "here": gradscope}
+
+#: What a clock says, and where the folder is.
+VARYING = re.compile(
+    r"\b(trace|compile|initialise|run|write) <?[\d.]+|[\d,]+ bytes|\"timings\": \{[^}]*\}|/\S*/(process|here)\b"
+)
+
+
+def run(command: Callable[..., Finished], folder: Path) -> dict[str, tuple[Finished, list[str]]]:
+    """What each line gives in a folder, and the names that are there afterwards."""
+    folder.mkdir()
+    models.write(folder, models.source())
+    return {
+        line: (command(*line.split(), folder=folder), sorted(path.name for path in folder.iterdir())) for line in LINES
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("verbs")
+
+
+@pytest.fixture(scope="module")
+def finished(folder: Path) -> dict[str, dict[str, tuple[Finished, list[str]]]]:
+    return {place: run(command, folder / place) for place, command in PLACES.items()}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_process_of_its_own_gives_what_this_one_gives(
+    finished: dict[str, dict[str, tuple[Finished, list[str]]]], line: str
+) -> None:
+    (one, files), (other, same_files) = finished["process"][line], finished["here"][line]
+    assert (one.status, other.status) == (LINES[line], LINES[line]), one.errors + other.errors
+    assert files == same_files
+    for text, same_text in ((one.output, other.output), (one.errors, other.errors)):
+        assert VARYING.sub("", text) == VARYING.sub("", same_text)
+
+
+def test_no_command_is_left_out() -> None:
+    assert {line.split()[0] for line in LINES} == set(_COMMANDS)
+
+
+def test_the_dumps_are_the_same_to_the_last_bit(folder: Path, finished: object) -> None:
+    assert gradscope("compare", "process/model.npz", "here/model.npz", "--bitwise", folder=folder).status == 0

@@ -1,0 +1,114 @@
+"""`gs.capture` of any function: the gradients are those of `jax.value_and_grad`, and every argument has its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.errors import ModelError, UsageError
+
+W = {"w": jnp.linspace(-1.0, 1.0, 3), "b": jnp.ones(())}
+X = {"x": jnp.arange(6.0).reshape(2, 3) / 6, "y": jnp.ones(2)}
+
+
+def loss(params: Any, batch: Any, train: bool = True) -> Any:
+    with jax.named_scope("dense"):
+        out = jnp.tanh(batch["x"] @ params["w"] + params["b"][None])
+    return ((out - batch["y"]) ** 2).mean() * (1.0 if train else 0.5)
+
+
+def keys(dump: gs.Dump, *families: str) -> set[str]:
+    return {key for key in dump if key.partition("/")[0] in families}
+
+
+def assert_gradients(dump: gs.Dump, wanted: dict[str, Any]) -> None:
+    assert keys(dump, "param_grad") == wanted.keys()
+    for key, gradient in wanted.items():
+        np.testing.assert_allclose(dump[key], gradient, rtol=1e-5)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_what_is_no_array_is_passed_as_it_is(train: bool) -> None:
+    dump = gs.capture(loss, W, X, train)
+    value, gradients = jax.value_and_grad(loss)(W, X, train)
+    assert dump.loss == pytest.approx(float(value))
+    assert_gradients(dump, {f"param_grad/{name}": gradient for name, gradient in gradients.items()})
+    assert keys(dump, "param", "input") == {"param/w", "param/b", "input/x", "input/y"}
+
+
+def test_a_batch_may_have_leaves_that_are_no_arrays() -> None:
+    def scaled(params: Any, batch: Any) -> Any:
+        return batch["apply"](params, batch) * batch["scale"] if batch["train"] else 0.0
+
+    dump = gs.capture(scaled, W, {**X, "train": True, "apply": loss, "scale": 2.0, "none": None})
+    assert keys(dump, "input") == {"input/x", "input/y", "input/scale"}
+    assert float(dump["input_grad/scale"]) == pytest.approx(float(loss(W, X)))
+
+
+def test_several_differentiated_arguments_have_their_names() -> None:
+    def product(left: Any, right: Any, x: Any) -> Any:
+        return (left["w"] * right * x).sum()
+
+    args = ({"w": X["y"]}, X["y"] * 2, X["y"] * 3)
+    dump = gs.capture(product, *args, argnums=(0, -2))
+    of_left, of_right = jax.grad(product, (0, 1))(*args)
+    assert_gradients(dump, {"param_grad/left/w": of_left["w"], "param_grad/right": of_right})
+    assert keys(dump, "input", "input_grad") == {"input/value", "input_grad/value"}
+
+
+def test_several_other_arguments_have_their_names() -> None:
+    dump = gs.capture(
+        lambda x, params, *more: (params * x["a"] * more[0]).sum(), {"a": 2.0}, jnp.ones(2), 3.0, argnums=1
+    )
+    assert keys(dump, "param", "input") == {"param/value", "input/x/a", "input/2"}
+    assert_gradients(dump, {"param_grad/value": [6.0, 6.0]})
+
+
+def test_an_argument_may_be_called_as_a_collection_of_flax() -> None:
+    dump = gs.capture(lambda params, others: params * others, 2.0, 3.0, argnums=(0, 1))
+    assert_gradients(dump, {"param_grad/params": 3.0, "param_grad/others": 2.0})
+
+
+def test_auxiliary_output_may_be_anything() -> None:
+    aux = {"out": jnp.ones(2), "name": "dense", "count": 3}
+    dump = gs.capture(lambda params, batch: (loss(params, batch), aux), W, X, has_aux=True)
+    assert keys(dump, "aux") == {"aux/out", "aux/count"}
+
+
+def test_a_function_without_a_pair_is_refused_with_has_aux() -> None:
+    with pytest.raises(ModelError, match=r"must return a pair \(loss, aux\)"):
+        gs.capture(loss, W, X, has_aux=True)
+
+
+@pytest.mark.parametrize(
+    ("argnums", "error"), [(2, TypeError), ((0, 2), TypeError), (-3, ValueError), ("0", TypeError), (0.0, TypeError)]
+)
+def test_positions_are_refused_as_by_jax(argnums: Any, error: type[Exception]) -> None:
+    for differentiate in (lambda: jax.grad(loss, argnums)(W, X), lambda: gs.capture(loss, W, X, argnums=argnums)):
+        with pytest.raises(error):
+            differentiate()
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        lambda: jax.jit(lambda w: gs.capture(loss, w, X).loss)(W),
+        jax.jit(lambda: gs.capture(loss, W, X).loss),
+        lambda: jax.grad(lambda w: gs.capture(loss, w, X).loss)(W),
+        lambda: jax.vmap(lambda x: gs.capture(lambda w, x: (w["w"] * x).sum(), W, x).loss)(X["x"]),
+    ],
+    ids=["jit", "jit of no arguments", "grad", "vmap"],
+)
+def test_inside_a_transformation_it_says_what_to_call(transformed: Any) -> None:
+    with pytest.raises(UsageError, match=r"inside jit, grad, vmap or scan") as refused:
+        transformed()
+    assert "gs.value_and_grad" in (refused.value.hint or "")
+
+
+def test_positional_and_keyword_only_parameters_are_named_by_their_path() -> None:
+    assert keys(gs.capture(jnp.vdot, jnp.ones(2), jnp.ones(2)), "param", "input") == {"param/value", "input/value"}
