@@ -153,7 +153,7 @@ def test_names_survive_scan_remat_and_jit(folder: Path) -> None:
     held.assert_layers_hold_parameters(seen)
 
 
-def test_turns_of_a_scanned_module_are_the_modules_and_have_its_values(folder: Path) -> None:
+def test_iterations_of_a_scanned_module_are_the_modules_and_have_its_values(folder: Path) -> None:
     seen = held.dump(f"{held.source(folder, NET)}:Scanned", "float32[2,3,4]", loss="mse")
     from net import Scanned
 
