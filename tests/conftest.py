@@ -23,6 +23,11 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 # Two devices where there is only a CPU, so that sharded programs can be tested anywhere.
 os.environ["JAX_NUM_CPU_DEVICES"] = "2"
 
+# What LLVM does to make programs fast takes most of the time of compiling them, and tests run each once. XLA's own
+# passes, fusion among them, stay; flags that are given win.
+if "xla_backend_optimization_level" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+
 # No deadline: the first example of a test pays for its compilation. The same examples in every run: red stays red.
 hypothesis.settings.register_profile("gradscope", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("gradscope")
@@ -45,6 +50,11 @@ def pytest_configure() -> None:
 def pytest_unconfigure() -> None:
     if WORKER not in os.environ:
         shutil.rmtree(os.environ[CACHE], ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The many small modules come last, where they even out what the workers have done."""
+    items.sort(key=lambda item: "unit" in item.path.parts)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from gradscope.api.reading import Dump
 from gradscope.capturing.dump_model import DumpRequest, dump_model
 from gradscope.capturing.execution.arguments import Arguments
-from gradscope.capturing.execution.calls import Call, indices, is_array_or_real, is_traceable, positions
+from gradscope.capturing.execution.function_call import Call, indices, is_array_or_real, is_traceable, positions
 from gradscope.capturing.records.measure import TensorReading
 from gradscope.capturing.timings import Timings
 from gradscope.dump.sources.memory_dump import MemoryWriter

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ParamSpec, SupportsIndex
 
 from gradscope.api.reading import Dump
-from gradscope.capturing.execution.calls import indices
+from gradscope.capturing.execution.function_call import indices
 from gradscope.capturing.gradients import Question, gradients_of
 from gradscope.capturing.records.distributed import Writer, dump_writer, reading_for
 from gradscope.capturing.records.measure import TensorReading
@@ -152,7 +152,7 @@ def gradients(
 
 
 def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False) -> Manifest:
-    """Write what a step observed, or a dump in memory, to a file.
+    """Writes what a step observed, or a dump in memory, to a file.
 
     Under `jax.distributed` every process has to call it, and the dump is a folder that all of them see: each writes
     what its own devices hold, and none needs memory for a whole tensor.

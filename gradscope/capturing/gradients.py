@@ -11,21 +11,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from gradscope import naming
 from gradscope.errors import ModelError, UsageError
 from gradscope.instrument.observing_program import observing_program
-from gradscope.instrument.plan import Plan, Seed, by_site
+from gradscope.instrument.plan import Plan
+from gradscope.instrument.query.planning import has_gradient
+from gradscope.instrument.query.query_names import find_names, values_of
+from gradscope.instrument.query.resolve import as_queried, initial_gradients, with_query
+from gradscope.instrument.query.trace_query import Inquiry
 from gradscope.instrument.taps import whole_tensor
 from gradscope.naming import printable
-from gradscope.tracing.dataflow.reachability import Reach, mark_reach_from
-from gradscope.tracing.jaxpr.frames import frame_tree
-from gradscope.tracing.layers.sites import Site, site_at
-from gradscope.tracing.lookup.named_values import NamedValue, NamedValues, throughout
+from gradscope.tracing.jaxpr.frames import ValueKey
+from gradscope.tracing.lookup.named_values import NamedValue, NamedValues
 from gradscope.tracing.tracer import Leaf, Trace, leaves_of, trace_values
 
 
@@ -63,16 +64,42 @@ def gradients_of(
     """
     given = (tuple(args), dict(kwargs))
     trace = trace_values(lambda a, k: function(*a, **k), given, _leaves(function, *given))
-    asked = _ask(trace, question)
-    initial = [_initial(y, grad_y) for y, grad_y in zip(asked.ys, question.grad_ys, strict=True)]
-    if not asked.plan.seeds:
-        return [None] * len(asked.xs)  # every y is a constant
-    program, reached = observing_program(trace, asked.plan)
-    observed = jax.jit(program)(jax.tree_util.tree_leaves(given), {}, [each for each in initial if each is not None])
-    return [
-        observed.cotangents[x.seed.site][x.seed.turn] if x.seed is not None and x.seed.site in reached.sites else None
-        for x in asked.xs
-    ]
+    known = NamedValues(trace, trace.layers)
+    inquiry = Inquiry(of=tuple(question.ys), cotangents=tuple(question.grad_ys), stops=tuple(question.stops))
+    names, xs = find_names(known, inquiry), [known.find(name) for name in question.xs]
+    trace = as_queried(trace, names, names.of, [True] * len(trace.outputs))
+    for name, value in (*((y.name, y.value) for y in names.of), *zip(question.xs, (x.value for x in xs), strict=True)):
+        _require_observable(trace, name, value)
+    plan = with_query(_plan(trace, xs), trace, names, names.of)
+    initial = initial_gradients(plan, names.of)
+    if not plan.seeds:
+        return [None] * len(xs)  # every y is a constant
+    program, reached = observing_program(trace, plan)
+    observed = jax.jit(program)(jax.tree_util.tree_leaves(given), {}, initial)
+    arrived = {plan.sites[number].value: observed.cotangents[number] for number in plan.gradients & reached.sites}
+    return [arrived[x.value][x.turn] if x.value is not None and x.value in arrived else None for x in xs]
+
+
+def _plan(trace: Trace, xs: Sequence[NamedValue]) -> Plan:
+    """The plan that observes the gradients at some values, where any arrive."""
+    sites = tuple(map(trace.site_at, values_of(xs)))
+    gradients = frozenset(number for number, site in enumerate(sites) if has_gradient(site))
+    return Plan(sites=sites, gradients=gradients, observe=whole_tensor)
+
+
+def _require_observable(trace: Trace, name: str, value: ValueKey | None) -> None:
+    """Refuse a value that cannot be observed, or that reverse mode cannot get to."""
+    site = None if value is None else trace.site_at(value)
+    if site is not None and site.opaque:
+        raise UsageError(
+            f"{printable(name)} lies inside a custom rule, which runs as it stands",
+            hint="name what goes into the rule or what comes out of it",
+        )
+    if site is not None and site.forward_only:
+        raise ModelError(
+            f"the gradient with respect to {printable(name)} would have to pass a while loop or a callback",
+            hint="reverse mode cannot pass those; a fori_loop of a fixed length, or a scan, it can",
+        )
 
 
 def _leaves(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
@@ -88,91 +115,3 @@ def _leaves_of_argument(name: str, arg: Any) -> list[Leaf]:
     leaves = leaves_of(arg, naming.INPUT)
     whole = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(arg))
     return [replace(leaf, name=name if whole else f"{name}/{leaf.name}") for leaf in leaves]
-
-
-class _Term(NamedTuple):
-    """A y or an x: its name, its site, and where it is in the plan; without them if it is a constant."""
-
-    name: str
-    site: Site | None
-    seed: Seed | None
-
-
-class _Asked(NamedTuple):
-    """A question about one trace, with the plan that answers it."""
-
-    plan: Plan
-    ys: list[_Term]
-    xs: list[_Term]
-
-
-def _ask(trace: Trace, question: Question) -> _Asked:
-    known = NamedValues(trace, trace.layers)
-    ys, xs, stops = ([known.find(name) for name in names] for names in (question.ys, question.xs, question.stops))
-    keys = list(dict.fromkeys(named.value for named in (*ys, *xs, *stops) if named.value is not None))
-    root = frame_tree(trace.jaxpr)
-    mark_reach_from(root, (named.value for named in ys if named.value is not None), throughout(root, stops))
-    sites = tuple(site_at(root, key) for key in keys)
-    numbers = {key: number for number, key in enumerate(keys)}
-
-    def term(name: str, named: NamedValue) -> _Term:
-        if named.value is None:
-            return _Term(name, None, None)
-        number = numbers[named.value]
-        return _Term(name, sites[number], Seed(number, named.turn))
-
-    y_terms = [_require_seedable(term(*each)) for each in zip(question.ys, ys, strict=True)]
-    x_terms = [_require_observable(term(*each)) for each in zip(question.xs, xs, strict=True)]
-    plan = Plan(
-        sites=sites,
-        gradients=frozenset(x.seed.site for x in x_terms if x.seed is not None and _arrives(sites[x.seed.site])),
-        observe=whole_tensor,
-        seeds=tuple(y.seed for y in y_terms if y.seed is not None),
-        stopped=by_site((numbers[named.value], named.turn) for named in stops if named.value is not None),
-    )
-    return _Asked(plan, y_terms, x_terms)
-
-
-def _arrives(site: Site) -> bool:
-    return site.differentiable and site.reach is Reach.GRADIENT
-
-
-def _require_observable(term: _Term) -> _Term:
-    """A value that can be looked at, and that nothing bars the way to."""
-    if term.site is not None and term.site.opaque:
-        raise UsageError(
-            f"{printable(term.name)} lies inside a custom rule, which runs as it stands",
-            hint="name what goes into the rule or what comes out of it",
-        )
-    if term.site is not None and term.site.forward_only:
-        raise ModelError(
-            f"the gradient with respect to {printable(term.name)} would have to pass a while loop or a callback",
-            hint="reverse mode cannot pass those; a fori_loop of a fixed length, or a scan, it can",
-        )
-    return term
-
-
-def _require_seedable(term: _Term) -> _Term:
-    """A value that can be differentiated."""
-    site = _require_observable(term).site
-    if site is not None and not site.differentiable:
-        raise UsageError(
-            f"{printable(term.name)} is {site.dtype} and cannot be differentiated",
-            hint="only real and complex floating-point values have gradients",
-        )
-    return term
-
-
-def _initial(y: _Term, grad_y: Any) -> Any:
-    """The initial gradient of a y; None for a y that is a constant."""
-    if y.site is None:
-        return None
-    if grad_y is None:
-        return jnp.ones(y.site.shape, y.site.dtype)
-    given = jnp.asarray(grad_y)
-    if given.shape != y.site.shape:
-        raise UsageError(
-            f"the initial gradient of {printable(y.name)} has shape {given.shape}, expected {y.site.shape}",
-            hint="an initial gradient has the shape of what is differentiated",
-        )
-    return given.astype(y.site.dtype)

@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from gradscope import naming
-from gradscope.capturing.execution.calls import Call, is_array, positions
+from gradscope.capturing.execution.function_call import Call, is_array, positions
 from gradscope.capturing.seen import Seen, Watching
 from gradscope.instrument.observing_program import Observed, observing_program
 from gradscope.instrument.query.capture_spec import Wanted

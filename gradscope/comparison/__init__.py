@@ -1,4 +1,4 @@
-"""Comparison of two dumps: whether they are the same, and where they first diverge.
+"""Comparison determines whether two dumps are the same, and where they first diverge.
 
 `a` is the *reference*, `b` the *candidate*. `compare` (`compare_dumps.py`) runs these steps in order and returns a
 `Comparison` (`result.py`); each sub-package explains its words:

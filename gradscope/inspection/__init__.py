@@ -1,4 +1,4 @@
-"""Inspection: the layers, parameters and costs of a model, from its trace. Nothing is compiled and nothing is run.
+"""Inspection lists the layers, parameters and costs of a model from its trace, without compiling or running it.
 
 - *FLOPs* are floating-point operations, one per addition or multiplication: a multiply-add counts as two. `flops`
   counts those of one equation, `frame_flops` those of a frame, `pullback` those of an equation's vector-Jacobian

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gradscope.inspection.flops import flops_of, has_own_cost
+from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.jaxpr.frames import Frame
 
 
-def program_flops(frame: Frame) -> int:
+def program_flops(frame: Frame, liveness: Liveness) -> int:
     """Returns the operations of a frame's used equations, with every iteration of its loops."""
-    return sum(_equation_flops(frame, number) for number in frame.used)
+    return sum(_equation_flops(frame, number, liveness) for number in liveness.used(frame))
 
 
-def _equation_flops(frame: Frame, number: int) -> int:
-    inside = counted_frames(frame, number)
+def _equation_flops(frame: Frame, number: int, liveness: Liveness) -> int:
+    inside = counted_frames(frame, number, liveness)
     if not inside:
         return flops_of(frame.jaxpr.eqns[number])
-    return sum(program_flops(child) * iterations_of(child) for child in inside)
+    return sum(program_flops(child, liveness) * iterations_of(child) for child in inside)
 
 
-def counted_frames(frame: Frame, number: int) -> list[Frame]:
+def counted_frames(frame: Frame, number: int, liveness: Liveness) -> Sequence[Frame]:
     """Returns the frames whose operations count as an equation's: of branches the most expensive.
 
     Empty where the cost of the equation follows from its primitive.
@@ -26,7 +29,9 @@ def counted_frames(frame: Frame, number: int) -> list[Frame]:
     inside = frame.children.get(number, [])
     if not inside or has_own_cost(frame.jaxpr.eqns[number]):
         return []
-    return [max(inside, key=program_flops)] if inside[0].kind == "cond" else inside
+    if not inside[0].transfer.exclusive:
+        return inside
+    return [max(inside, key=lambda branch: program_flops(branch, liveness))]
 
 
 def iterations_of(frame: Frame) -> int:

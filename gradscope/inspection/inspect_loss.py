@@ -18,7 +18,7 @@ from gradscope.instrument.query.planning import Wanted
 from gradscope.instrument.query.resolve import answer
 from gradscope.instrument.query.trace_query import Answer, Fragment, Inquiry
 from gradscope.tracing.dataflow.backward import Marks
-from gradscope.tracing.dataflow.liveness import mark_needed
+from gradscope.tracing.dataflow.liveness import needed_for
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.frames import Frame, Loop
 from gradscope.tracing.jaxpr.jaxcompat import is_literal, trace
@@ -191,7 +191,7 @@ class _Inspector:
     def _unused(self) -> Iterator[str]:
         """Yields the parameters that the loss does not depend on, not even through integers."""
         only_loss = [number == 0 for number in range(len(self._trace.root.jaxpr.outvars))]
-        needed = mark_needed(self._trace.root, only_loss, Marks())
+        needed = needed_for(self._trace.root, only_loss, Marks()).arguments
         for leaf, is_needed in zip(self._trace.arguments, needed, strict=True):
             if leaf.family == naming.PARAM and not is_needed:
                 yield leaf.name
@@ -234,7 +234,7 @@ def _bytes(shape: Sequence[int], dtype: Any) -> int:
 
 
 def _is_unbounded(frame: Frame) -> bool:
-    return frame.kind == "while"
+    return frame.transfer.unbounded
 
 
 def _residual_bytes(loss: Callable[[Any, Any], Any], variables: Any, batch: Any, found: Trace) -> int | None:
@@ -242,9 +242,8 @@ def _residual_bytes(loss: Callable[[Any, Any], Any], variables: Any, batch: Any,
 
     None where reverse mode cannot reach a parameter from the loss.
     """
-    reach = [found.root.reach.get(variable, Reach.NOTHING) for variable in found.root.jaxpr.invars]
     numbers = [n for n, leaf in enumerate(found.arguments) if leaf.family == naming.PARAM and leaf.differentiated]
-    if any(reach[number] is Reach.BARRED for number in numbers):
+    if any(found.reachability.arguments[number] is Reach.BARRED for number in numbers):
         return None
     leaves, tree = jax.tree_util.tree_flatten((variables, batch))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,7 +10,7 @@ from gradscope import naming
 from gradscope.inspection.flops import flops_of
 from gradscope.inspection.frame_flops import counted_frames, iterations_of
 from gradscope.inspection.pullback import Pullbacks
-from gradscope.tracing.dataflow.forward import Descent, Place, Step
+from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.reachability import Reach, is_constant, is_inexact
 from gradscope.tracing.jaxpr.frames import Frame
 from gradscope.tracing.jaxpr.jaxcompat import Equation, is_literal
@@ -63,6 +63,8 @@ class _Walk:
 
     def __init__(self, trace: Trace) -> None:
         self._pullbacks = Pullbacks()
+        self._liveness = trace.liveness
+        self._reachability = trace.reachability
         self._active = _active(trace)
         self._owners = {
             (layer.frame.key, number): layer for layer in _outermost_first(trace.layers) for number in layer.equations
@@ -79,17 +81,19 @@ class _Walk:
             times: How often the frame runs.
             remats: The number of checkpoints around the frame, each of which runs it once more.
         """
-        for number in sorted(frame.used):
+        for number in sorted(self._liveness.used(frame)):
             equation = frame.jaxpr.eqns[number]
             owner = self._owners.get((frame.key, number), around)
-            inside = counted_frames(frame, number)
+            inside = counted_frames(frame, number, self._liveness)
             if not inside:
                 yield owner, self._cost(frame, equation, times, remats)
-            elif inside[0].kind == "opaque":
+            elif inside[0].transfer.opaque:
                 yield owner, self._opaque(frame, equation, inside, times, remats)
             else:
+                if inside[0].transfer.gradients == "around":
+                    yield owner, Cost(backward_flops=self._back(frame, equation, 0, times, remats))
                 for child in inside:
-                    deeper = remats + (child.kind == "remat")
+                    deeper = remats + child.transfer.recomputed
                     yield from self.costs(child, owner, times * iterations_of(child), deeper)
 
     def _cost(self, frame: Frame, equation: Equation, times: int, remats: int) -> Cost:
@@ -98,7 +102,7 @@ class _Walk:
             operations=times, flops=forward * times, backward_flops=self._back(frame, equation, forward, times, remats)
         )
 
-    def _opaque(self, frame: Frame, equation: Equation, inside: list[Frame], times: int, remats: int) -> Cost:
+    def _opaque(self, frame: Frame, equation: Equation, inside: Sequence[Frame], times: int, remats: int) -> Cost:
         """Returns the cost of an equation that is not traced into: a custom rule, which has its own backward pass."""
         forward = sum(
             sum(cost.flops for _, cost in self.costs(child, None, iterations_of(child), 0)) for child in inside
@@ -108,10 +112,11 @@ class _Walk:
         )
 
     def _back(self, frame: Frame, equation: Equation, forward: int, times: int, remats: int) -> int:
-        if not any(frame.reach.get(variable, 0) == Reach.GRADIENT for variable in equation.outvars):
+        if not any(self._reachability.of(frame, variable) is Reach.GRADIENT for variable in equation.outvars):
             return 0
         active = [
-            not is_literal(atom) and Place(frame, atom) in self._active and is_inexact(atom) for atom in equation.invars
+            not is_literal(atom) and FrameVariable(frame, atom) in self._active and is_inexact(atom)
+            for atom in equation.invars
         ]
         if not any(active) or is_constant(equation):
             return 0
@@ -122,13 +127,13 @@ def _outermost_first(layers: tuple[LayerCall, ...]) -> list[LayerCall]:
     return sorted(layers, key=lambda layer: len(layer.path.components))
 
 
-def _active(trace: Trace) -> Mapping[Place, None]:
+def _active(trace: Trace) -> Mapping[FrameVariable, None]:
     """Returns the values through which the loss depends differentiably on a parameter."""
     arguments = zip(trace.arguments, trace.root.jaxpr.invars, strict=True)
     parameters = [variable for leaf, variable in arguments if leaf.family == naming.PARAM and leaf.differentiated]
-    return Descent().closure((Place(trace.root, variable) for variable in parameters), _is_smooth)
+    return ForwardFlow().closure((FrameVariable(trace.root, variable) for variable in parameters), _is_smooth)
 
 
 def _is_smooth(step: Step) -> bool:
-    renamed = step.way not in ("compute", "choose")
+    renamed = step.way not in ("compute", "choose") and not step.to.frame.bypassed
     return is_inexact(step.to.atom) and (renamed or not is_constant(step.frame.jaxpr.eqns[step.number]))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gradscope import naming
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
-from gradscope.tracing.jaxpr.iterations import Moment, sources
+from gradscope.tracing.jaxpr.iterations import ValueAt, sources
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.tracer import Trace
 
@@ -37,7 +37,7 @@ class Links:
         return list(dict.fromkeys(name.template for name in names if not name.operation))
 
     def _makers_of(self, value: ValueKey) -> Iterator[str]:
-        pending = [Moment(value, (0,) * len(self._frames[value.frame].loops))]
+        pending = [ValueAt(value, (0,) * len(self._frames[value.frame].loops))]
         seen: set[ValueKey] = set()
         while pending:
             moment = pending.pop()
@@ -55,4 +55,4 @@ class Links:
 def stands_for_others(operation: LayerCall) -> bool:
     """Returns whether an operation runs other operations of the graph, and so is not a node itself."""
     frames = operation.frame.children.get(operation.equations[0], ())
-    return any(frame.kind != "while" and not frame.opaque for frame in frames)
+    return any(not (frame.opaque or frame.transfer.unbounded) for frame in frames)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from gradscope.inspection.flops import COLLECTIVES
 from gradscope.inspection.frame_flops import program_flops
 from gradscope.tracing.dataflow.backward import Marks
-from gradscope.tracing.dataflow.liveness import mark_needed
+from gradscope.tracing.dataflow.liveness import needed_for
 from gradscope.tracing.jaxpr.frames import frame_tree
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, is_literal, trace
 from gradscope.tracing.jaxpr.vjp import pulled_back
@@ -58,8 +58,7 @@ def _traced_flops(equation: Equation, active: Sequence[bool]) -> int:
     operands = [atom.val if is_literal(atom) else _shape(atom) for atom in equation.invars]
     jaxpr, _, _ = trace(backwards, operands, [_shape(equation.outvars[number]) for number in inexact])
     root = frame_tree(jaxpr)
-    mark_needed(root, [True] * len(jaxpr.outvars), Marks())
-    return program_flops(root)
+    return program_flops(root, needed_for(root, [True] * len(jaxpr.outvars), Marks()))
 
 
 def _shape(atom: Atom) -> Any:

@@ -1,8 +1,8 @@
-"""Isolating: a trace of which every piece is run on values that are given, and pulled back on cotangents that are.
+"""Isolation: a trace in which every segment between pinned values runs on injected values and injected cotangents.
 
-A run in which errors do not accumulate. Each *held* value is observed as it is computed, and then what is given for it
-goes on in its place; on the way back what arrives at it is observed, and what is given goes on. So one program tells of
-each piece between held values what it makes of right operands, and what it makes of right cotangents.
+Errors do not accumulate in such a run. Each *held* (pinned) value is observed as it is computed, and then replaced by
+the injected one; in the backward pass the cotangent that arrives at it is observed, and then replaced likewise. So one
+program shows for each segment what it computes from right operands, and what it returns for right cotangents.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from gradscope.instrument.plan import Plan, Seed
 from gradscope.instrument.query.planning import has_gradient
 from gradscope.instrument.taps import whole_tensor
 from gradscope.naming import IterationIndex
-from gradscope.tracing.dataflow.liveness import mark_live
-from gradscope.tracing.dataflow.reachability import mark_reach_from
-from gradscope.tracing.jaxpr.frames import Frame, ValueKey, frame_tree, resolve
-from gradscope.tracing.layers.sites import Site, site_at
+from gradscope.tracing.dataflow.reachability import reachability_from
+from gradscope.tracing.jaxpr.frames import ValueKey, resolve
 from gradscope.tracing.tracer import Trace, as_reached
 
 
@@ -32,9 +30,9 @@ class Held:
 
     Attributes:
         values: The value, with a leading axis for each loop around it.
-        turns: The turns in which it is given; in others what is computed goes on.
+        turns: The iterations in which it is given; in others what is computed goes on.
         cotangents: The gradient of the loss with respect to it, likewise, zeros where there is none; None where it is
-            not known in any turn.
+            not known in any iteration.
     """
 
     values: Any
@@ -43,7 +41,7 @@ class Held:
 
 
 class IsolatedRun(NamedTuple):
-    """What one isolating run hands out.
+    """What one isolating run returns.
 
     Attributes:
         loss: The loss.
@@ -61,7 +59,7 @@ class IsolatedRun(NamedTuple):
 
 
 def run_isolated(trace: Trace, held: Mapping[ValueKey, Held], leaves: Sequence[Any]) -> IsolatedRun:
-    """Run every piece of a trace on what is given.
+    """Run every segment of a trace on injected values.
 
     Args:
         trace: A traced loss.
@@ -69,7 +67,8 @@ def run_isolated(trace: Trace, held: Mapping[ValueKey, Held], leaves: Sequence[A
         leaves: The loss's flat arguments.
     """
     loss = resolve(trace.root, trace.root.jaxpr.outvars[0])
-    sites, root, arguments = _sites(trace, held, loss)
+    trace = _as_seeded(trace, held, loss)
+    sites = tuple(trace.site_at(value) for value in _values(held, loss))
     numbers = {site.value: number for number, site in enumerate(sites)}
     given = {numbers[value]: each for value, each in held.items()}
     seeds = {n: jnp.asarray(each.cotangents) for n, each in given.items() if each.cotangents is not None}
@@ -83,7 +82,7 @@ def run_isolated(trace: Trace, held: Mapping[ValueKey, Held], leaves: Sequence[A
         fed={number: each.turns for number, each in given.items()},
         isolated=frozenset(given),
     )
-    program, reached = observing_program(replace(trace, root=root, arguments=arguments), plan)
+    program, reached = observing_program(trace, plan)
     feeds = {number: jnp.asarray(each.values) for number, each in given.items()}
     seen: Observed = jax.block_until_ready(jax.jit(program)(list(leaves), feeds, list(seeds.values())))
     return IsolatedRun(
@@ -95,14 +94,14 @@ def run_isolated(trace: Trace, held: Mapping[ValueKey, Held], leaves: Sequence[A
     )
 
 
-def _sites(
-    trace: Trace, held: Mapping[ValueKey, Held], loss: ValueKey | None
-) -> tuple[tuple[Site, ...], Frame, tuple[Any, ...]]:
-    """The sites of held values and of the loss; and what is reached from them, in place of the loss alone."""
-    values = [*held] if loss is None or loss in held else [*held, loss]
-    seeded = [value for value in values if value == loss or held[value].cotangents is not None]
-    root = frame_tree(trace.jaxpr)
-    mark_live(root)
-    reach = mark_reach_from(root, seeded, frozenset())
-    sites = tuple(site_at(root, value) for value in values)
-    return sites, root, tuple(map(as_reached, trace.arguments, reach))
+def _values(held: Mapping[ValueKey, Held], loss: ValueKey | None) -> list[ValueKey]:
+    """The values at which something is injected or begins: those held, and the loss."""
+    return [*held] if loss is None or loss in held else [*held, loss]
+
+
+def _as_seeded(trace: Trace, held: Mapping[ValueKey, Held], loss: ValueKey | None) -> Trace:
+    """The trace, as it is reached from the held values that have a cotangent and from the loss."""
+    seeded = [value for value in _values(held, loss) if value == loss or held[value].cotangents is not None]
+    reachability = reachability_from(trace.root, seeded, frozenset())
+    arguments = tuple(map(as_reached, trace.arguments, reachability.arguments))
+    return replace(trace, reachability=reachability, arguments=arguments)

@@ -20,11 +20,11 @@ from gradscope.tracing.tracer import Leaf, Trace
 
 
 class Observed(NamedTuple):
-    """What one run of an observing program hands out; a pytree.
+    """What one run of an observing program returns; a pytree.
 
     Attributes:
-        loss: The loss; None where it is not asked for.
-        auxiliary: The loss's other outputs, flat; None for those that are not asked for.
+        loss: The loss; None where it is not requested.
+        auxiliary: The loss's other outputs, flat; None for those that are not requested.
         captured: Observations of values, by site number.
         cotangents: Observations of the gradients of the loss with respect to them, by site number; those of terms too.
         gradients: Gradients with respect to the differentiable arguments, by argument number.
@@ -58,7 +58,7 @@ class Program(Protocol):
         """Run forward and backward.
 
         Args:
-            arguments: The function's flat arguments; None for those that nothing depends on that is asked for.
+            arguments: The function's flat arguments; None for those that nothing depends on that is requested.
             feeds: A value for each of the plan's fed sites.
             cotangents: The initial gradient of each of the plan's seeds; ones where empty.
         """

@@ -20,7 +20,7 @@ from gradscope.tracing.layers.uses import Use, UseKey
 
 
 class Seed(NamedTuple):
-    """A value that is differentiated: a site in one turn of the loops around it."""
+    """A value that is differentiated: a site in one iteration of the loops around it."""
 
     site: int
     turn: IterationIndex
@@ -32,14 +32,15 @@ class Term:
 
     Attributes:
         use: The use.
-        of: The turns in which it is shown, each with the key of the value that it is a term of, None for one without.
+        of: The iterations in which it is shown, each with the key of the value that it is a term of; None for a value
+            without a key.
     """
 
     use: Use
     of: Mapping[IterationIndex, str | None]
 
 
-#: Turns of the loops around sites, by site number.
+#: Iterations of the loops around sites, by site number.
 Turns: TypeAlias = Mapping[int, frozenset[IterationIndex]]
 
 
@@ -48,8 +49,8 @@ class Plan:
     """The sites and terms to observe. Their numbers here, terms behind sites, are those in all that a run hands back.
 
     At one site, what happens is in this order: the value is fed, the way back is stopped, its gradient is observed, it
-    is handed out to be differentiated, the way back from where it is used is severed. At an *isolated* site the value
-    is observed and handed out as it is computed; then it is fed, and its gradient is that of what is fed.
+    is returned to be differentiated, the way back from where it is used is severed. At an *isolated* site the value
+    is observed and returned as it is computed; then it is fed, and its gradient is that of what is fed.
 
     Attributes:
         sites: The observed sites, in program order.
@@ -57,13 +58,13 @@ class Plan:
         observe: What is kept of each value and cotangent.
         terms: The observed terms, which have cotangents and no values.
         seeds: The values that are differentiated in the place of the loss; empty for the loss.
-        fed: The turns of sites whose values are given and not computed.
-        stopped: The turns of sites that count as constant: a cotangent arrives there and goes no further.
-        severed: The turns of sites at which no cotangent arrives from where the value is used, but only that of its
-            own seed.
+        fed: The iterations of sites whose values are given and not computed.
+        stopped: The iterations of sites that count as constant: a cotangent arrives there and goes no further.
+        severed: The iterations of sites at which no cotangent arrives from where the value is used, but only that of
+            its own seed.
         isolated: Numbers of the fed sites that are isolated; nothing is stopped or severed there.
-        used: By frame the equations that anything depends on that is asked for; None for all. The others are not run.
-        outputs: For each of the function's outputs, whether it is handed out; None for all.
+        used: By frame the equations that anything depends on that is requested; None for all. The others are not run.
+        outputs: For each of the function's outputs, whether it is returned; None for all.
     """
 
     sites: tuple[Site, ...]
@@ -124,7 +125,7 @@ class Plan:
         return self.terms[number - len(self.sites)]
 
     def is_seed(self, number: int) -> bool:
-        """Whether a site is differentiated in the place of the loss, in any turn."""
+        """Whether a site is differentiated in the place of the loss, in any iteration."""
         return any(seed.site == number for seed in self.seeds)
 
     def runs(self, frame: FrameKey, equation: int) -> bool:
@@ -187,7 +188,7 @@ class Plan:
         return _per_turn(self._observation(_one(spot)), spot.loops[below:])
 
     def marks(self, which: Turns) -> dict[int, Any]:
-        """For each site a boolean per turn: whether it is one of those chosen."""
+        """For each site a boolean per iteration: whether it is one of those chosen."""
         return {number: _marked(self.sites[number].loops, chosen) for number, chosen in which.items()}
 
     def value(self, number: int, *, below: int = 0) -> jax.ShapeDtypeStruct:
@@ -195,14 +196,14 @@ class Plan:
         return _per_turn(_one(self.sites[number]), self.sites[number].loops[below:])
 
     def _observation(self, value: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        """The observation of one turn; models have many sites of few types, and tracing the observer is slow."""
+        """The observation of one iteration; models have many sites of few types, and tracing the observer is slow."""
         if value not in self._observations:
             self._observations[value] = jax.eval_shape(self.observe, value)
         return self._observations[value]
 
 
 def by_site(places: Iterable[tuple[int, IterationIndex]]) -> Turns:
-    """Pairs of site number and turn, by site number."""
+    """Pairs of site number and iteration, by site number."""
     found: dict[int, frozenset[IterationIndex]] = {}
     for number, turn in places:
         found[number] = found.get(number, frozenset()) | {turn}
@@ -231,5 +232,5 @@ EMPTY_PLAN: Final = Plan(sites=(), gradients=frozenset(), observe=whole_tensor)
 
 
 def turns(loops: Sequence[Loop]) -> tuple[int, ...]:
-    """The leading axes that loops give to what is observed inside them; a `while` keeps its last turn alone."""
+    """The leading axes that loops give to what is observed inside them; a `while` keeps its last iteration alone."""
     return tuple(loop.length for loop in loops if loop.length is not None)

@@ -1,9 +1,9 @@
-"""Segments: a traced loss run piece by piece, forwards and then backwards, so that little of it is alive at a time.
+"""Segments: a traced loss run part by part, forwards and then backwards, so that little of it is alive at a time.
 
 A *segment* is some consecutive equations of the root frame. Forwards, each is run by itself and only the values that
 later segments read are kept. Backwards, from the last to the first, each is run again from the values that it read,
 observed, and differentiated under the cotangents of what it made. This is checkpointing (Chen et al.), with the host
-between the pieces, where what was observed can be written down and forgotten.
+between the segments, where what was observed can be written down and forgotten.
 
 Segments end where the least has to be kept. What is observed in one that is too large by itself, the body of a long
 scan, say, is observed in several runs of that segment.
@@ -137,7 +137,7 @@ class Segments:
         Args:
             segment: The segment.
             part: What is observed.
-            onward: Whether the cotangents of what it reads and of the arguments are asked for.
+            onward: Whether the cotangents of what it reads and of the arguments are requested.
         """
         connected = Connected(reached=Reached(), reads=set())
         reached = connected.reached
@@ -178,7 +178,7 @@ class Segments:
 
     def _flows(self, atom: Atom) -> bool:
         """Whether a cotangent may arrive at a value of the root frame."""
-        return self._trace.root.reach.get(atom) == Reach.GRADIENT
+        return self._trace.reachability.of(self._trace.root, atom) is Reach.GRADIENT
 
     def _segment(self, numbers: range, last: Mapping[Atom, int], parts: Sequence[Plan]) -> Segment:
         equations = [self._jaxpr.eqns[number] for number in numbers]
@@ -238,7 +238,7 @@ def _kept(trace: Trace, last: Mapping[Atom, int]) -> list[int]:
 
 
 def _by_piece(trace: Trace, plan: Plan, pieces: Sequence[range]) -> list[list[int]]:
-    """The numbers of what a plan observes, by the piece of the root frame that it lies in."""
+    """The numbers of what a plan observes, by the piece of the root frame that it is in."""
     observed: list[list[int]] = [[] for _ in pieces]
     of_equation = [at for at, numbers in enumerate(pieces) for _ in numbers]
     for number in plan.numbers:

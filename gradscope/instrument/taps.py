@@ -24,7 +24,7 @@ class Observer(Protocol):
 
         Args:
             value: The value.
-            passing: Whether it is a cotangent, which nobody reads again when it has been passed on.
+            passing: Whether it is a cotangent, which nothing reads again when it has been passed on.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Proof: checks a model's gradients against finite differences, `jax.grad`, and a second run.
+"""Proof checks a model's gradients against finite differences, `jax.grad`, and a second run.
 
 - A *claim* is a directional derivative by automatic differentiation, and the loss as a function of the step along that
   direction. `differences` estimates the derivative with an error estimate, and `claims` compares the two.

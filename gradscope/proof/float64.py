@@ -11,6 +11,7 @@ import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import Frame
 
@@ -23,15 +24,16 @@ def wide_types() -> AbstractContextManager[None]:
     return library.enable_x64(True)
 
 
-def coarsest_epsilon(frames: Iterable[Frame]) -> float:
+def coarsest_epsilon(frames: Iterable[Frame], liveness: Liveness) -> float:
     """Returns the relative precision of the narrowest floating-point type that the frames compute in.
 
     A model can compute in a narrower type than its arguments have, which limits the precision of finite differences.
 
     Args:
-        frames: The frames, with live equations marked.
+        frames: The frames.
+        liveness: Which of their equations count.
     """
-    variables = (v for frame in frames for number in frame.live for v in frame.jaxpr.eqns[number].outvars)
+    variables = (v for frame in frames for number in liveness.live(frame) for v in frame.jaxpr.eqns[number].outvars)
     return max((_epsilon(variable) for variable in variables if is_inexact(variable)), default=_WIDE)
 
 

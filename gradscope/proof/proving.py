@@ -176,7 +176,7 @@ def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, seed: int) 
         here = trace_loss(model.loss, variables, batch)
         rules = tuple(_rule_row(call, outcome) for call, outcome in rule_outcomes(here, leaves, seed))
         numbers = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
-        epsilon = coarsest_epsilon(here.root.walk())
+        epsilon = coarsest_epsilon(here.root.walk(), here.liveness)
         differentiated = LossOfLeaves(value, stopped_loss(here, leaves), leaves, numbers, epsilon)
         sources = _sources(trace)
         gradients = tuple(

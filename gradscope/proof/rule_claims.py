@@ -15,7 +15,8 @@ from gradscope.capturing.explain.neighbourhood import Neighbourhood, is_hidden, 
 from gradscope.proof.claims import Claim, Outcome, outcome
 from gradscope.proof.directions import Directions, inner
 from gradscope.proof.float64 import coarsest_epsilon
-from gradscope.tracing.dataflow.forward import Place
+from gradscope.tracing.dataflow.forward import FrameVariable
+from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.custom_rules import CustomRule, custom_rule
 from gradscope.tracing.jaxpr.frames import Frame, source_in
@@ -50,8 +51,10 @@ class CustomRuleCall:
 
 def rule_outcomes(trace: Trace, arguments: Sequence[Any], seed: int) -> Iterator[tuple[CustomRuleCall, Outcome]]:
     """Yields the outcome of one call for each function with a custom rule and each shape of operands."""
-    calls = list(_calls(trace.root))
-    operands = (Place(call.frame, atom) for call in calls for atom in call.equation.invars if not is_literal(atom))
+    calls = list(_calls(trace))
+    operands = (
+        FrameVariable(call.frame, atom) for call in calls for atom in call.equation.invars if not is_literal(atom)
+    )
     if not calls:
         return
     neighbourhood = observe_values(trace, arguments, operands)
@@ -61,13 +64,13 @@ def rule_outcomes(trace: Trace, arguments: Sequence[Any], seed: int) -> Iterator
         if values is None:
             yield call, Outcome(status="not checked", error=math.nan, expected=math.nan)
         else:
-            yield call, _RuleOfCall(call, directions).outcome(values)
+            yield call, _RuleOfCall(call, trace.liveness, directions).outcome(values)
 
 
-def _calls(root: Frame) -> Iterator[CustomRuleCall]:
+def _calls(trace: Trace) -> Iterator[CustomRuleCall]:
     seen: set[object] = set()
-    for frame in root.walk():
-        for number in sorted(frame.live):
+    for frame in trace.root.walk():
+        for number in sorted(trace.liveness.live(frame)):
             equation = frame.jaxpr.eqns[number]
             rule = None if is_hidden(frame) else custom_rule(equation)
             kind = (rule, tuple(str(atom.aval) for atom in equation.invars))
@@ -81,7 +84,7 @@ def _operands(neighbourhood: Neighbourhood, call: CustomRuleCall) -> list[Any] |
     iteration = (0,) * len(call.frame.loops)
     if not neighbourhood.was_executed(call.frame, iteration):
         return None
-    values = [neighbourhood.value(Place(call.frame, atom), iteration) for atom in call.equation.invars]
+    values = [neighbourhood.value(FrameVariable(call.frame, atom), iteration) for atom in call.equation.invars]
     return None if any(value is None for value in values) else [jnp.asarray(value) for value in values]
 
 
@@ -90,14 +93,15 @@ class _RuleOfCall:
 
     Args:
         call: A call of the function.
+        liveness: Which equations of the function count.
         directions: The source of random directions.
     """
 
-    def __init__(self, call: CustomRuleCall, directions: Directions) -> None:
+    def __init__(self, call: CustomRuleCall, liveness: Liveness, directions: Directions) -> None:
         self._equation = equation = call.equation
         inside = call.frame.children.get(call.number, [])
         types = [float(jnp.finfo(v.aval.dtype).eps) for v in equation.outvars if is_inexact(v)]
-        self._epsilon = max(*types, coarsest_epsilon(frame for child in inside for frame in child.walk()))
+        self._epsilon = max(*types, coarsest_epsilon((frame for child in inside for frame in child.walk()), liveness))
         self._directions = directions
         self._chosen = [n for n, atom in enumerate(equation.invars) if is_inexact(atom)]
         self._outputs = jax.jit(self._run)

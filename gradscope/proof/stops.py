@@ -15,7 +15,7 @@ from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.taps import whole_tensor
 from gradscope.tracing.jaxpr.frames import ValueKey, iterations
-from gradscope.tracing.layers.sites import Site, site_at
+from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.tracer import Trace
 
 
@@ -43,8 +43,8 @@ def stopped_loss(trace: Trace, here: Sequence[Any]) -> Callable[[Sequence[Any]],
 def _stopped(trace: Trace) -> tuple[Site, ...]:
     """Returns the sites of the values of `stop_gradient` that can be fed."""
     return tuple(
-        site_at(trace.root, ValueKey(frame.key, number, 0))
+        trace.site_at(ValueKey(frame.key, number, 0))
         for frame in trace.root.walk()
-        for number in sorted(frame.live)
+        for number in sorted(trace.liveness.live(frame))
         if frame.jaxpr.eqns[number].primitive.name == "stop_gradient" and not is_hidden(frame)
     )

@@ -249,6 +249,13 @@ COLUMNS: Final[tuple[ColumnSpec, ...]] = (
 )
 
 
+class column(property):  # noqa: N801 - it is used as `property` is
+    """A `column` is a property whose docstring is the sentence of the line of `COLUMNS` that has its name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.__doc__ = next(spec.sentence for spec in COLUMNS if spec.base == name)
+
+
 def columns_of(subject: Subject) -> tuple[ColumnSpec, ...]:
     """Returns the columns of one subject, in the order of the table."""
     return tuple(spec for spec in COLUMNS if spec.subject == subject)

@@ -23,9 +23,8 @@ def merged_manifest(entries: Sequence[Entry], manifests: Sequence[Manifest]) -> 
         manifests: The manifest of every process, whose entries are shards. The first one's facts of the run are used.
 
     Returns:
-        The manifest. Its statistics are those of the global tensors, without the ones that cannot be merged: the hash,
-        and the shares of dead units and saturated elements, of a tensor in several shards. Layers have the root mean
-        squares of all processes' elements together.
+        The manifest. Its statistics are those of the global tensors; one in several shards lacks the columns that a
+        sum loses (`ColumnSpec.in_sum`). Layers have the root mean squares of all processes' elements together.
 
     Raises:
         DumpError: The processes ran different models, or a shard's statistics are invalid.

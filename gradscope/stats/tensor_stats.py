@@ -30,7 +30,7 @@ from gradscope.dump.manifest.json_text import as_float, from_float
 from gradscope.dump.manifest.manifest import Tier
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
-from gradscope.stats.columns import base_of, columns_of, number
+from gradscope.stats.columns import base_of, column, columns_of, number
 from gradscope.stats.reduction_columns import field, reduction_of, shape_of
 
 #: The quantiles that have a column, in percent.
@@ -107,19 +107,16 @@ class TensorStats:
         """The tier; integers have the same columns in both tiers and count as full."""
         return "core" if self.nan is not None and self.reduction.magnitudes is None else "full"
 
-    @property
+    @column
     def complex(self) -> bool:
-        """Whether the numbers are about the magnitudes of complex elements."""
         return is_complex(self.dtype)
 
-    @property
+    @column
     def exact_quantiles(self) -> bool:
-        """Whether the quantiles come from the sorted elements."""
         return self.quantiles is not None
 
-    @property
+    @column
     def size(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -127,114 +124,93 @@ class TensorStats:
         """Number of finite elements."""
         return self.size - (self.nan or 0) - (self.inf or 0)
 
-    @property
+    @column
     def mean(self) -> float | None:
-        """Arithmetic mean."""
         return self.reduction.moments and self.reduction.moments.mean
 
-    @property
+    @column
     def std(self) -> float | None:
-        """Population standard deviation (ddof 0)."""
         return self.reduction.moments and self.reduction.moments.std
 
-    @property
+    @column
     def rms(self) -> float | None:
-        """Root mean square."""
         return self.reduction.moments and self.reduction.moments.rms
 
-    @property
+    @column
     def l2(self) -> float | None:
-        """Euclidean norm."""
         return self.reduction.moments and self.reduction.moments.l2
 
-    @property
+    @column
     def l1(self) -> float | None:
-        """Sum of magnitudes."""
         magnitudes = self.reduction.magnitudes
         return None if magnitudes is None or self.reduction.moments is None else magnitudes.total
 
-    @property
+    @column
     def min(self) -> float | None:
-        """The smallest element; an exact int for an integer tensor."""
         return self.reduction.extremes and self.reduction.extremes.low
 
-    @property
+    @column
     def max(self) -> float | None:
-        """The largest element; an exact int for an integer tensor."""
         return self.reduction.extremes and self.reduction.extremes.high
 
-    @property
+    @column
     def amax(self) -> float | None:
-        """The largest magnitude."""
         return self.reduction.nonfinite and self.reduction.extremes and self.reduction.extremes.amax
 
-    @property
+    @column
     def amin_nz(self) -> float | None:
-        """The smallest magnitude that is not zero."""
         magnitudes = self.reduction.magnitudes
         return None if magnitudes is None or math.isinf(magnitudes.smallest) else magnitudes.smallest
 
-    @property
+    @column
     def zeros(self) -> int | None:
-        """Number of zeros, of either sign."""
         return self.reduction.zeros
 
-    @property
+    @column
     def nan(self) -> int | None:
-        """Number of NaNs."""
         return self.reduction.nonfinite and self.reduction.nonfinite.nan
 
-    @property
+    @column
     def inf(self) -> int | None:
-        """Number of infinities of either sign."""
         return self.reduction.nonfinite and self.reduction.nonfinite.inf
 
-    @property
+    @column
     def posinf(self) -> int | None:
-        """Number of positive infinities."""
         nonfinite = self.reduction.nonfinite
         return None if nonfinite is None or nonfinite.neginf is None else nonfinite.inf - nonfinite.neginf
 
-    @property
+    @column
     def neginf(self) -> int | None:
-        """Number of negative infinities."""
         return self.reduction.nonfinite and self.reduction.nonfinite.neginf
 
-    @property
+    @column
     def subnormal(self) -> int | None:
-        """Number of elements that are subnormal in the tensor's own dtype (of a complex one, in its components')."""
         return self.reduction.magnitudes and self.reduction.magnitudes.subnormal
 
-    @property
+    @column
     def dynrange(self) -> float | None:
-        """Bits between the smallest and the largest non-zero magnitude."""
         if not self.amax or self.amin_nz is None:
             return None
         return math.log2(self.amax) - math.log2(self.amin_nz)
 
-    @property
+    @column
     def p1(self) -> float | None:
-        """The magnitude that 1 % of the elements are at or below."""
         return self._quantile(0)
 
-    @property
+    @column
     def p50(self) -> float | None:
-        """The median magnitude."""
         return self._quantile(1)
 
-    @property
+    @column
     def p99(self) -> float | None:
-        """The magnitude that 99 % of the elements are at or below."""
         return self._quantile(2)
 
-    @property
+    @column
     def histogram(self) -> MagnitudeHistogram | None:
-        """The non-zero finite magnitudes, counted by bin."""
         return self.reduction.magnitudes and self.reduction.magnitudes.histogram
 
-    @property
+    @column
     def underflow(self) -> dict[str, float]:
-        """For each type of an `underflow@` column, the share of non-zero finite elements that round to zero."""
         if self.histogram is None or not self.histogram.total:
             return {}
         total = self.histogram.total

@@ -7,12 +7,11 @@ Vocabulary, from the outside in:
   either has to look like what it replaces.
 - The *tracer* turns the model's loss into a *trace*: one jaxpr, traced once on shapes alone.
 - A *frame* is a jaxpr in its place: the root, or what some equation of another frame runs.
-- A *lift* is a loop that a framework runs on behalf of one module, whose turns are that module's.
-- A *scope path* names where in the model an equation stands, loops included but not yet which turn of them.
-- A *layer* is a maximal run of equations under one entry into a scope; a *site* is a value that a layer hands on or
+- A *lift* is a loop that a framework runs on behalf of one module, whose iterations are that module's.
+- A *scope path* names where in the model an equation is, loops included but not yet which iteration of them.
+- A *layer* is a maximal run of equations under one entry into a scope; a *site* is a value that a layer returns or
   reads, and that can therefore be observed; a *use* is one place where an operation reads a value.
-- A *piece* is what lies between values that are known; a layer *alone* is a function of what it reads, and any traced
-  function can be written as Python (`pysource`).
+- A *segment* is what is computed between values that are known; a layer *alone* is a function of what it reads.
 
 Everything that depends on JAX's version is in `jaxcompat`. Nothing here runs a step of the model.
 

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 
 from gradscope import naming
 from gradscope.errors import ModelError
-from gradscope.tracing.dataflow.liveness import mark_live
-from gradscope.tracing.dataflow.reachability import Reach, mark_reach
+from gradscope.tracing.dataflow.liveness import Liveness, liveness_of
+from gradscope.tracing.dataflow.reachability import Reach, Reachability, reachability_of
 from gradscope.tracing.jaxpr import jaxcompat
 from gradscope.tracing.jaxpr.fingerprint import fingerprint
-from gradscope.tracing.jaxpr.frames import Frame, frame_tree
+from gradscope.tracing.jaxpr.frames import Frame, ValueKey, frame_tree
 from gradscope.tracing.layers.layers import LayerCall, find_layers
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
-from gradscope.tracing.layers.sites import Site, find_sites
+from gradscope.tracing.layers.sites import Site, find_sites, site_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,11 @@ class Trace:
         constants: Values of its constant variables.
         arguments: Its inputs, in order.
         outputs: The names of its outputs, in order.
-        auxiliary: Its outputs beside the loss, in order.
+        auxiliary: Its outputs other than the loss, in order.
         aux_tree: The pytree the auxiliary outputs were flattened from; None where the loss returns none.
         root: Its frames.
+        liveness: Which equations are needed: for what it returns, or for what a query selects.
+        reachability: What arrives where in the backward pass: from the loss, or from what a query differentiates.
         layers: Its layers, composites before their parts, otherwise in execution order.
         sites: Its observable values, in program order.
         fingerprint: Equal for equal programs.
@@ -68,10 +70,16 @@ class Trace:
     auxiliary: tuple[Leaf, ...]
     aux_tree: Any
     root: Frame
+    liveness: Liveness
+    reachability: Reachability
     layers: tuple[LayerCall, ...]
     sites: tuple[Site, ...]
     fingerprint: str
     operations: bool
+
+    def site_at(self, value: ValueKey) -> Site:
+        """The site of one value, whether or not a layer returns it; it has no names."""
+        return site_at(self.root, value, self.liveness, self.reachability)
 
 
 def trace_loss(loss: Callable[[Any, Any], Any], variables: Any, batch: Any, *, operations: bool = False) -> Trace:
@@ -150,19 +158,20 @@ def _analysed(
     operations: bool,
 ) -> Trace:
     root = frame_tree(jaxpr)
-    mark_live(root)
-    reach = mark_reach(root)
-    layers = find_layers(root, ParameterOrigins(_parameter_names(arguments)), operations=operations)
+    liveness, reachability = liveness_of(root), reachability_of(root)
+    layers = find_layers(root, liveness, ParameterOrigins(_parameter_names(arguments)), operations=operations)
     return Trace(
         jaxpr=jaxpr,
         constants=constants,
-        arguments=tuple(map(as_reached, arguments, reach)),
+        arguments=tuple(map(as_reached, arguments, reachability.arguments)),
         outputs=tuple(outputs),
         auxiliary=(),
         aux_tree=None,
         root=root,
+        liveness=liveness,
+        reachability=reachability,
         layers=tuple(layers),
-        sites=tuple(find_sites(root, layers)),
+        sites=tuple(find_sites(root, layers, liveness, reachability)),
         fingerprint=fingerprint(root),
         operations=operations,
     )
@@ -212,7 +221,7 @@ def _parameter_names(arguments: Sequence[Leaf]) -> dict[int, str]:
 
 
 def _auxiliary(out: Any, kind: Any) -> Any:
-    """What a loss returns beside the scalar; None for a bare scalar."""
+    """What a loss returns in addition to the scalar; None for a bare scalar."""
     scalar, aux = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
     if not isinstance(scalar, jax.ShapeDtypeStruct):
         raise ModelError(

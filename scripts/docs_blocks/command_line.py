@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 import typer.main
@@ -14,6 +15,7 @@ from gradscope.cli import boundary, program
 from scripts.docs_blocks.markdown import code, first_sentence, table
 
 
+@cache
 def commands() -> dict[str, Any]:
     """The commands as typer parses them, by name."""
     return vars(typer.main.get_command(program._program(program._COMMANDS)))["commands"]

@@ -29,6 +29,7 @@ def first_sentence(docstring: str | None) -> str:
 def attributes(kind: type) -> dict[str, str]:
     """The entries of the section `Attributes` of a class's docstring, by name."""
     _, _, section = inspect.cleandoc(kind.__doc__ or "").partition("\nAttributes:\n")
+    section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]  # up to the next section
     entries = re.split(r"^ {4}(?=\w+: )", section, flags=re.MULTILINE)
     return {name: " ".join(text.split()) for name, _, text in (entry.partition(": ") for entry in entries) if name}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import tomllib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from scripts.docs_blocks.markdown import code, first_sentence, table
 PYPROJECT: Final = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
+@cache
 def contracts() -> list[dict[str, Any]]:
     settings = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
     return settings["tool"]["importlinter"]["contracts"]

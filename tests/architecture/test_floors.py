@@ -9,6 +9,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ MODELS = REPOSITORY / "models"
 TESTS = REPOSITORY / "tests"
 LONGEST_MODULE_LINES = 300
 MOST_ENTRIES = 12
+MOST_KIND_COMPARISONS = 20
 
 #: A command and what does its work; a result and its report.
 MIRRORS = frozenset({"isolate", "isolation", "recover", "verify"})
@@ -69,6 +71,15 @@ def test_every_package_with_sub_packages_has_a_contract_on_their_layers() -> Non
 def test_no_module_is_longer_than_a_reader_can_hold() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in sources(PACKAGE, MODELS)}
     assert {path.name: lines for path, lines in lengths.items() if lines > LONGEST_MODULE_LINES} == {}
+
+
+def test_control_flow_is_stated_once() -> None:
+    """Analyses read the table of transfers; to ask for a kind of frame by name is to state again what it does."""
+    exempt = {"tracing/jaxpr", "instrument/rewriting/frame_rules.py"}
+    kinds = frame_kinds()
+    found = {path.relative_to(PACKAGE).as_posix(): comparisons_with(kinds, path) for path in sources(PACKAGE)}
+    counted = {name: n for name, n in found.items() if n and not any(name.startswith(each) for each in exempt)}
+    assert sum(counted.values()) <= MOST_KIND_COMPARISONS, counted
 
 
 @pytest.mark.parametrize("module", READ_WING)
@@ -134,6 +145,24 @@ def modules_where(folder: Path, condition: Callable[[ast.AST], bool]) -> list[st
         for path in sources(folder)
         if any(condition(node) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     ]
+
+
+def frame_kinds() -> set[str]:
+    """The kinds of frames, read from where they are declared: to import the module would import JAX."""
+    source = (PACKAGE / "tracing/jaxpr/jaxcompat.py").read_text(encoding="utf-8")
+    declared = (node for node in ast.parse(source).body if isinstance(node, ast.AnnAssign))
+    (kinds,) = (node.value for node in declared if ast.unparse(node.target) == "FrameKind" and node.value is not None)
+    return set(constants_in(kinds))
+
+
+def constants_in(node: ast.AST) -> list[Any]:
+    return [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+
+
+def comparisons_with(names: set[str], path: Path) -> int:
+    """The comparisons in a module that have one of some strings on either side."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return sum(not names.isdisjoint(constants_in(node)) for node in nodes if isinstance(node, ast.Compare))
 
 
 def mentions(node: ast.AST, module: str) -> bool:

@@ -1,4 +1,4 @@
-"""The pages beside the code are current: generated blocks, links, paths, names of tests, entries for what there is."""
+"""The pages next to the code are current: generated blocks, links, paths, names of tests, entries for what there is."""
 
 from __future__ import annotations
 
@@ -53,6 +53,11 @@ def test_a_block_that_is_not_current_is_found(tmp_path: Path, refreshed: Callabl
     assert fresh.startswith("before\n<!-- generated: findings -->\n\n| rule |")
     assert "`vanishing`" in fresh
     assert fresh.endswith("\n<!-- end -->\nbehind\n")
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=relative)
+def test_no_code_of_a_docstring_slips_into_a_table(page: Path) -> None:
+    assert [line for line in text_of(page).splitlines() if line.startswith("| ") and ">>>" in line] == []
 
 
 def test_the_script_says_which_page_is_not_current() -> None:

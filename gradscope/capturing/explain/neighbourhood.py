@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -19,18 +19,17 @@ from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import Plan, turns
 from gradscope.instrument.query.planning import has_gradient
 from gradscope.instrument.taps import whole_tensor
-from gradscope.tracing.dataflow.forward import Descent, Place, Step
-from gradscope.tracing.dataflow.reachability import Reach, is_inexact
+from gradscope.naming import IterationIndex
+from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
+from gradscope.tracing.dataflow.reachability import Reach, Reachability, is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve
 from gradscope.tracing.jaxpr.jaxcompat import is_literal
-from gradscope.tracing.layers.sites import Site, site_at
+from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.lookup.constants import Constants
 from gradscope.tracing.tracer import Trace
 
 #: The bytes that are observed where the caller gives no limit.
 MOST_BYTES: Final = 1 << 30
-
-_Turn: TypeAlias = tuple[int, ...]
 
 
 class Neighbourhood:
@@ -59,7 +58,7 @@ class Neighbourhood:
         self._cotangents = cotangents
         self._executed = executed
 
-    def value(self, place: Place, turn: _Turn) -> Any:
+    def value(self, place: FrameVariable, turn: IterationIndex) -> Any:
         """Returns the value of an atom in one iteration of the loops around its frame; None where it is not known."""
         key = resolve(*place)
         if key is None:
@@ -68,22 +67,22 @@ class Neighbourhood:
             return self._arguments[key.position]
         return self._at(self._values, key, turn)
 
-    def cotangent(self, place: Place, turn: _Turn) -> np.ndarray | None:
+    def cotangent(self, place: FrameVariable, turn: IterationIndex) -> np.ndarray | None:
         """Returns the gradient of the loss with respect to a variable in one iteration; None where it is not known."""
         key = resolve(*place)
         return None if key is None else self._at(self._cotangents, key, turn)
 
-    def was_executed(self, frame: Frame, turn: _Turn) -> bool:
+    def was_executed(self, frame: Frame, turn: IterationIndex) -> bool:
         """Returns whether a branch was taken in one iteration, judged by the observed values inside it."""
         inside = (key for key in self._executed if key.frame[: len(frame.key)] == frame.key)
         return all(bool(np.any(self._at(self._executed, key, turn))) for key in inside)
 
-    def _at(self, observed: Mapping[ValueKey, np.ndarray], key: ValueKey, turn: _Turn) -> np.ndarray | None:
+    def _at(self, observed: Mapping[ValueKey, np.ndarray], key: ValueKey, turn: IterationIndex) -> np.ndarray | None:
         return observed[key][turn[: self._depths[key.frame]]] if key in observed else None
 
 
 def observe_neighbourhood(
-    run: Run, starts: Sequence[Place], known: Collection[ValueKey], most_bytes: int = MOST_BYTES
+    run: Run, starts: Sequence[FrameVariable], known: Collection[ValueKey], most_bytes: int = MOST_BYTES
 ) -> Neighbourhood | None:
     """Observes the values between some values and those whose gradients are known not to be zero.
 
@@ -96,14 +95,14 @@ def observe_neighbourhood(
     Returns:
         The neighbourhood; None where it has more bytes than that.
     """
-    sites = _sites(run.trace, _around(starts, known))
+    sites = _sites(run.trace, _around(run.trace, starts, known))
     gradients = frozenset(number for number, site in enumerate(sites) if has_gradient(site))
     if sum(_bytes(site) * (1 + (number in gradients)) for number, site in enumerate(sites)) > most_bytes:
         return None
     return _observed(run.trace, run.arguments, sites, gradients)
 
 
-def observe_values(trace: Trace, arguments: Sequence[Any], places: Iterable[Place]) -> Neighbourhood:
+def observe_values(trace: Trace, arguments: Sequence[Any], places: Iterable[FrameVariable]) -> Neighbourhood:
     """Observes some values, and no gradients.
 
     Args:
@@ -131,39 +130,40 @@ def _observed(
     return Neighbourhood(trace, arguments, values, cotangents, executed)
 
 
-def _sites(trace: Trace, places: Iterable[Place]) -> tuple[Site, ...]:
+def _sites(trace: Trace, places: Iterable[FrameVariable]) -> tuple[Site, ...]:
     keys = dict.fromkeys(resolve(*place) for place in places if not is_hidden(place.frame))
-    return tuple(site_at(trace.root, key) for key in keys if key and (key.frame or key.equation != OPERAND))
+    return tuple(trace.site_at(key) for key in keys if key and (key.frame or key.equation != OPERAND))
 
 
-def _around(starts: Sequence[Place], known: Collection[ValueKey]) -> dict[Place, None]:
+def _around(trace: Trace, starts: Sequence[FrameVariable], known: Collection[ValueKey]) -> dict[FrameVariable, None]:
     """Returns the values to observe: those made from the starts up to the known ones, and what they are made of."""
-    descent = Descent()
+    flow = ForwardFlow()
 
     def goes(step: Step) -> bool:
-        return differentiably(step) and resolve(*step.to) not in known
+        return differentiably(trace.reachability, step) and resolve(*step.to) not in known
 
-    region = descent.closure(starts, goes)
-    observed_places: dict[Place, None] = dict(region)
+    region = flow.closure(starts, goes)
+    observed_places: dict[FrameVariable, None] = dict(region)
     for place in region:
-        for step in descent.steps(place):
+        for step in flow.steps(place):
             observed_places[step.to] = None
             if step.way == "compute":
                 operands = step.frame.jaxpr.eqns[step.number].invars
-                observed_places |= {Place(step.frame, atom): None for atom in operands if not is_literal(atom)}
+                observed_places |= {FrameVariable(step.frame, atom): None for atom in operands if not is_literal(atom)}
     return observed_places
 
 
-def differentiably(step: Step) -> bool:
+def differentiably(reachability: Reachability, step: Step) -> bool:
     """Returns whether a gradient may come back over a step and can be observed there."""
-    reaches = step.to.frame.reach.get(step.to.atom, Reach.NOTHING) == Reach.GRADIENT
+    reaches = reachability.of(*step.to) is Reach.GRADIENT
     return step.way != "choose" and reaches and is_inexact(step.to.atom) and not is_hidden(step.to.frame)
 
 
 def is_hidden(frame: Frame) -> bool:
     """Returns whether a frame is, or is inside, one whose values have no gradients or are split over devices."""
-    split = frame.kind in ("shard_map", "while", "opaque")
-    return split or (frame.parent is not None and is_hidden(frame.parent))
+    loop, gradients = frame.transfer.loop, frame.transfer.gradients
+    hidden = gradients != "through" or (loop is not None and loop.parallel)
+    return hidden or (frame.parent is not None and is_hidden(frame.parent))
 
 
 def _bytes(site: Site) -> int:

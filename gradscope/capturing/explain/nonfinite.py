@@ -31,7 +31,7 @@ from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.instrument.query.planning import make_plan
 from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS, core_statistics
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, resolve
-from gradscope.tracing.jaxpr.iterations import Moment, sources
+from gradscope.tracing.jaxpr.iterations import ValueAt, sources
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.lookup.operations import Operations
 from gradscope.tracing.tracer import Trace, trace_loss
@@ -67,8 +67,8 @@ def find_origins(loss: Callable[[Any, Any], Any], prepared: Prepared) -> tuple[O
     counted, operations = _Counted(trace, prepared.leaves), Operations(trace)
     replay = Replay(trace, prepared.leaves)
     start = resolve(trace.root, trace.root.jaxpr.outvars[0])
-    if start is not None and counted.value(Moment(start, ())).any:
-        found = _forward(trace, counted, operations, replay, Moment(start, ()))
+    if start is not None and counted.value(ValueAt(start, ())).any:
+        found = _forward(trace, counted, operations, replay, ValueAt(start, ()))
     else:
         found = _backward(counted, operations, replay)
     return () if found is None else (found,)
@@ -91,14 +91,14 @@ class _Counted:
         self._order = ExecutionOrder.of_trace(trace)
         self.sites: tuple[Site, ...] = plan.sites
 
-    def value(self, moment: Moment) -> _Counts:
+    def value(self, moment: ValueAt) -> _Counts:
         """Returns the counts of a value; zeros where it was not observed."""
         if _is_argument(moment.value):
             return _counts_in(self._leaves[moment.value.position])
         number = self._numbers.get(moment.value)
         return _NONE if number is None else self._at(self._observed.captured.values[number], number, moment)
 
-    def gradient(self, moment: Moment) -> _Counts:
+    def gradient(self, moment: ValueAt) -> _Counts:
         """Returns the counts of the gradient with respect to a value; zeros where there is none."""
         if _is_argument(moment.value):
             gradient = self._observed.gradients.get(moment.value.position)
@@ -108,21 +108,21 @@ class _Counted:
             return _NONE
         return self._at(self._observed.cotangents[number], number, moment)
 
-    def rank(self, moment: Moment) -> int:
+    def rank(self, moment: ValueAt) -> int:
         """Returns the rank of a value in the order of execution."""
         if _is_argument(moment.value):
             return -1
         site = self.sites[self._numbers[moment.value]]
         return self._order.rank(site.loops, site.order, moment.turn)
 
-    def bad_gradients(self) -> Iterator[Moment]:
+    def bad_gradients(self) -> Iterator[ValueAt]:
         """Yields every value whose gradient is not finite, arguments included, in every iteration."""
-        arguments = (Moment(ValueKey((), OPERAND, number), ()) for number in self._observed.gradients)
+        arguments = (ValueAt(ValueKey((), OPERAND, number), ()) for number in self._observed.gradients)
         yield from (moment for moment in arguments if self.gradient(moment).any)
         for number in sorted(self.reached.sites):
             bad = self._nonfinite(self._observed.cotangents[number])
             for at in np.argwhere(bad).tolist():
-                yield Moment(self.sites[number].value, self._with_whiles(number, tuple(at)))
+                yield ValueAt(self.sites[number].value, self._with_whiles(number, tuple(at)))
 
     def _nonfinite(self, vectors: Any) -> np.ndarray:
         host = np.asarray(vectors)
@@ -132,7 +132,7 @@ class _Counted:
         known = iter(at)
         return tuple(0 if loop.length is None else next(known) for loop in self.sites[number].loops)
 
-    def _at(self, vectors: Any, number: int, moment: Moment) -> _Counts:
+    def _at(self, vectors: Any, number: int, moment: ValueAt) -> _Counts:
         loops = self.sites[number].loops
         at = tuple(turn for turn, loop in zip(moment.turn, loops, strict=True) if loop.length is not None)
         vector = np.asarray(vectors[at] if at else vectors)
@@ -151,15 +151,15 @@ def _counts_in(array: Any) -> _Counts:
     return _Counts(int(np.isnan(wide).sum()), int(np.isinf(wide).sum()))
 
 
-def _forward(trace: Trace, counted: _Counted, operations: Operations, replay: Replay, start: Moment) -> Origin | None:
+def _forward(trace: Trace, counted: _Counted, operations: Operations, replay: Replay, start: ValueAt) -> Origin | None:
     """Returns the earliest operation before the loss whose result is not finite although its operands are."""
     only_nan = counted.value(start).nan > 0
 
-    def bad(moment: Moment) -> bool:
+    def bad(moment: ValueAt) -> bool:
         counts = counted.value(moment)
         return counts.nan > 0 if only_nan else counts.any
 
-    found: dict[Moment, None] = {}
+    found: dict[ValueAt, None] = {}
     seen, waiting = {start}, [start]
     while waiting:
         moment = waiting.pop()
@@ -175,7 +175,7 @@ def _forward(trace: Trace, counted: _Counted, operations: Operations, replay: Re
     return explain_forward(operation, replay.forward(operation))
 
 
-def _behind(operations: Operations, moment: Moment) -> list[Moment]:
+def _behind(operations: Operations, moment: ValueAt) -> list[ValueAt]:
     """Returns the values from which a value is made."""
     if _is_argument(moment.value):
         return []
@@ -183,7 +183,7 @@ def _behind(operations: Operations, moment: Moment) -> list[Moment]:
     return found if found or moment.value.equation == OPERAND else operations.maker(moment).values
 
 
-def _bad_argument(trace: Trace, counts: _Counts, moment: Moment) -> Origin:
+def _bad_argument(trace: Trace, counts: _Counts, moment: ValueAt) -> Origin:
     leaf = trace.arguments[moment.value.position]
     return Origin(
         direction="forward",

@@ -14,9 +14,8 @@ from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.taps import whole_tensor
 from gradscope.tracing.dataflow.reachability import Reach
-from gradscope.tracing.jaxpr.iterations import Moment
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.vjp import pulled_back
-from gradscope.tracing.layers.sites import site_at
 from gradscope.tracing.lookup.operations import Operation
 from gradscope.tracing.tracer import Trace
 
@@ -81,11 +80,11 @@ class Replay:
         return None
 
     def _tensors(
-        self, values: Sequence[Moment], gradients: Sequence[Moment]
-    ) -> tuple[dict[Moment, np.ndarray], dict[Moment, np.ndarray]]:
+        self, values: Sequence[ValueAt], gradients: Sequence[ValueAt]
+    ) -> tuple[dict[ValueAt, np.ndarray], dict[ValueAt, np.ndarray]]:
         """Returns values, and the gradients of the loss with respect to values, as far as there are any."""
         keys = list(dict.fromkeys(moment.value for moment in values))
-        sites = tuple(site_at(self._trace.root, key) for key in keys)
+        sites = tuple(self._trace.site_at(key) for key in keys)
         differentiated = {moment.value for moment in gradients}
         observed = frozenset(
             number for number, site in enumerate(sites) if site.value in differentiated and site.reach is Reach.GRADIENT
@@ -96,7 +95,7 @@ class Replay:
         seen = jax.jit(program)(self._leaves)
         numbers = {key: number for number, key in enumerate(keys)}
 
-        def at(tensors: Any, moment: Moment) -> np.ndarray:
+        def at(tensors: Any, moment: ValueAt) -> np.ndarray:
             loops = sites[numbers[moment.value]].loops
             index = tuple(turn for turn, loop in zip(moment.turn, loops, strict=True) if loop.length is not None)
             return np.asarray(tensors[numbers[moment.value]])[index]
@@ -111,8 +110,8 @@ class Replay:
         return len(self._trace.outputs)
 
 
-def _concrete(operation: Operation, values: dict[Moment, np.ndarray]) -> list[np.ndarray]:
-    return [values[each] if isinstance(each, Moment) else np.asarray(each) for each in operation.operands]
+def _concrete(operation: Operation, values: dict[ValueAt, np.ndarray]) -> list[np.ndarray]:
+    return [values[each] if isinstance(each, ValueAt) else np.asarray(each) for each in operation.operands]
 
 
 def _pulled_back(operation: Operation, operands: Sequence[Any], arrived: Mapping[int, Any]) -> list[np.ndarray]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,7 +21,8 @@ from gradscope.capturing.execution.run import Run
 from gradscope.capturing.explain.neighbourhood import MOST_BYTES, Neighbourhood, differentiably, observe_neighbourhood
 from gradscope.capturing.explain.zero_uses import EquationUse
 from gradscope.dump.manifest.manifest import Cause
-from gradscope.tracing.dataflow.forward import Descent, Place, Step
+from gradscope.naming import IterationIndex
+from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.gradient_barriers import at_place
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import Frame, ValueKey, variable_of
@@ -30,8 +32,6 @@ _MOST_CAUSES: Final = 3
 #: The most values that the search for one gradient visits.
 _MOST_VALUES: Final = 2000
 _TOO_LARGE: Final = "not looked into, because its path to the loss does not fit in memory"
-
-_Turn: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Zero:
     family: str
     name: str
     value: ValueKey
-    turn: _Turn
+    turn: IterationIndex
 
 
 def causes_of(
@@ -68,9 +68,8 @@ def causes_of(
     if not zeros:
         return ()
     frames = {frame.key: frame for frame in run.trace.root.walk()}
-    starts = {
-        zero: Place(frames[zero.value.frame], variable_of(frames[zero.value.frame], zero.value)) for zero in zeros
-    }
+    around = {zero: frames[zero.value.frame] for zero in zeros}
+    starts = {zero: FrameVariable(frame, variable_of(frame, zero.value)) for zero, frame in around.items()}
     unknown = {zero.value for zero in zeros}
     neighbourhood = observe_neighbourhood(run, list(starts.values()), set(flowing) - unknown, most_bytes)
     if neighbourhood is None:
@@ -83,8 +82,8 @@ def causes_of(
 class _Moment(NamedTuple):
     """A `_Moment` is a value in one iteration of the loops around its frame."""
 
-    place: Place
-    turn: _Turn
+    place: FrameVariable
+    turn: IterationIndex
 
 
 class _ZeroDerivative(NamedTuple):
@@ -113,14 +112,15 @@ class _Search:
 
     def __init__(self, run: Run, neighbourhood: Neighbourhood) -> None:
         self._neighbourhood = neighbourhood
-        self._descent = Descent()
+        self._differentiably = partial(differentiably, run.trace.reachability)
+        self._flow = ForwardFlow()
         self._layers = {
             (layer.frame, number): layer.path.template
             for layer in sorted(run.trace.layers, key=lambda layer: len(layer.path.components))
             for number in layer.equations
         }
 
-    def causes(self, start: Place, turn: _Turn) -> list[str]:
+    def causes(self, start: FrameVariable, turn: IterationIndex) -> list[str]:
         """Returns why the gradient with respect to a value is zero, the cause nearest to the value first."""
         waiting = [_Moment(start, turn)]
         seen = set(waiting)
@@ -156,7 +156,8 @@ class _Search:
 
     def _computed(self, moment: _Moment) -> Iterator[_Result]:
         """Yields the result for each equation that computes with a value."""
-        steps = [step for step in self._descent.steps(moment.place) if step.way == "compute" and differentiably(step)]
+        every = self._flow.steps(moment.place)
+        steps = [step for step in every if step.way == "compute" and self._differentiably(step)]
         for frame, number in dict.fromkeys((step.frame, step.number) for step in steps):
             use = self._use(frame, number, moment)
             if use is None:
@@ -172,10 +173,10 @@ class _Search:
     def _use(self, frame: Frame, number: int, moment: _Moment) -> EquationUse | None:
         """Returns an equation's use of a value, with numbers; None where not all of them are known."""
         equation = frame.jaxpr.eqns[number]
-        operands = [self._neighbourhood.value(Place(frame, atom), moment.turn) for atom in equation.invars]
+        operands = [self._neighbourhood.value(FrameVariable(frame, atom), moment.turn) for atom in equation.invars]
         if any(each is None for each in operands):
             return None
-        outputs = [Place(frame, variable) for variable in equation.outvars if is_inexact(variable)]
+        outputs = [FrameVariable(frame, variable) for variable in equation.outvars if is_inexact(variable)]
         cotangents = [self._neighbourhood.cotangent(place, moment.turn) for place in outputs]
         return EquationUse(
             frame=frame,
@@ -191,10 +192,10 @@ class _Search:
 
     def _renamed(self, moment: _Moment) -> Iterator[_Result]:
         """Yields the result for each variable of another frame that is the same value."""
-        for step in self._descent.steps(moment.place):
-            if step.way == "compute" or not differentiably(step):
+        for step in self._flow.steps(moment.place):
+            if step.way == "compute" or not self._differentiably(step):
                 continue
-            if step.to.frame.kind == "cond" and not self._neighbourhood.was_executed(step.to.frame, moment.turn):
+            if step.to.frame.transfer.exclusive and not self._neighbourhood.was_executed(step.to.frame, moment.turn):
                 yield _ZeroDerivative(f"branch not taken: {at_place(step.frame, step.number)}")
                 continue
             use = at_place(step.frame, step.number)
@@ -209,7 +210,7 @@ class _Search:
                     yield _Moment(step.to, turn)
 
 
-def _turns(step: Step, moment: _Moment) -> Sequence[_Turn]:
+def _turns(step: Step, moment: _Moment) -> Sequence[IterationIndex]:
     """Returns the iterations in which a step from a value leads to another."""
     turn, there = moment.turn, step.to.frame
     loops_here, loops_there = moment.place.frame.loops, there.loops
@@ -229,4 +230,4 @@ def _in_order(body: Frame) -> range:
     """Returns the iterations of a scan, given its body, in the order in which they run."""
     loop = body.loops[-1]
     turns = range(loop.length or 0)
-    return turns[::-1] if loop.backwards else turns
+    return turns[::-1] if loop.reverse else turns

@@ -9,9 +9,9 @@ from gradscope import naming
 from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.isolate.pinned_values import PinnedValues
-from gradscope.tracing.dataflow.between_known_values import Pieces
+from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
 from gradscope.tracing.jaxpr.frames import resolve
-from gradscope.tracing.jaxpr.iterations import Moment
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.tracer import Trace
 
 #: The name of everything that is computed after the last layer.
@@ -35,17 +35,17 @@ class Boundaries:
         self._pinned = pinned
         self._order = ExecutionOrder.of_trace(trace)
         value = resolve(trace.root, trace.root.jaxpr.outvars[0])
-        self.loss = None if value is None else Moment(value, ())
+        self.loss = None if value is None else ValueAt(value, ())
         self.outputs = dict(self._named_outputs())
         # Only the segments of values that have a cotangent, or should have one, return cotangents.
         pulled = {*pinned.with_cotangent, *pinned.without_cotangent, *([] if self.loss is None else [self.loss])}
-        self._readers = Pieces(trace.root, pinned.keys).readers(pulled)
+        self._readers = SegmentsBetween(trace.root, pinned.keys).readers(pulled)
 
-    def readers(self, moment: Moment) -> Sequence[Moment]:
+    def readers(self, moment: ValueAt) -> Sequence[ValueAt]:
         """Returns the boundaries whose segments read a pinned value or an argument, and return a cotangent to it."""
         return self._readers.get(moment, ())
 
-    def layers(self, boundaries: Iterable[Moment]) -> tuple[str, ...]:
+    def layers(self, boundaries: Iterable[ValueAt]) -> tuple[str, ...]:
         """Returns the layers of some boundaries, in execution order."""
         return tuple(dict.fromkeys(self._name(boundary) for boundary in sorted(boundaries, key=self._rank)))
 
@@ -57,20 +57,20 @@ class Boundaries:
             found.setdefault(self._name(moment), known[self._pinned.sites[moment.value].names[0].path])
         return found | dict.fromkeys(self.outputs.values())
 
-    def _named_outputs(self) -> Iterator[tuple[Moment, str]]:
+    def _named_outputs(self) -> Iterator[tuple[ValueAt, str]]:
         names = (_LOSS, *(naming.key_of(naming.AUX, leaf.name) for leaf in self._trace.auxiliary))
         for name, atom in zip(names, self._trace.root.jaxpr.outvars, strict=True):
             value = resolve(self._trace.root, atom)
-            moment = None if value is None else Moment(value, ())
+            moment = None if value is None else ValueAt(value, ())
             if moment is not None and moment not in self._pinned.keys and not is_key(str(atom.aval.dtype)):
                 yield moment, name
 
-    def _name(self, boundary: Moment) -> str:
+    def _name(self, boundary: ValueAt) -> str:
         if boundary in self.outputs:
             return self.outputs[boundary]
         return str(self._pinned.sites[boundary.value].names[0].path.at(boundary.turn))
 
-    def _rank(self, boundary: Moment) -> int:
+    def _rank(self, boundary: ValueAt) -> int:
         if boundary in self.outputs:
             return self._order.rank_after_all
         site = self._pinned.sites[boundary.value]

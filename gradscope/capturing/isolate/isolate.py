@@ -31,7 +31,7 @@ from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.instrument.isolating import IsolatedRun, run_isolated
 from gradscope.naming import Selection
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
-from gradscope.tracing.jaxpr.iterations import Moment
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.user_frames import user_code
 
@@ -81,7 +81,7 @@ class _Tensor:
     """
 
     array: Array | None
-    boundaries: tuple[Moment, ...]
+    boundaries: tuple[ValueAt, ...]
 
 
 class _LocalDump:
@@ -119,7 +119,7 @@ class _LocalDump:
         for number, leaf in enumerate(self._trace.arguments):
             family = naming.gradient_family(leaf.family)
             if family is not None and leaf.differentiated:
-                moment = Moment(ValueKey((), OPERAND, number), ())
+                moment = ValueAt(ValueKey((), OPERAND, number), ())
                 found = self._run.gradients.get(number)
                 array = None if found is None else np.asarray(found)
                 yield from self._gradient(naming.key_of(family, leaf.name), moment, array)
@@ -129,7 +129,7 @@ class _LocalDump:
             if key in boundaries:
                 yield key, _Tensor(np.asarray(value), (boundaries[key],))
 
-    def _gradient(self, key: str, moment: Moment, array: Array | None) -> Iterator[tuple[str, _Tensor]]:
+    def _gradient(self, key: str, moment: ValueAt, array: Array | None) -> Iterator[tuple[str, _Tensor]]:
         """Yields the gradient that arrived at a value, unless it depends on a cotangent that the reference lacks."""
         readers = tuple(self._boundaries.readers(moment))
         unknown = [each for each in readers if each in self._pinned.without_cotangent and each != self._boundaries.loss]
@@ -169,7 +169,7 @@ class _LocalDump:
         return MemoryDump(manifest, arrays)
 
 
-def _at(tensors: Mapping[ValueKey, Any], moment: Moment) -> Array | None:
+def _at(tensors: Mapping[ValueKey, Any], moment: ValueAt) -> Array | None:
     return np.asarray(tensors[moment.value])[moment.turn] if moment.value in tensors else None
 
 

@@ -9,9 +9,9 @@ from gradscope.arrays.blocks import Array
 from gradscope.capturing.isolate.pinned_arguments import PinnedArguments
 from gradscope.capturing.isolate.pinned_values import PinnedValues
 from gradscope.dump.interfaces import DumpSource
-from gradscope.tracing.dataflow.between_known_values import Pieces
+from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve, variable_of
-from gradscope.tracing.jaxpr.iterations import Moment, sources
+from gradscope.tracing.jaxpr.iterations import ValueAt, sources
 from gradscope.tracing.jaxpr.jaxcompat import Atom
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.lookup.layer_call import LayerAlone
@@ -88,16 +88,16 @@ class LayerValues:
         loss = resolve(root, root.jaxpr.outvars[0])
         if moment is None or loss is None or self._isolated.reads_its_outputs():
             return None
-        boundaries = {*self._pinned.with_cotangent, *self._pinned.without_cotangent, Moment(loss, ())}
-        readers = Pieces(root, {*self._pinned.keys, moment}).readers(boundaries).get(moment, [])
+        boundaries = {*self._pinned.with_cotangent, *self._pinned.without_cotangent, ValueAt(loss, ())}
+        readers = SegmentsBetween(root, {*self._pinned.keys, moment}).readers(boundaries).get(moment, [])
         return self.full_gradient(atom) if readers and all(map(self._isolated.makes, readers)) else None
 
-    def _moment(self, atom: Atom) -> Moment | None:
+    def _moment(self, atom: Atom) -> ValueAt | None:
         """Returns a variable's value where it is made: a carry in the iteration before, an argument at the root."""
         value = resolve(self._isolated.layer.frame, atom)
         if value is None:
             return None
-        moment = Moment(value, self._isolated.turn[: len(self._frames[value.frame].loops)])
+        moment = ValueAt(value, self._isolated.turn[: len(self._frames[value.frame].loops)])
         while moment not in self._pinned.keys:
             found = [each for each in sources(self._frames, moment) if self._shape(each) == tuple(atom.aval.shape)]
             if len(found) != 1:
@@ -105,7 +105,7 @@ class LayerValues:
             (moment,) = found
         return moment
 
-    def _shape(self, moment: Moment) -> tuple[int, ...]:
+    def _shape(self, moment: ValueAt) -> tuple[int, ...]:
         return tuple(variable_of(self._frames[moment.value.frame], moment.value).aval.shape)
 
     def _argument_gradient(self, leaf: Leaf) -> Array | None:
@@ -113,7 +113,7 @@ class LayerValues:
         known = leaf.differentiated and self._dump.has_tensor(key)
         return self._dump.array(key) if known else None
 
-    def _sliced(self, moment: Moment | None) -> Leaf | None:
+    def _sliced(self, moment: ValueAt | None) -> Leaf | None:
         """Returns the argument of which a value is one iteration's slice; None for any other."""
         if moment is None or moment.value.equation != OPERAND or len(moment.turn) != 1:
             return None
@@ -122,7 +122,7 @@ class LayerValues:
         stacks = [each for each in sources(self._frames, moment) if self._shape(each) == stacked]
         return self._leaf(stacks[0]) if len(stacks) == 1 else None
 
-    def _leaf(self, moment: Moment | None) -> Leaf | None:
+    def _leaf(self, moment: ValueAt | None) -> Leaf | None:
         """Returns the argument that a value is; None for any other."""
         is_argument = moment is not None and not moment.value.frame and moment.value.equation == OPERAND
         return self._arguments.trace.arguments[moment.value.position] if is_argument and moment is not None else None

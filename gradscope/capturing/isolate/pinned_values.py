@@ -17,7 +17,7 @@ from gradscope.dump.interfaces import DumpSource
 from gradscope.instrument.isolating import Held
 from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import ValueKey, iterations
-from gradscope.tracing.jaxpr.iterations import Moment
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.tracer import Trace
 
@@ -38,10 +38,10 @@ class PinnedValues:
     """
 
     arrays: dict[ValueKey, Held] = field(default_factory=dict[ValueKey, Held])
-    keys: dict[Moment, str] = field(default_factory=dict[Moment, str])
+    keys: dict[ValueAt, str] = field(default_factory=dict[ValueAt, str])
     sites: dict[ValueKey, Site] = field(default_factory=dict[ValueKey, Site])
-    with_cotangent: set[Moment] = field(default_factory=set[Moment])
-    without_cotangent: set[Moment] = field(default_factory=set[Moment])
+    with_cotangent: set[ValueAt] = field(default_factory=set[ValueAt])
+    without_cotangent: set[ValueAt] = field(default_factory=set[ValueAt])
     left_out: list[LeftOut] = field(default_factory=list[LeftOut])
 
 
@@ -87,7 +87,7 @@ class _PinnedValuesBuilder:
                 self._leave_out(site, turn, _LACKING)
             else:
                 values[turn] = array
-                self._found.keys[Moment(site.value, turn)] = key
+                self._found.keys[ValueAt(site.value, turn)] = key
         if values:
             self._found.sites[site.value] = site
             cotangents = dict(self._cotangents(site, values))
@@ -99,7 +99,7 @@ class _PinnedValuesBuilder:
 
     def _cotangents(self, site: Site, turns: Mapping[IterationIndex, Array]) -> Iterator[tuple[Any, Array]]:
         for turn in turns if site.differentiable else ():
-            moment = Moment(site.value, turn)
+            moment = ValueAt(site.value, turn)
             key = gradient_key(self._found.keys[moment])
             array = self._array(key, site) if key in self._known else None
             if array is not None:

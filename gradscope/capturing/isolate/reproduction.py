@@ -32,7 +32,7 @@ from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.errors import UsageError
-from gradscope.tracing.dataflow.forward import Place
+from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.jaxpr.jaxcompat import Atom
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.lookup.layer_call import LayerAlone, layer_alone
@@ -115,14 +115,14 @@ def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
             hint="isolate the layer around it",
         )
     values = LayerValues(isolated, arguments, pinned_values(arguments.trace, dump, placing), dump)
-    places = [Place(isolated.layer.frame, atom) for atom in isolated.inputs]
+    places = [FrameVariable(isolated.layer.frame, atom) for atom in isolated.inputs]
     with user_code(f"running {isolated.name} of {model.name}"):
         seen = observe_values(arguments.trace, arguments.leaves, places)
         inputs = {place.atom: _value(isolated, values, place, seen.value(place, isolated.turn)) for place in places}
         return _reproduction(isolated, values, inputs, reduced=reduced_matmul(dump.manifest.provenance))
 
 
-def _value(isolated: LayerAlone, values: LayerValues, place: Place, computed: Any) -> Any:
+def _value(isolated: LayerAlone, values: LayerValues, place: FrameVariable, computed: Any) -> Any:
     """Returns the value of one of a layer's inputs, from the dump where it has one; random keys stay random keys."""
     from_dump, dtype = values.value(place.atom), place.atom.aval.dtype
     found = computed if from_dump is None else from_dump

@@ -44,7 +44,7 @@ DTYPES = {dtypes}
 _MIDDLE: Final = '''
 
 def load(path):
-    """Return the arrays of a file, in their own dtypes."""
+    """Returns the arrays of a file, in their own dtypes."""
     with np.load(path) as file:
         return {name: read(file[name], DTYPES.get(name)) for name in file.files}
 
@@ -71,7 +71,7 @@ VJP = {gradients}
 
 
 def rel_l2(expected, found):
-    """Return l2(found - expected) / l2(expected); infinite where they are not finite at the same indices."""
+    """Returns l2(found - expected) / l2(expected); infinite where they are not finite at the same indices."""
     one, other = (np.asarray(each).astype(np.complex128).ravel() for each in (expected, found))
     finite = np.isfinite(one)
     if one.shape != other.shape or not np.array_equal(finite, np.isfinite(other)):

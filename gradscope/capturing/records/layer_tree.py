@@ -13,7 +13,7 @@ from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.naming import IterationIndex
 from gradscope.stats.power import Power, together
 from gradscope.tracing.jaxpr.frames import FrameKey, ValueKey, iterations
-from gradscope.tracing.jaxpr.iterations import Moment, sources
+from gradscope.tracing.jaxpr.iterations import ValueAt, sources
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.uses import UseKey
 from gradscope.tracing.tracer import Trace
@@ -83,7 +83,7 @@ class LayerTree:
     def _named(self, inputs: Sequence[_Subject]) -> Iterator[str]:
         """The names of some values; of a carry, which has none of its own, what it was in the turn before."""
         for value, turn in inputs:
-            moment = Moment(value, turn)
+            moment = ValueAt(value, turn)
             while moment not in self._names and len(found := sources(self._frames, moment)) == 1:
                 (moment,) = found
             if moment in self._names:

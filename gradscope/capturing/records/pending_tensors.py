@@ -22,8 +22,8 @@ from gradscope.tracing.layers.uses import Use, UseKey
 from gradscope.tracing.tracer import Leaf
 
 
-class Origin(NamedTuple):
-    """An `Origin` states which value, or use of one, a tensor is of, its nominal iteration, and where it is made."""
+class TensorOrigin(NamedTuple):
+    """A `TensorOrigin` states which value or use a tensor is of, its nominal iteration, and where that is made."""
 
     value: ValueKey | UseKey
     turn: IterationIndex
@@ -46,7 +46,7 @@ class PendingTensor:
             observed only to measure a layer's input.
     """
 
-    origin: Origin
+    origin: TensorOrigin
     family: str
     observation: Observation | None
     records: tuple[Record, ...]
@@ -64,15 +64,15 @@ def pending_tensors(run: Run, order: ExecutionOrder) -> Iterator[PendingTensor]:
     auxiliary = [] if run.sites_only else zip(run.trace.auxiliary, run.observed.auxiliary, strict=True)
     for number, (leaf, value) in enumerate(auxiliary):
         key = ValueKey((), len(run.trace.jaxpr.eqns), number)
-        origin = Origin(key, (), SiteFacts(index=order.rank_after_all))
+        origin = TensorOrigin(key, (), SiteFacts(index=order.rank_after_all))
         source: Source = "eliminated" if value is None else Observation(value=value)
         yield from _pending_leaf(run, leaf.family, leaf, origin, source)
 
 
-def argument_origins(run: Run, order: ExecutionOrder) -> list[Origin]:
+def argument_origins(run: Run, order: ExecutionOrder) -> list[TensorOrigin]:
     """Returns for each argument where it is first used, which is where a parameter is listed."""
     owners = _owners(run.trace.layers)
-    origins: list[Origin] = []
+    origins: list[TensorOrigin] = []
     for number, leaf in enumerate(run.trace.arguments):
         owner = owners.get(leaf.name) if leaf.family == naming.PARAM else None
         facts = SiteFacts(index=0)
@@ -80,7 +80,7 @@ def argument_origins(run: Run, order: ExecutionOrder) -> list[Origin]:
             first = (0,) * len(owner.frame.loops)
             rank = order.rank(owner.frame.loops, owner.order, first)
             facts = SiteFacts(index=rank, layer=str(owner.path.at(first)), source=owner.source)
-        origins.append(Origin(ValueKey((), OPERAND, number), (), facts))
+        origins.append(TensorOrigin(ValueKey((), OPERAND, number), (), facts))
     return origins
 
 
@@ -95,7 +95,7 @@ def _owners(layers: tuple[LayerCall, ...]) -> dict[str, LayerCall]:
     return owners
 
 
-def _pending_argument(run: Run, number: int, origin: Origin) -> Iterator[PendingTensor]:
+def _pending_argument(run: Run, number: int, origin: TensorOrigin) -> Iterator[PendingTensor]:
     leaf = run.trace.arguments[number]
     yield from _pending_leaf(run, leaf.family, leaf, origin, _argument(run, number))
     gradient = naming.gradient_family(leaf.family)
@@ -125,7 +125,7 @@ def gradient_of_argument(run: Run, number: int) -> Source:
     return Observation(value=run.observed.gradients[number])
 
 
-def _pending_leaf(run: Run, family: str, leaf: Leaf, origin: Origin, source: Source) -> Iterator[PendingTensor]:
+def _pending_leaf(run: Run, family: str, leaf: Leaf, origin: TensorOrigin, source: Source) -> Iterator[PendingTensor]:
     shown = run.wanted.wants(family, leaf.name)
     if shown or family in (naming.INPUT, naming.INPUT_GRAD):
         record = record_of(family, leaf.name, leaf, origin)
@@ -144,7 +144,7 @@ def _pending_site(run: Run, order: ExecutionOrder, number: int, turn: SiteIterat
         iteration=turn.iteration,
         operation=name is not None and name.operation,
     )
-    origin = Origin(site.value, turn.nominal, facts)
+    origin = TensorOrigin(site.value, turn.nominal, facts)
     captured = run.observed.captured.values[number]
     value = Observation(value=captured, at=turn.at) if turn.executed else "not-executed"
     yield _named(run, site, naming.ACTIVATION, origin, value)
@@ -165,7 +165,7 @@ def _cotangent(run: Run, number: int, turn: SiteIteration) -> Source:
     return "filtered" if has_gradient(site) and number not in run.plan.gradients else "disconnected"
 
 
-def _named(run: Run, site: Site, family: str, origin: Origin, source: Source) -> PendingTensor:
+def _named(run: Run, site: Site, family: str, origin: TensorOrigin, source: Source) -> PendingTensor:
     """Returns the tensor of one site in one iteration, under every name that is selected."""
     iteration = origin.facts.iteration
     names = [str(name.at(iteration)) for name in site.names if run.wanted.wants_layer(family, name, iteration)]
@@ -176,14 +176,14 @@ def _named(run: Run, site: Site, family: str, origin: Origin, source: Source) ->
     return replace(pending, records=(*pending.records, *aliases))
 
 
-def record_of(family: str, name: str, value: Leaf | Site | Use, origin: Origin) -> Record:
+def record_of(family: str, name: str, value: Leaf | Site | Use, origin: TensorOrigin) -> Record:
     """Returns the record of a tensor, still without statistics."""
     return Record(
         family=family, name=name, shape=value.shape, dtype=str(value.dtype), array=None, stats={}, site=origin.facts
     )
 
 
-def pending_of(record: Record, origin: Origin, source: Source, *, shown: bool = True) -> PendingTensor:
+def pending_of(record: Record, origin: TensorOrigin, source: Source, *, shown: bool = True) -> PendingTensor:
     """Returns the pending tensor of a record and of what was observed for it, or of why nothing was."""
     if isinstance(source, str):
         record = replace(record, absent=source)

@@ -28,7 +28,7 @@ class RunLedger:
     def __init__(self, run: Run) -> None:
         # Not the run itself, which would keep its tensors in memory.
         self._trace, self._wanted = run.trace, run.wanted
-        self._barriers = Barriers(run.trace.root) if run.plan.is_of_loss else None
+        self._barriers = Barriers(run.trace.root, run.trace.liveness) if run.plan.is_of_loss else None
         self._captured = 0
         self._missing: list[LedgerLine] = []
         self._accounted: set[tuple[ValueKey | UseKey, str]] = set()

@@ -8,7 +8,7 @@ from gradscope import naming
 from gradscope.capturing.execution.observation import Observation
 from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.execution.run import Run, SiteIteration, site_iterations
-from gradscope.capturing.records.pending_tensors import Origin, PendingTensor, Source, pending_of, record_of
+from gradscope.capturing.records.pending_tensors import PendingTensor, Source, TensorOrigin, pending_of, record_of
 from gradscope.dump.record import Reason, SiteFacts
 from gradscope.instrument.plan import Term
 from gradscope.instrument.query.capture_spec import Wanted
@@ -22,7 +22,7 @@ def pending_terms(run: Run, order: ExecutionOrder) -> Iterator[PendingTensor]:
     terms = list(enumerate(run.plan.terms, len(run.plan.sites)))
     found = [(n, term, turn) for n, term in terms for turn in site_iterations(run, n) if turn.nominal in term.of]
     for number, term, turn in sorted(found, key=lambda each: _rank(order, each[1], each[2].nominal)):
-        origin = Origin(term.use.key, turn.nominal, _facts(order, term, turn.nominal))
+        origin = TensorOrigin(term.use.key, turn.nominal, _facts(order, term, turn.nominal))
         record = record_of(naming.TERM, name_of(term, turn.iteration), term.use, origin)
         yield pending_of(record, origin, _cotangent(run, number, turn))
 

@@ -1,4 +1,4 @@
-"""Diagnosis: where two runs first diverge, which layers cause it, and the sentence that states the verdict.
+"""Diagnosis finds where two runs first diverge and which layers cause it, and states the verdict in a sentence.
 
 - `layer_graph`: which values and gradients each value and gradient is computed from.
 - `growth`: the error of a tensor relative to the largest error of its sources. Large *growth* means that a layer makes

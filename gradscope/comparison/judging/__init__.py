@@ -1,4 +1,4 @@
-"""Judging: tolerances and noise floors applied to the evidence of pairs, which gives one row for each name.
+"""Judging applies tolerances and noise floors to the evidence of pairs, and makes one row for each name.
 
 - `rows`: a *row* stores the status of one name: `same`, `different`, `missing` or `extra`.
 - `judge` makes the row of a pair; `inverse_rows` those of loop outputs that only the candidate has; `unmatched` lists

@@ -1,4 +1,4 @@
-"""Layouts: the order of axes, and recipes that make one tensor of others stored differently.
+"""Layout describes the order of axes of tensors, and recipes that make one tensor of others.
 
 - `operands`: an *operand* is one tensor of a pair: `StoredOperand` reads it from a dump, `DerivedOperand` holds what a
   recipe made in memory.

@@ -1,4 +1,4 @@
-"""Metrics: the numbers that describe how two tensors differ, computed from their elements or bounded by statistics.
+"""Metrics measure how two tensors differ, from their elements or, as lower bounds, from their statistics.
 
 The primary metric is `rel_l2 = l2(b - a) / l2(a)`, with the reference `a` and the candidate `b`.
 

@@ -1,4 +1,4 @@
-"""Pairing: which tensor of the candidate is the *counterpart* of which tensor of the reference.
+"""Pairing finds the *counterpart* in the candidate of each tensor of the reference.
 
 Pairing runs in *passes*. Each pass considers only the tensors that earlier passes left unmatched (`matching`,
 `passes`):

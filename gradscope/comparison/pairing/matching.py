@@ -76,7 +76,7 @@ class Pairing:
 
 
 def _is_free(recipe: Recipe, others: Iterable[Recipe]) -> bool:
-    """Returns whether all other recipes of a tensor use other parts of what the same steps make of it."""
+    """Returns whether no other recipe of a tensor conflicts: all have the same steps and use another of the results."""
     return all(
         (other.keys, other.steps) == (recipe.keys, recipe.steps) and other.part != recipe.part for other in others
     )

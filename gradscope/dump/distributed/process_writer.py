@@ -84,7 +84,7 @@ class ProcessWriter:
 
     @implements(RecordSink)
     def add(self, record: Record) -> Entry:
-        """Write a shard to this process's file, or add a whole tensor to the outline.
+        """Writes a shard to this process's file, or add a whole tensor to the outline.
 
         Raises:
             UsageError: The record has a tensor and no shard, or cannot be stored.

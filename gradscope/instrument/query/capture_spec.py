@@ -22,7 +22,7 @@ class Wanted:
         selection: By name or key.
         families: By family.
         depth: Layers of at most so many scopes; None for all.
-        operations: Every operation beside every layer.
+        operations: Every operation in addition to every layer.
         operands: The gradient with respect to each operand of every operation, as a term of the operand's gradient.
         terms: The terms of the gradient of each value that is used several times.
         per_example: The gradient with respect to each parameter of the loss of each example alone.
@@ -64,10 +64,10 @@ class Wanted:
         return self.operations or self.operands or self.terms
 
     def require_made(self) -> None:
-        """Refuse families that are named and only made when they are asked for, which they are not.
+        """Refuse families that are named and only made when they are requested, which they are not.
 
         Raises:
-            UsageError: There is one; the hint says what asks for it.
+            UsageError: There is one; the hint says what requests it.
         """
         if self.families == EVERYTHING:
             return

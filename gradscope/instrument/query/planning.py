@@ -55,7 +55,7 @@ def has_gradient(spot: Site | Use) -> bool:
 
 
 def wants_site(wanted: Wanted, site: Site, family: str) -> bool:
-    """Whether a site is wanted under any of its names in any turn."""
+    """Whether a site is wanted under any of its names in any iteration."""
     return any(wanted.wants_layer(family, name, turn) for name in site.names for turn in iterations(site.loops))
 
 

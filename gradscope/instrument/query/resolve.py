@@ -1,10 +1,15 @@
-"""Answering an inquiry: the trace seen from what it asks, and the plan of what is run, fed, stopped and observed."""
+"""Resolving a query: from the values that it names to the plan of what is run, fed, stopped and observed.
+
+Each step is a function of what the steps before it returned: names are found in the trace (`find_names`), from them
+follows what is differentiated (`seeds_of`), what of the program's outputs is needed (`needed_outputs`), and what that
+needs and reaches (`as_queried`); a plan of what is shown is then extended by what the query does (`with_query`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,28 +19,59 @@ from gradscope.errors import UsageError
 from gradscope.instrument.plan import Plan, Seed, by_site
 from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.instrument.query.planning import has_gradient, make_plan
-from gradscope.instrument.query.trace_query import GRADIENT, Answer, Fragment, Inquiry
+from gradscope.instrument.query.query_names import Fetch, Injected, QueryNames, find_names, is_argument, values_of
+from gradscope.instrument.query.trace_query import Answer, Fragment, Inquiry
 from gradscope.instrument.taps import Observer, whole_tensor
 from gradscope.naming import printable
 from gradscope.tracing.dataflow.backward import Marks
-from gradscope.tracing.dataflow.liveness import Need, mark_needed
-from gradscope.tracing.dataflow.reachability import Reach, mark_reach_from
-from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, frame_tree, resolve
+from gradscope.tracing.dataflow.liveness import Need, needed_for
+from gradscope.tracing.dataflow.reachability import Reach, reachability_from
+from gradscope.tracing.jaxpr.frames import ValueKey, resolve
 from gradscope.tracing.jaxpr.jaxcompat import operation_name
-from gradscope.tracing.layers.sites import Site, find_sites, site_at
+from gradscope.tracing.layers.sites import Site, find_sites
 from gradscope.tracing.lookup.named_values import NamedValue, NamedValues, throughout
 from gradscope.tracing.tracer import Leaf, Trace, as_reached
 
 
 def answer(trace: Trace, wanted: Wanted, inquiry: Inquiry, observe: Observer = whole_tensor) -> Answer:
-    """How to answer an inquiry about a trace that was made with operations.
+    """The answer to a query about a trace that was made with operations.
 
     Raises:
         UsageError: A name is unknown, a tensor does not fit, a value cannot be differentiated, fed or stopped, terms
-            are wanted beside what is fetched, or gradients of each example, whose question is the loss's own.
+            are selected in addition to what is fetched, or gradients of each example, which are the loss's own.
     """
     if not inquiry:
         return Answer(trace=trace, plan=make_plan(trace, wanted, observe), wanted=wanted)
+    _require_compatible(wanted, inquiry)
+    names = find_names(NamedValues(trace, trace.layers), inquiry)
+    seeds = seeds_of(trace, names)
+    outputs = needed_outputs(trace, names, seeds)
+    trace = as_queried(trace, names, seeds, outputs)
+    if names.fetches:
+        wanted = replace(wanted, keys=frozenset(_key(trace, fetch) for fetch in names.fetches))
+        trace = replace(trace, arguments=tuple(_as_selected(leaf, wanted) for leaf in trace.arguments))
+    shown = make_plan(trace, wanted, observe)
+    plan = with_query(shown, trace, names, seeds)
+    if naming.ACTIVATION_GRAD in wanted.families:
+        added = range(len(shown.sites), len(plan.sites))
+        plan = replace(plan, gradients=plan.gradients.union(n for n in added if has_gradient(plan.sites[n])))
+    used = {frame.key: trace.liveness.used(frame) for frame in trace.root.walk()}
+    return Answer(
+        trace=trace,
+        plan=replace(plan, used=used, outputs=tuple(outputs)),
+        wanted=wanted,
+        feeds=_fed_sites(plan, names.fed),
+        arguments={
+            each.value.position: _fitting(each, trace.site_at(each.value))
+            for each in names.fed
+            if each.value is not None and is_argument(each.value)
+        },
+        cotangents=initial_gradients(plan, seeds),
+        fragment=_fragment(trace),
+    )
+
+
+def _require_compatible(wanted: Wanted, inquiry: Inquiry) -> None:
     if wanted.per_example:
         raise UsageError(
             "gradients of each example are those of the loss as it is, and something else is asked",
@@ -46,229 +82,192 @@ def answer(trace: Trace, wanted: Wanted, inquiry: Inquiry, observe: Observer = w
             "a fetch names all that is shown, and what flows back from single uses has no name to fetch",
             hint="leave out the fetch, or the terms and operations' inputs",
         )
-    return _Answering(trace, inquiry).answer(wanted, observe)
 
 
-class _Fed(NamedTuple):
-    """A value and what is given for it."""
-
-    name: str
-    named: NamedValue
-    tensor: Any
-
-
-class _Answering:
-    """One inquiry about one trace."""
-
-    def __init__(self, trace: Trace, inquiry: Inquiry) -> None:
-        self._trace = trace
-        self._inquiry = inquiry
-        known = NamedValues(trace, trace.layers)
-        self._known = known
-        self._stops = [known.find(name) for name in inquiry.stops]
-        given = [(name.removeprefix(GRADIENT), name.startswith(GRADIENT), each) for name, each in inquiry.feeds.items()]
-        self._values = [_Fed(name, known.find(name), each) for name, gradient, each in given if not gradient]
-        self._severed = [_Fed(name, known.find(name), each) for name, gradient, each in given if gradient]
-        ones = inquiry.cotangents or (None,) * len(inquiry.of)
-        self._of = [_Fed(name, known.find(name), each) for name, each in zip(inquiry.of, ones, strict=True)]
-        self._fetches = [_fetch(name, known) for name in inquiry.fetches]
-        gradients = not self._fetches or any(fetch.gradient for fetch in self._fetches)
-        self._seeds = [*(self._of or self._loss()), *self._severed] if gradients else []
-        self._root = frame_tree(trace.jaxpr)
-        self._needed = mark_needed(self._root, self._outputs(), self._needs())
-        self._reach = mark_reach_from(self._root, _keys(seed.named for seed in self._seeds), self._cuts())
-
-    def _loss(self) -> list[_Fed]:
-        """The loss as what is differentiated; nothing where fed gradients cut all its ways to what is asked for."""
-        loss = _Fed(
-            self._trace.outputs[0], NamedValue(resolve(self._trace.root, self._trace.root.jaxpr.outvars[0])), None
-        )
-        if not self._severed:
-            return [loss]
-        root = frame_tree(self._trace.jaxpr)
-        cuts = self._cuts() | throughout(root, [each.named for each in self._severed])
-        reach = mark_reach_from(root, _keys([loss.named]), cuts)
-        differentiated = (leaf.differentiated for leaf in self._trace.arguments)
-        return [loss] if any(r is Reach.GRADIENT for r, d in zip(reach, differentiated, strict=True) if d) else []
-
-    def _cuts(self) -> frozenset[ValueKey]:
-        root = self._trace.root
-        fed = [each.named for each in self._values]
-        return throughout(root, self._stops) | throughout(root, fed)
-
-    def _partial(self) -> bool:
-        """Whether only a part of what the loss function returns is asked for."""
-        return bool(self._fetches) or (bool(self._severed) and len(self._seeds) == len(self._severed))
-
-    def _outputs(self) -> list[bool]:
-        outputs = self._trace.root.jaxpr.outvars
-        if not self._partial():
-            return [True] * len(outputs)
-        values = {fetch.named.value for fetch in self._fetches if not fetch.gradient}
-        return [resolve(self._trace.root, atom) in values for atom in outputs]
-
-    def _needs(self) -> Marks:
-        fetched = [fetch.named for fetch in self._fetches if not fetch.gradient]
-        seeds = [seed.named for seed in self._seeds]
-        fed = throughout(self._trace.root, [each.named for each in self._values])
-        return Marks(seeds=dict.fromkeys(_keys([*fetched, *seeds]), Need.OUTPUT), cuts=fed)
-
-    def answer(self, wanted: Wanted, observe: Observer) -> Answer:
-        """The trace under this inquiry, and the plan for it."""
-        reached = map(as_reached, self._trace.arguments, self._reach)
-        sites = tuple(find_sites(self._root, self._trace.layers))
-        trace = replace(self._trace, root=self._root, arguments=tuple(reached), sites=sites)
-        if self._fetches:
-            wanted = replace(wanted, keys=frozenset(self._key(trace, fetch) for fetch in self._fetches))
-            trace = replace(trace, arguments=tuple(_asked_for(leaf, wanted) for leaf in trace.arguments))
-        plan = self._completed(make_plan(trace, wanted, observe), trace.sites, wanted)
-        numbers = {site.value: number for number, site in enumerate(plan.sites)}
-        return Answer(
-            trace=trace,
-            plan=plan,
-            wanted=wanted,
-            feeds=self._fed_sites(plan, numbers),
-            arguments={
-                each.named.value.position: _fitting(each, site_at(self._root, each.named.value))
-                for each in self._values
-                if each.named.value is not None and _is_argument(each.named.value)
-            },
-            cotangents=tuple(_initial(seed, plan.sites[numbers[seed.named.value]]) for seed in self._seeds
-                             if seed.named.value is not None),
-            fragment=self._fragment(),
-        )  # fmt: skip
-
-    def _completed(self, plan: Plan, sites: Sequence[Site], wanted: Wanted) -> Plan:
-        """The plan with the sites that the inquiry is about, and what is to be done there."""
-        fed = [each for each in self._values if each.named.value is not None and not _is_argument(each.named.value)]
-        places = [*(each.named for each in (*self._seeds, *fed)), *self._stops]
-        present = {site.value for site in plan.sites}
-        known = {site.value: site for site in sites}
-        further = [known.get(value) or site_at(self._root, value) for value in _keys(places) if value not in present]
-        sites = (*plan.sites, *map(_require_within_reach, further))
-        numbers = {site.value: number for number, site in enumerate(sites)}
-        fed_and_shown = (number for number in range(len(plan.sites), len(sites)) if has_gradient(sites[number]))
-        gradients = fed_and_shown if naming.ACTIVATION_GRAD in wanted.families else ()
-
-        def turns(named: Iterable[NamedValue]) -> Any:
-            return by_site((numbers[each.value], each.turn) for each in named if each.value is not None)
-
-        return replace(
-            plan,
-            sites=sites,
-            gradients=plan.gradients.union(gradients),
-            seeds=tuple(Seed(numbers[s.named.value], s.named.turn) for s in self._seeds if s.named.value is not None),
-            fed=turns(each.named for each in fed),
-            stopped=turns(self._stops),
-            severed=turns(each.named for each in self._severed),
-            used={frame.key: frame.used for frame in self._root.walk()},
-            outputs=tuple(self._outputs()),
-        )
-
-    def _fed_sites(self, plan: Plan, numbers: Mapping[ValueKey, int]) -> dict[int, Any]:
-        feeds: dict[int, Any] = {}
-        for each in self._values:
-            if each.named.value is None or _is_argument(each.named.value):
-                continue
-            number = numbers[each.named.value]
-            shape = plan.value(number)
-            tensor = feeds.setdefault(number, np.zeros(shape.shape, shape.dtype))
-            tensor[each.named.turn] = _fitting(each, plan.sites[number])
-        return feeds
-
-    def _key(self, trace: Trace, fetch: _Fetch) -> str:
-        """The key under which a fetched value is shown."""
-        value, turn = fetch.named
-        if value is not None and _is_argument(value):
-            leaf = trace.arguments[value.position]
-            family = naming.gradient_family(leaf.family) if fetch.gradient else leaf.family
-            return naming.key_of(family or leaf.family, leaf.name)
-        names = next((site.names for site in trace.sites if site.value == value), ())
-        shown = [str(name.at(turn)) for name in names]
-        if not shown:
-            raise UsageError(f"{printable(fetch.name)} is a constant", hint="nothing has to be run for it")
-        family = naming.ACTIVATION_GRAD if fetch.gradient else naming.ACTIVATION
-        return naming.key_of(family, fetch.name if fetch.name in shown else shown[0])
-
-    def _fragment(self) -> Fragment:
-        operations = [
-            number in frame.used
-            for frame in self._root.walk()
-            if not frame.opaque
-            for number, equation in enumerate(frame.jaxpr.eqns)
-            if operation_name(equation) is not None
-        ]
-        leaves = zip(self._trace.arguments, self._needed, strict=True)
-        inputs = tuple(leaf.name for leaf, needed in leaves if needed and leaf.family == naming.INPUT)
-        return Fragment(sum(operations), len(operations), tuple(self._needed), inputs)
+def seeds_of(trace: Trace, names: QueryNames) -> list[Injected]:
+    """What is differentiated: what the query names or the loss, and where it gives a gradient; nothing for values."""
+    if names.fetches and not any(fetch.gradient for fetch in names.fetches):
+        return []
+    return [*(names.of or _loss(trace, names)), *names.gradient_fed]
 
 
-class _Fetch(NamedTuple):
-    """A value asked for, or its gradient."""
-
-    name: str
-    named: NamedValue
-    gradient: bool
-
-
-def _fetch(name: str, known: NamedValues) -> _Fetch:
-    if name.startswith(GRADIENT):
-        own = name.removeprefix(GRADIENT)
-        return _Fetch(own, known.find(own), gradient=True)
-    family, _, own = name.partition("/")
-    if naming.is_gradient(family):
-        of_value = (
-            own if family == naming.ACTIVATION_GRAD else naming.key_of(naming.value_family(family) or family, own)
-        )
-        return _Fetch(own, known.find(of_value), gradient=True)
-    return _Fetch(name.removeprefix(f"{naming.ACTIVATION}/"), known.find(name), gradient=False)
+def _loss(trace: Trace, names: QueryNames) -> list[Injected]:
+    """The loss as what is differentiated; nothing where given gradients cut all its ways to the arguments."""
+    loss = Injected(trace.outputs[0], NamedValue(resolve(trace.root, trace.root.jaxpr.outvars[0])), None)
+    if not names.gradient_fed:
+        return [loss]
+    cuts = _cuts(trace, names) | throughout(trace.root, [each.named for each in names.gradient_fed])
+    reach = reachability_from(trace.root, values_of([loss]), cuts).arguments
+    reached = (arrives is Reach.GRADIENT for arrives in reach)
+    arguments = zip(trace.arguments, reached, strict=True)
+    return [loss] if any(leaf.differentiated and is_reached for leaf, is_reached in arguments) else []
 
 
-def _asked_for(leaf: Leaf, wanted: Wanted) -> Leaf:
-    """The leaf, differentiated only if its gradient is asked for."""
-    family = naming.gradient_family(leaf.family)
-    asked = family is not None and wanted.wants(family, leaf.name)
-    return replace(leaf, differentiated=leaf.differentiated and asked)
+def _cuts(trace: Trace, names: QueryNames) -> frozenset[ValueKey]:
+    """The values that no gradient passes: stopped or fed in every iteration."""
+    return throughout(trace.root, names.stops) | throughout(trace.root, [each.named for each in names.fed])
 
 
-def _keys(values: Iterable[NamedValue]) -> list[ValueKey]:
-    return list(dict.fromkeys(named.value for named in values if named.value is not None))
+def needed_outputs(trace: Trace, names: QueryNames, seeds: Sequence[Injected]) -> list[bool]:
+    """For each output of the traced function, whether the query needs it."""
+    atoms = trace.root.jaxpr.outvars
+    if not names.fetches and not (names.gradient_fed and len(seeds) == len(names.gradient_fed)):
+        return [True] * len(atoms)
+    values = {fetch.named.value for fetch in names.fetches if not fetch.gradient}
+    return [resolve(trace.root, atom) in values for atom in atoms]
 
 
-def _is_argument(value: ValueKey) -> bool:
-    return not value.frame and value.equation == OPERAND
+def as_queried(trace: Trace, names: QueryNames, seeds: Sequence[Injected], outputs: Sequence[bool]) -> Trace:
+    """The trace with what the query needs, and what is reached from what it differentiates.
+
+    Args:
+        trace: The trace.
+        names: The query's names.
+        seeds: What is differentiated.
+        outputs: For each output, whether it is needed.
+    """
+    fetched = (fetch for fetch in names.fetches if not fetch.gradient)
+    fed = throughout(trace.root, [each.named for each in names.fed])
+    needs = Marks(seeds=dict.fromkeys(values_of([*fetched, *seeds]), Need.OUTPUT), cuts=fed)
+    liveness = needed_for(trace.root, outputs, needs)
+    reachability = reachability_from(trace.root, values_of(seeds), _cuts(trace, names))
+    return replace(
+        trace,
+        liveness=liveness,
+        reachability=reachability,
+        arguments=tuple(map(as_reached, trace.arguments, reachability.arguments)),
+        sites=tuple(find_sites(trace.root, trace.layers, liveness, reachability)),
+    )
+
+
+def with_query(plan: Plan, trace: Trace, names: QueryNames, seeds: Sequence[Injected]) -> Plan:
+    """A plan of what is shown, extended by the sites of a query and what is done there.
+
+    Args:
+        plan: The plan.
+        trace: The trace as queried.
+        names: The query's names.
+        seeds: What is differentiated.
+
+    Raises:
+        UsageError: Nothing can be done at one of the values.
+    """
+    fed = [each for each in names.fed if each.value is not None and not is_argument(each.value)]
+    known = {site.value: site for site in (*trace.sites, *plan.sites)}
+    concerned = [known.get(value) or trace.site_at(value) for value in values_of([*seeds, *fed, *names.stops])]
+    present = {site.value for site in plan.sites}
+    sites = (*plan.sites, *(site for site in map(_require_within_reach, concerned) if site.value not in present))
+    numbers = {site.value: number for number, site in enumerate(sites)}
+
+    def iterations_of(named: Iterable[NamedValue]) -> Any:
+        return by_site((numbers[each.value], each.turn) for each in named if each.value is not None)
+
+    return replace(
+        plan,
+        sites=sites,
+        seeds=tuple(Seed(numbers[each.value], each.named.turn) for each in seeds if each.value is not None),
+        fed=iterations_of(each.named for each in fed),
+        stopped=iterations_of(names.stops),
+        severed=iterations_of(each.named for each in names.gradient_fed),
+    )
 
 
 def _require_within_reach(site: Site) -> Site:
-    """A site that something can be done at."""
-    if site.opaque or any(loop.length is None for loop in site.loops):
+    """A site at which a value can be fed, stopped or differentiated."""
+    if site.bypassed or any(loop.length is None for loop in site.loops):
         raise UsageError(
-            f"{site.primitive} at {site.source} lies inside a custom rule or a while loop, which run as they stand",
+            f"{site.primitive} at {site.source} is inside a custom rule, a linear solve or a while loop,"
+            " which run as they are",
             hint="name a value that goes in or comes out",
         )
     return site
 
 
-def _fitting(fed: _Fed, site: Site) -> Any:
-    """What is given for a value, in its dtype.
+def initial_gradients(plan: Plan, seeds: Sequence[Injected]) -> tuple[Any, ...]:
+    """The initial gradient of each seed that is no constant, in its shape and dtype.
 
     Raises:
-        UsageError: It has another shape.
+        UsageError: One has another shape, or a seed cannot be differentiated.
     """
-    given = np.asarray(fed.tensor)
-    if given.shape != site.shape:
-        raise UsageError(
-            f"what is given for {printable(fed.name)} has shape {list(given.shape)}, expected {list(site.shape)}",
-            hint="a value is replaced by one of its own shape",
-        )
-    return given.astype(site.dtype)
+    sites = {site.value: site for site in plan.sites}
+    return tuple(_initial(seed, sites[seed.value]) for seed in seeds if seed.value is not None)
 
 
-def _initial(seed: _Fed, site: Site) -> Any:
-    """The initial gradient of what is differentiated."""
+def _initial(seed: Injected, site: Site) -> Any:
     if not site.differentiable:
         raise UsageError(
             f"{printable(seed.name)} is {site.dtype} and cannot be differentiated",
             hint="only real and complex floating-point values have gradients",
         )
-    return jnp.ones(site.shape, site.dtype) if seed.tensor is None else _fitting(seed, site)
+    if seed.tensor is None:
+        return jnp.ones(site.shape, site.dtype)
+    given = jnp.asarray(seed.tensor)
+    _require_shape(given, site, f"the initial gradient of {printable(seed.name)}", _GRADIENT_HINT)
+    return given.astype(site.dtype)
+
+
+_VALUE_HINT: Final = "a value is replaced by one of its own shape"
+_GRADIENT_HINT: Final = "an initial gradient has the shape of what is differentiated"
+
+
+def _fitting(fed: Injected, site: Site) -> Any:
+    """The tensor for a value, in the value's dtype."""
+    given = np.asarray(fed.tensor)
+    _require_shape(given, site, f"what is given for {printable(fed.name)}", _VALUE_HINT)
+    return given.astype(site.dtype)
+
+
+def _require_shape(given: Any, site: Site, what: str, hint: str) -> None:
+    if given.shape != site.shape:
+        raise UsageError(f"{what} has shape {list(given.shape)}, expected {list(site.shape)}", hint=hint)
+
+
+def _fed_sites(plan: Plan, fed: Sequence[Injected]) -> dict[int, Any]:
+    """What is fed, by site, with an axis for each loop around the site."""
+    numbers = {site.value: number for number, site in enumerate(plan.sites)}
+    feeds: dict[int, Any] = {}
+    for each in fed:
+        if each.value is None or is_argument(each.value):
+            continue
+        number = numbers[each.value]
+        shape = plan.value(number)
+        tensor = feeds.setdefault(number, np.zeros(shape.shape, shape.dtype))
+        tensor[each.named.turn] = _fitting(each, plan.sites[number])
+    return feeds
+
+
+def _key(trace: Trace, fetch: Fetch) -> str:
+    """The key under which a fetched value is shown."""
+    value, turn = fetch.named
+    if value is not None and is_argument(value):
+        leaf = trace.arguments[value.position]
+        family = naming.gradient_family(leaf.family) if fetch.gradient else leaf.family
+        return naming.key_of(family or leaf.family, leaf.name)
+    names = next((site.names for site in trace.sites if site.value == value), ())
+    shown = [str(name.at(turn)) for name in names]
+    if not shown:
+        raise UsageError(f"{printable(fetch.name)} is a constant", hint="nothing has to be run for it")
+    family = naming.ACTIVATION_GRAD if fetch.gradient else naming.ACTIVATION
+    return naming.key_of(family, fetch.name if fetch.name in shown else shown[0])
+
+
+def _as_selected(leaf: Leaf, wanted: Wanted) -> Leaf:
+    """The leaf, differentiated only if its gradient is selected."""
+    family = naming.gradient_family(leaf.family)
+    selected = family is not None and wanted.wants(family, leaf.name)
+    return replace(leaf, differentiated=leaf.differentiated and selected)
+
+
+def _fragment(trace: Trace) -> Fragment:
+    """The part of the program that is run."""
+    operations = [
+        number in trace.liveness.used(frame)
+        for frame in trace.root.walk()
+        if not frame.opaque
+        for number, equation in enumerate(frame.jaxpr.eqns)
+        if operation_name(equation) is not None
+    ]
+    needed = trace.liveness.arguments
+    leaves = zip(trace.arguments, needed, strict=True)
+    inputs = tuple(leaf.name for leaf, is_needed in leaves if is_needed and leaf.family == naming.INPUT)
+    return Fragment(sum(operations), len(operations), needed, inputs)

@@ -5,8 +5,8 @@ floating-point operands as that operation sees it. *Terms*: for every value show
 gradient that comes back from each use, which sum to the value's own; the term of a value's only use is that already.
 What is differentiated itself has its initial gradient besides, which comes back from no use.
 
-A term is named by the operation and the number of its operand, `block[0]/add1/add.0`; in one turn of the loops around
-that it belongs to one value, which in the next turn may be another.
+A term is named by the operation and the number of its operand, `block[0]/add1/add.0`. In one iteration of the loops
+around the operation it belongs to one value, in the next perhaps to another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, iterations
-from gradscope.tracing.jaxpr.iterations import Homes, Moment
+from gradscope.tracing.jaxpr.iterations import CarryOrigins, ValueAt
 from gradscope.tracing.layers.uses import Use, find_uses
 from gradscope.tracing.tracer import Trace
 
@@ -36,15 +36,16 @@ class Terms:
     def __init__(self, trace: Trace, wanted: Wanted) -> None:
         self._wanted = wanted
         self._frames = {frame.key: frame for frame in trace.root.walk()}
-        self._homes = Homes(self._frames)
+        self._origins = CarryOrigins(self._frames)
         self._names = {site.value: site.names for site in trace.sites}
         self._arguments = [naming.key_of(leaf.family, leaf.name) for leaf in trace.arguments]
-        self._uses = find_uses(trace.root, trace.layers) if wanted.operands or wanted.terms else []
+        looks_at_uses = wanted.operands or wanted.terms
+        self._uses = find_uses(trace.root, trace.layers, trace.liveness, trace.reachability) if looks_at_uses else []
         whole = (self._moment(use, turn) for use in self._uses if _counts(use) for turn in iterations(use.loops))
         self._shared = {moment for moment, count in Counter(whole).items() if moment is not None and count > 1}
 
     def candidates(self) -> Iterator[Term]:
-        """Every use that is one of those selected, with the turns in which it is."""
+        """Every use that is one of those selected, with the iterations in which it is."""
         for use in self._uses:
             moments = {turn: self._moment(use, turn) for turn in iterations(use.loops)}
             of = {turn: self._key(moment) for turn, moment in moments.items() if self._is_selected(use, moment)}
@@ -52,30 +53,30 @@ class Terms:
                 yield Term(use=use, of=of)
 
     def wanted(self) -> Iterator[Term]:
-        """Those of the candidates that are wanted, with the turns in which they are."""
+        """Those of the candidates that are wanted, with the iterations in which they are."""
         for term in self.candidates():
             of = {turn: key for turn, key in term.of.items() if self._wanted.wants_term(name_of(term, turn), key)}
             if of:
                 yield Term(use=term.use, of=of)
 
-    def _moment(self, use: Use, turn: IterationIndex) -> Moment | None:
-        """The value of whose gradient this is a term in a turn, in the turn that made it; None where of none."""
+    def _moment(self, use: Use, turn: IterationIndex) -> ValueAt | None:
+        """The value that a term belongs to in one iteration, in the iteration that made it; None for no value."""
         if use.value is None or not use.whole:
             return None
-        return self._homes.of(Moment(use.value, turn[: len(self._frames[use.value.frame].loops)]))
+        return self._origins.of(ValueAt(use.value, turn[: len(self._frames[use.value.frame].loops)]))
 
-    def _is_selected(self, use: Use, moment: Moment | None) -> bool:
+    def _is_selected(self, use: Use, moment: ValueAt | None) -> bool:
         if self._wanted.operands and use.operand and self._wanted.shows(use.name):
             return True
         return self._wanted.terms and moment in self._shared and self._shows(moment)
 
-    def _shows(self, moment: Moment | None) -> bool:
+    def _shows(self, moment: ValueAt | None) -> bool:
         """Whether a value is one of those shown: a layer's, an operation's, or an argument."""
         if moment is None:
             return False
         return _is_argument(moment) or any(map(self._wanted.shows, self._names.get(moment.value, ())))
 
-    def _key(self, moment: Moment | None) -> str | None:
+    def _key(self, moment: ValueAt | None) -> str | None:
         """The key of a value in a dump; None for a value without a name."""
         if moment is None:
             return None
@@ -87,7 +88,7 @@ class Terms:
 
 
 def name_of(term: Term, turn: IterationIndex) -> str:
-    """The name of a term in one turn of the loops around it."""
+    """The name of a term in one iteration of the loops around it."""
     return str(term.use.name.at(turn))
 
 
@@ -96,5 +97,5 @@ def _counts(use: Use) -> bool:
     return use.reach >= Reach.GRADIENT and not use.eliminated
 
 
-def _is_argument(moment: Moment) -> bool:
+def _is_argument(moment: ValueAt) -> bool:
     return moment.value == ValueKey((), OPERAND, moment.value.position)

@@ -1,7 +1,7 @@
-"""Inquiries: what is asked of a traced loss beyond what it computes and its own gradients.
+"""Queries: what is requested of a traced loss beyond what it computes and its own gradients.
 
 Other values may be differentiated in the place of the loss (*of*), values may count as constant (*stops*), values or
-the gradients that arrive at them may be given instead of computed (*feeds*), and only a few values may be asked for
+the gradients that arrive at them may be given instead of computed (*feeds*), and only a few values may be requested
 (*fetches*), of which the rest of the program is then no part. TensorFlow's names for these are `ys`, `stop_gradients`,
 `feed_dict` and `fetches`.
 """
@@ -17,20 +17,20 @@ from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.tracing.tracer import Trace
 
-#: What stands before the name of a value to mean the gradient that arrives at it.
+#: The prefix of a value's name that means the gradient that arrives at it.
 GRADIENT: Final = "gradient/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inquiry:
-    """What is asked, by the names of values (see `tracing.values`).
+    """A query, by the names of values (see `tracing.lookup.named_values`).
 
     Attributes:
         of: What is differentiated in the place of the loss; empty for the loss.
         cotangents: The initial gradient of each of them, None for ones; empty for ones throughout.
         stops: What counts as constant.
         feeds: Values given and not computed; under `gradient/NAME`, the gradient that arrives at a value.
-        fetches: The only values asked for; a dump's key or `gradient/NAME` asks for a gradient. Empty for all.
+        fetches: The only values requested; a dump's key or `gradient/NAME` requests a gradient. Empty for all.
     """
 
     of: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Fragment(NamedTuple):
     Attributes:
         needed: The number of operations that are run.
         total: The number of all operations.
-        arguments: For each argument, whether anything depends on it that is asked for.
+        arguments: For each argument, whether anything depends on it that is requested.
         inputs: The names of those that are leaves of the batch.
     """
 
@@ -68,7 +68,7 @@ class Answer:
     """How an inquiry is answered.
 
     Attributes:
-        trace: The trace, with what arrives where when that is differentiated which is asked for.
+        trace: The trace, with what arrives where when that is differentiated which is requested.
         plan: What is observed, fed, stopped and run.
         wanted: What is shown.
         feeds: The values fed, by site.

@@ -42,7 +42,7 @@ def core_statistics(value: Any, *, passing: bool = False) -> Any:
 
     Args:
         value: An array of any shape; of a complex one the magnitudes are measured, of a typed PRNG key its data.
-        passing: Whether it is a cotangent, which nobody reads again when it has been passed on.
+        passing: Whether it is a cotangent, which nothing reads again when it has been passed on.
     """
     on_host = _on_host if passing else _bits_on_host
     # Whoever differentiates a step again differentiates its gradients, of which statistics are none; JAX cannot
@@ -61,7 +61,7 @@ def _as_whole_bytes(value: Any) -> Any:
 
 
 def core_numbers(vector: np.ndarray) -> CoreNumbers:
-    """The numbers that a vector of `core_statistics` stands for."""
+    """The numbers that a vector of `core_statistics` represents."""
     numbers = dict(zip(_NUMBERS, vector[: len(_NUMBERS)].tolist(), strict=True))
     digits = vector[len(_NUMBERS) :].reshape(-1, 2).astype(np.int64)
     counts = dict(zip(_COUNTS, (digits[:, 0] * _BASE + digits[:, 1]).tolist(), strict=True))

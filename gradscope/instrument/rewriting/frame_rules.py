@@ -1,18 +1,20 @@
 """How the interpreter runs the equations that have sub-jaxprs: one rule per kind of frame.
 
 Every rule calls JAX's public function for its construct again, on a body that interprets the sub-jaxpr, and lets the
-body hand out what it observed beside what it computed. Sinks go the opposite way:
+body return what it observed in addition to what it computed. Sinks go the opposite way:
 
-    ==========  ==========================  ============================  =============================
-    kind        sinks and feeds             observations                  gradients
-    ==========  ==========================  ============================  =============================
-    call        in the closure              handed up                     yes
-    remat       arguments                   outputs                       yes
-    scan        sequences, one per turn     stacked outputs               yes, per turn
-    cond        in every branch's closure   outputs, zeros where not run  yes, zeros where not run
-    while       none                        carried, the last turn's      no: JAX cannot reverse a while
-    shard_map   split over the mesh         stacked, one per shard        yes, per shard
-    ==========  ==========================  ============================  =============================
+    ============  ================================  ============================  =============================
+    kind          sinks and feeds                   observations                  gradients
+    ============  ================================  ============================  =============================
+    call          in the closure                    returned as they are          yes
+    remat         arguments                         outputs                       yes
+    scan          sequences, one per iteration      stacked outputs               yes, per iteration
+    cond          in every branch's closure         outputs, zeros where not run  yes, zeros where not run
+    while         none                              carried, of the last          no: JAX cannot reverse a while
+                                                    iteration
+    shard_map     split over the mesh               stacked, one per shard        yes, per shard
+    linear_solve  none                              auxiliary data of the solver  no: JAX solves the transpose
+    ============  ================================  ============================  =============================
 
 `call` frames (`jit`) are run in place, so that one program is compiled and, under `jax.disable_jit`, every operation
 runs by itself. Where a `jit` names shardings for its operands or results, they stay as constraints.
@@ -35,11 +37,13 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     SubJaxpr,
     manual_axes,
     opened,
+    run_closed,
     scan_arity,
     sub_jaxprs,
     traced_as,
 )
 from gradscope.tracing.jaxpr.sharding import dealt, varying
+from gradscope.tracing.jaxpr.transfers import solve_operands
 
 
 def call_rule(
@@ -53,7 +57,7 @@ def call_rule(
 
 
 def _constrained(values: Sequence[Any], shardings: Sequence[Any]) -> Sequence[Any]:
-    """The values under the shardings that a `jit` asked for; most ask for none."""
+    """The values under the shardings that a `jit` requested; most ask for none."""
     if not any(isinstance(sharding, jax.sharding.Sharding) for sharding in shardings):
         return values
     return [
@@ -109,7 +113,7 @@ def scan_rule(
 def cond_rule(
     context: Context, number: int, equation: Equation, values: Sequence[Any]
 ) -> tuple[Sequence[Any], Captured]:
-    """Run a conditional; every branch hands out the observations of all, zeros for those of the others."""
+    """Run a conditional; every branch returns the observations of all, zeros for those of the others."""
     index, *operands = values
     subs = sub_jaxprs(equation)
 
@@ -134,7 +138,7 @@ def cond_rule(
 
 
 def _by_platform(platforms: Sequence[Sequence[str] | None], branches: Sequence[Any]) -> dict[str, Any]:
-    """Branches by the platforms they are for; None stands for all others."""
+    """Branches by the platforms they are for; None represents all others."""
     return {name: branch for names, branch in zip(platforms, branches, strict=True) for name in names or ("default",)}
 
 
@@ -171,7 +175,7 @@ def _full(inside: Context, shape: tuple[int, ...], dtype: Any, value: Any, shard
 def while_rule(
     context: Context, number: int, equation: Equation, values: Sequence[Any]
 ) -> tuple[Sequence[Any], Captured]:
-    """Run a while loop; the last turn's observations travel in its carry."""
+    """Run a while loop; the last iteration's observations travel in its carry."""
     inside = context.enter(number)
     body_context = inside.turn(Given.nothing())
     params = equation.params
@@ -204,7 +208,7 @@ def while_rule(
 def shard_map_rule(
     context: Context, number: int, equation: Equation, values: Sequence[Any]
 ) -> tuple[Sequence[Any], Captured]:
-    """Run a sharded map; each shard has its own sinks and hands out its own observations."""
+    """Run a sharded map; each shard has its own sinks and returns its own observations."""
     inside = context.enter(number)
     sub = sub_jaxprs(equation)[0]
     params = equation.params
@@ -228,6 +232,37 @@ def shard_map_rule(
         )(list(values), given)
 
 
+def linear_solve_rule(
+    context: Context, number: int, equation: Equation, values: Sequence[Any]
+) -> tuple[Sequence[Any], Captured]:
+    """Run a linear solve with implicit derivatives; observations are auxiliary data of its solver."""
+    inside = context.enter(number)
+    sub, functions, operands = sub_jaxprs(equation)[0], equation.params["jaxprs"], solve_operands(equation, values)
+    solution = len(operands.right)
+    observed: list[Any] = []
+
+    def solve(_matvec: Any, right: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+        outputs, captured = _run(inside, sub, [*operands.solve, *right])
+        auxiliary = (outputs[solution:], captured)
+        observed.append(jax.tree_util.tree_map(jax.typeof, auxiliary))
+        return outputs[:solution], auxiliary
+
+    def transpose_solve(_vecmat: Any, right: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+        outputs = run_closed(functions.transpose_solve, *operands.transpose_solve, *right)
+        # JAX drops the auxiliary data of this solver, but expects the pytree of the other, which it has traced by then.
+        return outputs[:solution], jax.tree_util.tree_map(lambda each: jnp.zeros(each.shape, each.dtype), observed[0])
+
+    with traced_as(equation):
+        found, (auxiliary, captured) = jax.lax.custom_linear_solve(
+            lambda vector: run_closed(functions.matvec, *operands.matvec, *vector),
+            list(operands.right),
+            solve,
+            None if functions.transpose_solve is None else transpose_solve,
+            has_aux=True,
+        )
+    return [*found, *auxiliary], captured
+
+
 def _run(context: Context, sub: SubJaxpr, values: Sequence[Any]) -> tuple[list[Any], Captured]:
     return interpret(context, sub.jaxpr, sub.constants, values)
 
@@ -239,4 +274,5 @@ RULES: Final[Mapping[FrameKind, Rule]] = {
     "cond": cond_rule,
     "while": while_rule,
     "shard_map": shard_map_rule,
+    "linear_solve": linear_solve_rule,
 }

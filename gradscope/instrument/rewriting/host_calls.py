@@ -1,7 +1,7 @@
 """Host calls: NumPy at work on a value in the middle of a compiled program, where the CPU is the device.
 
 The function is handed the buffer itself, as it lies. `jax.pure_callback` first makes a JAX array of it, which takes
-longer than to reduce it to its statistics. JAX hands out buffers from 0.6.1; before that, there is only the long way.
+longer than to reduce it to its statistics. JAX returns buffers from 0.6.1; before that, there is only the long way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The interpreter: runs a traced loss again, equation by equation, and observes the planned sites on the way.
 
 The loop is `docs/autodidax`'s `eval_jaxpr`: an environment, `read`, `write`, and for every equation a rule. Equations
-that run sub-jaxprs have their rules in `rules`; all others, custom rules included, are bound as they stand.
+that run sub-jaxprs have their rules in `frame_rules`; all others, custom rules included, are bound as they are.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Captured(NamedTuple):
     Attributes:
         values: The observations, with a leading axis for each loop around the site.
         executed: For sites and terms inside branches and `while` loops: whether the branch or the loop ran, likewise
-            per turn.
-        turns: For sites inside `while` loops: how many turns each of those loops ran, outermost first along the last
-            axis; the observation is the last turn's.
+            per iteration.
+        turns: For sites inside `while` loops: how many iterations each of those loops ran, outermost first along the
+            last axis; the observation is the last iteration's.
         seeds: Values to be differentiated, as they are, by site number.
     """
 
@@ -57,9 +57,9 @@ class Given(NamedTuple):
     Attributes:
         sinks: What the gradients leave through, and the terms.
         feeds: Values in the place of those that would be computed.
-        fed: Whether this is a turn in which there is one.
-        stopped: Whether this is a turn in which the value counts as constant.
-        severed: Whether this is a turn in which no cotangent arrives from where the value is used.
+        fed: Whether this is an iteration in which there is one.
+        stopped: Whether this is an iteration in which the value counts as constant.
+        severed: Whether this is an iteration in which no cotangent arrives from where the value is used.
     """
 
     sinks: Mapping[int, Any]
@@ -84,7 +84,7 @@ class Context:
         frame: The frame it is in.
         depth: Number of loops around that frame.
         axes: Mesh axes that the `shard_map`s around that frame split over.
-        given: What is given for the sites in this frame and inside it, for the present turn of the loops around.
+        given: What is given for the sites in this frame and inside it, for the present iteration of the loops around.
         reached: Numbers of sites and terms that a cotangent arrived at; grows while the backward pass is traced.
     """
 
@@ -105,9 +105,9 @@ class Context:
         return replace(self, given=given)
 
     def turn(self, given: Given, axes: tuple[str, ...] = ()) -> Context:
-        """The context in one turn of the loop that this frame is the body of, with what that turn is given.
+        """The context in one iteration of the loop that this frame is the body of, with what that iteration is given.
 
-        Of a `shard_map`, whose turns are the shards, `axes` are the mesh axes it splits over.
+        Of a `shard_map`, whose iterations are the shards, `axes` are the mesh axes it splits over.
         """
         return replace(self, depth=self.depth + 1, axes=(*self.axes, *axes), given=given)
 
@@ -118,7 +118,7 @@ class Context:
 
     @property
     def observe(self) -> Observer:
-        """The plan's observer, for values that may differ between shards: branches and turns agree on the type."""
+        """The plan's observer, for values that may differ between shards: branches and iterations agree on the type."""
         # A partial and not a method: the backward rules that keep it must not keep this context, which holds tracers.
         return partial(_observed_in_shards, self.plan.observe, self.axes)
 
@@ -211,7 +211,7 @@ class Evaluation:
     def _read(self, atom: Atom) -> Any:
         if is_literal(atom):
             return atom.val
-        # What was not run, nobody looks at: zeros stand for it.
+        # What was not run, nothing looks at: zeros represent it.
         return self.values[atom] if atom in self.values else jnp.zeros(atom.aval.shape, atom.aval.dtype)
 
 
@@ -222,7 +222,7 @@ def _as_it_stands(
 
 
 def _observe(context: Context, site: int, value: Any, captured: Captured) -> Any:
-    """Observe one value; returns the value to go on with."""
+    """Observes one value; returns the value to go on with."""
     given = context.given
     if site in context.plan.isolated:
         _note(context, site, value, captured)

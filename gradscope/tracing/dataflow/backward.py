@@ -1,11 +1,11 @@
-"""Flow: following values backwards from a function's outputs, through every frame, to what they are made from.
+"""Backward dataflow: following values from a function's outputs, through every frame, to what they are made from.
 
 What is followed has a *level*: 0 for a value that nothing followed is made from, higher the more is known of it. An
-*analysis* says what passes through one equation; how frames hand it on is the same for all: a branch is taken for
-certain, a carry is followed until no more comes of another turn.
+*analysis* states what passes through one equation. How levels pass through frames is the same for all: every branch
+counts as taken, and a carry is followed until another iteration changes nothing.
 
-*Marks* are where else than at the outputs a flow begins, and where it ends: a value whose gradient is asked of another
-value than the loss, a value that counts as constant, a value that is given and not computed.
+*Marks* are where an analysis begins other than at the outputs, and where it ends: a value that is differentiated in
+place of the loss, a value that counts as constant, a value that is fed and not computed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, variable_of
-from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal, scan_arity
+from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """Where a flow begins besides at a function's outputs, and where it ends.
+    """Where an analysis begins other than at a function's outputs, and where it ends.
 
     Attributes:
         seeds: The level of values that are followed from where they are.
@@ -59,7 +59,7 @@ class Marks:
 
 
 class Analysis(Protocol):
-    """What is followed. Frames may be visited several times, each time with no lower levels than before."""
+    """An analysis. It may visit a frame several times, each time with no lower levels than before."""
 
     marks: Marks
 
@@ -68,7 +68,7 @@ class Analysis(Protocol):
         ...
 
     def leave(self, frame: Frame, outputs: Sequence[int], levels: dict[Atom, int], /) -> None:
-        """A frame has been followed from the levels of its outputs; `levels` has every variable above 0."""
+        """Called when a frame has been followed from its outputs' levels; `levels` has every variable above 0."""
         ...
 
 
@@ -105,33 +105,33 @@ def follow_inside(frame: Frame, number: int, outputs: Sequence[int], analysis: A
 
     Args:
         frame: The frame the equation is in.
-        number: Its number; the kind of frames it runs is not `opaque`.
+        number: Its number; the frames it runs are not opaque.
         outputs: The level of each of its outputs.
         analysis: What is followed.
 
     Returns:
         The level of each of its operands.
     """
-    equation = frame.jaxpr.eqns[number]
-    inside = frame.children[number]
-    if inside[0].kind == "cond":
-        branches = [follow(branch, outputs, analysis) for branch in inside]
-        return [max(outputs, default=0), *map(max, zip(*branches, strict=True))]
-    if inside[0].kind == "scan":
-        arity = scan_arity(equation)
-        return _follow_turns(inside[0], arity.constants, arity.carries, outputs, analysis)
-    if inside[0].kind == "while":
-        of_condition, of_body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
-        return [0] * of_condition + _follow_turns(inside[0], of_body, len(outputs), outputs, analysis)
-    return follow(inside[0], outputs, analysis)
+    operands = [0] * len(frame.jaxpr.eqns[number].invars)
+    for child in frame.children[number]:
+        for predicate in child.transfer.predicates:
+            operands[predicate] = max(outputs, default=0)
+        for entry, level in zip(child.transfer.inputs, _follow_iterations(child, outputs, analysis), strict=True):
+            if entry is not None:
+                operands[entry.operand] = max(level, operands[entry.operand])
+    return operands
 
 
-def _follow_turns(body: Frame, constants: int, carries: int, outputs: Sequence[int], analysis: Analysis) -> list[int]:
-    last, stacked = list(outputs[:carries]), outputs[carries:]
+def _follow_iterations(body: Frame, outputs: Sequence[int], analysis: Analysis) -> list[int]:
+    """Follow a frame's outputs to what it receives, and from the carries of one iteration to those before."""
+    made = list(outputs)
     while True:
-        operands = follow(body, [*last, *stacked], analysis)
-        # A carry that is followed after the loop is followed before it, whether or not a turn reads it.
-        grown = list(map(max, last, operands[constants : constants + carries]))
-        if grown == last:
-            return [*operands[:constants], *grown, *operands[constants + carries :]]
-        last = grown
+        received = follow(body, made, analysis)
+        # A carry that is followed after the loop is followed before it, whether or not an iteration reads it.
+        carries = [(at, n) for at in range(len(made)) if (n := body.transfer.next_variable(at)) is not None]
+        grown = list(made)
+        for output, variable in carries:
+            grown[output] = received[variable] = max(made[output], received[variable])
+        if grown == made:
+            return received
+        made = grown

@@ -1,8 +1,8 @@
-"""Pieces: a trace cut at values that are known, so that each piece can be looked at alone.
+"""Segments between known values: a trace cut so that each segment can be observed in isolation.
 
-A *piece* is all that is computed between a known value, or an output, and the known values and arguments that it is
-made of. Errors do not travel from one piece into another. What arrives at a known value in the backward pass is made by
-the pieces that read it, its *readers*.
+A *segment* is everything that is computed between a known value, or an output, and the known values and arguments that
+it is made of. Errors do not travel from one segment into another. The gradient that arrives at a known value is made by
+the segments that read it, its *readers*.
 
 Only floating-point and complex values are followed, because only they have gradients.
 """
@@ -13,35 +13,35 @@ from collections.abc import Collection, Iterable, Iterator
 
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, resolve, variable_of
-from gradscope.tracing.jaxpr.iterations import Moment, sources
+from gradscope.tracing.jaxpr.iterations import ValueAt, sources
 
 
-class Pieces:
-    """The pieces of a trace.
+class SegmentsBetween:
+    """The segments of a trace between known values.
 
     Args:
         root: The trace's root frame.
-        known: The values that are known, each in one turn of its loops.
+        known: The values that are known, each in one iteration of its loops.
     """
 
-    def __init__(self, root: Frame, known: Collection[Moment]) -> None:
+    def __init__(self, root: Frame, known: Collection[ValueAt]) -> None:
         self._frames = {frame.key: frame for frame in root.walk()}
         self._known = frozenset(known)
 
-    def readers(self, ends: Iterable[Moment]) -> dict[Moment, list[Moment]]:
-        """For each known value and argument, the ends of the pieces that read it.
+    def readers(self, ends: Iterable[ValueAt]) -> dict[ValueAt, list[ValueAt]]:
+        """For each known value and argument, the ends of the segments that read it.
 
         Args:
             ends: Known values and outputs.
         """
-        found: dict[Moment, list[Moment]] = {}
+        found: dict[ValueAt, list[ValueAt]] = {}
         for end in filter(self._has_gradients, ends):
             for read in self._made_of(end):
                 found.setdefault(read, []).append(end)
         return found
 
-    def _made_of(self, end: Moment) -> Iterator[Moment]:
-        """The known values and arguments that one piece reads."""
+    def _made_of(self, end: ValueAt) -> Iterator[ValueAt]:
+        """The known values and arguments that one segment reads."""
         seen, waiting = {end}, [end]
         while waiting:
             for moment in self._operands(waiting.pop()):
@@ -53,19 +53,19 @@ class Pieces:
                 else:
                     waiting.append(moment)
 
-    def _operands(self, moment: Moment) -> list[Moment]:
+    def _operands(self, moment: ValueAt) -> list[ValueAt]:
         """What a value is directly made of, or is in another frame."""
         value, turn = moment
         found = sources(self._frames, moment)
         if not found and value.equation != OPERAND:
             frame = self._frames[value.frame]
             read = (resolve(frame, atom) for atom in frame.jaxpr.eqns[value.equation].invars)
-            found = [Moment(key, turn[: len(self._frames[key.frame].loops)]) for key in read if key is not None]
+            found = [ValueAt(key, turn[: len(self._frames[key.frame].loops)]) for key in read if key is not None]
         return list(filter(self._has_gradients, found))
 
-    def _has_gradients(self, moment: Moment) -> bool:
+    def _has_gradients(self, moment: ValueAt) -> bool:
         return is_inexact(variable_of(self._frames[moment.value.frame], moment.value))
 
 
-def _is_argument(moment: Moment) -> bool:
+def _is_argument(moment: ValueAt) -> bool:
     return not moment.value.frame and moment.value.equation == OPERAND

@@ -3,7 +3,7 @@
 A *barrier* is an equation on a way to the loss that reverse mode does not get through: one that is constant wherever it
 has a derivative (`stop_gradient`, `floor`, `sign`), one that makes integers or truth values of numbers, a choice
 between branches, a `while` loop. A value without a gradient either leads to the loss through barriers alone, all of
-which are told, or it does not lead to the loss at all.
+which are reported, or it does not lead to the loss at all.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from gradscope.dump.record import Reason
-from gradscope.tracing.dataflow.forward import Descent, Place, Step
+from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
+from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.dataflow.reachability import is_constant, is_inexact
 from gradscope.tracing.jaxpr.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, source_in, variable_of
 from gradscope.tracing.jaxpr.jaxcompat import is_literal
 
-#: So many barriers are told by place; the others are counted.
+#: So many barriers are reported with their places; the others are counted.
 _MOST_BARRIERS: Final = 4
 
 #: What makes integers or truth values of numbers, in words.
@@ -33,14 +34,16 @@ class Barriers:
     """What cuts the ways of a trace's values to the loss.
 
     Args:
-        root: Its root frame, liveness marked.
+        root: Its root frame.
+        liveness: What the loss depends on.
     """
 
-    def __init__(self, root: Frame) -> None:
+    def __init__(self, root: Frame, liveness: Liveness) -> None:
         self._root = root
+        self._liveness = liveness
         self._frames = {frame.key: frame for frame in root.walk()}
         self._known: dict[tuple[ValueKey, Reason], str] = {}
-        self._descent = Descent()
+        self._flow = ForwardFlow()
 
     def detail(self, value: ValueKey, absent: Reason) -> str:
         """Why there is no gradient with respect to a value, in words with the place; "" where the reason says it all.
@@ -58,40 +61,40 @@ class Barriers:
     def _detail(self, frame: Frame, value: ValueKey, absent: Reason) -> str:
         if absent == "not-executed":
             return _not_executed(frame)
-        start = Place(frame, variable_of(frame, value))
-        reached = self._descent.closure([start])
+        start = FrameVariable(frame, variable_of(frame, value))
+        reached = self._flow.closure([start])
         loss = self._root.jaxpr.outvars[0]
-        if is_literal(loss) or Place(self._root, loss) not in reached:
+        if is_literal(loss) or FrameVariable(self._root, loss) not in reached:
             return self._disconnected(reached, start)
         told = list(dict.fromkeys(self._barriers(reached))) or list(dict.fromkeys(self._rules(reached)))
         more = f" and {len(told) - _MOST_BARRIERS} more" if len(told) > _MOST_BARRIERS else ""
         return "; ".join(told[:_MOST_BARRIERS]) + more
 
-    def _rules(self, reached: dict[Place, None]) -> Iterator[str]:
+    def _rules(self, reached: dict[FrameVariable, None]) -> Iterator[str]:
         """Where no barrier is on the ways: the rules of functions of the user's own, one of which hands nothing on."""
-        for step in (step for place in reached for step in self._descent.steps(place)):
+        for step in (step for place in reached for step in self._flow.steps(place)):
             rule = custom_rule(step.frame.jaxpr.eqns[step.number])
             if step.way == "compute" and rule is not None and not rule.of_library:
                 yield f"{at_place(step.frame, step.number)}, whose own rule may hand on no gradient"
 
-    def _disconnected(self, reached: dict[Place, None], start: Place) -> str:
-        """What is told of a value that does not lead to the loss."""
-        others = (Place(self._root, atom) for atom in self._root.jaxpr.outvars[1:] if not is_literal(atom))
+    def _disconnected(self, reached: dict[FrameVariable, None], start: FrameVariable) -> str:
+        """The report on a value that does not lead to the loss."""
+        others = (FrameVariable(self._root, atom) for atom in self._root.jaxpr.outvars[1:] if not is_literal(atom))
         use = ", only auxiliary outputs do" if any(each in reached for each in others) else _last_use(reached, start)
         return f"disconnected: the loss does not depend on it{use}"
 
-    def _barriers(self, reached: dict[Place, None]) -> Iterator[str]:
+    def _barriers(self, reached: dict[FrameVariable, None]) -> Iterator[str]:
         """The barriers on the ways of values to the loss, in program order."""
-        steps = (step for place in reached for step in self._descent.steps(place) if is_inexact(place.atom))
+        steps = (step for place in reached for step in self._flow.steps(place) if is_inexact(place.atom))
         cutting = {
             (step.frame.orders[step.number], words): None
             for step in steps
-            if step.number in step.frame.live and (words := _words(step)) is not None
+            if step.number in self._liveness.live(step.frame) and (words := _words(step)) is not None
         }
         yield from (words for _, words in sorted(cutting))
 
 
-def _last_use(reached: dict[Place, None], start: Place) -> str:
+def _last_use(reached: dict[FrameVariable, None], start: FrameVariable) -> str:
     made = [(place.frame, place.frame.definitions[place.atom][0]) for place in reached if place != start]
     uses = [(frame.orders[number], frame, number) for frame, number in made if number != OPERAND]
     if not uses:
@@ -101,22 +104,24 @@ def _last_use(reached: dict[Place, None], start: Place) -> str:
 
 
 def _not_executed(frame: Frame) -> str:
-    """The branch or the loop that a value lies in, and that was not run."""
+    """The branch or the loop that a value is in, and that was not run."""
     at: Frame | None = frame
-    while at is not None and at.kind not in ("cond", "while"):
+    while at is not None and not (at.transfer.exclusive or at.transfer.unbounded):
         at = at.parent
     if at is None or at.parent is None:
         return ""
-    return (
-        f"{at_place(at.parent, at.key[-1][0])}, {'a branch not taken' if at.kind == 'cond' else 'a loop of no turns'}"
-    )
+    what = "a branch not taken" if at.transfer.exclusive else "a loop of no turns"
+    return f"{at_place(at.parent, at.key[-1][0])}, {what}"
 
 
 def _words(step: Step) -> str | None:
     """What a step that is a barrier is, and where; None for one that is not."""
     equation, where = step.frame.jaxpr.eqns[step.number], at_place(step.frame, step.number)
-    if equation.primitive.name == "while":
+    inside = step.frame.children.get(step.number, ())
+    if inside and inside[0].transfer.gradients == "barred":
         return f"{where}, a loop that reverse mode cannot run backwards"
+    if step.way == "leave" and inside and inside[0].transfer.gradients == "around":
+        return f"{where}, a solver whose derivative is another solve and does not depend on it"
     if step.way != "compute" or (is_inexact(step.to.atom) and not is_constant(equation)):
         return None
     name = equation.primitive.name

@@ -1,23 +1,24 @@
-"""How reverse mode gets from the loss to each value, if at all.
+"""Reachability: how reverse mode gets from the loss to each value, if at all.
 
-A gradient with respect to an activation or an input is more than the user's own step asks of JAX. What lies before a
-`while` loop has none, and asking for it is an error even where the parameters are not concerned: an input that a loop
-prepares, what a frozen layer hands to a loop. So it is told beforehand where a cotangent can arrive.
+A gradient with respect to an activation or an input is more than the user's own step requests of JAX. A value before a
+`while` loop has none, and requesting it is an error even where no parameter is concerned: an input that a loop
+prepares, the output of a frozen layer that a loop reads. So this module computes beforehand where a cotangent arrives.
 
-Sharp edge: a `scan`, a branch or a checkpoint whose outputs matter in part gets zeros from JAX for the other part.
+Sharp edge: for a `scan`, a branch or a checkpoint of which only some outputs matter, JAX makes zeros for the others.
 Zeros are no gradient, and yet a loop inside bars their way as it bars a gradient's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import jax.numpy as jnp
 
 from gradscope.tracing.dataflow.backward import Marks, follow, follow_inside
-from gradscope.tracing.jaxpr.frames import Frame, ValueKey
+from gradscope.tracing.jaxpr.frames import Frame, FrameKey, ValueKey
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation
 
 
@@ -33,69 +34,117 @@ class Reach(IntEnum):
 #: Constant wherever they have a derivative.
 _CONSTANT: Final = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
 
+#: Return each operand as the output at its position.
+_OPERAND_BY_OPERAND: Final = frozenset({"device_put", "optimization_barrier"})
+
 #: What JAX refuses to differentiate, even where nothing depends on the result.
 _WITHOUT_RULE: Final = frozenset({"pure_callback", "io_callback", "ffi_call"})
 
 
-def mark_reach(root: Frame) -> list[Reach]:
-    """Mark how the root's first output, the loss, reaches the values of the root and of all frames inside it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reachability:
+    """How what is differentiated reaches the values of a root frame and of all frames inside it.
 
-    Returns:
-        For each variable that the root receives, how the loss reaches it.
+    Attributes:
+        arguments: How it reaches each variable that the root receives.
     """
-    levels = follow(root, [Reach.GRADIENT, *[Reach.NOTHING] * (len(root.jaxpr.outvars) - 1)], _Reversal(Marks()))
-    return [Reach(level) for level in levels]
+
+    arguments: tuple[Reach, ...]
+    _values: dict[FrameKey, dict[Atom, int]] = field(default_factory=dict[Any, Any])
+    _operands: dict[FrameKey, dict[int, Sequence[int]]] = field(default_factory=dict[Any, Any])
+    _outputs: dict[FrameKey, Sequence[int]] = field(default_factory=dict[Any, Any])
+
+    def of(self, frame: Frame, variable: Atom) -> Reach:
+        """What arrives at a variable of a frame."""
+        return Reach.BARRED if frame.forward_only else Reach(self._values.get(frame.key, {}).get(variable, 0))
+
+    def through(self, frame: Frame, number: int, operand: int) -> Reach:
+        """What arrives at one operand of an equation through that equation alone."""
+        return _reach(frame, self._operands.get(frame.key, {}).get(number), operand)
+
+    def from_outside(self, frame: Frame, output: int) -> Reach:
+        """What arrives at one output of a frame's jaxpr from outside the frame."""
+        return _reach(frame, self._outputs.get(frame.key), output)
 
 
-def mark_reach_from(root: Frame, values: Iterable[ValueKey], cuts: frozenset[ValueKey]) -> list[Reach]:
-    """Mark how some values, in the place of the loss, reach the values of the root and of all frames inside it.
+def _reach(frame: Frame, levels: Sequence[int] | None, position: int) -> Reach:
+    if frame.forward_only:
+        return Reach.BARRED
+    return Reach.NOTHING if levels is None else Reach(levels[position])
+
+
+def reachability_of(root: Frame) -> Reachability:
+    """The reachability from the root's first output, the loss."""
+    return _reachability(root, [Reach.GRADIENT, *[Reach.NOTHING] * (len(root.jaxpr.outvars) - 1)], Marks())
+
+
+def reachability_from(root: Frame, values: Iterable[ValueKey], cuts: frozenset[ValueKey]) -> Reachability:
+    """The reachability from some values, in place of the loss.
 
     Args:
-        root: The root frame, no reach marked yet.
+        root: The root frame.
         values: The values that are differentiated.
         cuts: Values that count as constant.
-
-    Returns:
-        For each variable that the root receives, how they reach it.
     """
     marks = Marks(seeds=dict.fromkeys(values, Reach.GRADIENT), cuts=cuts)
-    levels = follow(root, [Reach.NOTHING] * len(root.jaxpr.outvars), _Reversal(marks))
-    return [Reach(level) for level in levels]
+    return _reachability(root, [Reach.NOTHING] * len(root.jaxpr.outvars), marks)
 
 
-class _Reversal:
+def _reachability(root: Frame, outputs: Sequence[Reach], marks: Marks) -> Reachability:
+    analysis = _Analysis(marks)
+    arguments = tuple(map(Reach, follow(root, outputs, analysis)))
+    return Reachability(
+        arguments=arguments, _values=analysis.values, _operands=analysis.operands, _outputs=analysis.outputs
+    )
+
+
+class _Analysis:
     """Follows what arrives: levels are those of `Reach`, and integers have none."""
 
     def __init__(self, marks: Marks) -> None:
         self.marks = marks
+        self.values: dict[FrameKey, dict[Atom, int]] = {}
+        self.operands: dict[FrameKey, dict[int, Sequence[int]]] = {}
+        self.outputs: dict[FrameKey, Sequence[int]] = {}
 
     def leave(self, frame: Frame, outputs: Sequence[int], levels: dict[Atom, int]) -> None:
-        frame.reach |= levels  # of a frame followed again, no lower than before
-        frame.output_reach = outputs
+        self.values.setdefault(frame.key, {}).update(levels)  # of a frame followed again, no lower than before
+        self.outputs[frame.key] = outputs
 
     def through(self, frame: Frame, number: int, outputs: Sequence[int]) -> Sequence[int]:
-        levels = frame.operand_reach[number] = self._operands(frame, number, outputs)
+        levels = self._levels(frame, number, outputs)
+        self.operands.setdefault(frame.key, {})[number] = levels
         return levels
 
-    def _operands(self, frame: Frame, number: int, outputs: Sequence[int]) -> Sequence[int]:
+    def _levels(self, frame: Frame, number: int, outputs: Sequence[int]) -> Sequence[int]:
         equation = frame.jaxpr.eqns[number]
-        name = equation.primitive.name
-        inside = frame.children.get(number)
         arriving = _of_inexact(equation.outvars, outputs)
-        if is_constant(equation):
-            operands: Sequence[int] = [Reach.NOTHING] * len(equation.invars)
-        elif inside is None or inside[0].kind == "opaque":
+        if equation.primitive.name in _WITHOUT_RULE:
+            operands: Sequence[int] = [Reach.BARRED] * len(equation.invars)
+        elif is_constant(equation):
+            operands = [Reach.NOTHING] * len(equation.invars)
+        elif number in frame.children:
+            operands = self._through_frames(frame, number, arriving)
+        elif equation.primitive.name in _OPERAND_BY_OPERAND:
+            operands = arriving
+        else:
             operands = [max(arriving, default=Reach.NOTHING)] * len(equation.invars)
+        return _of_inexact(equation.invars, operands)
+
+    def _through_frames(self, frame: Frame, number: int, arriving: Sequence[int]) -> Sequence[int]:
+        equation, inside = frame.jaxpr.eqns[number], frame.children[number]
+        transfer = inside[0].transfer
+        if transfer.opaque or transfer.gradients == "around":
+            most = max(arriving, default=Reach.NOTHING)
+            operands = [most if at in transfer.differentiated else Reach.NOTHING for at in range(len(equation.invars))]
         else:
             begun = any(arriving) or self.marks.level_inside(inside) > Reach.NOTHING
-            filled = inside[0].kind not in ("call", "while") and begun
-            arriving = [max(level, Reach.ZEROS) for level in arriving] if filled else arriving
-            operands = follow_inside(frame, number, _of_inexact(equation.outvars, arriving), self)
-        if name == "while":
-            operands = [Reach.BARRED if level else Reach.NOTHING for level in operands]
-        if name in _WITHOUT_RULE:
-            operands = [Reach.BARRED] * len(equation.invars)
-        return _of_inexact(equation.invars, operands)
+            if transfer.fills_zeros and begun:
+                arriving = _of_inexact(equation.outvars, [max(level, Reach.ZEROS) for level in arriving])
+            operands = follow_inside(frame, number, arriving, self)
+        for predicate in transfer.predicates:
+            operands[predicate] = Reach.NOTHING
+        return [level and Reach.BARRED for level in operands] if transfer.gradients == "barred" else operands
 
 
 def is_constant(equation: Equation) -> bool:

@@ -1,16 +1,18 @@
-"""Frames: every jaxpr of a trace in its place, from the root down into what its equations run.
+"""Frames: the tree of all jaxprs of a trace, from the root down into what its equations run.
 
 A *frame* is one jaxpr run by one equation of its parent frame. A function that is called twice has one jaxpr and two
 frames. A *value* is named by where it is made: the frame's key, the equation's number (`OPERAND` for a value that the
-frame receives), and the position among that equation's outputs. Values that are one and the same in several frames
-(what a `jit` hands out is what its body made) resolve to one name, the innermost definition.
+frame receives), and the position among that equation's outputs. Values that are the same in several frames (the output
+of a `jit` is what its body made) resolve to one name, the innermost definition.
+
+Frames are immutable. What an analysis finds out about them it returns, by frame key (`dataflow`).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gradscope.tracing.jaxpr.jaxcompat import (
@@ -21,14 +23,13 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     SubJaxpr,
     is_dropped,
     is_literal,
-    loop_length,
-    scan_arity,
     scopes,
     source_of,
     sub_jaxprs,
 )
 from gradscope.tracing.jaxpr.module_loops import repeats_a_module
 from gradscope.tracing.jaxpr.scopes import ScopePath
+from gradscope.tracing.jaxpr.transfers import Transfer, root_transfer, transfer_of
 
 #: Equation number of a value that its frame receives and does not make.
 OPERAND: Final = -1
@@ -46,31 +47,32 @@ class ValueKey(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """A loop around a frame. The shards of a `shard_map` are the turns of a loop that all run at once.
+    """A loop around a frame. The shards of a `shard_map` are the iterations of a loop that all run at once.
 
     Attributes:
-        length: Its number of turns; None where only running it tells.
+        length: Its number of iterations; None where it is only known once the loop has run.
         order: Program order at which it starts.
-        backwards: Whether the turns run from the last to the first.
+        reverse: Whether the iterations run from the last to the first.
     """
 
     length: int | None
     order: int
-    backwards: bool = False
+    reverse: bool = False
 
 
 def iterations(loops: Sequence[Loop]) -> Iterator[tuple[int, ...]]:
-    """Every combination of turns of some loops; a loop of unknown length counts as one turn."""
+    """Every combination of iterations of some loops; a loop of unknown length counts as one iteration."""
     return itertools.product(*(range(1 if loop.length is None else loop.length) for loop in loops))
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Frame:
-    """One jaxpr in its place.
+    """One jaxpr where an equation runs it.
 
     Attributes:
         key: The way from the root.
-        kind: How the parent's equation runs it.
+        kind: What kind of equation runs it.
+        transfer: How values pass between that equation and the frame.
         jaxpr: The open jaxpr.
         path: The scopes around it.
         loops: The loops around it, outermost first.
@@ -79,32 +81,21 @@ class Frame:
         children: The frames inside: for each equation that runs any, its frames by branch.
         start: Program order at which the frame starts.
         orders: Program order of each equation: when it has run, counted over all frames.
-        live: Equations that the loss depends on; filled by `liveness`.
-        used: Equations that anything depends on that the function returns; filled by `liveness`.
-        needed_outputs: Outputs of the jaxpr that the loss depends on; filled by `liveness`.
-        reach: What arrives at each variable in the backward pass, if anything does; filled by `reversal`.
-        operand_reach: For each equation, what arrives at each of its operands through it alone; filled by `reversal`.
-        output_reach: What arrives at each output of the jaxpr from outside; filled by `reversal`.
         definitions: For each variable of the jaxpr, which equation makes it and at which position.
     """
 
     key: FrameKey
     kind: FrameKind
+    transfer: Transfer
     jaxpr: Jaxpr
     path: ScopePath
     loops: tuple[Loop, ...] = ()
     parent: Frame | None = None
     equation: Equation | None = None
-    children: dict[int, list[Frame]] = field(default_factory=dict[int, "list[Frame]"])
+    children: Mapping[int, Sequence[Frame]]
     start: int = 0
-    orders: list[int] = field(default_factory=list[int])
-    live: set[int] = field(default_factory=set[int])
-    used: set[int] = field(default_factory=set[int])
-    needed_outputs: set[Atom] = field(default_factory=set[Atom])
-    reach: dict[Atom, int] = field(default_factory=dict[Atom, int])
-    operand_reach: dict[int, Sequence[int]] = field(default_factory=dict[int, Sequence[int]])
-    output_reach: Sequence[int] = ()
-    definitions: dict[Atom, tuple[int, int]] = field(default_factory=dict[Atom, tuple[int, int]])
+    orders: Sequence[int]
+    definitions: Mapping[Atom, tuple[int, int]]
 
     def walk(self) -> Iterator[Frame]:
         """This frame and all inside it."""
@@ -115,62 +106,85 @@ class Frame:
 
     @property
     def forward_only(self) -> bool:
-        """Whether reverse-mode differentiation cannot reach what this frame computes."""
-        return self.kind == "while" or (self.parent is not None and self.parent.forward_only)
+        """Whether what this frame computes would have gradients if reverse mode could pass the loops around it."""
+        if self.parent is None or self.bypassed:
+            return False
+        return self.transfer.gradients == "barred" or self.parent.forward_only
+
+    @property
+    def bypassed(self) -> bool:
+        """Whether no gradient arrives in this frame, because an equation around it has a derivative rule of its own."""
+        return self.transfer.gradients == "around" or (self.parent is not None and self.parent.bypassed)
 
     @property
     def opaque(self) -> bool:
-        """Whether this frame is inside a custom rule, which is run as it stands."""
-        return self.kind == "opaque" or (self.parent is not None and self.parent.opaque)
+        """Whether this frame is inside a custom rule, which the interpreter does not enter."""
+        return self.transfer.opaque or (self.parent is not None and self.parent.opaque)
 
 
 def frame_tree(jaxpr: Jaxpr) -> Frame:
     """The root frame of a traced function, with all frames inside it."""
-    root = Frame(key=(), kind="root", jaxpr=jaxpr, path=ScopePath())
-    _fill(root)
+    children: dict[int, list[Frame]] = {}
+    orders: list[int] = []
+    root = Frame(
+        key=(),
+        kind="root",
+        transfer=root_transfer(jaxpr),
+        jaxpr=jaxpr,
+        path=ScopePath(),
+        children=children,
+        orders=orders,
+        definitions=_definitions(jaxpr),
+    )
+    _fill(root, children, orders)
     return root
 
 
-def _fill(frame: Frame) -> int:
-    """Fill a frame and all inside it; returns the program order at which it has run."""
-    _define(frame)
+def _fill(frame: Frame, children: dict[int, list[Frame]], orders: list[int]) -> int:
+    """Fill a new frame's children and orders; returns the program order at which it has run."""
     order = frame.start
     for number, equation in enumerate(frame.jaxpr.eqns):
         for sub in sub_jaxprs(equation):
-            child = _child(frame, number, equation, sub, order)
-            frame.children.setdefault(number, []).append(child)
-            order = _fill(child)
-        frame.orders.append(order)
+            child, order = _child(frame, number, equation, sub, order)
+            children.setdefault(number, []).append(child)
+        orders.append(order)
         order += 1
     return order
 
 
-def _define(frame: Frame) -> None:
-    definitions = frame.definitions
-    definitions.update((variable, (OPERAND, at)) for at, variable in enumerate(frame.jaxpr.invars))
-    for number, equation in enumerate(frame.jaxpr.eqns):
+def _definitions(jaxpr: Jaxpr) -> dict[Atom, tuple[int, int]]:
+    definitions = {variable: (OPERAND, at) for at, variable in enumerate(jaxpr.invars)}
+    for number, equation in enumerate(jaxpr.eqns):
         definitions.update((v, (number, at)) for at, v in enumerate(equation.outvars) if not is_dropped(v))
+    return definitions
 
 
-def _child(frame: Frame, number: int, equation: Equation, sub: SubJaxpr, order: int) -> Frame:
-    path = frame.path
+def _child(frame: Frame, number: int, equation: Equation, sub: SubJaxpr, order: int) -> tuple[Frame, int]:
+    """A frame inside another, with all inside it; and the program order at which it has run."""
+    path, loops = frame.path, frame.loops
     for scope in scopes(equation):
         path = path.scope(scope.name)
-    loops = frame.loops
-    if sub.kind in ("scan", "while", "shard_map"):
+    transfer = transfer_of(equation, sub)
+    if transfer.loop is not None:
         path = path.loop_within() if repeats_a_module(equation, sub.jaxpr) else path.loop()
-        loops = (*loops, Loop(loop_length(equation), order, bool(equation.params.get("reverse"))))
-    key = (*frame.key, (number, sub.branch))
-    return Frame(
-        key=key,
+        loops = (*loops, Loop(transfer.loop.length, order, transfer.loop.reverse))
+    children: dict[int, list[Frame]] = {}
+    orders: list[int] = []
+    child = Frame(
+        key=(*frame.key, (number, sub.branch)),
         kind=sub.kind,
+        transfer=transfer,
         jaxpr=sub.jaxpr,
         path=path,
         loops=loops,
         parent=frame,
         equation=equation,
+        children=children,
         start=order + 1,
+        orders=orders,
+        definitions=_definitions(sub.jaxpr),
     )
+    return child, _fill(child, children, orders)
 
 
 def source_in(frame: Frame, equation: Equation) -> str | None:
@@ -193,39 +207,27 @@ def variable_of(frame: Frame, value: ValueKey) -> Any:
 
 def region(frame: Frame) -> FrameKey:
     """The outermost frame that a frame runs in place in: calls and checkpoints compute nothing but what they run."""
-    while frame.kind in ("call", "remat") and frame.parent is not None:
+    while frame.transfer.in_place and frame.parent is not None:
         frame = frame.parent
     return frame.key
 
 
 def operands(frame: Frame) -> Sequence[Atom | None]:
     """For each variable that a frame receives, the parent's atom it comes from; None where no single atom does."""
-    equation = frame.equation
-    if equation is None or frame.kind == "opaque":
-        return [None] * len(frame.jaxpr.invars)
-    if frame.kind == "cond":
-        return equation.invars[1:]
-    if frame.kind == "while":
-        return equation.invars[equation.params["cond_nconsts"] :]
-    return equation.invars
+    atoms = [] if frame.equation is None else frame.equation.invars
+    return [None if entry is None else atoms[entry.operand] for entry in frame.transfer.inputs]
 
 
-def unchanged_operands(frame: Frame) -> Sequence[Atom | None]:
-    """As `operands`, with None where the frame receives another value than the atom's: a carry, a slice, a shard."""
-    atoms = operands(frame)
-    equation = frame.equation
-    if equation is None or frame.kind in ("call", "remat", "cond", "opaque"):
-        return atoms
-    constants = 0
-    if frame.kind == "scan":
-        constants = scan_arity(equation).constants
-    elif frame.kind == "while":
-        constants = equation.params["body_nconsts"]
-    return [*atoms[:constants], *[None] * (len(atoms) - constants)]
+def unchanged_operand(frame: Frame, position: int) -> Atom | None:
+    """The parent's atom that a variable of a frame has the value of; None for a carry, a slice, and where not known."""
+    entry = frame.transfer.inputs[position]
+    return (
+        None if entry is None or entry.how != "same" or frame.equation is None else frame.equation.invars[entry.operand]
+    )
 
 
 def resolve(frame: Frame, atom: Atom) -> ValueKey | None:
-    """The value an atom of `frame` stands for, at its innermost definition; None for literals and constants."""
+    """The value an atom of `frame` represents, at its innermost definition; None for literals and constants."""
     if is_literal(atom) or atom not in frame.definitions:
         return None
     equation, position = frame.definitions[atom]
@@ -233,13 +235,13 @@ def resolve(frame: Frame, atom: Atom) -> ValueKey | None:
         return _resolve_operand(frame, position)
     inner = None
     for child in frame.children.get(equation, ()):
-        if child.kind in ("call", "remat"):
+        if child.transfer.in_place:
             inner = resolve(child, child.jaxpr.outvars[position])
     return inner or ValueKey(frame.key, equation, position)
 
 
 def _resolve_operand(frame: Frame, position: int) -> ValueKey | None:
-    outer = unchanged_operands(frame)[position]
+    outer = unchanged_operand(frame, position)
     if frame.parent is not None and outer is not None:
         return resolve(frame.parent, outer)
     return ValueKey(frame.key, OPERAND, position)

@@ -1,8 +1,9 @@
-"""Where a loop's values come from: what a body receives in one turn, and what an equation with a body hands out.
+"""Values iteration by iteration: what a body receives in one iteration, and what an equation returns of its bodies.
 
-Inside its frame, the carry that a turn of a `scan` receives is a value of its own, and so is what the whole `scan`
-hands out. Yet a turn's carry is what the turn before made, or what went into the loop; the last turn's carry is what
-comes out. That way values of one turn are followed into another, and into and out of loops and branches.
+Inside its frame, the carry that an iteration of a `scan` receives is a value of its own, and so is the output of the
+`scan`. Yet the carry of an iteration is what the iteration before made, or what went into the loop; the carry of the
+last iteration is what comes out. That way values of one iteration are followed into another, and into and out of loops
+and branches.
 """
 
 from __future__ import annotations
@@ -11,30 +12,30 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, operands, region, resolve
-from gradscope.tracing.jaxpr.jaxcompat import Atom, scan_arity
+from gradscope.tracing.jaxpr.jaxcompat import Atom
 
 
-class Moment(NamedTuple):
-    """A value in one turn of the loops around it."""
+class ValueAt(NamedTuple):
+    """A value in one iteration of the loops around it."""
 
     value: ValueKey
     turn: tuple[int, ...]
 
 
-def sources(frames: Mapping[FrameKey, Frame], moment: Moment) -> list[Moment]:
-    """What a value is, or is cut or put together from, elsewhere; empty where an equation computes it.
+def sources(frames: Mapping[FrameKey, Frame], at: ValueAt) -> list[ValueAt]:
+    """The values that a value is, or is sliced or stacked from, in other frames; empty where an equation computes it.
 
     Args:
         frames: Every frame of a trace.
-        moment: The value. Of a `while` only what goes in and comes out is known, not what passes between its turns.
+        at: The value. Of a `while` only what goes in and comes out is known, not what passes between its iterations.
     """
-    frame = frames[moment.value.frame]
-    found = _received(frame, moment) if moment.value.equation == OPERAND else _handed_out(frame, moment)
+    frame = frames[at.value.frame]
+    found = _received(frame, at) if at.value.equation == OPERAND else _returned(frame, at)
     return list(found)
 
 
-class Homes:
-    """The moments in which values were made that loops have carried on to others.
+class CarryOrigins:
+    """For values that loops carry from iteration to iteration, the iteration in which each was made.
 
     Args:
         frames: Every frame of a trace.
@@ -42,100 +43,99 @@ class Homes:
 
     def __init__(self, frames: Mapping[FrameKey, Frame]) -> None:
         self._frames = frames
-        self._known: dict[Moment, Moment] = {}
+        self._known: dict[ValueAt, ValueAt] = {}
 
-    def of(self, moment: Moment) -> Moment:
-        """The moment in which a value was made; the same where no loop has carried it."""
-        way = [moment]
+    def of(self, at: ValueAt) -> ValueAt:
+        """The value where it was made; the same where no loop has carried it."""
+        way = [at]
         while (before := self._known.get(way[-1]) or _carried_from(self._frames, way[-1])) is not None:
             way.append(before)
         self._known.update(dict.fromkeys(way[:-1], way[-1]))
         return way[-1]
 
 
-def _carried_from(frames: Mapping[FrameKey, Frame], moment: Moment) -> Moment | None:
-    """Where a loop took a carry from; None for what is none, and for what a loop or branch around has handed in."""
-    frame = frames[moment.value.frame]
-    if not is_carry(frame, moment.value):
+def _carried_from(frames: Mapping[FrameKey, Frame], at: ValueAt) -> ValueAt | None:
+    """Where a loop took a carry from; None for what is no carry, and for what a loop or branch around passes in."""
+    frame = frames[at.value.frame]
+    if not is_carry(frame, at.value):
         return None
-    found = sources(frames, moment)
-    if moment.value.equation != OPERAND:
-        frame = frame.children[moment.value.equation][0]
-    elif frame.parent is not None and _turn_before(frame, moment) is None:
+    found = sources(frames, at)
+    if at.value.equation != OPERAND:
+        frame = frame.children[at.value.equation][0]
+    elif frame.parent is not None and _iteration_before(frame, at) is None:
         frame = frame.parent
     return found[0] if len(found) == 1 and region(frames[found[0].value.frame]) == region(frame) else None
 
 
 def is_carry(frame: Frame, value: ValueKey) -> bool:
-    """Whether a value of a frame is one that a `scan` of at least one turn hands from turn to turn, or out at last."""
+    """Whether a value of a frame is a carry: of the loop that runs the frame, or of a loop that the frame runs.
+
+    Only of loops that are known to have an iteration, which a `while` is not.
+    """
     bodies = [frame] if value.equation == OPERAND else frame.children.get(value.equation, [])
-    if not bodies or bodies[0].kind != "scan" or bodies[0].equation is None or not bodies[0].loops[-1].length:
+    if not bodies or bodies[0].transfer.loop is None or not bodies[0].transfer.loop.length:
         return False
-    arity = scan_arity(bodies[0].equation)
-    first = arity.constants if value.equation == OPERAND else 0
-    return first <= value.position < first + arity.carries
+    transfer = bodies[0].transfer
+    if value.equation == OPERAND:
+        return transfer.is_carry(value.position)
+    return transfer.next_variable(value.position) is not None
 
 
-def _received(frame: Frame, moment: Moment) -> Iterator[Moment]:
-    """Where a frame's operand comes from; the root's come from nowhere."""
-    if frame.parent is None or frame.kind == "opaque":
+def _received(frame: Frame, at: ValueAt) -> Iterator[ValueAt]:
+    """Where a variable that a frame receives comes from; the root's come from nowhere."""
+    atom = operands(frame)[at.value.position]
+    if frame.parent is None or atom is None:
         return
-    looped = frame.kind in ("scan", "while", "shard_map")
-    outside = moment.turn[:-1] if looped else moment.turn
-    before = _turn_before(frame, moment)
-    atom = operands(frame)[moment.value.position]
+    before = _iteration_before(frame, at)
     if before is not None:
-        yield from _moment(frame, *before)
-    elif atom is not None:
-        yield from _moment(frame.parent, atom, outside)
+        yield from _value_at(frame, *before)
+    else:
+        yield from _value_at(frame.parent, atom, at.turn if frame.transfer.loop is None else at.turn[:-1])
 
 
-def _turn_before(frame: Frame, moment: Moment) -> tuple[Atom, tuple[int, ...]] | None:
-    """For a carry in a turn that is not the first, the body's output that it is, and the turn that made it."""
-    if frame.kind != "scan" or frame.equation is None:
+def _iteration_before(frame: Frame, at: ValueAt) -> tuple[Atom, tuple[int, ...]] | None:
+    """For a carry in an iteration that is not the first, the body's output that it is, and the iteration of that."""
+    output, loop = frame.transfer.output_before(at.value.position), frame.transfer.loop
+    if output is None or loop is None or loop.length is None:
         return None
-    arity, loop = scan_arity(frame.equation), frame.loops[-1]
-    carry = moment.value.position - arity.constants
-    turn = moment.turn[-1]
-    first = (loop.length or 1) - 1 if loop.backwards else 0
-    if not 0 <= carry < arity.carries or turn == first:
+    *around, here = at.turn
+    if here == (max(loop.length, 1) - 1 if loop.reverse else 0):
         return None
-    return frame.jaxpr.outvars[carry], (*moment.turn[:-1], turn + 1 if loop.backwards else turn - 1)
+    return frame.jaxpr.outvars[output], (*around, here + 1 if loop.reverse else here - 1)
 
 
-def _handed_out(frame: Frame, moment: Moment) -> Iterator[Moment]:
-    """What the bodies of an equation make of what it hands out."""
-    position = moment.value.position
-    for body in frame.children.get(moment.value.equation, ()):
-        if body.kind != "opaque":
-            for turn in _last_turns(body, position):
-                yield from _moment(body, body.jaxpr.outvars[position], (*moment.turn, *turn))
+def _returned(frame: Frame, at: ValueAt) -> Iterator[ValueAt]:
+    """The outputs of an equation's bodies that one of its outputs is, or is stacked from."""
+    position = at.value.position
+    for body in frame.children.get(at.value.equation, ()):
+        if body.transfer.outputs[position:] and body.transfer.outputs[position] is not None:
+            for iteration in _last_iterations(body, position):
+                yield from _value_at(body, body.jaxpr.outvars[position], (*at.turn, *iteration))
 
 
-def _last_turns(body: Frame, position: int) -> Iterator[tuple[int, ...]]:
-    """The turns of a body whose output an equation hands out at one position: the last for a carry, all for a stack."""
-    if body.kind not in ("scan", "while", "shard_map"):
+def _last_iterations(body: Frame, position: int) -> Iterator[tuple[int, ...]]:
+    """The iterations whose output an equation returns at one position: the last for a carry, all for a stack."""
+    loop = body.transfer.loop
+    if loop is None:
         yield ()
         return
-    loop = body.loops[-1]
     length = loop.length if loop.length is not None else 1
-    carried = body.kind == "scan" and body.equation is not None and position < scan_arity(body.equation).carries
-    if carried and length:
-        yield (0 if loop.backwards else length - 1,)
+    if length and body.transfer.outputs[position] == "carry":
+        yield (0 if loop.reverse else length - 1,)
     else:
-        yield from ((turn,) for turn in range(length))
+        yield from ((iteration,) for iteration in range(length))
 
 
-def _moment(frame: Frame, atom: Atom, turn: tuple[int, ...]) -> Iterator[Moment]:
-    """An atom of a frame as a moment; nothing for a literal."""
+def _value_at(frame: Frame, atom: Atom, iteration: tuple[int, ...]) -> Iterator[ValueAt]:
+    """An atom of a frame in one iteration; nothing for a literal."""
     value = resolve(frame, atom)
     if value is not None:
         depth = len(value.frame)
-        yield Moment(value, turn if depth >= len(frame.key) else turn[: _loops_at(frame, value)])
+        yield ValueAt(value, iteration if depth >= len(frame.key) else iteration[: _loops_at(frame, value)])
 
 
 def _loops_at(frame: Frame, value: ValueKey) -> int:
-    """The number of loops around a value that lies in a frame around this one."""
+    """The number of loops around a value that is in a frame around this one."""
     around: Frame | None = frame
     while around is not None and around.key != value.frame:
         around = around.parent

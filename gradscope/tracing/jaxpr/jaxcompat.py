@@ -10,7 +10,7 @@ Sharp edges, and what we do about them:
   rewritten program is always traced anew by an interpreter.
 - From JAX 0.11 `ClosedJaxpr` is `Jaxpr` itself; `opened` gives (jaxpr, constants) for either.
 - `jit`'s primitive was called `pjit` before 0.7; `closed_call` became `eval_jaxpr` in 0.11.
-- `scan` told its numbers of constants and carries directly before 0.12, and by a pair of trees since.
+- `scan` stated its numbers of constants and carries directly before 0.12, and by a pair of trees since.
 
 Only `jax.extend` is used, never `jax._src`; both are outside JAX's compatibility promise, which is why no other module
 of gradscope may touch them.
@@ -34,7 +34,7 @@ from gradscope.tracing.jaxpr.library_files import is_file_of, is_library_file
 Atom: TypeAlias = Any
 
 #: How a sub-jaxpr relates to its equation.
-FrameKind: TypeAlias = Literal["root", "call", "remat", "scan", "while", "cond", "shard_map", "opaque"]
+FrameKind: TypeAlias = Literal["root", "call", "remat", "scan", "while", "cond", "shard_map", "linear_solve", "opaque"]
 
 _CALLS: Final = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
 _REMATS: Final = frozenset({"remat2", "remat", "checkpoint"})
@@ -45,6 +45,7 @@ _KINDS: Final[Mapping[str, FrameKind]] = {
     "while": "while",
     "cond": "cond",
     "shard_map": "shard_map",
+    "custom_linear_solve": "linear_solve",
 }
 
 
@@ -114,7 +115,7 @@ def kind_of(equation: Equation) -> FrameKind | None:
     """How an equation's sub-jaxprs are run; None for an equation that has none, `opaque` for one we never open."""
     kind = _KINDS.get(equation.primitive.name)
     if kind == "while" and equation.params["cond_jaxpr"].out_avals[0].shape:
-        return "opaque"  # `vmap` made it: its rows end at different turns
+        return "opaque"  # `vmap` made it: its rows end at different iterations
     if kind == "shard_map" and "in_specs" not in equation.params:
         return "opaque"  # before 0.7 its operands were described by axis names we would have to guess
     if kind == "remat" and equation.params.get("differentiated"):
@@ -152,6 +153,8 @@ def sub_jaxprs(equation: Equation) -> list[SubJaxpr]:
         inside = list(params["branches"])
     elif kind == "while":
         inside = [params["body_jaxpr"]]
+    elif kind == "linear_solve":
+        inside = [params["jaxprs"].solve]
     elif kind == "opaque":
         inside = list(_jaxprs_in(params.values()))
     else:
@@ -181,12 +184,10 @@ def scan_arity(equation: Equation) -> ScanArity:
     return ScanArity(constants=len(list(constants.vals)), carries=len(list(carries.vals)))
 
 
-def loop_length(equation: Equation) -> int | None:
-    """The number of turns of a `scan`, or of shards of a `shard_map`; None for a `while`, which only running tells."""
-    if equation.primitive.name == "shard_map":
-        mesh = equation.params["mesh"]
-        return math.prod(mesh.shape[axis] for axis in manual_axes(equation))
-    return equation.params.get("length")
+def shard_count(equation: Equation) -> int:
+    """The number of shards that a `shard_map` splits its operands into."""
+    mesh = equation.params["mesh"]
+    return math.prod(mesh.shape[axis] for axis in manual_axes(equation))
 
 
 def manual_axes(equation: Equation) -> tuple[str, ...]:
@@ -194,6 +195,11 @@ def manual_axes(equation: Equation) -> tuple[str, ...]:
     params = equation.params
     axes = params.get("newly_manual_axes", params.get("manual_axes"))
     return tuple(axis for axis in params["mesh"].axis_names if axes is None or axis in axes)
+
+
+def run_closed(jaxpr: Any, *operands: Any) -> list[Any]:
+    """The outputs of a closed jaxpr."""
+    return jex_core.jaxpr_as_fun(jaxpr)(*operands)
 
 
 def trace(function: Callable[..., Any], *args: Any) -> tuple[Jaxpr, tuple[Any, ...], Any]:
@@ -207,7 +213,7 @@ def trace(function: Callable[..., Any], *args: Any) -> tuple[Jaxpr, tuple[Any, .
 
 
 def bind(equation: Equation, values: Sequence[Any]) -> list[Any]:
-    """Run an equation as it stands on `values`, under the name stack and the context it was traced in."""
+    """Run an equation as it is on `values`, under the name stack and the context it was traced in."""
     primitive = equation.primitive
     bound = primitive.get_bind_params(equation.params)
     functions, params = bound if isinstance(bound, tuple) else ((), bound)  # a pair before 0.10
@@ -241,7 +247,7 @@ def scopes(equation: Equation) -> tuple[Any, ...]:
     """The `Scope` items of an equation's own name stack, outermost first.
 
     Each entry into `jax.named_scope` makes a new `Scope`, so two equations share a scope *object* exactly when they
-    were traced inside the same entry: identity tells a second call from the first even where nothing stands between.
+    were traced inside the same entry: a second call is distinct from the first even where nothing is between them.
     Transforms (`vmap`, `jvp`, ...) are dropped, and so are scopes without a name and those that `jnp.einsum` names
     after its equation.
     """

@@ -1,4 +1,4 @@
-"""Scope paths: a layer path before it is known which turn of its loops is meant.
+"""Scope paths: a layer path before it is known which iteration of its loops is meant.
 
 The stacks of names inside a sub-jaxpr are relative to the equation that runs it, so a path is joined on the way down.
 A loop adds an iteration to the component that encloses it: a scan under the scope `blocks` whose body opens `attn`
@@ -45,11 +45,11 @@ class ScopePath:
         return path
 
     def loop_within(self) -> ScopePath:
-        """The path inside a loop that runs here and whose turns are those of the next scope."""
+        """The path inside a loop that runs here and whose iterations are those of the next scope."""
         return replace(self, pending_loops=self.pending_loops + 1)
 
     def loop(self) -> ScopePath:
-        """The path inside a loop that runs here and whose turns are this scope's."""
+        """The path inside a loop that runs here and whose iterations are this scope's."""
         if self.pending_loops or not self.components:
             return self.loop_within()
         last = self.components[-1]

@@ -1,7 +1,7 @@
-"""What a value's type tells of the devices it lies on, and how that was spelled from version to version (0.6 to 0.12).
+"""Sharding in the types of values, and how JAX spells it from version to version (0.6 to 0.12).
 
-Inside a `shard_map` a type tells over which mesh axes a value *varies*; under a mesh with explicit axes it tells how
-the value is *sharded*. Branches, turns and backward rules must agree on both, and so must what is observed in them.
+Inside a `shard_map` a type states over which mesh axes a value *varies*; under a mesh with explicit axes it states how
+the value is *sharded*. Branches, iterations and backward rules must agree on both, and so must their observations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 def varying(value: Any, axes: Sequence[str]) -> Any:
-    """`value` typed as varying over mesh axes, as `shard_map` asks of what it hands out shard by shard."""
+    """`value` typed as varying over mesh axes, as `shard_map` requires of what it returns shard by shard."""
     missing = tuple(axis for axis in axes if axis not in _varying_axes(jax.typeof(value), axes))
     if not missing:
         return value
@@ -32,11 +32,11 @@ def varying_axes(values: Iterable[Any]) -> tuple[str, ...]:
 def _varying_axes(aval: Any, unknown: Sequence[str]) -> Collection[str]:
     if hasattr(aval, "manual_axis_type"):
         return aval.manual_axis_type.varying
-    return getattr(aval, "vma", unknown)  # its name before 0.10; types did not tell before 0.7
+    return getattr(aval, "vma", unknown)  # its name before 0.10; types did not state it before 0.7
 
 
 def sharding_of(aval: Any) -> NamedSharding | None:
-    """The sharding that is part of a value's type; None where its type tells of none."""
+    """The sharding that is part of a value's type; None where its type has none."""
     sharding = getattr(aval, "sharding", None)
     if sharding is None or sharding.mesh.empty or not any(sharding.spec):
         return None
@@ -51,7 +51,7 @@ def under_leading_axes(sharding: Any, number: int) -> NamedSharding | None:
 
 
 def dealt(value: Any, mesh: Any, axes: Sequence[str]) -> Any:
-    """`value` with its leading axis split over mesh axes, as a `shard_map` over explicit ones asks to receive it."""
+    """`value` with its leading axis split over mesh axes, as a `shard_map` over explicit ones requires."""
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     if any(kinds[axis] != AxisType.Explicit for axis in axes):
         return value

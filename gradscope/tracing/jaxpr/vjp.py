@@ -18,7 +18,7 @@ def pulled_back(
     Args:
         equation: A differentiable equation.
         operands: The values of all of its operands.
-        chosen: The operands asked for, by position; of inexact dtype.
+        chosen: The operands requested, by position; of inexact dtype.
         cotangents: The gradients of outputs, by position, each of its output's shape and dtype; of none left out
             does anything flow back.
 

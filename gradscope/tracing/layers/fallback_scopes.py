@@ -4,7 +4,7 @@ A trace in which no equation has a scope still has layers. An equation that read
 parameter belongs to: `dense1/kernel` and `dense1/bias` make `dense1`. An equation that reads none is named by the line
 of the user's code that traced it, `forward:12`.
 
-Where operations are asked for, each is in a scope of its own, named after what it does: an operation is a layer of one
+Where operations are requested, each is in a scope of its own, named after what it does: an operation is a layer of one
 equation, and has names, inputs, outputs and gains as any other.
 """
 
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gradscope.tracing.jaxpr.frames import Frame
-from gradscope.tracing.jaxpr.jaxcompat import Equation, kind_of, operation_name, scopes, user_frame
+from gradscope.tracing.jaxpr.jaxcompat import Equation, operation_name, scopes, sub_jaxprs, user_frame
+from gradscope.tracing.jaxpr.transfers import transfer_of
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 
 #: The scopes of an equation, outermost first: objects with a `name`, the same object within one entry into a scope.
@@ -24,7 +25,7 @@ Scoping: TypeAlias = Callable[[Frame, Equation], tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class InferredScope:
-    """A scope that nobody opened."""
+    """A scope that nothing opened."""
 
     name: str
 
@@ -65,8 +66,9 @@ def scoping_of(root: Frame, origins: ParameterOrigins) -> Scoping:
 
 
 def _inferred_name(frame: Frame, equation: Equation, origins: ParameterOrigins) -> str | None:
-    if frame.opaque or kind_of(equation) not in (None, "opaque"):
-        return None  # a custom rule is one thing, and what other equations run has names of its own
+    transfers = (transfer_of(equation, sub) for sub in sub_jaxprs(equation))
+    if frame.bypassed or any(transfer.gradients != "around" for transfer in transfers):
+        return None  # what has a derivative rule of its own is one layer, what other equations run has names of its own
     for atom in equation.invars:
         for parameter in origins.names(frame, atom):
             return parameter.rpartition("/")[0] or parameter

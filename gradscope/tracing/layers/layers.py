@@ -1,8 +1,8 @@
 """Layers, found in a traced function without help from any framework.
 
 A *layer* is a maximal run of equations under one entry into one scope. Its outputs are the values it makes that are
-used outside it, its inputs those it uses that are made outside it. A layer may lie inside another (a *composite* and
-its parts), and what the inner one hands on, the outer one may hand on too: one value, two names.
+used outside it, its inputs those it uses that are made outside it. A layer may be inside another (a *composite* and
+its parts), and what the inner one returns, the outer one may return too: one value, two names.
 
 Values that only leave a layer for outputs other than the loss (updated batch statistics on their way out) do not count
 as its outputs unless it has no others: they are recorded where they end, as auxiliary outputs of the loss.
@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations, resolve, source_in
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, is_dropped, is_literal
 from gradscope.tracing.jaxpr.scopes import ScopePath
@@ -24,10 +25,10 @@ from gradscope.tracing.layers.parameter_views import ParameterOrigins
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LayerCall:
-    """One call of one layer (for a layer inside loops: all its turns); an operation is one of a single equation.
+    """One call of one layer (for a layer inside loops: all its iterations); an operation is one of a single equation.
 
     Attributes:
-        frame: The frame it lies in.
+        frame: The frame it is in.
         path: Its scopes, occurrence included.
         order: Program order of its first equation.
         operation: Whether it is an operation.
@@ -50,7 +51,7 @@ class LayerCall:
 
     @property
     def innermost_layer(self) -> LayerCall | None:
-        """The layer itself; of an operation, the one it lies in; None outside all layers."""
+        """The layer itself; of an operation, the one it is in; None outside all layers."""
         return self.parent if self.operation else self
 
     @property
@@ -65,17 +66,21 @@ class LayerCall:
         return self.frame.jaxpr.eqns[self.equations[0]].primitive.name if len(self.equations) == 1 else None
 
 
-def find_layers(root: Frame, origins: ParameterOrigins, *, operations: bool = False) -> list[LayerCall]:
+def find_layers(
+    root: Frame, liveness: Liveness, origins: ParameterOrigins, *, operations: bool = False
+) -> list[LayerCall]:
     """Every layer of a trace, composites before their parts, otherwise in execution order.
 
     Args:
-        root: The root frame, liveness marked.
+        root: The root frame.
+        liveness: What the loss depends on.
         origins: Which atoms are parameters.
         operations: Whether operations count as layers.
     """
     layers: list[LayerCall] = []
     scoping = scoping_of(root, origins)
-    _enter(root, None, with_operations(scoping) if operations else scoping, origins, layers)
+    finding = _Finding(with_operations(scoping) if operations else scoping, liveness, origins)
+    _enter(root, None, finding, layers)
     layers.sort(key=lambda layer: (layer.order, len(layer.path.components)))
     _number_calls(layers)
     return layers
@@ -98,30 +103,36 @@ def _number_calls(layers: Sequence[LayerCall]) -> None:
 
 
 def _names(layer: LayerCall, path: ScopePath) -> set[str]:
-    """Everything that a layer and its outputs are called in any turn, if its path is `path`."""
+    """Everything that a layer and its outputs are called in any iteration, if its path is `path`."""
     outputs = [None, *range(len(layer.outputs))] if len(layer.outputs) > 1 else [None]
     return {str(path.at(turn).with_output(output)) for turn in iterations(layer.frame.loops) for output in outputs}
 
 
-def _enter(
-    frame: Frame, around: LayerCall | None, scoping: Scoping, origins: ParameterOrigins, layers: list[LayerCall]
-) -> None:
-    runs = _runs(frame, around, scoping)
-    _connect(frame, runs, origins)
+class _Finding(NamedTuple):
+    """The facts that the layers of one trace are found by."""
+
+    scoping: Scoping
+    liveness: Liveness
+    origins: ParameterOrigins
+
+
+def _enter(frame: Frame, around: LayerCall | None, finding: _Finding, layers: list[LayerCall]) -> None:
+    runs = _runs(frame, around, finding.scoping)
+    _connect(frame, runs, finding)
     layers.extend(dict.fromkeys(layer for stack in runs for layer in stack))
     for number, children in frame.children.items():
         inside = next((layer for layer in reversed(runs[number]) if not layer.operation), around)
         for child in children:
-            _enter(child, inside, scoping, origins, layers)
+            _enter(child, inside, finding, layers)
 
 
 def _runs(frame: Frame, around: LayerCall | None, scoping: Scoping) -> list[tuple[LayerCall, ...]]:
-    """For each equation, the layers it lies in within this frame, outermost first.
+    """For each equation, the layers it is in within this frame, outermost first.
 
-    A turn of a loop that runs under a scope is itself a layer: `blocks[3]` beside `blocks[3]/attn`.
+    An iteration of a loop that runs under a scope is itself a layer: `blocks[3]` beside `blocks[3]/attn`.
     """
     turn: tuple[LayerCall, ...] = ()
-    if frame.kind in ("scan", "while", "shard_map") and not frame.path.pending_loops:
+    if frame.transfer.loop is not None and not frame.path.pending_loops:
         turn = (LayerCall(frame=frame, path=frame.path, order=frame.start, parent=around),)
     stacks: list[tuple[LayerCall, ...]] = []
     open_scopes: tuple[Any, ...] = ()
@@ -157,22 +168,23 @@ def _shared_prefix(left: tuple[Any, ...], right: tuple[Any, ...]) -> int:
     return shared
 
 
-def _connect(frame: Frame, runs: list[tuple[LayerCall, ...]], origins: ParameterOrigins) -> None:
+def _connect(frame: Frame, runs: list[tuple[LayerCall, ...]], finding: _Finding) -> None:
     """Fill params, inputs and outputs of the layers of one frame."""
     live = _Escapes()
     every = _Escapes()
+    live_equations, live_outputs = finding.liveness.live(frame), finding.liveness.live_outputs(frame)
     for number, equation in enumerate(frame.jaxpr.eqns):
         for atom in equation.invars:
             if is_literal(atom) or atom not in frame.definitions:
                 continue
-            shared = _use(frame, runs, number, atom, origins)
+            shared = _use(frame, runs, number, atom, finding.origins)
             every.note(atom, shared)
-            if number in frame.live:
+            if number in live_equations:
                 live.note(atom, shared)
     for atom in frame.jaxpr.outvars:
         if not is_literal(atom):
             every.note(atom, 0)
-            if atom in frame.needed_outputs:
+            if atom in live_outputs:
                 live.note(atom, 0)
     _hand_on(frame, runs, live)
     _hand_on(frame, runs, every, only_without=True)
@@ -182,7 +194,7 @@ def _use(frame: Frame, runs: list[tuple[LayerCall, ...]], number: int, atom: Ato
     """Note that an equation uses a value; returns how many layers the use and the definition share."""
     definition, _ = frame.definitions[atom]
     shared = 0 if definition == OPERAND else _shared_prefix(runs[definition], runs[number])
-    # A parameter that another layer hands on, viewed otherwise, is that layer's output and no parameter of this one.
+    # A parameter that another layer returns, viewed otherwise, is that layer's output and no parameter of this one.
     handed_on = definition != OPERAND and len(runs[definition]) > shared
     names = () if handed_on else origins.names(frame, atom)
     value = None if names else resolve(frame, atom)

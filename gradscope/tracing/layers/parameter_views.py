@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, operands
-from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal, scan_arity
+from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
 
 _VIEWS: Final = frozenset(
     {"convert_element_type", "reshape", "transpose", "squeeze", "slice", "broadcast_in_dim", "copy", "rev",
@@ -50,22 +50,13 @@ class ParameterOrigins:
         if frame.parent is None:
             return self._names.get(position)
         outer = operands(frame)[position]
-        return None if outer is None or self._is_carry(frame, position) else self._name(frame.parent, outer)
+        return None if outer is None or frame.transfer.is_carry(position) else self._name(frame.parent, outer)
 
     def _made(self, frame: Frame, number: int, position: int) -> str | None:
         equation = frame.jaxpr.eqns[number]
         if equation.primitive.name in _VIEWS:
             return self._name(frame, equation.invars[0])
         for child in frame.children.get(number, ()):
-            if child.kind in ("call", "remat"):
+            if child.transfer.in_place:
                 return self._name(child, child.jaxpr.outvars[position])
         return None
-
-    @staticmethod
-    def _is_carry(frame: Frame, position: int) -> bool:
-        if frame.kind == "while" and frame.equation is not None:
-            return position >= frame.equation.params["body_nconsts"]
-        if frame.kind != "scan" or frame.equation is None:
-            return False
-        arity = scan_arity(frame.equation)
-        return arity.constants <= position < arity.constants + arity.carries

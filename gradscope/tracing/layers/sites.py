@@ -1,20 +1,21 @@
 """Sites: the values of a trace that can be observed, and the names they are known by.
 
-A *site* is one value in one frame; inside loops it stands for one value per turn. A value that several layers hand on
+A *site* is one value in one frame; inside loops it means one value per iteration. A value that several layers return
 is one site with several names, the innermost layer's first and an operation's last; the others are aliases. A value
-that no layer hands on but some layer reads has no name: it is observed only to know what went into that layer.
+that no layer returns but some layer reads has no name: it is observed only to know what went into that layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 from gradscope.naming import LayerPath
-from gradscope.tracing.dataflow.reachability import Reach
+from gradscope.tracing.dataflow.liveness import Liveness
+from gradscope.tracing.dataflow.reachability import Reach, Reachability
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, Loop, ValueKey, source_in, variable_of
 from gradscope.tracing.jaxpr.scopes import ScopePath
 from gradscope.tracing.jaxpr.sharding import sharding_of
@@ -23,12 +24,12 @@ from gradscope.tracing.layers.layers import LayerCall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteName:
-    """One name of a site: a layer's path and, where the layer hands on several values, which of them.
+    """One name of a site: a layer's path and, where the layer returns several values, which of them.
 
     Attributes:
         path: The layer's path, or the operation's.
-        output: Which of its values; None where it hands on only one.
-        layer: The layer's path; of an operation, that of the layer it lies in, None outside all layers.
+        output: Which of its values; None where it returns only one.
+        layer: The layer's path; of an operation, that of the layer it is in, None outside all layers.
     """
 
     path: ScopePath
@@ -56,7 +57,7 @@ class Site:
 
     Attributes:
         value: Where it is made.
-        shape: Its shape, of one turn where it lies in loops.
+        shape: Its shape, of one iteration where it is in loops.
         dtype: Its dtype, as JAX has it.
         sharding: The sharding that is part of its type; None where none is.
         names: Its names, innermost layer first, an operation last; empty for a value that is only some layer's input.
@@ -65,7 +66,8 @@ class Site:
         primitive: The primitive that makes it; None for a value a frame receives.
         source: `file:line` in the user's code.
         reach: What arrives at it in the backward pass.
-        opaque: Whether it lies inside a custom rule, where it cannot be observed.
+        opaque: Whether it is inside a custom rule, where it cannot be observed.
+        bypassed: Whether gradients go around it, by a derivative rule of an equation that it is inside.
         eliminated: Whether nothing that the function returns depends on it, so that it is not computed.
     """
 
@@ -80,6 +82,7 @@ class Site:
     source: str | None
     reach: Reach
     opaque: bool
+    bypassed: bool
     eliminated: bool
 
     @property
@@ -93,35 +96,47 @@ class Site:
         return self.reach is Reach.BARRED
 
 
-def find_sites(root: Frame, layers: Sequence[LayerCall]) -> list[Site]:
-    """Every value that some layer hands on or reads, in program order.
+def find_sites(root: Frame, layers: Sequence[LayerCall], liveness: Liveness, reachability: Reachability) -> list[Site]:
+    """Every value that some layer returns or reads, in program order.
 
     Args:
-        root: The root frame, reach marked.
+        root: The root frame.
         layers: Its layers.
+        liveness: What any output depends on.
+        reachability: What arrives where in the backward pass.
     """
     frames = {frame.key: frame for frame in root.walk()}
     names = _names(layers)
     read = dict.fromkeys(value for layer in layers for value in layer.inputs)
     values = [value for value in {**names, **read} if not _is_root_input(value)]
-    sites = [_site(frames, value, names.get(value, [])) for value in values if _is_array(frames, value)]
+    facts = _Facts(frames, liveness, reachability)
+    sites = [_site(facts, value, names.get(value, [])) for value in values if _is_array(frames, value)]
     return sorted(sites, key=lambda site: (site.order, site.value.position))
 
 
-def site_at(root: Frame, value: ValueKey, names: Sequence[SiteName] = ()) -> Site:
-    """The site of one value, whether or not a layer hands it on.
+def site_at(root: Frame, value: ValueKey, liveness: Liveness, reachability: Reachability) -> Site:
+    """The site of one value, whether or not a layer returns it; it has no names.
 
     Args:
-        root: The root frame, reach marked.
+        root: The root frame.
         value: Where it is made.
-        names: What it is called.
+        liveness: What any output depends on.
+        reachability: What arrives where in the backward pass.
     """
-    return _site({frame.key: frame for frame in root.walk()}, value, names)
+    return _site(_Facts({frame.key: frame for frame in root.walk()}, liveness, reachability), value, ())
+
+
+class _Facts(NamedTuple):
+    """The facts that sites are made of: the frames of a trace, and what the analyses found out about them."""
+
+    frames: Mapping[FrameKey, Frame]
+    liveness: Liveness
+    reachability: Reachability
 
 
 def _names(layers: Sequence[LayerCall]) -> dict[ValueKey, list[SiteName]]:
     # Composites come before their parts in `layers`, and the innermost name is to be the first; an operation's last, so
-    # that a value that a layer hands on is known by the same name whether or not operations are looked at.
+    # that a value that a layer returns is known by the same name whether or not operations are looked at.
     named: dict[ValueKey, list[SiteName]] = {}
     for layer in layers:
         several = len(layer.outputs) > 1
@@ -149,8 +164,8 @@ def _aval(frame: Frame, value: ValueKey) -> Any:
     return variable_of(frame, value).aval
 
 
-def _site(frames: Mapping[FrameKey, Frame], value: ValueKey, names: Sequence[SiteName]) -> Site:
-    frame = frames[value.frame]
+def _site(facts: _Facts, value: ValueKey, names: Sequence[SiteName]) -> Site:
+    frame = facts.frames[value.frame]
     aval = _aval(frame, value)
     received = value.equation == OPERAND
     equation = frame.equation if received else frame.jaxpr.eqns[value.equation]
@@ -164,11 +179,8 @@ def _site(frames: Mapping[FrameKey, Frame], value: ValueKey, names: Sequence[Sit
         order=frame.start if received else frame.orders[value.equation],
         primitive=None if received or equation is None else equation.primitive.name,
         source=None if equation is None else source_in(frame if not received else frame.parent or frame, equation),
-        reach=_reach(frame, value),
+        reach=facts.reachability.of(frame, variable_of(frame, value)),
         opaque=frame.opaque,
-        eliminated=not received and value.equation not in frame.used,
+        bypassed=frame.bypassed,
+        eliminated=not received and value.equation not in facts.liveness.used(frame),
     )
-
-
-def _reach(frame: Frame, value: ValueKey) -> Reach:
-    return Reach.BARRED if frame.forward_only else Reach(frame.reach.get(variable_of(frame, value), Reach.NOTHING))

@@ -1,12 +1,13 @@
-"""Uses: every place where an operation reads a value, by which the value's gradient comes back in parts.
+"""Uses: every operand at which an operation reads a value; the value's gradient is a sum over them.
 
 The gradient of a value is a sum with a *term* for each use: what flows back through that use alone. An operation that
-reads a value twice, as `x * x` does, uses it twice. Calls and checkpoints use nothing themselves: what they run does. A
-loop, a branch and a custom rule use what they are handed as one operation each.
+reads a value twice, as `x * x` does, uses it twice. Calls and checkpoints use nothing themselves: the operations that
+they run do. A loop, a branch and a custom rule use each of their operands as one operation.
 
-What a loop carries on is used where a turn uses it: the carry that a turn receives *is* what the turn before made, or
-what went into the loop, and what comes out *is* what the last turn made (`turns.Homes`). So a value has the same uses
-scanned as unrolled. What a turn, a branch or a shard hands out otherwise is used by being handed out.
+A carry is used where an iteration uses it: the carry that an iteration receives *is* what the iteration before made, or
+what went into the loop, and the loop's output *is* what the last iteration made (`iterations.CarryOrigins`). So a value
+has the same uses scanned as unrolled. Any other output of an iteration, a branch or a shard is a use of the value that
+is returned.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from gradscope.tracing.dataflow.reachability import Reach, is_inexact
+from gradscope.tracing.dataflow.liveness import Liveness
+from gradscope.tracing.dataflow.reachability import Reach, Reachability, is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, Loop, ValueKey, region, resolve
 from gradscope.tracing.jaxpr.iterations import is_carry
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
@@ -41,17 +43,17 @@ class Use:
         key: Where it is.
         value: What is used; None for a constant.
         whole: Whether its term is one of those that sum to the value's gradient. It is not where the operation lies
-            inside a loop or a branch that uses the value as one, nor where a loop carries the value into its turns.
-        user: The operation that uses it; of what a frame hands out, the one that runs the frame.
+            inside a loop or a branch that uses the value as one, nor where a loop carries the value on.
+        user: The operation that uses it; of what a frame returns, the one that runs the frame.
         operand: Whether it is an operand of that operation.
         name: The operation's name and the number of the operand.
         outputs: Those of the operation's outputs that send something back, by position.
-        shape: The value's shape, of one turn where the operation lies in loops.
+        shape: The value's shape, of one iteration where the operation is in loops.
         dtype: Its dtype, as JAX has it.
         sharding: The sharding that is part of its type; None where none is.
         loops: The loops around the operation, outermost first.
         reach: What arrives from there in the backward pass.
-        opaque: Whether it lies inside a custom rule, where it cannot be observed.
+        opaque: Whether it is inside a custom rule, where it cannot be observed.
         eliminated: Whether nothing that the function returns depends on the operation.
     """
 
@@ -71,20 +73,26 @@ class Use:
     eliminated: bool = False
 
 
-def find_uses(root: Frame, layers: Sequence[LayerCall]) -> list[Use]:
+def find_uses(root: Frame, layers: Sequence[LayerCall], liveness: Liveness, reachability: Reachability) -> list[Use]:
     """Every use of a floating-point value, frame by frame.
 
     Args:
-        root: The root frame, reach marked.
+        root: The root frame.
         layers: Its layers, operations among them.
+        liveness: What any output depends on.
+        reachability: What arrives where in the backward pass.
     """
-    return list(_Finding(root, layers).uses())
+    return list(_Finding(root, layers, liveness, reachability).uses())
 
 
 class _Finding:
     """Finds the uses of one trace."""
 
-    def __init__(self, root: Frame, layers: Sequence[LayerCall]) -> None:
+    def __init__(
+        self, root: Frame, layers: Sequence[LayerCall], liveness: Liveness, reachability: Reachability
+    ) -> None:
+        self._liveness = liveness
+        self._reachability = reachability
         self._frames = {frame.key: frame for frame in root.walk()}
         self._users = {(layer.frame.key, layer.equations[0]): layer for layer in layers if layer.operation}
 
@@ -96,35 +104,33 @@ class _Finding:
                 if user is not None:
                     keys = ((UseKey(frame.key, number, at), atom) for at, atom in _values(equation.invars))
                     yield from (self._operand(frame, key, atom, user) for key, atom in keys)
-            if frame.kind in ("scan", "cond", "shard_map"):
-                yield from self._handed_out(frame)
+            if frame.parent is not None and frame.transfer.gradients == "through" and not frame.transfer.in_place:
+                yield from self._returned(frame)
 
     def _operand(self, frame: Frame, key: UseKey, atom: Atom, user: LayerCall) -> Use:
         bodies = frame.children.get(key.equation, ())
         carried = any(is_carry(body, ValueKey(body.key, OPERAND, key.operand)) for body in bodies)
-        arriving = frame.operand_reach.get(key.equation, ())
-        use = self._use(frame, key, atom, user, arriving)
+        use = self._use(frame, key, atom, user, self._reachability.through(frame, key.equation, key.operand))
         made = enumerate(frame.jaxpr.eqns[key.equation].outvars)
         return replace(
             use,
             whole=use.whole and not carried,
-            outputs=tuple(at for at, variable in made if frame.reach.get(variable) == Reach.GRADIENT),
-            eliminated=key.equation not in frame.used,
+            outputs=tuple(at for at, variable in made if self._reachability.of(frame, variable) is Reach.GRADIENT),
+            eliminated=key.equation not in self._liveness.used(frame),
         )
 
-    def _handed_out(self, frame: Frame) -> Iterator[Use]:
-        """The uses of what one turn, branch or shard hands out and does not carry on."""
+    def _returned(self, frame: Frame) -> Iterator[Use]:
+        """The uses of what one iteration, branch or shard returns and does not carry on."""
         *around, (number, _) = frame.key
         user = self._users[tuple(around), number]
         for position, atom in _values(frame.jaxpr.outvars):
             if not is_carry(self._frames[tuple(around)], ValueKey(tuple(around), number, position)):
                 key = UseKey(frame.key, len(frame.jaxpr.eqns), position)
-                use = self._use(frame, key, atom, user, frame.output_reach)
+                use = self._use(frame, key, atom, user, self._reachability.from_outside(frame, position))
                 yield replace(use, operand=False, name=replace(use.name, path=_leaving(frame, user.path)))
 
-    def _use(self, frame: Frame, key: UseKey, atom: Atom, user: LayerCall, arriving: Sequence[int]) -> Use:
+    def _use(self, frame: Frame, key: UseKey, atom: Atom, user: LayerCall, reach: Reach) -> Use:
         value = resolve(frame, atom)
-        reach = arriving[key.operand] if key.operand < len(arriving) else Reach.NOTHING
         return Use(
             key=key,
             value=value,
@@ -135,7 +141,7 @@ class _Finding:
             dtype=atom.aval.dtype,
             sharding=sharding_of(atom.aval),
             loops=frame.loops,
-            reach=Reach.BARRED if frame.forward_only else Reach(reach),
+            reach=reach,
             opaque=frame.opaque,
         )
 
@@ -146,7 +152,7 @@ def _values(atoms: Sequence[Atom]) -> Iterator[tuple[int, Atom]]:
 
 
 def _leaving(frame: Frame, path: ScopePath) -> ScopePath:
-    """What a frame's outputs are called as users: the operation that runs the frame, and which branch or turn it is."""
-    if frame.kind == "cond":
+    """The name of a frame's outputs as users: the operation that runs the frame, and its branch or iteration."""
+    if frame.transfer.exclusive:
         return replace(path.scope(f"branch{frame.key[-1][1]}"), occurrence=path.occurrence)
     return replace(path.scope("turn").loop(), occurrence=path.occurrence)

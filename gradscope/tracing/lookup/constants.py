@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradscope.tracing.jaxpr.frames import Frame, unchanged_operands
+from gradscope.tracing.jaxpr.frames import Frame, unchanged_operand
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal, sub_jaxprs
 from gradscope.tracing.tracer import Trace
 
@@ -24,15 +24,15 @@ class Constants:
                 self._values |= zip(inside.jaxpr.constvars, inside.constants, strict=True)
 
     def value(self, frame: Frame, atom: Atom) -> Any:
-        """What an atom is that stands for no value, as `frames.resolve` has it; None where that is not known.
+        """What an atom is that represents no value, as `frames.resolve` has it; None where that is not known.
 
         Args:
-            frame: The frame that it lies in, which may have received it from those around.
+            frame: The frame that it is in, which may have received it from those around.
             atom: The atom.
         """
         if is_literal(atom):
             return atom.val
         if atom in self._values or frame.parent is None or atom not in frame.definitions:
             return self._values.get(atom)
-        outer = unchanged_operands(frame)[frame.definitions[atom][1]]
+        outer = unchanged_operand(frame, frame.definitions[atom][1])
         return None if outer is None else self.value(frame.parent, outer)

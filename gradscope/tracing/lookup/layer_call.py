@@ -10,20 +10,20 @@ from gradscope import naming
 from gradscope.errors import UsageError
 from gradscope.naming.patterns import nearest_hint
 from gradscope.tracing.jaxpr.frames import ValueKey, iterations, resolve
-from gradscope.tracing.jaxpr.iterations import Moment
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import Atom, bind, is_dropped, is_literal
 from gradscope.tracing.layers.layers import LayerCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerAlone:
-    """One call of one layer in one turn of the loops around it.
+    """One call of one layer in one iteration of the loops around it.
 
     Attributes:
         layer: The layer.
-        turn: The turn.
+        turn: The iteration.
         inputs: The variables of its frame that it reads and does not make, in order of use.
-        outputs: Those that it makes and hands on.
+        outputs: Those that it makes and returns.
     """
 
     layer: LayerCall
@@ -46,12 +46,12 @@ class LayerAlone:
         return [known[atom] for atom in self.outputs]
 
     def reads_its_outputs(self) -> bool:
-        """Whether it reads what it hands on, whose gradient then counts what it sends back to itself."""
+        """Whether it reads what it returns, whose gradient then counts what it sends back to itself."""
         equations = self.layer.frame.jaxpr.eqns
         return any(atom is read for n in self.layer.equations for read in equations[n].invars for atom in self.outputs)
 
-    def makes(self, moment: Moment) -> bool:
-        """Whether a value is made inside it, in this turn."""
+    def makes(self, moment: ValueAt) -> bool:
+        """Whether a value is made inside it, in this iteration."""
         frame, depth = self.layer.frame, len(self.layer.frame.key)
         value = moment.value
         if value.frame[:depth] != frame.key or moment.turn[: len(self.turn)] != self.turn:

@@ -1,7 +1,7 @@
 """Named values: every value of a trace that a user can speak of, by any name that it has.
 
 A value is named by the path of an argument (`w1`, `params/head/kernel`), by the key or index of an output, by the
-layer or operation that hands it on, one turn of a loop at a time (`block[3]/attn`), or by the name that
+layer or operation that returns it, one iteration of a loop at a time (`block[3]/attn`), or by the name that
 `jax.ad_checkpoint.checkpoint_name` gave it. Where one name fits several values, the kind mentioned first here wins. A
 dump's key (`activation/block[3]/attn`, `param/head/kernel`) names what it names in a dump.
 """
@@ -21,7 +21,7 @@ from gradscope.tracing.tracer import Trace
 
 
 class NamedValue(NamedTuple):
-    """One value in one turn of the loops around it.
+    """One value in one iteration of the loops around it.
 
     Attributes:
         value: Where it is made; None for an output that is a constant.
@@ -82,7 +82,7 @@ def _handed_on(layer: LayerCall) -> Iterator[tuple[str, NamedValue]]:
 
 
 def _checkpointed(frame: Frame) -> Iterator[tuple[str, NamedValue]]:
-    """What `checkpoint_name` named in one frame; in loops, with the turn behind the name."""
+    """What `checkpoint_name` named in one frame; in loops, with the iteration behind the name."""
     for number, equation in enumerate(frame.jaxpr.eqns):
         name = checkpoint_name_of(equation)
         if name is not None:
@@ -92,7 +92,7 @@ def _checkpointed(frame: Frame) -> Iterator[tuple[str, NamedValue]]:
 
 
 def throughout(root: Frame, values: Iterable[NamedValue]) -> frozenset[ValueKey]:
-    """Those of some values that are among them in every turn of the loops around them."""
+    """Those of some values that are among them in every iteration of the loops around them."""
     turns: dict[ValueKey, set[tuple[int, ...]]] = {}
     for named in values:
         if named.value is not None:

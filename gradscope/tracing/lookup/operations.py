@@ -1,4 +1,4 @@
-"""Operations by the values they make and read, one turn of their loops at a time."""
+"""Operations by the values they make and read, one iteration of their loops at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve
-from gradscope.tracing.jaxpr.iterations import Moment
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, operation_name
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.lookup.constants import Constants
@@ -17,13 +17,13 @@ from gradscope.tracing.tracer import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One equation in one turn of the loops around it.
+    """One equation in one iteration of the loops around it.
 
     Attributes:
-        frame: The frame it lies in.
+        frame: The frame it is in.
         equation: The equation.
         layer: It, as a layer.
-        turn: The turn.
+        turn: The iteration.
         operands: What it reads: values, and constants as they are.
         outputs: What it makes.
     """
@@ -32,8 +32,8 @@ class Operation:
     equation: Equation
     layer: LayerCall
     turn: tuple[int, ...]
-    operands: tuple[Moment | Any, ...]
-    outputs: tuple[Moment, ...]
+    operands: tuple[ValueAt | Any, ...]
+    outputs: tuple[ValueAt, ...]
 
     @property
     def name(self) -> str:
@@ -46,9 +46,9 @@ class Operation:
         return self.equation.primitive.name
 
     @property
-    def values(self) -> list[Moment]:
+    def values(self) -> list[ValueAt]:
         """The operands that are values."""
-        return [operand for operand in self.operands if isinstance(operand, Moment)]
+        return [operand for operand in self.operands if isinstance(operand, ValueAt)]
 
 
 class Operations:
@@ -73,7 +73,7 @@ class Operations:
         for value in dict.fromkeys(value for value in read if value is not None):
             self._readers.setdefault(value, []).append(ValueKey(frame.key, number, 0))
 
-    def maker(self, moment: Moment) -> Operation:
+    def maker(self, moment: ValueAt) -> Operation:
         """The operation that makes a value; of what a loop receives, the loop."""
         value, turn = moment
         if value.equation == OPERAND:
@@ -89,19 +89,20 @@ class Operations:
             turn=turn,
             operands=tuple(self._operand(frame, atom, turn) for atom in equation.invars),
             outputs=tuple(
-                Moment(ValueKey(frame.key, value.equation, position), turn) for position in range(len(equation.outvars))
+                ValueAt(ValueKey(frame.key, value.equation, position), turn)
+                for position in range(len(equation.outvars))
             ),
         )
 
-    def readers(self, moment: Moment) -> Iterator[Operation]:
-        """The operations that read a value, in every turn in which they do, the last in execution order first."""
+    def readers(self, moment: ValueAt) -> Iterator[Operation]:
+        """The operations that read a value, in every iteration in which they do, the last in execution order first."""
         for value in reversed(self._readers.get(moment.value, [])):
             inner = self.frames[value.frame].loops[len(moment.turn) :]
             for further in itertools.product(*(reversed(range(loop.length or 1)) for loop in inner)):
-                yield self.maker(Moment(value, (*moment.turn, *further)))
+                yield self.maker(ValueAt(value, (*moment.turn, *further)))
 
-    def _operand(self, frame: Frame, atom: Atom, turn: tuple[int, ...]) -> Moment | Any:
+    def _operand(self, frame: Frame, atom: Atom, turn: tuple[int, ...]) -> ValueAt | Any:
         value = resolve(frame, atom)
         if value is None:
             return self._constants.value(frame, atom)
-        return Moment(value, turn[: len(self.frames[value.frame].loops)])
+        return ValueAt(value, turn[: len(self.frames[value.frame].loops)])

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradscope.api.reading import Dump, compare
+from gradscope.api.comparing import compare
+from gradscope.api.reading import Dump
 from gradscope.dump.verify import verify
 from gradscope.errors import ModelError, UsageError
 

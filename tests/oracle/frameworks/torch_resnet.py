@@ -1,4 +1,4 @@
-"""ResNet-50 in PyTorch, written from the paper, as a second opinion on `models/resnet50.py`.
+"""ResNet-50 in PyTorch, or one of fewer blocks, written from the paper, as a second opinion on `models/resnet50.py`.
 
 It shares no code with the JAX model, only names: its modules are called as the JAX model's scopes are, so that
 `named_modules` yields gradscope's layer paths once dots are slashes. Arrays go in and come out in the JAX layout:
@@ -9,7 +9,7 @@ One difference is meant to be: PyTorch's running variance is the unbiased one, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def run(
 def twin(variables: Mapping[str, Any]) -> TorchResNet50:
     """The twin with the JAX model's variables, in their dtype."""
     head = np.array(variables["params"]["head"]["kernel"])
-    model = TorchResNet50(classes=head.shape[1]).to(torch.from_numpy(head).dtype)
+    model = TorchResNet50(head.shape[1], set(variables["params"])).to(torch.from_numpy(head).dtype)
     copy_variables(model, variables)
     return model
 
@@ -60,14 +60,16 @@ def captured(model: TorchResNet50, batch: Mapping[str, Any], path: Path | None =
 
 
 class TorchResNet50(nn.Module):
-    """The network and its loss, in training mode."""
+    """The network and its loss, in training mode; of the sixteen blocks those that are named."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, names: Collection[str]) -> None:
         super().__init__()
         self.stem = Stem()
         channels = 64
         for stage, (blocks, width) in enumerate([(3, 64), (4, 128), (6, 256), (3, 512)], 1):
             for number in range(1, blocks + 1):
+                if f"stage{stage}_block{number}" not in names:
+                    continue
                 stride = 2 if number == 1 and stage > 1 else 1
                 self.add_module(f"stage{stage}_block{number}", Bottleneck(channels, width, stride))
                 channels = 4 * width

@@ -15,14 +15,14 @@ from gradscope.capturing.isolate.reproduction import Reproduction, reproduce
 from gradscope.capturing.isolate.reproduction_script import arrays, script
 from gradscope.errors import UsageError
 from gradscope.tracing.loading.model import Model
-from models.resnet50 import ResNet
 from models.transformer import Transformer
+from tests.oracle.zoo import ShortResNet
 from tests.support.reproduction import Ran, run
 
 
 def reproduction(loss: Any, variables: Any, batch: Any, layer: str) -> Reproduction:
     dump = gs.capture(loss, variables, batch)
-    model = Model(name="model", init=lambda _: variables, batch=lambda _key, _size: batch, loss=loss)
+    model = Model.of_values("model", loss, variables, batch)
     return reproduce(model, layer, dump.source)
 
 
@@ -52,7 +52,7 @@ def test_an_attention_layer_in_a_scanned_and_checkpointed_network(tmp_path: Path
 
 
 def test_a_block_of_convolutions_and_batch_normalisations(tmp_path: Path) -> None:
-    model = ResNet(depth=18, image_size=16, classes=4)
+    model = ShortResNet(depth=18, image_size=16, classes=4)
     variables = jax.jit(model.init)(jax.random.key(0))
     found = reproduction(model.loss, variables, model.batch(jax.random.key(1), 2), "stage2_block1")
     of_dump = {each.name for each in (*found.outputs, *found.gradients) if each.origin == "dump"}

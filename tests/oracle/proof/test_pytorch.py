@@ -53,6 +53,8 @@ class Ported:
 @pytest.fixture(scope="module")
 def ported(dumped: Callable[..., Dumped], tmp_path_factory: pytest.TempPathFactory) -> Ported:
     dump = dumped("resnet50", "--x64", "--self-check")
+    assert dump.command.status == 0, dump.command.messages
+    assert dump.command.report["self_check"]["max_rel_l2"] <= 1e-12
     with np.load(dump.path) as members:
         return Ported(
             path=dump.path,

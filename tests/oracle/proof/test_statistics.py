@@ -28,12 +28,11 @@ FACTS = {
     *("fwd_gain", "fwd_total", "bwd_gain", "bwd_total", "g/w"),
 }
 
-#: Every so many tensors of a dump are checked: all of a small model, some of each kind of a large one. ResNet-50 is of
-#: the same file as ResNet-18, and takes half a minute.
+#: Every so many tensors of a dump are checked: all of a small model, some of each kind of a large one.
 DUMPS = {
     ("mlp", "--dtype", "bfloat16", "--exact-quantiles"): 1,
     ("transformer, scanned and checkpointed", "--x64", "--self-check"): 1,
-    ("resnet18", "--self-check"): 5,
+    ("resnet18, short", "--self-check"): 3,
 }
 
 #: What goes into some layers, by the names of activations.
@@ -52,11 +51,11 @@ INPUTS = {
         "block[1]/add2": ["block[1]/add1", "block[1]/mlp/down"],
         "norm": ["block"],
     },
-    ("resnet18", "--self-check"): {
+    ("resnet18, short", "--self-check"): {
         "stage1_block1": ["stem/pool"],
         "stage2_block1/proj_conv": ["stage1_block2/relu2"],
         "stage2_block1/add": ["stage2_block1/proj_bn", "stage2_block1/bn2"],
-        "stage3_block2/bn1": ["stage3_block2/conv1"],
+        "stage2_block1/bn1": ["stage2_block1/conv1"],
         "head": ["pool"],
     },
 }

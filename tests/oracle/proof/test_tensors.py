@@ -16,7 +16,7 @@ import pytest
 
 import gradscope
 from gradscope import Dump
-from tests.oracle.zoo import ZOO, Case
+from tests.oracle.zoo import QUICK, ZOO, Case
 from tests.support.explicit import named_params, tensors_of
 
 #: Largest relative l2 error. ResNets amplify rounding: batch norm over two examples of one pixel divides by what may be
@@ -46,8 +46,7 @@ class Proof:
         return {f"{family}/block"} if "scanned" in self.case.name else set()
 
 
-# ResNet-18 is proved operation by operation, which is more.
-@pytest.fixture(scope="module", params=[name for name in ZOO if name != "resnet18"])
+@pytest.fixture(scope="module", params=list(QUICK))
 def proof(request: pytest.FixtureRequest) -> Iterator[Proof]:
     case = ZOO[request.param]
     with in_float64():
@@ -104,10 +103,10 @@ def test_input_gradients_are_jax_grads_of_the_untouched_loss(proof: Proof) -> No
     proof.assert_family("input_grad", proof.plain_gradients)
 
 
-@pytest.mark.parametrize("proof", ["resnet50"], indirect=True)
+@pytest.mark.parametrize("proof", ["resnet50, short"], indirect=True)
 def test_pytorch_has_the_same_loss_and_parameter_gradients(proof: Proof) -> None:
-    """Of variables that are noise; `test_proof_pytorch` goes through the layers, of those that `init` makes."""
-    pytest.importorskip("torch", reason="PyTorch is absent: ResNet-50 with noise for variables was NOT compared")
+    """Of variables that are noise; `test_pytorch` goes through the layers, of those that `init` makes."""
+    pytest.importorskip("torch", reason="PyTorch is absent: a ResNet with noise for variables was NOT compared")
     from tests.oracle.frameworks import torch_resnet
 
     with in_float64():

@@ -54,6 +54,10 @@ def test_a_column_that_is_added_to_the_table_appears_in_json_and_in_reports(monk
         assert "sparsity" in to_csv(report).splitlines()[0]
 
 
+def test_a_column_is_documented_by_the_table() -> None:
+    assert TensorStats.rms.__doc__ == next(spec.sentence for spec in COLUMNS if spec.name == "rms")
+
+
 def test_the_table_has_every_column_of_a_tensor_in_order() -> None:
     for stats in EVERYTHING:
         named = [spec for name in stats.to_json() for spec in COLUMNS if spec.base == columns.base_of(name)]

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from gradscope.instrument.query.capture_spec import Wanted
 from gradscope.instrument.query.planning import make_plan
-from gradscope.tracing.dataflow.liveness import mark_live
-from gradscope.tracing.dataflow.reachability import mark_reach
+from gradscope.tracing.dataflow.liveness import liveness_of
+from gradscope.tracing.dataflow.reachability import reachability_of
 from gradscope.tracing.jaxpr.fingerprint import fingerprint
 from gradscope.tracing.jaxpr.frames import frame_tree
 from gradscope.tracing.layers.layers import find_layers
@@ -40,13 +40,14 @@ def work(layers: int) -> dict[str, int]:
     """Calls that each stage makes."""
     trace = trace_loss(deep(layers), WEIGHTS, WEIGHTS, operations=True)
     root = frame_tree(trace.jaxpr)
-    found = find_layers(root, ParameterOrigins({0: "w"}), operations=True)
+    liveness, reachability = liveness_of(root), reachability_of(root)
+    found = find_layers(root, liveness, ParameterOrigins({0: "w"}), operations=True)
     stages: dict[str, Callable[[], Any]] = {
         "frames": lambda: frame_tree(trace.jaxpr),
-        "liveness": lambda: mark_live(root),
-        "reach": lambda: mark_reach(root),
-        "layers": lambda: find_layers(root, ParameterOrigins({0: "w"}), operations=True),
-        "sites": lambda: find_sites(root, found),
+        "liveness": lambda: liveness_of(root),
+        "reach": lambda: reachability_of(root),
+        "layers": lambda: find_layers(root, liveness, ParameterOrigins({0: "w"}), operations=True),
+        "sites": lambda: find_sites(root, found, liveness, reachability),
         "fingerprint": lambda: fingerprint(root),
         "plan": lambda: make_plan(trace, Wanted(operations=True)),
         "terms": lambda: make_plan(trace, Wanted(operations=True, operands=True, terms=True)),

@@ -1,4 +1,4 @@
-"""Pieces: which known values, arguments aside, read which."""
+"""SegmentsBetween: which known values, arguments aside, read which."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradscope.tracing.dataflow.between_known_values import Pieces
+from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, iterations
-from gradscope.tracing.jaxpr.iterations import Moment
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.tracer import Trace, trace_loss
 
 X = jnp.ones((2, 3))
@@ -19,14 +19,14 @@ W = {"w": jnp.ones((4, 3, 3))}
 def readers(trace: Trace, *unknown: str) -> dict[str, list[str]]:
     """Who reads whom, by the names of layers and arguments; all layers' outputs known but some."""
     names = {
-        Moment(site.value, turn): str(site.names[0].at(turn))
+        ValueAt(site.value, turn): str(site.names[0].at(turn))
         for site in trace.sites
         if site.names
         for turn in iterations(site.loops)
     }
     known = [moment for moment, name in names.items() if name not in unknown]
-    names |= {Moment(ValueKey((), OPERAND, at), ()): leaf.name for at, leaf in enumerate(trace.arguments)}
-    found = Pieces(trace.root, known).readers(known)
+    names |= {ValueAt(ValueKey((), OPERAND, at), ()): leaf.name for at, leaf in enumerate(trace.arguments)}
+    found = SegmentsBetween(trace.root, known).readers(known)
     return {names[read]: sorted(names[end] for end in ends) for read, ends in found.items()}
 
 

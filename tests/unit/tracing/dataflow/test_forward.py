@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from gradscope.tracing.dataflow.forward import Descent, Place
+from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.jaxpr.custom_rules import CustomRule, custom_rule
 from gradscope.tracing.jaxpr.frames import OPERAND
 from gradscope.tracing.tracer import Trace, trace_loss
@@ -25,7 +25,7 @@ def traced(function: Callable[[Any, Any], Any]) -> Trace:
 def made_from_w(function: Callable[[Any, Any], Any]) -> set[str]:
     """Primitives of the equations, of any frame, that make something of the parameter."""
     root = traced(function).root
-    reached = Descent().closure([Place(root, root.jaxpr.invars[0])])
+    reached = ForwardFlow().closure([FrameVariable(root, root.jaxpr.invars[0])])
     makers = ((place.frame, place.frame.definitions[place.atom][0]) for place in reached)
     return {frame.jaxpr.eqns[number].primitive.name for frame, number in makers if number != OPERAND}
 

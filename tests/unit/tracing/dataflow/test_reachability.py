@@ -34,7 +34,7 @@ def live(trace: Trace) -> list[str]:
     return [
         frame.jaxpr.eqns[number].primitive.name
         for frame in trace.root.walk()
-        for number in sorted(frame.live)
+        for number in sorted(trace.liveness.live(frame))
         if number not in frame.children
     ]
 

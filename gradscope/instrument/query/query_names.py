@@ -1,0 +1,102 @@
+"""The names of a query, found in the trace that it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from gradscope import naming
+from gradscope.instrument.query.trace_query import GRADIENT, Inquiry
+from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
+from gradscope.tracing.lookup.named_values import NamedValue, NamedValues
+
+
+class Injected(NamedTuple):
+    """A value and the tensor that a query has for it: to take its place, or as the gradient that arrives there.
+
+    Attributes:
+        name: Its name in the query.
+        named: The value.
+        tensor: The tensor; None for an initial gradient of ones.
+    """
+
+    name: str
+    named: NamedValue
+    tensor: Any
+
+    @property
+    def value(self) -> ValueKey | None:
+        """Where the value is made; None for a constant."""
+        return self.named.value
+
+
+class Fetch(NamedTuple):
+    """A value that a query fetches, or its gradient."""
+
+    name: str
+    named: NamedValue
+    gradient: bool
+
+
+class QueryNames(NamedTuple):
+    """Everything that a query names.
+
+    Attributes:
+        of: What is differentiated in place of the loss, with its initial gradients.
+        stops: The values that count as constant.
+        fed: The values that are not computed.
+        gradient_fed: The values at which a gradient is given and none arrives.
+        fetches: The only values and gradients that are shown; empty for all.
+    """
+
+    of: list[Injected]
+    stops: list[NamedValue]
+    fed: list[Injected]
+    gradient_fed: list[Injected]
+    fetches: list[Fetch]
+
+
+def find_names(known: NamedValues, inquiry: Inquiry) -> QueryNames:
+    """The values that a query names.
+
+    Args:
+        known: The names of the trace.
+        inquiry: The query.
+
+    Raises:
+        UsageError: A name is unknown.
+    """
+    initial = inquiry.cotangents or (None,) * len(inquiry.of)
+    gradients = {name.removeprefix(GRADIENT): each for name, each in inquiry.feeds.items() if name.startswith(GRADIENT)}
+    values = {name: each for name, each in inquiry.feeds.items() if not name.startswith(GRADIENT)}
+    return QueryNames(
+        of=[Injected(name, known.find(name), each) for name, each in zip(inquiry.of, initial, strict=True)],
+        stops=[known.find(name) for name in inquiry.stops],
+        fed=[Injected(name, known.find(name), each) for name, each in values.items()],
+        gradient_fed=[Injected(name, known.find(name), each) for name, each in gradients.items()],
+        fetches=[_fetch(name, known) for name in inquiry.fetches],
+    )
+
+
+def _fetch(name: str, known: NamedValues) -> Fetch:
+    if name.startswith(GRADIENT):
+        own = name.removeprefix(GRADIENT)
+        return Fetch(own, known.find(own), gradient=True)
+    family, _, own = name.partition("/")
+    if naming.is_gradient(family):
+        of_value = (
+            own if family == naming.ACTIVATION_GRAD else naming.key_of(naming.value_family(family) or family, own)
+        )
+        return Fetch(own, known.find(of_value), gradient=True)
+    return Fetch(name.removeprefix(f"{naming.ACTIVATION}/"), known.find(name), gradient=False)
+
+
+def values_of(named: Iterable[NamedValue | Injected | Fetch]) -> list[ValueKey]:
+    """Where some values are made, without constants and without repetitions."""
+    values = (each.value if isinstance(each, NamedValue | Injected) else each.named.value for each in named)
+    return list(dict.fromkeys(value for value in values if value is not None))
+
+
+def is_argument(value: ValueKey) -> bool:
+    """Whether a value is an argument of the traced function."""
+    return not value.frame and value.equation == OPERAND

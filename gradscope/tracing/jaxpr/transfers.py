@@ -1,0 +1,280 @@
+"""Transfers: how values pass between an equation and each frame that it runs, stated once for every kind of frame.
+
+A `Transfer` states for each variable that the frame receives which operand of the equation it comes from and how it
+*enters*, and for each output of the frame's jaxpr how it *leaves* as the equation's output at the same position:
+
+    ============  =================================  =================  ================================
+    kind          how operands enter                 how outputs leave  gradients
+    ============  =================================  =================  ================================
+    call          same                               same               through
+    remat         same                               same               through
+    scan          constants same, carries carry,     carry, then stack  through
+                  sequences slice
+    while         constants same, carries carry      carry              barred
+    cond          same, after the predicate          same               through
+    shard_map     slice                              stack              through
+    linear_solve  the solver's constants and the     same               around, by a transposed solve
+                  right-hand side same
+    opaque        not known                          not known          around (barred for a ``while``)
+    ============  =================================  =================  ================================
+
+Every analysis of dataflow reads this table and nothing else about a kind of frame. A new higher-order primitive is a
+`FrameKind`, one function here and one interpreter rule (`instrument/rewriting/frame_rules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from gradscope.tracing.jaxpr.jaxcompat import (
+    Equation,
+    FrameKind,
+    Jaxpr,
+    SubJaxpr,
+    scan_arity,
+    shard_count,
+)
+
+#: How an operand enters: as it is, as what the first iteration receives of a carry, or one slice for each iteration.
+Entering: TypeAlias = Literal["same", "carry", "slice"]
+
+#: How an output leaves: as it is, to the next iteration and out of the last one, or stacked over all iterations.
+Leaving: TypeAlias = Literal["same", "carry", "stack"]
+
+#: How reverse mode gets from an equation's outputs to its operands: through the frame's own equations, around them by a
+#: derivative rule of the equation, or not at all.
+Gradients: TypeAlias = Literal["through", "around", "barred"]
+
+
+class Entry(NamedTuple):
+    """How one variable of a frame gets its value.
+
+    Attributes:
+        operand: The position of the operand that it comes from.
+        how: How that enters.
+    """
+
+    operand: int
+    how: Entering
+
+
+class Repetition(NamedTuple):
+    """How often an equation runs a frame.
+
+    Attributes:
+        length: The number of iterations; None where it is only known once the loop has run.
+        reverse: Whether the iterations run from the last to the first.
+        parallel: Whether they run at once, on several devices: the shards of a `shard_map`.
+    """
+
+    length: int | None
+    reverse: bool = False
+    parallel: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """How values pass between an equation and one frame that it runs.
+
+    Attributes:
+        inputs: For each variable that the frame receives, where it comes from; None where that is not known.
+        outputs: For each output of the frame's jaxpr, how it leaves; None where that is not known.
+        predicates: Positions of the operands that only decide what is run, or whether to run it again.
+        loop: How often the frame runs; None for once.
+        exclusive: Whether it is one of several frames of which only one runs.
+        in_place: Whether the equation computes nothing but what the frame does.
+        gradients: How reverse mode passes.
+        differentiated: Where they do not pass through it: the operands, by position, that the outputs are smooth in.
+        fills_zeros: Whether JAX makes a cotangent of zeros for an output without one if another output has one.
+        recomputed: Whether the frame runs again in the backward pass.
+        opaque: Whether the interpreter never enters the frame.
+    """
+
+    inputs: tuple[Entry | None, ...]
+    outputs: tuple[Leaving | None, ...]
+    predicates: tuple[int, ...] = ()
+    loop: Repetition | None = None
+    exclusive: bool = False
+    in_place: bool = False
+    gradients: Gradients = "through"
+    differentiated: tuple[int, ...] = ()
+    fills_zeros: bool = False
+    recomputed: bool = False
+    opaque: bool = False
+    _entering: dict[int, list[tuple[int, Entering]]] = field(init=False, default_factory=dict[int, Any])
+    _next: dict[int, int] = field(init=False, default_factory=dict[int, int])
+    _before: dict[int, int] = field(init=False, default_factory=dict[int, int])
+
+    def __post_init__(self) -> None:
+        for variable, entry in enumerate(self.inputs):
+            if entry is not None:
+                self._entering.setdefault(entry.operand, []).append((variable, entry.how))
+        # The first carry among the outputs is the first among the variables: so are a scan's and a while's.
+        outputs = (at for at, how in enumerate(self.outputs) if how == "carry")
+        self._next.update(zip(outputs, filter(self.is_carry, range(len(self.inputs))), strict=True))
+        self._before.update({variable: output for output, variable in self._next.items()})
+
+    def is_carry(self, variable: int) -> bool:
+        """Whether a variable of the frame receives what the iteration before made."""
+        entry = self.inputs[variable]
+        return entry is not None and entry.how == "carry"
+
+    def entering(self, operand: int) -> Sequence[tuple[int, Entering]]:
+        """The variables of the frame, by position, that get their values of an operand, and how that enters."""
+        return self._entering.get(operand, ())
+
+    def next_variable(self, output: int) -> int | None:
+        """The variable that receives an output in the next iteration; None for an output that is no carry."""
+        return self._next.get(output)
+
+    def output_before(self, variable: int) -> int | None:
+        """The output of the iteration before that a variable receives; None for a variable that is no carry."""
+        return self._before.get(variable)
+
+    def decides(self, operand: int) -> bool:
+        """Whether an operand may decide what runs, or how often: a predicate, or what such a loop computes with."""
+        return operand in self.predicates or self.unbounded
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether it is a loop whose number of iterations is only known once it has run."""
+        return self.loop is not None and self.loop.length is None
+
+
+def transfer_of(equation: Equation, sub: SubJaxpr) -> Transfer:
+    """The transfer between an equation and one of its sub-jaxprs."""
+    return TRANSFERS[sub.kind](equation, sub)
+
+
+def root_transfer(jaxpr: Jaxpr) -> Transfer:
+    """The transfer of the root frame, which no equation runs."""
+    return Transfer(inputs=(None,) * len(jaxpr.invars), outputs=(None,) * len(jaxpr.outvars))
+
+
+def _call(equation: Equation, sub: SubJaxpr) -> Transfer:
+    return Transfer(inputs=_all(equation, "same"), outputs=_leaving(len(sub.jaxpr.outvars), "same"), in_place=True)
+
+
+def _remat(equation: Equation, sub: SubJaxpr) -> Transfer:
+    return Transfer(
+        inputs=_all(equation, "same"),
+        outputs=_leaving(len(sub.jaxpr.outvars), "same"),
+        in_place=True,
+        fills_zeros=True,
+        recomputed=True,
+    )
+
+
+def _scan(equation: Equation, sub: SubJaxpr) -> Transfer:
+    arity = scan_arity(equation)
+    first_carry, first_sequence = arity.constants, arity.constants + arity.carries
+    constants, carries = _entries(range(first_carry), "same"), _entries(range(first_carry, first_sequence), "carry")
+    slices = _entries(range(first_sequence, len(equation.invars)), "slice")
+    return Transfer(
+        inputs=(*constants, *carries, *slices),
+        outputs=(*_leaving(arity.carries, "carry"), *_leaving(len(sub.jaxpr.outvars) - arity.carries, "stack")),
+        loop=Repetition(equation.params["length"], reverse=equation.params["reverse"]),
+        fills_zeros=True,
+    )
+
+
+def _while(equation: Equation, sub: SubJaxpr) -> Transfer:
+    of_condition, of_body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
+    constants = _entries(range(of_condition, of_condition + of_body), "same")
+    carries = _entries(range(of_condition + of_body, len(equation.invars)), "carry")
+    return Transfer(
+        inputs=(*constants, *carries),
+        outputs=_leaving(len(sub.jaxpr.outvars), "carry"),
+        predicates=tuple(range(of_condition)),
+        loop=Repetition(None),
+        gradients="barred",
+    )
+
+
+def _cond(equation: Equation, sub: SubJaxpr) -> Transfer:
+    return Transfer(
+        inputs=_entries(range(1, len(equation.invars)), "same"),
+        outputs=_leaving(len(sub.jaxpr.outvars), "same"),
+        predicates=(0,),
+        exclusive=True,
+        fills_zeros=True,
+    )
+
+
+def _shard_map(equation: Equation, sub: SubJaxpr) -> Transfer:
+    return Transfer(
+        inputs=_all(equation, "slice"),
+        outputs=_leaving(len(sub.jaxpr.outvars), "stack"),
+        loop=Repetition(shard_count(equation), parallel=True),
+        fills_zeros=True,
+    )
+
+
+class SolveOperands(NamedTuple):
+    """The operands of a `custom_linear_solve`: the constants of each of its functions, then the right-hand side."""
+
+    matvec: Sequence[Any]
+    vecmat: Sequence[Any]
+    solve: Sequence[Any]
+    transpose_solve: Sequence[Any]
+    right: Sequence[Any]
+
+
+def solve_operands(equation: Equation, operands: Sequence[Any]) -> SolveOperands:
+    """The operands of a `custom_linear_solve` equation, or something given for each, by what they are for."""
+    lengths = equation.params["const_lengths"]
+    parts: list[Sequence[Any]] = []
+    for length in lengths:
+        parts.append(operands[:length])
+        operands = operands[length:]
+    matvec, vecmat, solve, transpose_solve = parts
+    return SolveOperands(matvec, vecmat, solve, transpose_solve, operands)
+
+
+def _linear_solve(equation: Equation, sub: SubJaxpr) -> Transfer:
+    operands = solve_operands(equation, range(len(equation.invars)))
+    return Transfer(
+        inputs=_entries((*operands.solve, *operands.right), "same"),
+        outputs=_leaving(len(sub.jaxpr.outvars), "same"),
+        gradients="around",
+        # The solution is smooth in the linear map and the right-hand side. How it is found, an initial guess say, does
+        # not matter, and what the solver returns beside it is constant (`jax._src.lax.control_flow.solves`).
+        differentiated=(*operands.matvec, *operands.right),
+    )
+
+
+def _opaque(equation: Equation, sub: SubJaxpr) -> Transfer:
+    return Transfer(
+        inputs=(None,) * len(sub.jaxpr.invars),
+        outputs=(None,) * len(sub.jaxpr.outvars),
+        # A `while` under `vmap` is opaque, because its rows end at different iterations, and barred like any other.
+        gradients="barred" if equation.primitive.name == "while" else "around",
+        differentiated=tuple(range(len(equation.invars))),
+        opaque=True,
+    )
+
+
+def _all(equation: Equation, how: Entering) -> tuple[Entry, ...]:
+    return _entries(range(len(equation.invars)), how)
+
+
+def _entries(operands: Iterable[int], how: Entering) -> tuple[Entry, ...]:
+    return tuple(Entry(operand, how) for operand in operands)
+
+
+def _leaving(number: int, how: Leaving) -> tuple[Leaving, ...]:
+    return (how,) * number
+
+
+TRANSFERS: Final[Mapping[FrameKind, Callable[[Equation, SubJaxpr], Transfer]]] = {
+    "call": _call,
+    "remat": _remat,
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "shard_map": _shard_map,
+    "linear_solve": _linear_solve,
+    "opaque": _opaque,
+}
