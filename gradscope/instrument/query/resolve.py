@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -202,24 +202,23 @@ def _initial(seed: Injected, site: Site) -> Any:
     if seed.tensor is None:
         return jnp.ones(site.shape, site.dtype)
     given = jnp.asarray(seed.tensor)
-    _require_shape(given, site, f"the initial gradient of {printable(seed.name)}", _GRADIENT_HINT)
+    if given.shape != site.shape:
+        raise UsageError(
+            f"the initial gradient of {printable(seed.name)} has shape {given.shape}, expected {site.shape}",
+            hint="an initial gradient has the shape of what is differentiated",
+        )
     return given.astype(site.dtype)
-
-
-_VALUE_HINT: Final = "a value is replaced by one of its own shape"
-_GRADIENT_HINT: Final = "an initial gradient has the shape of what is differentiated"
 
 
 def _fitting(fed: Injected, site: Site) -> Any:
     """The tensor for a value, in the value's dtype."""
     given = np.asarray(fed.tensor)
-    _require_shape(given, site, f"what is given for {printable(fed.name)}", _VALUE_HINT)
-    return given.astype(site.dtype)
-
-
-def _require_shape(given: Any, site: Site, what: str, hint: str) -> None:
     if given.shape != site.shape:
-        raise UsageError(f"{what} has shape {list(given.shape)}, expected {list(site.shape)}", hint=hint)
+        raise UsageError(
+            f"what is given for {printable(fed.name)} has shape {list(given.shape)}, expected {list(site.shape)}",
+            hint="a value is replaced by one of its own shape",
+        )
+    return given.astype(site.dtype)
 
 
 def _fed_sites(plan: Plan, fed: Sequence[Injected]) -> dict[int, Any]:
