@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 import jax
 
@@ -28,6 +30,8 @@ from gradscope.tracing.loading.loader import load_model
 from gradscope.tracing.loading.module_models import with_array_variables
 from gradscope.tracing.tracer import Trace, trace_loss
 from gradscope.tracing.user_frames import user_code
+
+_FRAME_COLUMNS: Final = ("frame", "in", "kind", "equations", "loops", "path", "gradients", "enter", "leave")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -72,7 +76,7 @@ def describe(trace: Trace, plan: Plan) -> str:
     names = {frame.key: f"f{number}" for number, frame in enumerate(trace.root.walk())}
     equations = sum(len(frame.jaxpr.eqns) for frame in trace.root.walk())
     tables = (
-        _table("Frames", ("frame", "in", "kind", "equations", "loops", "path", "gradients"), _frames(trace, names)),
+        _table("Frames", _FRAME_COLUMNS, _frames(trace, names)),
         _table("Layers", ("layer", "frame", "equations", "reads", "makes", "params", "source"), _layers(trace, names)),
         _table("Sites", ("value", "name", "type", "loops", "primitive", "gradient", "source"), _sites(trace, names)),
         _table("Plan", ("number", "value", "name", "observed", "gradient"), _observed(plan, names)),
@@ -83,8 +87,14 @@ def describe(trace: Trace, plan: Plan) -> str:
 def _frames(trace: Trace, names: dict[FrameKey, str]) -> Iterator[Sequence[str]]:
     for frame in trace.root.walk():
         equation = f"{names[frame.key[:-1]]}:{frame.key[-1][0]}" if frame.key else ""
-        loops = _loops(frame.loops)
-        yield names[frame.key], equation, frame.kind, str(len(frame.jaxpr.eqns)), loops, _path(frame), _gradients(frame)
+        facts = (str(len(frame.jaxpr.eqns)), _loops(frame.loops), _path(frame), _gradients(frame))
+        entering = _counts(entry and entry.how for entry in frame.transfer.inputs)
+        yield names[frame.key], equation, frame.kind, *facts, entering, _counts(frame.transfer.outputs)
+
+
+def _counts(crossings: Iterable[str | None]) -> str:
+    """Returns how often values enter or leave in each way, as far as it is known: `1 carry, 3 slice`."""
+    return ", ".join(f"{number} {how}" for how, number in Counter(crossings).items() if how is not None)
 
 
 def _path(frame: Frame) -> str:

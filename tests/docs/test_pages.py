@@ -1,4 +1,4 @@
-"""The pages beside the code are current: generated blocks, links, paths, names of tests, entries for what there is."""
+"""The pages next to the code are current: generated blocks, links, paths, names of tests, entries for what there is."""
 
 from __future__ import annotations
 

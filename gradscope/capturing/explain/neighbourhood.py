@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import Plan, turns
 from gradscope.instrument.query.planning import has_gradient
 from gradscope.instrument.taps import whole_tensor
+from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.reachability import Reach, Reachability, is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve
@@ -29,8 +30,6 @@ from gradscope.tracing.tracer import Trace
 
 #: The bytes that are observed where the caller gives no limit.
 MOST_BYTES: Final = 1 << 30
-
-_Turn: TypeAlias = tuple[int, ...]
 
 
 class Neighbourhood:
@@ -59,7 +58,7 @@ class Neighbourhood:
         self._cotangents = cotangents
         self._executed = executed
 
-    def value(self, place: FrameVariable, turn: _Turn) -> Any:
+    def value(self, place: FrameVariable, turn: IterationIndex) -> Any:
         """Returns the value of an atom in one iteration of the loops around its frame; None where it is not known."""
         key = resolve(*place)
         if key is None:
@@ -68,17 +67,17 @@ class Neighbourhood:
             return self._arguments[key.position]
         return self._at(self._values, key, turn)
 
-    def cotangent(self, place: FrameVariable, turn: _Turn) -> np.ndarray | None:
+    def cotangent(self, place: FrameVariable, turn: IterationIndex) -> np.ndarray | None:
         """Returns the gradient of the loss with respect to a variable in one iteration; None where it is not known."""
         key = resolve(*place)
         return None if key is None else self._at(self._cotangents, key, turn)
 
-    def was_executed(self, frame: Frame, turn: _Turn) -> bool:
+    def was_executed(self, frame: Frame, turn: IterationIndex) -> bool:
         """Returns whether a branch was taken in one iteration, judged by the observed values inside it."""
         inside = (key for key in self._executed if key.frame[: len(frame.key)] == frame.key)
         return all(bool(np.any(self._at(self._executed, key, turn))) for key in inside)
 
-    def _at(self, observed: Mapping[ValueKey, np.ndarray], key: ValueKey, turn: _Turn) -> np.ndarray | None:
+    def _at(self, observed: Mapping[ValueKey, np.ndarray], key: ValueKey, turn: IterationIndex) -> np.ndarray | None:
         return observed[key][turn[: self._depths[key.frame]]] if key in observed else None
 
 

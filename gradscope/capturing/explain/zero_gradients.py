@@ -21,6 +21,7 @@ from gradscope.capturing.execution.run import Run
 from gradscope.capturing.explain.neighbourhood import MOST_BYTES, Neighbourhood, differentiably, observe_neighbourhood
 from gradscope.capturing.explain.zero_uses import EquationUse
 from gradscope.dump.manifest.manifest import Cause
+from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.gradient_barriers import at_place
 from gradscope.tracing.dataflow.reachability import is_inexact
@@ -31,8 +32,6 @@ _MOST_CAUSES: Final = 3
 #: The most values that the search for one gradient visits.
 _MOST_VALUES: Final = 2000
 _TOO_LARGE: Final = "not looked into, because its path to the loss does not fit in memory"
-
-_Turn: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +48,7 @@ class Zero:
     family: str
     name: str
     value: ValueKey
-    turn: _Turn
+    turn: IterationIndex
 
 
 def causes_of(
@@ -84,7 +83,7 @@ class _Moment(NamedTuple):
     """A `_Moment` is a value in one iteration of the loops around its frame."""
 
     place: FrameVariable
-    turn: _Turn
+    turn: IterationIndex
 
 
 class _ZeroDerivative(NamedTuple):
@@ -121,7 +120,7 @@ class _Search:
             for number in layer.equations
         }
 
-    def causes(self, start: FrameVariable, turn: _Turn) -> list[str]:
+    def causes(self, start: FrameVariable, turn: IterationIndex) -> list[str]:
         """Returns why the gradient with respect to a value is zero, the cause nearest to the value first."""
         waiting = [_Moment(start, turn)]
         seen = set(waiting)
@@ -211,7 +210,7 @@ class _Search:
                     yield _Moment(step.to, turn)
 
 
-def _turns(step: Step, moment: _Moment) -> Sequence[_Turn]:
+def _turns(step: Step, moment: _Moment) -> Sequence[IterationIndex]:
     """Returns the iterations in which a step from a value leads to another."""
     turn, there = moment.turn, step.to.frame
     loops_here, loops_there = moment.place.frame.loops, there.loops

@@ -58,7 +58,7 @@ def _why_redundant(key: str, own: _PairedDump, other: _PairedDump) -> str:
 
 
 def _total_gradients(key: str, own: _PairedDump) -> list[str]:
-    """Returns the other dump's keys of total gradients that a loop output's gradient may be a part of."""
+    """Returns the other dump's keys of the total gradients of which the gradient `key` of a loop output is a part."""
     family, name = split_key(key)
     value = own.loop_outputs.get(key_of(ACTIVATION, name)) if family == ACTIVATION_GRAD else None
     iterations = [] if value is None else map(split_key, value.recipe.keys)

@@ -198,17 +198,17 @@ def test_auxiliary_output_goes_through_jit() -> None:
 
 
 def deep(w: Any, x: Any) -> Any:
-    """A loss with layers before any parameter, in a scan of checkpointed turns, in a branch and under `vmap`."""
+    """A loss with layers before any parameter, in a scan of checkpointed iterations, in a branch and under `vmap`."""
     with jax.named_scope("features"):
         x = jnp.sin(x)
 
     @jax.checkpoint
-    def turn(x: Any, _: None) -> tuple[Any, None]:
-        with jax.named_scope("turn"):
+    def step(x: Any, _: None) -> tuple[Any, None]:
+        with jax.named_scope("step"):
             return jnp.tanh(x * w["w"][None]), None
 
     with jax.named_scope("loop"):
-        x, _ = jax.lax.scan(turn, x, None, length=3)
+        x, _ = jax.lax.scan(step, x, None, length=3)
     x = jax.lax.cond(x.sum() > -100, lambda x: x**2, jnp.cos, x)
     with jax.named_scope("rows"):
         x = jax.vmap(lambda row: row @ w["w"])(x)

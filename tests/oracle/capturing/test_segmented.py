@@ -35,8 +35,7 @@ def _in_float64(x64: None) -> None:
 
 def captured(loss: Callable[..., Any], arguments: tuple[Any, Any], max_memory: int | None) -> tuple[MemoryDump, str]:
     """A loss's operations and terms, and what was told before they were captured."""
-    model = Model(name="model", init=lambda _: arguments[0], batch=lambda _key, _size: arguments[1], loss=loss)
-    given = Arguments(shapes=jax.eval_shape(lambda: arguments), make=lambda: arguments, batch_size=2)
+    model, given = Model.of_values("model", loss, *arguments), Arguments.of(*arguments)
     told: list[str] = []
     bounds = None if max_memory is None else Bounds(memory=max_memory)
     request = DumpRequest(wanted=Wanted(operations=True, terms=True), self_check=True, bounds=bounds, tell=told.append)

@@ -274,9 +274,8 @@ def test_a_layer_in_a_branch_that_was_not_taken_is_told_in_the_ledger() -> None:
 
 
 def test_what_does_not_fit_in_memory_is_not_looked_into() -> None:
-    model = Model(name="m", init=lambda _: ONES, batch=lambda _key, _size: ROW, loss=lambda w, x: (w * ZEROS * x).sum())
-    arguments = Arguments(shapes=jax.eval_shape(lambda: (ONES, ROW)), make=lambda: (ONES, ROW), batch_size=4)
-    prepared = prepare(model, arguments, Wanted(), Inquiry(), Timings())
+    model = Model.of_values("m", lambda w, x: (w * ZEROS * x).sum(), ONES, ROW)
+    prepared = prepare(model, Arguments.of(ONES, ROW), Wanted(), Inquiry(), Timings())
     zero = Zero(family="param_grad", name="value", value=ValueKey((), OPERAND, 0), turn=())
     (small,) = causes_of(prepared.start(), [zero], [], most_bytes=16)
     (large,) = causes_of(prepared.start(), [zero], [])

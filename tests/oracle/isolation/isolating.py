@@ -26,7 +26,7 @@ def isolated(
     options: CompareOptions = CompareOptions(),  # noqa: B008 - frozen
 ) -> Isolation:
     """The candidate's layers, each alone, judged by the reference."""
-    model = Model(name="candidate", init=lambda _key: variables, batch=lambda _key, _size: batch, loss=loss)
+    model = Model.of_values("candidate", loss, variables, batch)
     dumps = Dumps(ref=reference.source, cand=candidate.source)
     return isolate(model, dumps, options, Timings())
 

@@ -22,7 +22,7 @@ from tests.support.reproduction import Ran, run
 
 def reproduction(loss: Any, variables: Any, batch: Any, layer: str) -> Reproduction:
     dump = gs.capture(loss, variables, batch)
-    model = Model(name="model", init=lambda _: variables, batch=lambda _key, _size: batch, loss=loss)
+    model = Model.of_values("model", loss, variables, batch)
     return reproduce(model, layer, dump.source)
 
 

@@ -23,9 +23,8 @@ X = jnp.linspace(-0.9, 1.1, 6).reshape(2, 3)
 
 def proof(loss: Callable[[Any, Any], Any], variables: Any = W, batch: Any = X) -> Proof:
     """Returns the result of `check` for a loss at these arguments."""
-    model = Model(name="model", init=lambda _: variables, batch=lambda _key, _size: batch, loss=loss)
-    shapes = jax.eval_shape(lambda: (variables, batch))
-    return prove(model, Arguments(shapes=shapes, make=lambda: (variables, batch), batch_size=0), Timings())
+    model = Model.of_values("model", loss, variables, batch)
+    return prove(model, Arguments.of(variables, batch), Timings())
 
 
 def statuses(found: Proof) -> dict[str, str]:

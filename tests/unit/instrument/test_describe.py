@@ -35,6 +35,7 @@ def test_loops_and_checkpoints_are_frames_and_leading_axes() -> None:
     frames = words(next(lines for title, lines in found.items() if title.startswith("Frames")))
     kinds = {line[2]: line for line in frames[1:]}
     assert kinds["scan"][4:6] == ["4", "block[*]"]
+    assert " ".join(kinds["scan"][7:]) == "1 carry, 10 slice 1 carry"
     assert kinds["remat"][1].split(":")[0] == kinds["scan"][0]
     plan = next(lines for title, lines in found.items() if title.startswith("Plan"))
     (query,) = [line.split() for line in plan if " block[*]/attn/query " in line]
