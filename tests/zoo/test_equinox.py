@@ -158,7 +158,7 @@ def lifted_layers_of(net: Any, x: Any) -> dict[str, Any]:
     return {**seen, "Lifted/heads": heads, "Lifted": heads}
 
 
-def test_naming_changes_no_bit_and_leaves_the_users_tree_alone(folder: Path) -> None:
+def test_naming_changes_no_bit_and_not_the_users_tree(folder: Path) -> None:
     from gradscope.frameworks.equinox.scoped_modules import named_tree
 
     net = eqx.nn.MLP(4, 3, 5, 2, key=jax.random.key(0))
@@ -189,7 +189,7 @@ def test_a_pair_of_module_and_state_is_taken_as_it_is(folder: Path) -> None:
     held.assert_same_tensors(found, expected)
 
 
-def test_a_module_without_its_state_says_what_to_name(folder: Path) -> None:
+def test_a_module_without_its_state_is_refused_with_what_to_name(folder: Path) -> None:
     with pytest.raises(UsageError) as refused:
         held.dump(f"{held.source(folder, NET)}:alone", "float32[6,4]")
     assert refused.value.message == "Net takes a state, and the target names only the module"

@@ -129,7 +129,7 @@ def test_a_function_is_a_target_transformed_or_not(folder: Path, name: str) -> N
     assert {"mlp/linear_0", "mlp/linear_1"} <= {layer.path for layer in seen.layers}
 
 
-def test_arguments_that_a_class_does_not_take_are_told_before_it_is_made(folder: Path) -> None:
+def test_arguments_that_a_class_does_not_take_are_refused_before_it_is_made(folder: Path) -> None:
     target = held.source(folder, NET)
     with pytest.raises(UsageError, match=r"Net\(width=3\) does not fit its signature \(classes=3, name=None\)"):
         held.dump(f"{target}:Net(width=3)", "float32[6,4]")

@@ -57,8 +57,8 @@ class ExampleProgram:
 
     Args:
         model: The model.
-        prepared: Its run, of the loss as it is.
-        batch_size: Number of examples; None where only the batch tells.
+        prepared: Its prepared run of the full batch.
+        batch_size: Number of examples; None for that of the batch.
         timings: Receives the seconds of compiling, and of running under `examples`.
 
     Raises:
@@ -114,11 +114,11 @@ class ExampleProgram:
 
 
 def example_count(batch: Sequence[Leaf], batch_size: int | None) -> int:
-    """How many examples a batch has.
+    """Returns the number of examples of a batch.
 
     Args:
         batch: Its leaves.
-        batch_size: The number that the caller knows; None where only the batch tells.
+        batch_size: The number that the caller knows; None where it knows none.
 
     Raises:
         UsageError: No leaf has an axis of examples, or several have leading axes that could be it.

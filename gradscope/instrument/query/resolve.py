@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -204,24 +204,23 @@ def _initial(seed: Injected, site: Site) -> Any:
     if seed.tensor is None:
         return jnp.ones(site.shape, site.dtype)
     injected = jnp.asarray(seed.tensor)
-    _require_shape(injected, site, f"the initial gradient of {printable(seed.name)}", _GRADIENT_HINT)
+    if injected.shape != site.shape:
+        raise UsageError(
+            f"the initial gradient of {printable(seed.name)} has shape {injected.shape}, expected {site.shape}",
+            hint="an initial gradient has the shape of what is differentiated",
+        )
     return injected.astype(site.dtype)
-
-
-_VALUE_HINT: Final = "a value is replaced by one of its own shape"
-_GRADIENT_HINT: Final = "an initial gradient has the shape of what is differentiated"
 
 
 def _fitting(fed: Injected, site: Site) -> Any:
     """The tensor for a value, in the value's dtype."""
     injected = np.asarray(fed.tensor)
-    _require_shape(injected, site, f"what is given for {printable(fed.name)}", _VALUE_HINT)
-    return injected.astype(site.dtype)
-
-
-def _require_shape(injected: Any, site: Site, what: str, hint: str) -> None:
     if injected.shape != site.shape:
-        raise UsageError(f"{what} has shape {list(injected.shape)}, expected {list(site.shape)}", hint=hint)
+        raise UsageError(
+            f"what is given for {printable(fed.name)} has shape {list(injected.shape)}, expected {list(site.shape)}",
+            hint="a value is replaced by one of its own shape",
+        )
+    return injected.astype(site.dtype)
 
 
 def _fed_sites(plan: Plan, fed: Sequence[Injected]) -> dict[int, Any]:

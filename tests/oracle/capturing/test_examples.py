@@ -91,7 +91,7 @@ def whole() -> gs.Dump:
 
 
 @pytest.mark.parametrize("name", ["w", "half", "none"])
-def test_they_are_those_of_jax_grad_on_each_example_alone(whole: gs.Dump, name: str) -> None:
+def test_they_are_those_of_jax_grad_on_each_single_example(whole: gs.Dump, name: str) -> None:
     found = whole[f"example_grad/{name}"]
     alone = jax.jit(jax.grad(lambda chosen, one: mean_loss({**variables(), name: chosen}, one)[0]))
     expected = [np.asarray(alone(variables()[name], example(number))) for number in range(COUNT)]
@@ -188,7 +188,7 @@ def test_wrt_names_the_parameter() -> None:
     assert [entry.name for entry in found.entries if entry.family == "example_grad"] == ["w"]
 
 
-def test_the_room_on_the_disk_is_asked_for_before_anything_is_run() -> None:
+def test_the_space_on_the_disk_is_checked_before_anything_is_run() -> None:
     class Full(MemoryWriter):
         def require_space(self, size_bytes: int) -> None:
             raise MachineError(str(size_bytes))
@@ -201,7 +201,7 @@ def test_the_room_on_the_disk_is_asked_for_before_anything_is_run() -> None:
     assert sizes[0] - sizes[1] == COUNT * (6 * 4 + 2 * 2 + 4 * 4)
 
 
-def test_an_example_that_is_not_finite_alone_is_no_trouble_of_the_run() -> None:
+def test_a_single_example_that_is_not_finite_is_no_failure_of_the_run() -> None:
     def loss(variables: Any, batch: Any) -> Any:
         out = outputs(variables, batch)
         return (out**2).mean() * (jnp.float32(out.size) / jnp.float32(out.size - 1))
@@ -224,7 +224,7 @@ def test_where_no_gradient_is_finite_nothing_is_said_of_how_they_combine() -> No
 @pytest.mark.parametrize(
     ("family", "asking"), [("example_grad", "--per-example"), ("term", "--terms"), ("term", "--ops=inputs")]
 )
-def test_a_family_that_nothing_asks_to_be_made_is_refused(family: str, asking: str) -> None:
+def test_a_family_that_no_option_computes_is_refused(family: str, asking: str) -> None:
     with pytest.raises(UsageError, match=f"the family {family} is only made when it is asked for") as refused:
         gs.capture(mean_loss, variables(), batch(), families=["param_grad", family])
     assert asking in refused.value.hint

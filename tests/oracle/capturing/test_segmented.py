@@ -95,7 +95,7 @@ def awkward(variables: Any, batch: Any) -> Any:
     return loss, {"after": after, "frozen": frozen, "counts": counts, "given": x, "constant": 1.0}
 
 
-def test_whatever_lies_between_two_segments_is_handed_on() -> None:
+def test_all_values_between_two_segments_are_passed_on() -> None:
     variables = {"shared": jnp.linspace(0.5, 1.5, 3)[None], "frozen": jnp.ones((1, 3)), "idle": jnp.ones(2)}
     batch = (jax.random.key(0), jnp.bool_(True), jnp.linspace(-1.0, 2.0, 12).reshape(4, 3))
     assert check_against_one_run(awkward, (variables, batch), 8_000) >= 8
@@ -124,7 +124,7 @@ def test_a_loss_that_is_a_parameter_has_no_segments() -> None:
     assert "runs" not in told
 
 
-def test_what_does_not_fit_even_so_is_refused_before_it_runs() -> None:
+def test_a_run_that_exceeds_the_bound_in_segments_is_refused_before_it_runs() -> None:
     case = ZOO["mlp"]
     with pytest.raises(MachineError, match=r"a run of the model needs .* above the 1.0 KiB of --max-memory"):
         captured(case.loss, case.arguments(), 1024)

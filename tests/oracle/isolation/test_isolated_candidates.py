@@ -125,7 +125,7 @@ def unrolled(params: Any, batch: Any) -> Array:
         return jnp.cos(x).mean()
 
 
-def test_a_candidate_of_another_layout_is_given_the_references_parameters_in_its_own() -> None:
+def test_a_candidate_of_another_layout_runs_on_the_references_parameters_in_its_own() -> None:
     apart = {"w": {str(iteration): STACKED["w"][iteration] for iteration in range(4)}}
     one, other = gs.capture(looped, STACKED, BATCH), gs.capture(unrolled, apart, BATCH)
     found = isolated(one, other, unrolled, apart, BATCH)
@@ -156,7 +156,7 @@ def test_operations_are_isolated_where_the_dumps_have_them() -> None:
     assert wrong(found) == ["dense/mul"]
 
 
-def test_a_selection_chooses_what_is_told_and_not_what_is_held() -> None:
+def test_a_selection_limits_what_is_reported_and_not_what_is_pinned() -> None:
     loss = lambda params, batch: chain(params, batch, gain=1.5)  # noqa: E731
     one, other = gs.capture(chain, VARIABLES, BATCH), gs.capture(loss, VARIABLES, BATCH)
     for patterns, rows, differing in ((["square", "tail"], 2, []), (["dense"], 1, ["dense"])):
@@ -173,7 +173,7 @@ def test_what_the_reference_does_not_hold_is_said_and_falls_to_the_layer_behind_
     assert [(each.name, each.why) for each in found.left_out] == [("dense", "the reference has no such activation")]
 
 
-def test_a_gradient_that_needs_a_cotangent_nobody_has_is_not_judged() -> None:
+def test_a_gradient_that_needs_a_missing_cotangent_is_not_judged() -> None:
     one = gs.capture(chain, VARIABLES, BATCH, exclude=["activation_grad/square"])
     found = isolated(one, gs.capture(chain, VARIABLES, BATCH), chain, VARIABLES, BATCH)
     assert wrong(found) == []
@@ -223,7 +223,7 @@ def prepared(params: Any, batch: Any, *, kept: float = 0.5) -> Array:
         return (x @ params["w"]).sum()
 
 
-def test_random_masks_are_drawn_again_and_loops_without_reverse_mode_are_run_forward() -> None:
+def test_random_masks_are_generated_again_and_loops_without_reverse_mode_run_forward() -> None:
     batch = {**BATCH, "key": jax.random.key(3)}
     found = of_losses(prepared, lambda params, batch: prepared(params, batch, kept=0.25), VARIABLES, batch)
     assert wrong(found) == ["drop"]

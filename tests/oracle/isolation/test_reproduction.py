@@ -94,7 +94,7 @@ def dropped(params: Any, batch: Any) -> Any:
 
 
 @pytest.mark.parametrize("layer", ["drop", "dense"])
-def test_random_numbers_are_drawn_from_the_same_key(tmp_path: Path, layer: str) -> None:
+def test_random_numbers_come_from_the_same_key(tmp_path: Path, layer: str) -> None:
     batch = {"x": jnp.linspace(0.1, 1.0, 60).reshape(20, 3), "key": jax.random.key(5)}
     done = ran(tmp_path, reproduction(dropped, {"w": jnp.ones((3, 2))}, batch, layer))
     assert done.status == 0

@@ -152,7 +152,7 @@ def test_lifted_modules_are_named_and_measured_inside_and_out(folder: Path) -> N
     assert "Lifted/table.attend" in held.family(seen, "activation")
 
 
-def test_scanned_and_checkpointed_modules_with_state_and_keys_have_flaxs_values_in_every_iteration(
+def test_scanned_and_checkpointed_modules_with_state_and_keys_have_flaxs_values(
     folder: Path,
 ) -> None:
     seen = held.dump(f"{held.source(folder, NET)}:Deep", "float32[2,3,4]", loss="mse")
@@ -222,7 +222,7 @@ def test_a_module_that_fails_tells_the_users_line(folder: Path) -> None:
     assert "logits" in failed.value.user_frames
 
 
-def test_a_file_that_holds_modules_says_how_to_name_one(folder: Path) -> None:
+def test_a_file_of_modules_is_refused_with_how_to_name_one(folder: Path) -> None:
     with pytest.raises(ModelError) as failed:
         held.dump(held.source(folder, NET), "float32[6,7]")
     assert failed.value.hint == "to run a framework's module, name it: FILE.py:broken"

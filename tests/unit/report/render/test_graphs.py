@@ -67,7 +67,7 @@ def test_the_overlay_is_the_norm_of_the_gradients_of_all_iterations(graph: Graph
     assert found["param/a"]["value"] == pytest.approx(np.linalg.norm(dump["param_grad/a"]), rel=1e-6)
 
 
-def test_a_dump_of_layers_alone_colours_the_operations_that_make_their_outputs(graph: Graph) -> None:
+def test_a_dump_of_layers_colours_the_operations_that_make_their_outputs(graph: Graph) -> None:
     found = json.loads(graph.overlay(capture(loss, W, X).manifest))["net"]["results"]
     assert {"loop[*]/cell/tanh", "param/a"} <= found.keys()
     assert "loop[*]/cell/dot_general" not in found

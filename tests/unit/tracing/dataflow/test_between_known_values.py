@@ -72,3 +72,22 @@ def test_a_iteration_of_a_loop_reads_the_iteration_before_and_the_last_is_read_o
     assert found["block[2]/mix"] == ["block[2]/act"]
     assert "block[1]/mix" in found["block[2]/act"]
     assert not any(reader.endswith("/mix") for reader in found["block[0]/act"])
+
+
+def solved(params: Any, batch: Any) -> Any:
+    kernel = params["w"][0] + 4.0 * jnp.eye(3)
+
+    def solver(_matvec: Any, right: Any) -> Any:
+        with jax.named_scope("guess"):
+            guess = right / 4.0
+        with jax.named_scope("sweep"):
+            return guess + (right - kernel @ guess) / 4.0
+
+    with jax.named_scope("right"):
+        right = batch.sum(axis=0)
+    with jax.named_scope("solved"):
+        return jax.lax.custom_linear_solve(lambda x: kernel @ x, right, solver, solver).sum()
+
+
+def test_a_solve_reads_its_operands_and_its_solver_nothing() -> None:
+    assert readers(trace_loss(solved, W, X)) == {"w": ["solved"], "value": ["right"], "right": ["solved"]}
