@@ -162,12 +162,12 @@ def test_weights_that_a_scan_reads_whole_are_constants_of_it() -> None:
         def block(carry: Any, _: None) -> Any:
             return layer("attn", attend, weights[0], carry), None
 
-        return jax.lax.scan(block, x, None, length=3)[0].sum()
+        return (jax.lax.scan(block, x, None, length=3)[0] ** 2).sum()
 
     def twin(weights: Any, x: Any, probe: Probe) -> Any:
         for iteration in range(3):
             x = probe(f"attn[{iteration}]", attend(weights[0], x))
-        return x.sum()
+        return (x**2).sum()
 
     check(loss, WEIGHTS, INPUTS, twin=twin)
 
@@ -219,12 +219,12 @@ def test_a_loop_of_known_length_is_a_scan() -> None:
         def body(iteration: Any, carry: Any) -> Any:
             return layer("step", attend, weights[0], carry)
 
-        return jax.lax.fori_loop(0, 3, body, x).sum()
+        return (jax.lax.fori_loop(0, 3, body, x) ** 2).sum()
 
     def twin(weights: Any, x: Any, probe: Probe) -> Any:
         for iteration in range(3):
             x = probe(f"step[{iteration}]", attend(weights[0], x))
-        return x.sum()
+        return (x**2).sum()
 
     check(loss, WEIGHTS, INPUTS, twin=twin)
 

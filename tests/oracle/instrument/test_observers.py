@@ -54,4 +54,5 @@ def check_statistics(values: np.ndarray, vector: np.ndarray) -> None:
     assert numbers.zeros == (wide == 0).sum()
     if values.size:
         assert numbers.mean == pytest.approx(wide.mean(), rel=1e-5, abs=1e-6)
-        assert (numbers.minimum, numbers.maximum) == (np.float32(wide.min()), np.float32(wide.max()))
+        # Of two programs, which the compiler may round differently.
+        assert (numbers.minimum, numbers.maximum) == pytest.approx((wide.min(), wide.max()), rel=1e-6)
