@@ -122,7 +122,7 @@ dump        run.npz
     )
 
 
-def test_the_iterations_of_a_loop_fold_on_a_terminal_and_it_says_so() -> None:
+def test_the_iterations_of_a_loop_fold_on_a_terminal_with_a_note() -> None:
     assert (
         text_of(scanned_network())
         == """\

@@ -37,7 +37,7 @@ def test_core_statistics_are_computed_on_the_device():
         assert float(stats[key].rms) == pytest.approx(np.sqrt((values**2).mean()), rel=1e-3, abs=1e-12), key
 
 
-def test_observing_on_the_gpu_leaves_the_gradients_alone():
+def test_observing_on_the_gpu_does_not_change_the_gradients():
     variables = transformer.init(jax.random.key(0))
     batch = transformer.batch(jax.random.key(1), 4)
     dump = gs.capture(transformer.loss, variables, batch, self_check=True)

@@ -160,7 +160,7 @@ def test_each_process_writes_what_its_devices_hold(folders: tuple[Path, Path]) -
     assert verify(two / "tensors").complete
 
 
-def test_statistics_and_layers_are_those_of_the_whole(folders: tuple[Path, Path]) -> None:
+def test_statistics_and_layers_are_those_of_the_full_tensors(folders: tuple[Path, Path]) -> None:
     one, two = folders
     with gradscope.load(one / "tensors") as ref, gradscope.load(two / "tensors") as cand:
         for key in cand:

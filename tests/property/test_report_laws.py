@@ -32,7 +32,7 @@ def test_a_number_parses_back_to_within_one_percent_and_is_zero_only_for_zero(va
 
 
 @given(st.lists(FLOATS, min_size=1))
-def test_a_column_says_what_its_numbers_say_in_one_width(values: list[float]) -> None:
+def test_a_column_has_its_numbers_in_one_width(values: list[float]) -> None:
     texts = number_column(values)
     assert len({len(text) for text in texts}) == 1
     for text, value in zip(texts, values, strict=True):

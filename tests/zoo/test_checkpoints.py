@@ -108,7 +108,7 @@ def test_what_a_framework_reads_by_place_is_not_renamed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("saved", ["net", "(net, 3.0)"])
-def test_an_equinox_file_of_another_module_is_told_all_that_differs(folder: Path, saved: str) -> None:
+def test_an_equinox_file_of_another_module_is_refused_with_all_mismatches(folder: Path, saved: str) -> None:
     eqx = pytest.importorskip("equinox", reason="equinox is not installed")
     (folder / "net.py").write_text(EQUINOX)
     variables(None)
@@ -182,7 +182,7 @@ def test_a_keras_file_whose_numbers_lie_elsewhere_lacks_them(folder: Path, kind:
 
 
 @pytest.mark.parametrize("name", ["saved.weights.h5", "saved.keras"])
-def test_a_keras_file_of_another_model_is_told_all_that_differs(folder: Path, name: str) -> None:
+def test_a_keras_file_of_another_model_is_refused_with_all_mismatches(folder: Path, name: str) -> None:
     (folder / "net.py").write_text(KERAS)
     other = a_model((5, "a"), (2, "b"), (1, "c"))
     (other.save if name == "saved.keras" else other.save_weights)(folder / name)

@@ -97,7 +97,7 @@ def test_a_data_file_describes_the_inputs_and_brings_the_labels(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("batch", ["(image, label)", "{'image': image, 'label': label, 'file': 'a.png'}"])
-def test_a_pipeline_describes_the_inputs_and_is_asked_once(tmp_path: Path, batch: str) -> None:
+def test_a_pipeline_describes_the_inputs_and_is_read_once(tmp_path: Path, batch: str) -> None:
     pytest.importorskip("flax", reason="flax is not installed: pip install 'gradscope-jax[flax]'")
     (tmp_path / "net.py").write_text(NET)
     lines = ("import numpy as np", "image, label = np.ones((5, 4)), np.arange(5) % 3", f"loader = iter([{batch}])")

@@ -147,18 +147,18 @@ def test_names_and_values_survive_scan_vmap_and_checkpoint(folder: Path) -> None
 def lifted_layers_of(net: Any, x: Any) -> dict[str, Any]:
     """What each layer of `Lifted` returns for one example, in every turn of its loops."""
     seen: dict[str, Any] = {}
-    for turn in range(3):
-        layer = jax.tree.map(lambda leaf: leaf[turn] if eqx.is_array(leaf) else leaf, net.layers)  # noqa: B023 - at once
-        seen[f"Lifted[{turn}]/layers"] = jax.vmap(layer)(x)
-        x = jax.nn.gelu(seen[f"Lifted[{turn}]/layers"])
+    for iteration in range(3):
+        layer = jax.tree.map(lambda leaf: leaf[iteration] if eqx.is_array(leaf) else leaf, net.layers)  # noqa: B023 - at once
+        seen[f"Lifted[{iteration}]/layers"] = jax.vmap(layer)(x)
+        x = jax.nn.gelu(seen[f"Lifted[{iteration}]/layers"])
     hidden = (jnp.zeros(4), jnp.zeros(4))
-    for turn, each in enumerate(x):
-        hidden = seen[f"Lifted[{turn}]/cell"] = net.cell(each, hidden)
+    for iteration, each in enumerate(x):
+        hidden = seen[f"Lifted[{iteration}]/cell"] = net.cell(each, hidden)
     heads = jnp.einsum("hoi,i->ho", net.heads.weight, hidden[0]) + net.heads.bias
     return {**seen, "Lifted/heads": heads, "Lifted": heads}
 
 
-def test_naming_changes_no_bit_and_leaves_the_users_tree_alone(folder: Path) -> None:
+def test_naming_changes_no_bit_and_not_the_users_tree(folder: Path) -> None:
     from gradscope.frameworks.equinox.scoped_modules import named_tree
 
     net = eqx.nn.MLP(4, 3, 5, 2, key=jax.random.key(0))
@@ -189,7 +189,7 @@ def test_a_pair_of_module_and_state_is_taken_as_it_is(folder: Path) -> None:
     held.assert_same_tensors(found, expected)
 
 
-def test_a_module_without_its_state_says_what_to_name(folder: Path) -> None:
+def test_a_module_without_its_state_is_refused_with_what_to_name(folder: Path) -> None:
     with pytest.raises(UsageError) as refused:
         held.dump(f"{held.source(folder, NET)}:alone", "float32[6,4]")
     assert refused.value.message == "Net takes a state, and the target names only the module"

@@ -103,9 +103,9 @@ def test_gradients_activations_and_state_are_haikus_own(folder: Path, name: str)
     expected = {name: each for name, each in expected.items() if not isinstance(each, jax.core.Tracer)}  # a scan's
     del expected["net/__layer_stack_no_per_layer"]  # for which Haiku opens no scope
     x = expected["net/first"]
-    for turn, kernel in enumerate(stacked["w"]):
-        expected[f"net[{turn}]/stacked"] = x @ kernel + stacked["b"][turn]
-        x = jnp.tanh(expected[f"net[{turn}]/stacked"])
+    for iteration, kernel in enumerate(stacked["w"]):
+        expected[f"net[{iteration}]/stacked"] = x @ kernel + stacked["b"][iteration]
+        x = jnp.tanh(expected[f"net[{iteration}]/stacked"])
     expected["net"] = expected["net"][0]  # the other output leaves beside the loss
     held.assert_activations(seen, expected)
     assert {"net/first/fc", "net/own", "net/head"} <= expected.keys()
@@ -129,7 +129,7 @@ def test_a_function_is_a_target_transformed_or_not(folder: Path, name: str) -> N
     assert {"mlp/linear_0", "mlp/linear_1"} <= {layer.path for layer in seen.layers}
 
 
-def test_arguments_that_a_class_does_not_take_are_told_before_it_is_made(folder: Path) -> None:
+def test_arguments_that_a_class_does_not_take_are_refused_before_it_is_made(folder: Path) -> None:
     target = held.source(folder, NET)
     with pytest.raises(UsageError, match=r"Net\(width=3\) does not fit its signature \(classes=3, name=None\)"):
         held.dump(f"{target}:Net(width=3)", "float32[6,4]")
@@ -179,7 +179,7 @@ def test_models_of_haiku(folder: Path, name: str, arguments: dict[str, Any], lay
     held.assert_activation_gradients(seen, {each: of_layers[each] for each in of_layers.keys() - idle})
 
 
-def test_a_core_unrolled_by_a_scan_is_measured_in_every_turn(folder: Path) -> None:
+def test_a_core_unrolled_by_a_scan_is_measured_in_every_iteration(folder: Path) -> None:
     seen = held.dump(f"{held.source(folder, NET)}:recurrent", "float32[3,2,4]", loss="mse")
     from net import recurrent
 
@@ -197,7 +197,7 @@ def test_a_core_unrolled_by_a_scan_is_measured_in_every_turn(folder: Path) -> No
 
     state = hk.LSTMState(hidden=jnp.zeros((2, 4)), cell=jnp.zeros((2, 4)))
     expected = {}
-    for turn, x in enumerate(batch["x"]):
+    for iteration, x in enumerate(batch["x"]):
         _, state = hk.transform(step).apply(params, None, x, state)
-        expected[f"core[{turn}]"] = state
+        expected[f"core[{iteration}]"] = state
     held.assert_activations(seen, expected)

@@ -111,8 +111,10 @@ def test_recurrent_and_attending_layers_are_measured_inside_and_out(folder: Path
     expected = layers_of(net, seen, inputs)
     assert expected.keys() == {"read", "attended", "added", "normed", "last", "out"}
     held.assert_activations(seen, expected)
-    inside = {f"read/{way}_lstm[{turn}]/lstm_cell" for way in ("forward", "backward") for turn in range(6)}
-    inside |= {f"last[{turn}]" for turn in range(6)} | {f"attended/{part}" for part in ("query", "key", "value")}
+    inside = {f"read/{way}_lstm[{iteration}]/lstm_cell" for way in ("forward", "backward") for iteration in range(6)}
+    inside |= {f"last[{iteration}]" for iteration in range(6)} | {
+        f"attended/{part}" for part in ("query", "key", "value")
+    }
     assert inside <= {layer.path for layer in seen.layers}
 
 
@@ -126,7 +128,7 @@ def test_a_sequential_model_is_described_by_its_input_layer(folder: Path) -> Non
     assert {"a", "b"} <= {layer.path for layer in seen.layers}
 
 
-def test_a_subclassed_model_is_built_trained_and_its_updates_are_told(folder: Path) -> None:
+def test_a_subclassed_model_is_built_and_trained_and_its_updates_are_captured(folder: Path) -> None:
     target = f"{held.source(folder, NET)}:Net(width=5)"
     seen = held.dump(target, "float32[6,4]", "scale=float32[6,1]", loss="cross-entropy")
     from net import Net
@@ -165,7 +167,7 @@ def test_the_seed_makes_the_weights(folder: Path) -> None:
     assert not np.array_equal(kernels[0], kernels[2])
 
 
-def test_keras_on_another_backend_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keras_on_another_backend_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
     with pytest.raises(UsageError) as refused:
         held.dump(f"{held.source(folder, NET)}:chain", "float32[5,4]")

@@ -61,7 +61,7 @@ def test_csv_and_markdown_have_the_same_rows(tmp_path: Path) -> None:
     assert all(f"`{what}` |" in markdown for what in whats)
 
 
-def test_a_model_that_cannot_be_differentiated_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_differentiated_is_reported_with_its_line(tmp_path: Path) -> None:
     models.write(tmp_path, models.BROKEN["loops where reverse mode cannot follow"].text)
     done = gradscope("check", "model.py", folder=tmp_path)
     assert done.status == 4

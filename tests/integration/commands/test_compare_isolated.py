@@ -80,7 +80,7 @@ def test_the_same_is_the_same_and_csv_has_a_line_for_each_layer(folder: Path) ->
     assert {row["status"] for row in rows} == {"same"}
 
 
-def test_a_candidate_runs_again_as_its_dump_says_it_was_run(folder: Path) -> None:
+def test_a_candidate_runs_again_with_the_options_of_its_dump(folder: Path) -> None:
     options = ("--batch-size", 3, "--seed", 5, "--x64", "--dtype", "float64")
     assert gradscope("dump", "model.py", *options, "-o", "wide.npz", folder=folder).status == 0
     done = gradscope("compare", "wide.npz", "wide.npz", "--isolate", "model.py", "--tol", "1e-12", folder=folder)

@@ -116,7 +116,7 @@ def test_a_pipe_gets_everything_and_no_escapes(dumps: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 160])
-def test_a_terminal_gets_what_fits_and_is_told_what_does_not(dumps: Path, columns: int) -> None:
+def test_a_terminal_gets_what_fits_and_a_note_about_the_rest(dumps: Path, columns: int) -> None:
     done = in_terminal("show", "a.npz", folder=dumps, columns=columns)
     assert done.status == 0
     assert "\x1b[1m" in done.output
@@ -128,7 +128,7 @@ def test_a_terminal_gets_what_fits_and_is_told_what_does_not(dumps: Path, column
     assert max(map(cell_len, lines)) <= columns
 
 
-def test_a_width_asked_for_is_the_width(dumps: Path) -> None:
+def test_a_requested_width_is_the_width(dumps: Path) -> None:
     wide = in_terminal("show", "a.npz", folder=dumps, columns=40, COLUMNS="200")
     assert "hidden at this width" not in wide.plain
     assert in_terminal("show", "a.npz", folder=dumps, columns=80, COLUMNS="1").status == 0
@@ -171,7 +171,7 @@ def test_a_reader_that_goes_away_is_no_failure(dumps: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [*READING, "verify a.npz", "--help"])
-def test_a_full_disk_under_the_output_is_told_in_a_line(dumps: Path, command: str) -> None:
+def test_a_full_disk_under_the_output_is_reported_in_a_line(dumps: Path, command: str) -> None:
     done = in_shell(f"$gradscope {command} > /dev/full", dumps)
     assert done.status == 5
     assert done.lines[0].startswith("gradscope: error: ")
@@ -180,7 +180,7 @@ def test_a_full_disk_under_the_output_is_told_in_a_line(dumps: Path, command: st
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_that_is_cut_short_is_told(dumps: Path, unbuffered: str) -> None:
+def test_output_that_is_cut_short_is_reported(dumps: Path, unbuffered: str) -> None:
     """A disk that takes a part of what is written at once: without a buffer, Python does not write the rest."""
     line = f"PYTHONUNBUFFERED={unbuffered} $gradscope show a.npz --json"
     whole = len(in_shell(line, dumps).output)
@@ -190,7 +190,7 @@ def test_output_that_is_cut_short_is_told(dumps: Path, unbuffered: str) -> None:
     assert (dumps / "cut.txt").stat().st_size < whole
 
 
-def test_a_line_of_remarks_is_told_at_once_without_a_buffer(tmp_path: Path) -> None:
+def test_a_message_is_written_at_once_without_a_buffer(tmp_path: Path) -> None:
     """Also where the process then ends without a last word, as an interrupted one does."""
     code = (
         "import os, sys; from gradscope.cli import standard_streams as s; "
@@ -212,7 +212,7 @@ def test_closed_streams_do_not_lend_their_number_to_the_dump(dumps: Path, tmp_pa
 
 
 @pytest.mark.parametrize("command", ["show a.npz", "compare a.npz b.npz --all"])
-def test_names_from_a_strangers_dump_control_nothing(hostile: Path, command: str) -> None:
+def test_names_from_an_untrusted_dump_control_nothing(hostile: Path, command: str) -> None:
     for each in FORMATS:
         shown = in_terminal(*command.split(), "--format", each, folder=hostile, columns=120)
         assert not CONTROLS.search(shown.plain), each
@@ -222,13 +222,13 @@ def test_names_from_a_strangers_dump_control_nothing(hostile: Path, command: str
         assert f"\n{name} " in table
 
 
-def test_messages_about_a_strangers_dump_control_nothing(hostile: Path) -> None:
+def test_messages_about_an_untrusted_dump_control_nothing(hostile: Path) -> None:
     for command in ("show a.npz --select li", "show a.npz --tensor over", "verify a.npz"):
         done = reading(command, hostile)
         assert not CONTROLS.search(done.output + done.errors)
 
 
-def test_progress_is_shown_where_somebody_watches_and_leaves_no_trace(dumps: Path, tmp_path: Path) -> None:
+def test_progress_is_shown_on_a_terminal_and_leaves_no_trace(dumps: Path, tmp_path: Path) -> None:
     model = dumps / "model.py"
     shown = in_terminal("dump", model, "--families", "param", folder=tmp_path, columns=100)
     assert shown.status == 0

@@ -77,7 +77,7 @@ def test_rows_can_be_chosen_and_sorted(tmp_path: Path) -> None:
     assert "selects nothing" in refused.errors
 
 
-def test_operations_are_rows_beside_the_layers(tmp_path: Path) -> None:
+def test_operations_are_rows_next_to_the_layers(tmp_path: Path) -> None:
     rows = gradscope("inspect", "mlp", "--ops", "--select", "dense1*", "--json", folder=tmp_path).json["rows"]
     names = [row["name"] for row in rows if row["family"] == "activation"]
     assert names == ["dense1", "dense1/dot_general", "dense1/broadcast_in_dim", "dense1/add"]
@@ -122,7 +122,7 @@ def test_a_larger_batch_costs_more_and_has_the_same_parameters(tmp_path: Path) -
     assert two["flops"] > 1.9 * one["flops"]
 
 
-def test_a_broken_model_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_broken_model_is_reported_with_its_line(tmp_path: Path) -> None:
     models.write(tmp_path, models.BROKEN["fails in loss"].text)
     done = gradscope("inspect", "model.py", folder=tmp_path)
     assert done.status == 4

@@ -50,7 +50,7 @@ def test_a_right_layer_exits_0_on_what_the_dump_has(folder: Path) -> None:
             np.testing.assert_array_equal(arrays[name], dump[f"{key}.npy"])
 
 
-def test_a_wrong_rule_exits_1_and_is_wrong_backward_alone(folder: Path) -> None:
+def test_a_wrong_rule_exits_1_and_is_wrong_backward_only(folder: Path) -> None:
     ran = run(reproduced(folder, "last", "right.npz", "wrong.py"))
     assert ran.status == 1
     assert ran.errors["forward", "last"] < 1e-6

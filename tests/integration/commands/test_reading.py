@@ -70,7 +70,7 @@ def test_what_is_no_dump_is_refused_in_a_line_by_every_command(files: Path, tmp_
     assert not (files / "canary").exists()
 
 
-def test_a_flipped_bit_is_found_by_whoever_reads_the_tensor(files: Path) -> None:
+def test_a_flipped_bit_is_found_by_every_reader_of_the_tensor(files: Path) -> None:
     for line in ("verify flipped.npz", "compare flipped.npz good.npz", "compare good.npz flipped.npz"):
         done = gradscope(*line.split(), folder=files)
         assert (done.status, done.output) == (3, "")
@@ -79,13 +79,13 @@ def test_a_flipped_bit_is_found_by_whoever_reads_the_tensor(files: Path) -> None
         )
 
 
-def test_a_whole_dump_is_verified_in_a_sentence(files: Path) -> None:
+def test_a_complete_dump_is_verified_in_a_sentence(files: Path) -> None:
     done = gradscope("verify", "good.npz", folder=files)
     assert (done.status, done.errors) == (0, "")
     assert re.fullmatch(r"good\.npz: whole: 12 tensors \([\d,]+ bytes\) read and checked\n", done.output)
 
 
-def test_what_is_recovered_is_a_dump_that_says_so(files: Path, tmp_path: Path) -> None:
+def test_a_recovered_dump_is_marked_as_such(files: Path, tmp_path: Path) -> None:
     saved = tmp_path / "saved.npz"
     done = gradscope("recover", "truncated.npz", "-o", saved, folder=files)
     assert (done.status, done.errors) == (0, "")
@@ -98,7 +98,7 @@ def test_what_is_recovered_is_a_dump_that_says_so(files: Path, tmp_path: Path) -
     assert (again.status, again.lines[0]) == (2, f"gradscope: error: {saved} exists")
 
 
-def test_a_file_of_somebody_else_is_measured_and_shown(tmp_path: Path) -> None:
+def test_a_file_of_another_tool_is_measured_and_shown(tmp_path: Path) -> None:
     np.savez(tmp_path / "foreign.npz", weight=np.array([[3.0, -4.0]]), broken=np.array([np.nan, 1.0], np.float32))
     np.save(tmp_path / "foreign.npy", np.arange(3.0))
     done = gradscope("show", "foreign.npz", "--json", folder=tmp_path)
@@ -112,7 +112,7 @@ def test_a_file_of_somebody_else_is_measured_and_shown(tmp_path: Path) -> None:
     assert gradscope("compare", "foreign.npz", "foreign.npz", folder=tmp_path).status == 0
 
 
-def test_dumps_with_nothing_in_common_are_told_apart_in_a_few_lines(files: Path, tmp_path: Path) -> None:
+def test_dumps_with_nothing_in_common_are_compared_in_a_few_lines(files: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "other.npz", weight=np.ones(3))
     done = gradscope("compare", "good.npz", tmp_path / "other.npz", folder=files)
     assert (done.status, done.errors) == (2, "")
@@ -124,7 +124,7 @@ def test_dumps_with_nothing_in_common_are_told_apart_in_a_few_lines(files: Path,
     assert {row["status"] for row in report["rows"]} == {"missing", "extra"}
 
 
-def test_comparing_is_as_strict_as_asked(dumps: Path) -> None:
+def test_comparing_is_as_strict_as_requested(dumps: Path) -> None:
     def status(*options: object) -> int:
         return gradscope("compare", "a.npz", "b.npz", *options, folder=dumps).status
 

@@ -11,7 +11,7 @@ from tests.integration.command import gradscope
 
 
 @pytest.mark.parametrize("name", models.BROKEN)
-def test_a_model_that_is_wrong_is_told_with_the_users_own_lines(tmp_path: Path, name: str) -> None:
+def test_a_model_that_is_wrong_is_reported_with_the_users_own_lines(tmp_path: Path, name: str) -> None:
     broken = models.BROKEN[name]
     models.write(tmp_path, broken.text)
     done = gradscope("dump", "model.py", folder=tmp_path)
@@ -31,7 +31,7 @@ def test_a_model_that_is_wrong_is_told_with_the_users_own_lines(tmp_path: Path, 
         assert frames == []
 
 
-def test_a_traceback_is_shown_on_request_whole(tmp_path: Path) -> None:
+def test_a_full_traceback_is_shown_on_request(tmp_path: Path) -> None:
     models.write(tmp_path, models.BROKEN["fails in loss"].text)
     done = gradscope("dump", "model.py", "--traceback", folder=tmp_path)
     assert done.status == 4
@@ -63,7 +63,7 @@ def test_a_target_that_names_no_model_is_a_wrong_request(tmp_path: Path, target:
     assert told.startswith(f"hint: {hint}")
 
 
-def test_a_loss_that_ignores_its_parameters_is_dumped_and_told_so(tmp_path: Path) -> None:
+def test_a_loss_that_ignores_its_parameters_is_dumped_with_a_finding(tmp_path: Path) -> None:
     models.write(tmp_path, models.source(loss='def loss(variables, batch):\n    return batch["x"].sum()\n'))
     done = gradscope("dump", "model.py", "--json", folder=tmp_path)
     assert done.status == 0, done.errors

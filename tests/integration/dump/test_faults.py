@@ -50,7 +50,7 @@ def calls_of_a_write(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, None], ids=["full", "broken", "interrupted"])
-def test_a_fault_at_any_call_leaves_the_old_dump_or_the_whole_new_one(tmp_path: Path, code: int | None) -> None:
+def test_a_fault_at_any_call_leaves_the_old_dump_or_the_complete_new_one(tmp_path: Path, code: int | None) -> None:
     calls = calls_of_a_write(tmp_path)
     assert {name for _, name in CALLS} == set(calls)
     path = tmp_path / "dump.npz"

@@ -54,7 +54,7 @@ def refused(done: Finished, status: int, says: str) -> None:
 # Where it writes
 
 
-def test_it_writes_beside_the_user_and_replaces_only_by_force(folder: Path) -> None:
+def test_it_writes_into_the_working_folder_and_replaces_only_by_force(folder: Path) -> None:
     done = dumped(folder)
     assert names(folder) == ["model.npz", "model.py"]
     assert done.errors == ""
@@ -143,12 +143,12 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(folder: Path
     ],
     ids=["families", "expression", "globs"],
 )  # fmt: skip
-def test_a_dump_holds_what_was_asked_for(folder: Path, options: list[str], keys: set[str]) -> None:
+def test_a_dump_contains_what_was_requested(folder: Path, options: list[str], keys: set[str]) -> None:
     dumped(folder, *options)
     assert set(arrays(folder / "model.npz")) == keys
 
 
-def test_statistics_alone_say_the_same(folder: Path) -> None:
+def test_a_dump_of_statistics_has_the_same_statistics(folder: Path) -> None:
     whole = dumped(folder, "-o", "whole.npz", "--json").json
     alone = dumped(folder, "-o", "alone.npz", "--json", "--stats-only").json
     assert arrays(folder / "alone.npz") == {}
@@ -175,7 +175,7 @@ def test_rows_are_sorted_by_a_column_within_their_tables(folder: Path) -> None:
     assert gradscope("verify", "kept.npz", folder=folder).status == 0
 
 
-def test_narrow_types_are_computed_in_and_stored_as_asked(folder: Path) -> None:
+def test_narrow_types_are_computed_in_and_stored_as_requested(folder: Path) -> None:
     dumped(folder, "--dtype", "bfloat16", "-o", "narrow.npz")
     dumped(folder, "--dtype", "bfloat16", "--cast", "float32", "-o", "wide.npz")
     assert {array.dtype.str for array in arrays(folder / "narrow.npz").values()} == {"|V2"}
@@ -184,7 +184,7 @@ def test_narrow_types_are_computed_in_and_stored_as_asked(folder: Path) -> None:
     assert done.status == 0, done.output
 
 
-def test_precision_is_that_asked_for(folder: Path) -> None:
+def test_precision_is_that_requested(folder: Path) -> None:
     report = dumped(
         folder, "--x64", "--dtype", "float64", "--matmul-precision", "highest", "--self-check", "--json"
     ).json
@@ -200,7 +200,7 @@ def test_exact_quantiles_are_those_of_the_values(folder: Path) -> None:
     assert row["p50"] in values
 
 
-def test_what_was_chosen_is_told_if_wanted_and_kept_quiet_if_not(folder: Path) -> None:
+def test_choices_are_reported_only_on_request(folder: Path) -> None:
     np.save(folder / "batch.npy", np.ones((5, 3)))
     note = "x was converted from float64 to float32"
     assert dumped(folder, "--data", "batch.npy", "-o", "b.npz", "-v").lines[2:] == [note]
@@ -229,7 +229,7 @@ def test_a_batch_from_a_file_takes_the_place_of_the_models_own(folder: Path) -> 
     ],
     ids=["names", "shape", "kind"],
 )
-def test_a_batch_with_the_wrong_leaves_is_told_what_is_wrong(folder: Path, leaves: dict[str, Any], says: str) -> None:
+def test_a_batch_with_the_wrong_leaves_is_refused(folder: Path, leaves: dict[str, Any], says: str) -> None:
     np.savez(folder / "batch.npz", **leaves)
     done = dump(folder, "--data", "batch.npz")
     refused(done, 3, f"batch.npz is not a batch for this model: {says}")
@@ -244,12 +244,12 @@ def test_a_batch_that_cannot_be_read_is_refused(folder: Path) -> None:
 # The environment
 
 
-def test_a_device_that_is_not_there_is_told_with_those_that_are(folder: Path) -> None:
+def test_a_missing_device_is_reported_with_those_that_are_there(folder: Path) -> None:
     done = gradscope_process("dump", "model.py", folder=folder, JAX_PLATFORMS="rocm")
     refused(done, 5, "JAX has no device for JAX_PLATFORMS='rocm'; installed: cpu")
 
 
-def test_a_cache_that_cannot_be_kept_is_a_remark(folder: Path) -> None:
+def test_a_cache_that_cannot_be_kept_is_a_message(folder: Path) -> None:
     done = gradscope_process("dump", "model.py", folder=folder, XDG_CACHE_HOME="/dev/null")
     assert done.status == 0
     assert done.lines == ["compiled programs are not kept: [Errno 20] Not a directory: '/dev/null/gradscope/compiled'"]

@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_operations_are_rows_beside_layers_and_compare_with_a_dump_without_them(folder: Path) -> None:
+def test_operations_are_rows_next_to_layers_and_compare_with_a_dump_without_them(folder: Path) -> None:
     done = gradscope("dump", "model.py", "--ops", "--json", "-q", "-o", "ops.npz", folder=folder)
     assert done.status == 0, done.errors
     rows = {(row["family"], row["name"]): row for row in done.json["rows"]}
@@ -70,7 +70,7 @@ def test_strict_fails_on_what_is_missing_and_not_on_what_the_user_left_out(folde
     assert gradscope("dump", "model.py", "--strict", "--force", folder=folder).status == 0
 
 
-def test_a_fetch_says_what_it_runs_and_runs_nothing_else(folder: Path) -> None:
+def test_a_fetch_reports_what_it_runs_and_runs_nothing_else(folder: Path) -> None:
     done = gradscope("dump", "model.py", "--fetch", "logits", "-o", "logits.npz", folder=folder)
     assert done.status == 0, done.errors
     assert "1 of " in done.errors and "inputs needed: x" in done.errors  # noqa: PT018
@@ -129,7 +129,7 @@ def test_other_values_are_differentiated_under_initial_gradients_and_stops(folde
     assert [(row["name"], row["absent"]) for row in gradients] == [("w", "disconnected")]
 
 
-def test_where_a_nan_began_is_told_with_its_line_turn_and_repair(folder: Path) -> None:
+def test_the_origin_of_a_nan_is_reported_with_line_iteration_and_repair(folder: Path) -> None:
     line = MODEL.splitlines().index(next(line for line in MODEL.splitlines() if "# the trap" in line)) + 1
     done = gradscope("dump", "model.py:Broken", "--check", "nonfinite", "-o", "nan.npz", folder=folder)
     assert done.status == 1
@@ -149,7 +149,7 @@ def test_memory_is_bounded_by_several_runs_or_the_run_is_refused(folder: Path) -
     assert "of tensors are captured in" in done.errors
 
 
-def test_a_model_without_scopes_says_how_its_layers_got_their_names(folder: Path) -> None:
+def test_a_model_without_scopes_is_reported_with_the_origin_of_its_names(folder: Path) -> None:
     bare = MODEL.replace("jax.named_scope(", "nullcontext(")
     (folder / "bare.py").write_text(f"from contextlib import nullcontext\n{bare}")
     done = gradscope("dump", "bare.py", "-q", folder=folder)

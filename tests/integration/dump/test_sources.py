@@ -98,7 +98,7 @@ def test_the_nth_batch_of_a_pipeline(folder: Path) -> None:
         (("--map-keys", "names.txt"), 2, "--map-keys without --checkpoint has no meaning"),
     ],
 )
-def test_what_cannot_be_is_told_with_its_status(
+def test_wrong_sources_are_reported_with_their_status(
     options: tuple[object, ...], status: int, said: str, folder: Path
 ) -> None:
     command = dump(folder, *options)

@@ -76,10 +76,10 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return dumped(folder, "--terms", "-o", "terms.npz")
 
 
-def test_a_row_for_each_use_says_of_what_it_is_a_term_and_where_that_is_used(rows: list[dict[str, Any]]) -> None:
+def test_a_row_for_each_use_names_its_gradient_and_the_line_of_the_use(rows: list[dict[str, Any]]) -> None:
     terms = {row["name"]: row for row in rows if row["family"] == "term"}
     users = ("branch/dot_general.0", "add/add.0")
-    assert list(terms) == [f"block[{turn}]/{user}" for turn in range(3) for user in users]
+    assert list(terms) == [f"block[{iteration}]/{user}" for iteration in range(3) for user in users]
     skip = terms["block[1]/add/add.0"]
     assert (skip["of"], skip["primitive"], skip["layer"]) == ("activation/block[0]/add", "add", "block[1]/add")
     assert skip["iteration"] == [1]
@@ -110,7 +110,7 @@ def test_a_saved_dump_shows_compares_and_verifies_with_its_terms(folder: Path, r
     assert gradscope("verify", "terms.npz", folder=folder).status == 0
 
 
-def test_the_turns_of_a_loop_fold_to_a_line_that_names_what_they_are_terms_of(
+def test_the_iterations_of_a_loop_fold_to_a_line_that_names_what_they_are_terms_of(
     folder: Path, rows: list[dict[str, Any]]
 ) -> None:
     assert rows
@@ -119,7 +119,7 @@ def test_the_turns_of_a_loop_fold_to_a_line_that_names_what_they_are_terms_of(
     assert "activation/embed, activation/block[0..1]/add" in line
 
 
-def test_operations_have_their_inputs_gradients_where_those_are_asked_for(folder: Path) -> None:
+def test_operations_have_their_inputs_gradients_on_request(folder: Path) -> None:
     plain, inputs = (dumped(folder, "--stats-only", *ops) for ops in (("--ops",), ("--ops", "inputs")))
     outputs = [row for row in inputs if row["family"] != "term"]
     assert [(row["family"], row["name"]) for row in outputs] == [(row["family"], row["name"]) for row in plain]
@@ -137,7 +137,7 @@ def test_operations_have_their_inputs_gradients_where_those_are_asked_for(folder
     ],
     ids=" ".join,
 )
-def test_operations_may_be_asked_for_before_the_target(folder: Path, options: list[str], families: list[str]) -> None:
+def test_operations_may_be_requested_before_the_target(folder: Path, options: list[str], families: list[str]) -> None:
     done = gradscope("dump", *options, "chain.py", "--json", "-q", "--stats-only", "--force", folder=folder)
     assert done.status == 0, done.errors
     assert {row["family"] for row in done.json["rows"] if row["name"].startswith("only/dot_general")} == set(families)
@@ -159,7 +159,7 @@ def test_where_every_value_is_used_once_that_is_said(folder: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_what_does_not_go_with_it_is_told(folder: Path, options: list[str], says: str) -> None:
+def test_options_that_terms_exclude_are_refused(folder: Path, options: list[str], says: str) -> None:
     done = gradscope("dump", "chain.py", "--force", *options, folder=folder)
     assert done.status == 2
     assert done.lines[0].startswith(f"gradscope: error: {says}")

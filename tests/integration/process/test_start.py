@@ -91,7 +91,7 @@ def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
         ("dump mlp --dtype float64", "--dtype float64 without --x64 would compute in float32"),
     ],
 )
-def test_a_wrong_command_line_is_told_in_a_line_and_a_hint(tmp_path: Path, line: str, says: str | None) -> None:
+def test_a_wrong_command_line_is_reported_in_a_line_and_a_hint(tmp_path: Path, line: str, says: str | None) -> None:
     done = gradscope(*(word.strip("'") for word in line.split()), folder=tmp_path)
     assert done.status == 2
     if says is not None:

@@ -18,7 +18,7 @@ from gradscope.capturing.timings import Timings
 from gradscope.dump.manifest.manifest import Examples, Manifest
 from gradscope.dump.sources.memory_dump import MemoryWriter
 from gradscope.errors import MachineError, ModelError, UsageError
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.naming import Selection
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Leaf
@@ -91,7 +91,7 @@ def whole() -> gs.Dump:
 
 
 @pytest.mark.parametrize("name", ["w", "half", "none"])
-def test_they_are_those_of_jax_grad_on_each_example_alone(whole: gs.Dump, name: str) -> None:
+def test_they_are_those_of_jax_grad_on_each_single_example(whole: gs.Dump, name: str) -> None:
     found = whole[f"example_grad/{name}"]
     alone = jax.jit(jax.grad(lambda chosen, one: mean_loss({**variables(), name: chosen}, one)[0]))
     expected = [np.asarray(alone(variables()[name], example(number))) for number in range(COUNT)]
@@ -136,11 +136,11 @@ def test_a_loss_that_couples_examples_is_said_to() -> None:
     assert told == []
 
 
-def dumped(loss: Any, told: list[str], writer: MemoryWriter | None = None, wanted: Wanted | None = None) -> Manifest:
+def dumped(loss: Any, told: list[str], writer: MemoryWriter | None = None, spec: CaptureSpec | None = None) -> Manifest:
     arguments = Arguments(
         shapes=jax.eval_shape(lambda: (variables(), batch())), make=lambda: (variables(), batch()), batch_size=COUNT
     )
-    request = DumpRequest(wanted=wanted or Wanted(per_example=True), tell=told.append)
+    request = DumpRequest(spec=spec or CaptureSpec(per_example=True), tell=told.append)
     return dump_model(model_of(loss), arguments, request, writer or MemoryWriter(), Timings())
 
 
@@ -183,12 +183,12 @@ def test_where_none_is_wanted_nothing_is_said_of_them() -> None:
 
 def test_wrt_names_the_parameter() -> None:
     writer = MemoryWriter()
-    wanted = Wanted(per_example=True, wrt=Selection.parse(["param/w"]))
-    found = dumped(mean_loss, [], writer, wanted)
+    spec = CaptureSpec(per_example=True, wrt=Selection.parse(["param/w"]))
+    found = dumped(mean_loss, [], writer, spec)
     assert [entry.name for entry in found.entries if entry.family == "example_grad"] == ["w"]
 
 
-def test_the_room_on_the_disk_is_asked_for_before_anything_is_run() -> None:
+def test_the_space_on_the_disk_is_checked_before_anything_is_run() -> None:
     class Full(MemoryWriter):
         def require_space(self, size_bytes: int) -> None:
             raise MachineError(str(size_bytes))
@@ -196,12 +196,12 @@ def test_the_room_on_the_disk_is_asked_for_before_anything_is_run() -> None:
     sizes: list[int] = []
     for per_example in (True, False):
         with pytest.raises(MachineError) as refused:
-            dumped(mean_loss, [], Full(), Wanted(per_example=per_example))
+            dumped(mean_loss, [], Full(), CaptureSpec(per_example=per_example))
         sizes.append(int(refused.value.message))
     assert sizes[0] - sizes[1] == COUNT * (6 * 4 + 2 * 2 + 4 * 4)
 
 
-def test_an_example_that_is_not_finite_alone_is_no_trouble_of_the_run() -> None:
+def test_a_single_example_that_is_not_finite_is_no_failure_of_the_run() -> None:
     def loss(variables: Any, batch: Any) -> Any:
         out = outputs(variables, batch)
         return (out**2).mean() * (jnp.float32(out.size) / jnp.float32(out.size - 1))
@@ -224,7 +224,7 @@ def test_where_no_gradient_is_finite_nothing_is_said_of_how_they_combine() -> No
 @pytest.mark.parametrize(
     ("family", "asking"), [("example_grad", "--per-example"), ("term", "--terms"), ("term", "--ops=inputs")]
 )
-def test_a_family_that_nothing_asks_to_be_made_is_refused(family: str, asking: str) -> None:
+def test_a_family_that_no_option_computes_is_refused(family: str, asking: str) -> None:
     with pytest.raises(UsageError, match=f"the family {family} is only made when it is asked for") as refused:
         gs.capture(mean_loss, variables(), batch(), families=["param_grad", family])
     assert asking in refused.value.hint
@@ -270,7 +270,7 @@ def test_a_calibrated_reference_has_a_noise_floor_for_them() -> None:
     arguments = Arguments(
         shapes=jax.eval_shape(lambda: (variables(), batch())), make=lambda: (variables(), batch()), batch_size=COUNT
     )
-    request = DumpRequest(wanted=Wanted(per_example=True, families=frozenset({"example_grad"})))
+    request = DumpRequest(spec=CaptureSpec(per_example=True, families=frozenset({"example_grad"})))
     found = calibrate(model_of(sum_loss), arguments, {"bfloat16": arguments}, request, Timings())
     assert 0 < found.noise["example_grad/w"]["noise"] < 0.05
     assert found.dump.manifest.examples is not None

@@ -119,7 +119,7 @@ def origin_of(loss: Callable[..., Any]) -> Origin:
 
 
 @pytest.mark.parametrize("construct", CONSTRUCTS)
-def test_a_forward_trap_is_found_in_every_construct(construct: Any) -> None:
+def test_a_forward_cause_is_found_in_every_construct(construct: Any) -> None:
     found = origin_of(construct(log_of_negative))
     assert (found.direction, found.primitive, found.source) == ("forward", "log", line_of(log_of_negative))
     assert "log of -1, which is negative" in found.why
@@ -129,7 +129,7 @@ def test_a_forward_trap_is_found_in_every_construct(construct: Any) -> None:
 
 
 @pytest.mark.parametrize("construct", CONSTRUCTS)
-def test_a_backward_trap_is_found_in_every_construct(construct: Any) -> None:
+def test_a_backward_cause_is_found_in_every_construct(construct: Any) -> None:
     found = origin_of(construct(double_where))
     assert (found.direction, found.primitive, found.source) == ("backward", "sqrt", line_of(double_where))
     assert "thrown away by the where" in found.why
@@ -138,7 +138,7 @@ def test_a_backward_trap_is_found_in_every_construct(construct: Any) -> None:
 
 
 @pytest.mark.parametrize("trap", [*FORWARD, *BACKWARD], ids=lambda trap: trap.__name__)
-def test_every_trap_is_known_by_its_cause(trap: Any) -> None:
+def test_every_known_cause_is_recognised(trap: Any) -> None:
     found = origin_of(scanned(trap))
     primitive, why = (FORWARD | BACKWARD)[trap]
     assert (found.primitive, found.source) == (primitive, line_of(trap))
@@ -146,7 +146,7 @@ def test_every_trap_is_known_by_its_cause(trap: Any) -> None:
     assert why in found.why
 
 
-def test_a_norm_is_told_from_any_square_root() -> None:
+def test_a_norm_is_distinguished_from_other_square_roots() -> None:
     found = origin_of(lambda w, x: jnp.linalg.norm(w["zero"]) + x.sum())
     assert "the derivative of a norm at 0" in found.why
 
@@ -195,12 +195,12 @@ def test_the_nan_is_searched_for_and_not_the_mask_before_it() -> None:
     assert (found.primitive, found.operands) == ("sub", (-np.inf, -np.inf))
 
 
-def test_a_while_loop_is_named_as_a_whole() -> None:
-    def turn(state: Any) -> Any:
+def test_a_while_loop_is_named_as_one_operation() -> None:
+    def iteration(state: Any) -> Any:
         return state[0] + 1, jnp.log(state[1] - 1)
 
     def loss(w: Any, x: Any) -> Any:
-        return jax.lax.while_loop(lambda state: state[0] < 5, turn, (0, x[0, 0]))[1] * w["one"].sum()
+        return jax.lax.while_loop(lambda state: state[0] < 5, iteration, (0, x[0, 0]))[1] * w["one"].sum()
 
     found = origin_of(loss)
     assert found.primitive == "while"

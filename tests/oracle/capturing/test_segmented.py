@@ -18,9 +18,9 @@ from gradscope.capturing.execution.segmented import SegmentedProgram
 from gradscope.capturing.timings import Timings
 from gradscope.dump.sources.memory_dump import MemoryDump, MemoryWriter
 from gradscope.errors import MachineError
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
-from gradscope.instrument.query.trace_query import Answer
+from gradscope.instrument.query.trace_query import ResolvedQuery
 from gradscope.instrument.segments import Segments
 from gradscope.naming.sizes import parse_size, shown_size
 from gradscope.tracing.loading.model import Model
@@ -38,7 +38,9 @@ def captured(loss: Callable[..., Any], arguments: tuple[Any, Any], max_memory: i
     model, given = Model.of_values("model", loss, *arguments), Arguments.of(*arguments)
     told: list[str] = []
     bounds = None if max_memory is None else Bounds(memory=max_memory)
-    request = DumpRequest(wanted=Wanted(operations=True, terms=True), self_check=True, bounds=bounds, tell=told.append)
+    request = DumpRequest(
+        spec=CaptureSpec(operations=True, terms=True), self_check=True, bounds=bounds, tell=told.append
+    )
     writer = MemoryWriter()
     return writer.dump(dump_model(model, given, request, writer, Timings())), " ".join(told)
 
@@ -93,7 +95,7 @@ def awkward(variables: Any, batch: Any) -> Any:
     return loss, {"after": after, "frozen": frozen, "counts": counts, "given": x, "constant": 1.0}
 
 
-def test_whatever_lies_between_two_segments_is_handed_on() -> None:
+def test_all_values_between_two_segments_are_passed_on() -> None:
     variables = {"shared": jnp.linspace(0.5, 1.5, 3)[None], "frozen": jnp.ones((1, 3)), "idle": jnp.ones(2)}
     batch = (jax.random.key(0), jnp.bool_(True), jnp.linspace(-1.0, 2.0, 12).reshape(4, 3))
     assert check_against_one_run(awkward, (variables, batch), 8_000) >= 8
@@ -106,10 +108,10 @@ def test_segments_take_less_memory_than_one_run() -> None:
         return x.sum()
 
     trace = trace_loss(deep, jnp.eye(64), jnp.ones((256, 64)))
-    answered = Answer(trace=trace, plan=make_plan(trace, Wanted()), wanted=Wanted())
+    resolved = ResolvedQuery(trace=trace, plan=make_plan(trace, CaptureSpec()), spec=CaptureSpec())
     shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in trace.arguments]
-    segments = Segments(trace, answered.plan, 1_000_000)
-    pieces = SegmentedProgram("deep", answered, segments, shapes, Timings(), scratch=None)
+    segments = Segments(trace, resolved.plan, 1_000_000)
+    pieces = SegmentedProgram("deep", resolved, segments, shapes, Timings(), scratch=None)
     pieces.compile()
     made = 40 * 2 * 256 * 64 * 8
     assert 2 * pieces.scratch_bytes < made
@@ -122,7 +124,7 @@ def test_a_loss_that_is_a_parameter_has_no_segments() -> None:
     assert "runs" not in told
 
 
-def test_what_does_not_fit_even_so_is_refused_before_it_runs() -> None:
+def test_a_run_that_exceeds_the_bound_in_segments_is_refused_before_it_runs() -> None:
     case = ZOO["mlp"]
     with pytest.raises(MachineError, match=r"a run of the model needs .* above the 1.0 KiB of --max-memory"):
         captured(case.loss, case.arguments(), 1024)

@@ -15,8 +15,8 @@ import gradscope as gs
 from gradscope.capturing.execution.preparation import Arguments, prepare
 from gradscope.capturing.explain.zero_gradients import Zero, causes_of
 from gradscope.capturing.timings import Timings
-from gradscope.instrument.query.capture_spec import Wanted
-from gradscope.instrument.query.trace_query import Inquiry
+from gradscope.instrument.query.capture_spec import CaptureSpec
+from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
 from gradscope.tracing.loading.model import Model
 
@@ -202,7 +202,7 @@ def test_a_healthy_loss_is_not_run_twice() -> None:
     assert len(runs) == 1
 
 
-def test_a_carry_that_the_last_turn_hands_on_in_vain_is_disconnected_in_that_turn() -> None:
+def test_an_unused_carry_of_the_last_iteration_is_disconnected_in_that_iteration() -> None:
     def loss(w: Any, x: Any) -> Any:
         def step(carry: Any, row: Any) -> Any:
             with jax.named_scope("carry"):
@@ -217,7 +217,7 @@ def test_a_carry_that_the_last_turn_hands_on_in_vain_is_disconnected_in_that_tur
     assert "masked: multiplied by exact zeros in mul" in said["carry[2]"]
 
 
-def test_what_the_last_turn_makes_for_nobody_is_disconnected_in_that_turn() -> None:
+def test_an_unused_value_of_the_last_iteration_is_disconnected_in_that_iteration() -> None:
     def loss(w: Any, x: Any) -> Any:
         def step(carry: Any, row: Any) -> Any:
             with jax.named_scope("carry"):
@@ -233,7 +233,7 @@ def test_what_the_last_turn_makes_for_nobody_is_disconnected_in_that_turn() -> N
     }
 
 
-def test_a_dead_layer_is_named_for_all_that_lies_before_it() -> None:
+def test_a_dead_layer_is_named_for_everything_before_it() -> None:
     def loss(w: Any, x: Any) -> Any:
         with jax.named_scope("first"):
             x = jnp.tanh(x * w["first"])
@@ -248,7 +248,7 @@ def test_a_dead_layer_is_named_for_all_that_lies_before_it() -> None:
     assert all("dead units: the output of relu" in words and "in rectifier" in words for words in said.values())
 
 
-def test_what_lies_before_a_loop_without_a_way_back_is_told_in_the_ledger() -> None:
+def test_values_before_a_loop_without_reverse_mode_are_in_the_ledger() -> None:
     def loss(w: Any, x: Any) -> Any:
         with jax.named_scope("before"):
             made = jnp.sin(x)
@@ -260,7 +260,7 @@ def test_what_lies_before_a_loop_without_a_way_back_is_told_in_the_ledger() -> N
     assert "a loop that reverse mode cannot run backwards" in detail
 
 
-def test_a_layer_in_a_branch_that_was_not_taken_is_told_in_the_ledger() -> None:
+def test_a_layer_in_a_branch_that_was_not_taken_is_in_the_ledger() -> None:
     def loss(w: Any, x: Any) -> Any:
         def taken(a: Any) -> Any:
             with jax.named_scope("inside"):
@@ -275,8 +275,8 @@ def test_a_layer_in_a_branch_that_was_not_taken_is_told_in_the_ledger() -> None:
 
 def test_what_does_not_fit_in_memory_is_not_looked_into() -> None:
     model = Model.of_values("m", lambda w, x: (w * ZEROS * x).sum(), ONES, ROW)
-    prepared = prepare(model, Arguments.of(ONES, ROW), Wanted(), Inquiry(), Timings())
-    zero = Zero(family="param_grad", name="value", value=ValueKey((), OPERAND, 0), turn=())
+    prepared = prepare(model, Arguments.of(ONES, ROW), CaptureSpec(), TraceQuery(), Timings())
+    zero = Zero(family="param_grad", name="value", value=ValueKey((), OPERAND, 0), iteration=())
     (small,) = causes_of(prepared.start(), [zero], [], most_bytes=16)
     (large,) = causes_of(prepared.start(), [zero], [])
     assert small.why == "not looked into, because its path to the loss does not fit in memory"

@@ -141,7 +141,7 @@ def test_layers_are_nested_and_linked_to_what_they_use_and_make() -> None:
     assert all(layer.source is not None and layer.source.startswith("test_torch.py:") for layer in layers.values())
 
 
-def test_what_a_wrapper_hands_on_is_its_childs() -> None:
+def test_an_output_that_a_wrapper_returns_unchanged_is_its_childs() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.Identity()), nn.Dropout(0.0).eval())
     dump = capture(model, torch.sum, torch.randn(5, 3))
     for family in ("activation", "activation_grad"):
@@ -185,7 +185,7 @@ def test_integers_have_no_gradient_and_tied_parameters_are_one() -> None:
         assert dump.source.resolve(f"{family}/head/weight") == f"{family}/embed/weight"
 
 
-def test_what_is_frozen_or_unused_says_so() -> None:
+def test_a_frozen_or_unused_parameter_is_recorded_as_such() -> None:
     class Half(nn.Module):
         def __init__(self) -> None:
             super().__init__()

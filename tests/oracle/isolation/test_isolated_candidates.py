@@ -84,15 +84,15 @@ def looped(params: Any, batch: Any, *, fault: bool = False) -> Array:
     """A scanned and checkpointed block of two layers; in one turn the second may have a wrong rule."""
 
     @jax.checkpoint
-    def block(x: Array, turn: Any) -> Array:
-        kernel, number = turn
+    def block(x: Array, iteration: Any) -> Array:
+        kernel, number = iteration
         with jax.named_scope("mix"):
             x = x @ kernel
         with jax.named_scope("act"):
             return jnp.where(number == 2, doubled(x) if fault else 2.0 * x, 2.0 * x)
 
     with jax.named_scope("block"):
-        x, _ = jax.lax.scan(lambda x, turn: (block(x, turn), None), batch["x"], (params["w"], jnp.arange(4)))
+        x, _ = jax.lax.scan(lambda x, iteration: (block(x, iteration), None), batch["x"], (params["w"], jnp.arange(4)))
     with jax.named_scope("end"):
         return jnp.cos(x).mean()
 
@@ -100,10 +100,12 @@ def looped(params: Any, batch: Any, *, fault: bool = False) -> Array:
 STACKED = {"w": 0.3 * jax.random.normal(jax.random.key(0), (4, 3, 3))}
 
 
-def test_one_turn_of_a_scan_is_one_row() -> None:
+def test_one_iteration_of_a_scan_is_one_row() -> None:
     found = of_losses(looped, lambda params, batch: looped(params, batch, fault=True), STACKED, BATCH)
     assert wrong(found) == ["block[2]/act"]
-    assert {row.name for row in found.rows} >= {f"block[{turn}]/{name}" for turn in range(4) for name in ("mix", "act")}
+    assert {row.name for row in found.rows} >= {
+        f"block[{iteration}]/{name}" for iteration in range(4) for name in ("mix", "act")
+    }
     (row,) = found.different
     assert row.vjp is not None
     assert row.vjp.name == "block[2]/mix"  # the cotangent that it sends back is that of what it reads
@@ -113,22 +115,22 @@ def test_one_turn_of_a_scan_is_one_row() -> None:
 def unrolled(params: Any, batch: Any) -> Array:
     """The same network without a loop, its kernels one by one, all of them a little too large."""
     x = batch["x"]
-    for turn in range(4):
-        with jax.named_scope(f"block[{turn}]"):
+    for iteration in range(4):
+        with jax.named_scope(f"block[{iteration}]"):
             with jax.named_scope("mix"):
-                x = x @ params["w"][str(turn)] * (1.0 + 0.01 * (turn == 1))
+                x = x @ params["w"][str(iteration)] * (1.0 + 0.01 * (iteration == 1))
             with jax.named_scope("act"):
                 x = 2.0 * x
     with jax.named_scope("end"):
         return jnp.cos(x).mean()
 
 
-def test_a_candidate_of_another_layout_is_given_the_references_parameters_in_its_own() -> None:
-    apart = {"w": {str(turn): STACKED["w"][turn] for turn in range(4)}}
+def test_a_candidate_of_another_layout_runs_on_the_references_parameters_in_its_own() -> None:
+    apart = {"w": {str(iteration): STACKED["w"][iteration] for iteration in range(4)}}
     one, other = gs.capture(looped, STACKED, BATCH), gs.capture(unrolled, apart, BATCH)
     found = isolated(one, other, unrolled, apart, BATCH)
     assert wrong(found) == ["block[1]/mix"]
-    assert set(found.arguments["reference"]) == {"input/x", *(f"param/w/{turn}" for turn in range(4))}
+    assert set(found.arguments["reference"]) == {"input/x", *(f"param/w/{iteration}" for iteration in range(4))}
 
 
 def forked(params: Any, batch: Any, *, fault: bool = False) -> Array:
@@ -154,7 +156,7 @@ def test_operations_are_isolated_where_the_dumps_have_them() -> None:
     assert wrong(found) == ["dense/mul"]
 
 
-def test_a_selection_chooses_what_is_told_and_not_what_is_held() -> None:
+def test_a_selection_limits_what_is_reported_and_not_what_is_pinned() -> None:
     loss = lambda params, batch: chain(params, batch, gain=1.5)  # noqa: E731
     one, other = gs.capture(chain, VARIABLES, BATCH), gs.capture(loss, VARIABLES, BATCH)
     for patterns, rows, differing in ((["square", "tail"], 2, []), (["dense"], 1, ["dense"])):
@@ -171,7 +173,7 @@ def test_what_the_reference_does_not_hold_is_said_and_falls_to_the_layer_behind_
     assert [(each.name, each.why) for each in found.left_out] == [("dense", "the reference has no such activation")]
 
 
-def test_a_gradient_that_needs_a_cotangent_nobody_has_is_not_judged() -> None:
+def test_a_gradient_that_needs_a_missing_cotangent_is_not_judged() -> None:
     one = gs.capture(chain, VARIABLES, BATCH, exclude=["activation_grad/square"])
     found = isolated(one, gs.capture(chain, VARIABLES, BATCH), chain, VARIABLES, BATCH)
     assert wrong(found) == []
@@ -221,7 +223,7 @@ def prepared(params: Any, batch: Any, *, kept: float = 0.5) -> Array:
         return (x @ params["w"]).sum()
 
 
-def test_random_masks_are_drawn_again_and_loops_without_reverse_mode_are_run_forward() -> None:
+def test_random_masks_are_generated_again_and_loops_without_reverse_mode_run_forward() -> None:
     batch = {**BATCH, "key": jax.random.key(3)}
     found = of_losses(prepared, lambda params, batch: prepared(params, batch, kept=0.25), VARIABLES, batch)
     assert wrong(found) == ["drop"]

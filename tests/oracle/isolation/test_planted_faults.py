@@ -102,7 +102,7 @@ def test_a_planted_fault_is_found_where_it_is(reference: gs.Dump, fault: str) ->
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_run_alone_only_the_faulty_layer_differs(reference: gs.Dump, fault: str) -> None:
+def test_isolated_only_the_faulty_layer_differs(reference: gs.Dump, fault: str) -> None:
     variables, batch, expected = faulty.planted(fault), faulty.batch(), FAULTS[fault]
     found = isolated(reference, captured(fault), faulty.with_fault(fault), variables, batch)
     assert wrong(found) == ([expected.alone] if expected.alone else [])

@@ -99,7 +99,7 @@ def test_a_square_kernel_that_was_not_transposed_is_found_where_it_is_used(origi
 
 
 @pytest.mark.parametrize(("slope", "differing"), [(0.0, []), (0.01, ["relu"])])
-def test_a_ports_layers_run_alone_on_what_pytorch_had(
+def test_a_ports_layers_run_isolated_on_the_values_of_pytorch(
     original: gs.Dump, network: Network, slope: float, differing: list[str]
 ) -> None:
     loss = partial(port, slope=slope)

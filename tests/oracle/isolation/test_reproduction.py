@@ -66,7 +66,7 @@ def odd(params: Any, batch: Any) -> Any:
     """Loops, branches, sorting, narrow types, constants and what is not finite, in one layer."""
     with jax.named_scope("odd"):
         x = batch["x"] * params["w"]
-        x = jax.lax.fori_loop(0, 3, lambda turn, x: jnp.sin(x) + turn, x)
+        x = jax.lax.fori_loop(0, 3, lambda iteration, x: jnp.sin(x) + iteration, x)
         x = jax.lax.cond(batch["n"] > 1, lambda x: x * x, lambda x: x, x)
         y = (x.astype(jnp.bfloat16) * jnp.asarray([[1.5, -2.0]], jnp.bfloat16)).astype(jnp.float32)
         order = jnp.argsort(batch["x"][:, 0])
@@ -94,7 +94,7 @@ def dropped(params: Any, batch: Any) -> Any:
 
 
 @pytest.mark.parametrize("layer", ["drop", "dense"])
-def test_random_numbers_are_drawn_from_the_same_key(tmp_path: Path, layer: str) -> None:
+def test_random_numbers_come_from_the_same_key(tmp_path: Path, layer: str) -> None:
     batch = {"x": jnp.linspace(0.1, 1.0, 60).reshape(20, 3), "key": jax.random.key(5)}
     done = ran(tmp_path, reproduction(dropped, {"w": jnp.ones((3, 2))}, batch, layer))
     assert done.status == 0

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import gradscope
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from tests.oracle import engine
 from tests.oracle.proof.commands import Dumped, python
 from tests.oracle.zoo import QUICK, ZOO, Case
@@ -81,8 +81,8 @@ def test_operation_by_operation_what_flows_back_to_every_operand_is_seen_without
     variables, batch = case.arguments()
     with jax.disable_jit():
         plain = bits_of(jax.value_and_grad(case.loss)(variables, batch))
-    everything = Wanted(operations=True, operands=True, terms=True)
-    observed = engine.observe(case.loss, variables, batch, wanted=everything, jit=False).observed
+    everything = CaptureSpec(operations=True, operands=True, terms=True)
+    observed = engine.observe(case.loss, variables, batch, spec=everything, jit=False).observed
     gradients = [observed.gradients[number] for number in range(len(jax.tree_util.tree_leaves(variables)))]
     assert bits_of([observed.loss, gradients]) == plain
 

@@ -41,7 +41,7 @@ def test_it_works_in_one_other_thread() -> None:
 
 
 @pytest.mark.parametrize(("size", "most"), [(0, 12), (25, 12), (34, 9), (50, 6), (100, 3), (1000, 3)])
-def test_more_small_items_than_large_ones_are_held(size: int, most: int) -> None:
+def test_more_small_items_than_large_ones_are_in_memory(size: int, most: int) -> None:
     assert most_under_way([size] * 30, AHEAD) == most
 
 
@@ -50,7 +50,7 @@ def test_a_large_item_does_not_wait_for_others() -> None:
 
 
 @pytest.mark.parametrize("fails_at", [0, 2, 3, 4, 9])
-def test_what_came_before_a_failure_is_handed_out_first(fails_at: int) -> None:
+def test_results_before_a_failure_come_first(fails_at: int) -> None:
     def reciprocal(each: int) -> float:
         return 1 / (fails_at - each)
 
@@ -60,7 +60,7 @@ def test_what_came_before_a_failure_is_handed_out_first(fails_at: int) -> None:
         next(found)
 
 
-def test_a_failure_to_draw_is_told_when_it_happens() -> None:
+def test_a_failure_of_the_items_is_raised_when_it_happens() -> None:
     def drawing() -> Iterator[int]:
         yield from range(4)
         raise KeyError

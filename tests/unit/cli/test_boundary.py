@@ -68,7 +68,7 @@ def told(error: BaseException, capsys: pytest.CaptureFixture[str], *arguments: s
     return err.splitlines()
 
 
-def test_an_expected_failure_is_told_in_a_line_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_expected_failure_is_reported_in_a_line_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     assert told(UsageError("pattern 'x' selects nothing", hint="did you mean y?"), capsys) == [
         "gradscope: error: pattern 'x' selects nothing",
         "hint: did you mean y?",
@@ -113,7 +113,7 @@ def test_a_traceback_is_shown_on_request_and_before_the_message(capsys: pytest.C
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(130)])
-def test_an_interrupt_is_told_in_a_line(interrupt: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_is_reported_in_a_line(interrupt: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
     assert told(interrupt, capsys) == ["gradscope: interrupted"]
 
 

@@ -32,7 +32,7 @@ def test_a_cpu_is_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("platform", ["cuda", "nonsense"])
-def test_a_platform_that_is_not_there_is_named_beside_those_that_are(tmp_path: Path, platform: str) -> None:
+def test_a_missing_platform_is_named_with_those_that_are_there(tmp_path: Path, platform: str) -> None:
     if platform == "cuda" and outcome(tmp_path, JAX_PLATFORMS=platform) == "ready\n":
         pytest.skip("CUDA is installed here")
     expected = f"JAX has no device for JAX_PLATFORMS='{platform}'; installed: cpu"

@@ -152,7 +152,9 @@ def test_lifted_modules_are_named_and_measured_inside_and_out(folder: Path) -> N
     assert "Lifted/table.attend" in held.family(seen, "activation")
 
 
-def test_scanned_and_checkpointed_modules_with_state_and_keys_have_flaxs_values_in_every_turn(folder: Path) -> None:
+def test_scanned_and_checkpointed_modules_with_state_and_keys_have_flaxs_values(
+    folder: Path,
+) -> None:
     seen = held.dump(f"{held.source(folder, NET)}:Deep", "float32[2,3,4]", loss="mse")
     variables, batch = variables_of(seen), held.family(seen, "input")
     rngs, params = variables.pop("rngs"), variables.pop("params")
@@ -172,11 +174,15 @@ def test_scanned_and_checkpointed_modules_with_state_and_keys_have_flaxs_values_
     aux = held.family(seen, "aux")
     held.assert_same_tensors({name: aux[name] for name in updates}, updates)
     expected = unrolled(captured(updated["intermediates"], "Deep"), "Deep/layers", 3)
-    assert {f"Deep/layers[{turn}]/{part}" for turn in range(3) for part in ("fc", "norm", "drop")} < expected.keys()
+    assert {
+        f"Deep/layers[{iteration}]/{part}" for iteration in range(3) for part in ("fc", "norm", "drop")
+    } < expected.keys()
     assert {"Deep/tied", "Deep/tied#2", "Deep/rnn", "Deep"} < expected.keys()
     expected = {name: value for name, value in expected.items() if "rnn/" not in name}
     held.assert_activations(seen, expected)
-    assert {f"Deep/rnn/cell.scan_fn[{turn}]/cell" for turn in range(3)} <= {layer.path for layer in seen.layers}
+    assert {f"Deep/rnn/cell.scan_fn[{iteration}]/cell" for iteration in range(3)} <= {
+        layer.path for layer in seen.layers
+    }
 
 
 def test_a_module_in_evaluation_keeps_its_running_averages_and_draws_nothing(folder: Path) -> None:
@@ -216,7 +222,7 @@ def test_a_module_that_fails_tells_the_users_line(folder: Path) -> None:
     assert "logits" in failed.value.user_frames
 
 
-def test_a_file_that_holds_modules_says_how_to_name_one(folder: Path) -> None:
+def test_a_file_of_modules_is_refused_with_how_to_name_one(folder: Path) -> None:
     with pytest.raises(ModelError) as failed:
         held.dump(held.source(folder, NET), "float32[6,7]")
     assert failed.value.hint == "to run a framework's module, name it: FILE.py:broken"

@@ -47,7 +47,7 @@ def test_inputs_go_by_position_or_by_name_and_flags_follow_the_mode(
     assert arguments(function, *texts, train=train) == expected
 
 
-def test_what_an_adapter_supplies_is_no_input() -> None:
+def test_a_parameter_that_an_adapter_supplies_is_no_input() -> None:
     assert arguments(quiet, "int8[1]", supplied=("key",)) == (("x",), {"deterministic": False})
     with pytest.raises(UsageError, match=r"^net takes \(x, deterministic, key\), and received int8\[1\]$"):
         arguments(quiet, "int8[1]")
@@ -61,7 +61,7 @@ def test_inputs_that_do_not_fit_are_refused_with_the_signature(texts: tuple[str,
         arguments(one, *texts)
 
 
-def test_a_class_is_asked_by_its_init_and_a_method_without_self() -> None:
+def test_a_class_is_inspected_by_its_init_and_a_method_without_self() -> None:
     class Hidden(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -95,7 +95,7 @@ def test_a_module_is_named_relative_to_the_one_that_calls_it() -> None:
     assert scopes_of("Net", "Net", "Net/fc") == ["Net", "Net", "Net/fc"]
 
 
-def test_a_module_called_from_elsewhere_is_named_by_its_whole_path() -> None:
+def test_a_module_called_from_elsewhere_is_named_by_its_full_path() -> None:
     assert scopes_of("Net", "Net/decoder", "Net/encoder/embed") == [
         "Net", "Net/decoder", "Net/decoder/encoder/embed"
     ]  # fmt: skip

@@ -28,7 +28,7 @@ NORMAL = InputValues(kind="normal", numbers=(0, 1))
         ("uint8[8]:0..256", None, "uint8", (8,), InputValues(kind="uniform", numbers=(0, 256))),
     ],
 )
-def test_a_spec_says_name_dtype_shape_and_values(
+def test_a_spec_has_name_dtype_shape_and_values(
     text: str, name: str | None, dtype: str, shape: tuple[int, ...], values: InputValues
 ) -> None:
     assert parse_input(text) == InputSpec(name=name, dtype=dtype, shape=shape, values=values)
@@ -53,7 +53,7 @@ def test_a_spec_says_name_dtype_shape_and_values(
         ("bool[8]:2", "'bool[8]:2': bool cannot represent these values"),
     ],
 )
-def test_a_wrong_spec_says_what_is_wrong_with_it(text: str, says: str) -> None:
+def test_a_wrong_spec_is_refused_with_the_reason(text: str, says: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse_input(text)
     assert refused.value.message == says

@@ -48,7 +48,7 @@ def test_outputs_keep_the_names_of_dictionaries_dataclasses_and_named_tuples(val
     assert jax.tree_util.tree_structure(named_outputs(value)) == jax.tree_util.tree_structure(named)
 
 
-def test_what_a_call_left_alone_is_no_update() -> None:
+def test_a_leaf_that_a_call_did_not_touch_is_no_update() -> None:
     before = {"stats": {"mean": ONE, "var": ONE + 1}}
     after = {"stats": {"mean": ONE, "var": ONE + 2}, "seen": ONE}
     assert updated_leaves(after, before).keys() == {"stats/var", "seen"}
@@ -90,14 +90,14 @@ def test_an_output_that_a_loss_cannot_judge_is_refused(loss: LossName, outputs: 
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int4", "uint8", "int32", "uint32"])
-def test_integers_are_drawn_from_the_whole_range_without_its_end(dtype: str) -> None:
+def test_integers_are_random_in_the_full_range_without_its_end(dtype: str) -> None:
     drawn = draw(f"{dtype}[200]")
     assert drawn.dtype == jnp.dtype(dtype)
     assert set(np.asarray(drawn, int)) == {0, 1}
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float16", "float32"])
-def test_floating_inputs_have_the_moments_asked_for(dtype: str) -> None:
+def test_floating_inputs_have_the_requested_moments(dtype: str) -> None:
     drawn = np.asarray(draw(f"{dtype}[4000]:normal(3,0.5)"), float)
     assert (drawn.mean(), drawn.std()) == (pytest.approx(3, abs=0.05), pytest.approx(0.5, abs=0.05))
     flat = np.asarray(draw(f"{dtype}[4000]:-1..3"), float)

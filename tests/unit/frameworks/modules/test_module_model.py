@@ -80,7 +80,7 @@ def test_a_batch_holds_the_inputs_and_labels_that_fit_the_output() -> None:
     assert set(model("float32[6,5]", loss="sum").batch(jax.random.key(1), 4)) == {"x"}
 
 
-def test_the_loss_is_of_the_outputs_and_updates_and_outputs_stand_beside_it() -> None:
+def test_the_loss_is_of_the_outputs_and_returns_updates_and_outputs_too() -> None:
     variables, batch, value, aux = run(model("float32[6,5]", loss="cross-entropy"))
     logits = np.asarray(batch["x"], "f8") @ np.asarray(variables["params"]["matrix"], "f8")
     likelihoods = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
@@ -95,7 +95,7 @@ def test_a_run_is_decided_by_its_keys() -> None:
     assert all(np.array_equal(left, right) for left, right in zip(one, other, strict=True))
 
 
-def test_the_batch_size_asked_for_is_that_of_the_inputs() -> None:
+def test_the_requested_batch_size_is_that_of_the_inputs() -> None:
     made = model("float32[6,5]", batch_size=2)
     assert made.inputs["x"].shape == (2, 5)
 
@@ -132,7 +132,7 @@ def test_a_pair_is_two_inputs_of_a_module_that_needs_two() -> None:
     assert (made.call.positional, made.label_name) == (("0", "1"), "labels")
 
 
-def test_what_was_chosen_is_told() -> None:
+def test_choices_are_reported() -> None:
     assert model("float32[6,5]", loss="sum").choices == (
         "Matrix is a module of Nothing, training, train=True",
         "its inputs are x float32[6, 5]",

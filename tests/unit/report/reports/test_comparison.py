@@ -23,7 +23,7 @@ def text_of(*rows: ComparisonRow, everything: bool = False, worst_first: bool = 
     return to_text(ComparisonReport(comparison=comparison, everything=everything, worst_first=worst_first), PIPE).plain
 
 
-def test_the_verdict_stands_first_and_in_colour() -> None:
+def test_the_verdict_comes_first_and_in_colour() -> None:
     for comparison, colour in ((different_runs(), "red"), (same_runs(), "green"), (Comparison(rows=()), "yellow")):
         text = to_text(ComparisonReport(comparison=comparison), PIPE)
         assert text.plain.startswith(f"{comparison.verdict}  {comparison.sentence}\n")
@@ -38,7 +38,7 @@ def test_rows_that_are_the_same_are_counted_and_shown_on_request() -> None:
     assert "--all" not in text_of(*rows, everything=True)
 
 
-def test_a_composite_stands_before_its_parts() -> None:
+def test_a_composite_comes_before_its_parts() -> None:
     names = [line.split()[0] for line in to_text(ComparisonReport(comparison=different_runs()), PIPE).plain.splitlines()
              if line.startswith("block1")]  # fmt: skip
     assert names[:4] == ["block1", "block1/conv", "block1/bn", "block1/relu"]
@@ -71,7 +71,7 @@ def test_rows_that_no_tolerance_passes_are_counted_and_explained() -> None:
     assert "never passes  1 row, at any tolerance\n" in text
 
 
-def test_a_name_on_one_side_only_says_so_and_how_to_allow_it() -> None:
+def test_a_name_on_one_side_only_is_shown_with_how_to_allow_it() -> None:
     text = text_of(compared("param", "w", 0.0), MISSING)
     assert "missing  param/head/bias: not in the candidate\n" in text
     assert "--allow-missing REGEX lets names pass that one dump lacks, here 1\n" in text

@@ -47,7 +47,7 @@ def test_an_unknown_key_is_refused_with_the_nearest() -> None:
     assert "activation/relu" in (error.value.hint or "")
 
 
-def test_an_alias_shows_the_tensor_that_it_stands_for() -> None:
+def test_an_alias_shows_its_tensor() -> None:
     alias = tensor_report("run.npz", one_tensor(), "block", ())
     owner = tensor_report("run.npz", one_tensor(), "relu", ())
     assert "alias_of   activation/relu\n" in text_of(alias)
@@ -63,7 +63,7 @@ def test_what_was_found_in_it_is_said() -> None:
     assert text.count("dead  has dead units\n") == 1
 
 
-def test_an_absent_tensor_says_why_and_has_no_histogram() -> None:
+def test_an_absent_tensor_shows_the_reason_and_has_no_histogram() -> None:
     manifest = Manifest(entries=(entry("param_grad", "w", absent="disconnected"),))
     text = text_of(tensor_report("run.npz", manifest, "w", ()))
     assert "absent  disconnected\n" in text

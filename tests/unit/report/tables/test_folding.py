@@ -47,12 +47,12 @@ def test_nested_loops_fold_in_every_direction() -> None:
     assert [cells[0] for cells in fold(lines)] == ["a[0..1]/b[0..2]"]
 
 
-def test_a_note_says_for_how_many_iterations_it_holds() -> None:
+def test_a_note_has_the_number_of_iterations_it_applies_to() -> None:
     lines = [line("b[0]", notes=("dead", "init")), line("b[1]", notes=("dead",))]
     assert fold(lines)[0][-1] == ("dead", "init 1/2")
 
 
-def test_a_note_on_one_iteration_alone_is_kept() -> None:
+def test_a_note_on_a_single_iteration_is_kept() -> None:
     assert fold([line("b[0]", notes=("dead",)), line("b[1]")])[0][-1] == ("dead 1/2",)
 
 

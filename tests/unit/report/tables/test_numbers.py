@@ -50,7 +50,7 @@ def test_a_number_has_three_digits_and_an_integer_all_of_its_own(value: float, t
         (math.nan, "nan%"),
     ],
 )
-def test_a_share_says_nothing_and_all_only_when_it_is(value: float, text: str) -> None:
+def test_a_share_is_0_or_100_percent_only_when_it_is_exact(value: float, text: str) -> None:
     assert share(value) == text
 
 

@@ -70,7 +70,7 @@ def test_numbers_are_those_of_the_manifest() -> None:
         assert {name: row[name] for name in each.stats} == each.stats
 
 
-def test_an_alias_has_the_numbers_of_what_it_stands_for() -> None:
+def test_an_alias_has_the_numbers_of_its_tensor() -> None:
     rows = by_key(small_network())
     alias, owner = rows["activation/block1"], rows["activation/block1/relu"]
     assert alias.values["alias_of"] == alias.own_key == owner.key
@@ -106,12 +106,12 @@ def test_rows_stand_in_execution_order_whatever_the_order_in_the_file() -> None:
     assert families == ["input", "activation", "param"]
 
 
-def test_a_gradient_stands_right_behind_its_value() -> None:
+def test_a_gradient_comes_right_after_its_value() -> None:
     families = [row.family for row in rows_of(small_network())]
     assert families[4:] == ["activation", "activation_grad"] * 8 + ["param", "param_grad"] * 4
 
 
-def test_what_does_not_apply_has_no_value_and_null_never_stands_for_it() -> None:
+def test_what_does_not_apply_has_no_value_and_not_null() -> None:
     rows = by_key(small_network())
     assert rows["param_grad/spare/kernel"].values == {"shape": [4, 4], "dtype": "float32", "absent": "disconnected"}
     assert all(value is not None for row in rows.values() for value in row.to_json().values())

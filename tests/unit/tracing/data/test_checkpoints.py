@@ -95,11 +95,11 @@ def orbax(path: Path) -> Path:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("save", [npz, npz_without_collections, a_dump, safetensors, flax_msgpack, equinox, orbax])
-def test_what_was_saved_is_given_back_bfloat16_included(save: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_saved_variables_are_restored_bfloat16_included(save: Callable[[Path], Path], tmp_path: Path) -> None:
     assert_restored(load(save(tmp_path)))
 
 
-def test_everything_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
+def test_everything_that_does_not_fit_is_reported_at_once(tmp_path: Path) -> None:
     wrong = flat() | {"params/head/kernel": np.ones((2, 3), np.float32), "params/half": np.ones(3, np.int32)}
     wrong["opt/step"] = np.zeros((), np.int32)
     del wrong["batch_stats/norm/mean"]
@@ -124,7 +124,7 @@ def test_names_are_mapped_by_rules_one_after_the_other(tmp_path: Path) -> None:
     assert_restored(load(tmp_path / "saved.npz", *rules))
 
 
-def test_two_tensors_are_not_given_one_name(tmp_path: Path) -> None:
+def test_two_tensors_are_not_renamed_to_one_name(tmp_path: Path) -> None:
     np.savez(tmp_path / "saved.npz", a=np.ones(3), b=np.ones(3))
     with pytest.raises(DumpError, match="renames several tensors to c"):
         load(tmp_path / "saved.npz", "a|b -> c", expected=shapes({"c": np.ones(3)}))
@@ -174,6 +174,6 @@ def test_a_checkpoint_that_is_damaged_is_refused(tmp_path: Path, name: str) -> N
         load(tmp_path / name)
 
 
-def test_a_key_map_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_key_map_that_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DumpError, match=r"absent.map: it cannot be read as a key map"):
         read_key_map(tmp_path / "absent.map")

@@ -129,7 +129,7 @@ def test_integers_that_would_change_are_refused(tmp_path: Path) -> None:
     assert read(tmp_path, expected, x=np.zeros(0, np.int64)).size == 0
 
 
-def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_everything_that_is_wrong_is_reported_at_once(tmp_path: Path) -> None:
     expected = {**EXPECTED, "mask": leaf(2, 4)}
     told = problems(tmp_path, expected, image=floats(5, 4, 1), label=floats(3), extra=floats(2))
     assert told == [

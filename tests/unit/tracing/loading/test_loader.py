@@ -134,14 +134,14 @@ def test_files_of_one_name_in_two_folders_are_two_modules() -> None:
     assert second.init.__globals__["ME"] == "b"  # type: ignore[attr-defined]
 
 
-def test_an_edit_is_seen_at_once_and_nothing_is_left_beside_the_file(folder: Path) -> None:
+def test_an_edit_is_seen_at_once_and_no_file_is_left_next_to_it(folder: Path) -> None:
     for value in "123":
         write("net.py", FUNCTIONS + f"VALUE = {value}")
         assert load_model("net.py").init.__globals__["VALUE"] == int(value)  # type: ignore[attr-defined]
     assert [file.name for file in folder.iterdir()] == ["net.py"]
 
 
-def test_every_choice_is_told() -> None:
+def test_every_choice_is_reported() -> None:
     write("net.py", CLASS)
     first, second = load_model("net.py:make()").choices
     assert first == f"net.py is a path, loaded from {Path('net.py').resolve()}"
@@ -178,7 +178,7 @@ def test_a_folder_and_a_dump_are_no_model_files() -> None:
     assert "gradscope show" in str(refusal("run.npz").hint)
 
 
-def test_a_missing_module_is_told_from_one_that_its_imports_miss() -> None:
+def test_a_missing_module_is_distinguished_from_one_that_its_imports_miss() -> None:
     write("package/__init__.py", "")
     write("package/broken.py", "import no_such_dependency\n")
     missing = refusal("package.nets:model")
@@ -208,7 +208,7 @@ def test_a_file_that_does_not_import_shows_the_users_line(text: str, message: st
     assert len(error.user_frames.splitlines()) == 2
 
 
-def test_a_script_without_a_guard_is_told_of_it() -> None:
+def test_a_script_without_a_guard_is_named_as_one() -> None:
     write("net.py", "raise SystemExit")
     assert "__main__" in str(refusal("net.py").hint)
 
@@ -222,7 +222,7 @@ def test_a_missing_name_is_answered_with_the_nearest() -> None:
     assert (inner.message, inner.hint) == ("net.py:configs has no 'smal'", "did you mean small?")
 
 
-def test_a_file_without_the_functions_is_told_which_and_what_it_has_instead() -> None:
+def test_a_file_without_the_functions_is_refused_with_those_it_has() -> None:
     write("net.py", "import math\ndef init(key): ...\ndef los(a, b): ...\n")
     error = refusal("net.py")
     assert isinstance(error, ModelError)
@@ -231,7 +231,7 @@ def test_a_file_without_the_functions_is_told_which_and_what_it_has_instead() ->
     )
 
 
-def test_all_that_is_wrong_with_the_functions_is_told_at_once() -> None:
+def test_all_that_is_wrong_with_the_functions_is_reported_at_once() -> None:
     write("net.py", "init = 3\ndef batch(key): ...\ndef loss(variables, batch, labels): ...\n")
     assert refusal("net.py").message == (
         "net is not a model: init is of type int, not a function; batch takes (key), expected batch(key, size); "
@@ -240,7 +240,7 @@ def test_all_that_is_wrong_with_the_functions_is_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["Net", "make"])
-def test_a_class_or_factory_that_was_not_called_says_how_to(name: str) -> None:
+def test_a_class_or_factory_that_was_not_called_is_refused_with_how_to_call_it(name: str) -> None:
     write("net.py", CLASS)
     assert refusal(f"net.py:{name}").hint == f"to call it first, write {name}() in the target"
 
@@ -253,7 +253,7 @@ def test_a_class_or_factory_that_was_not_called_says_how_to(name: str) -> None:
         ("net.py:make(fail=True)", ModelError, "calling make(fail=True): KeyError: 'no such net'"),
     ],
 )
-def test_a_call_that_fails_says_why(text: str, kind: type[GradscopeError], message: str) -> None:
+def test_a_call_that_fails_is_reported_with_the_reason(text: str, kind: type[GradscopeError], message: str) -> None:
     write("net.py", CLASS)
     error = refusal(text)
     assert type(error) is kind
@@ -265,7 +265,7 @@ def test_functions_whose_signature_cannot_be_known_are_taken_at_their_word() -> 
     assert load_model("net.py").loss(1, 2) == 2
 
 
-def test_a_loss_that_knows_modes_is_run_in_the_one_asked_for() -> None:
+def test_a_loss_with_modes_runs_in_the_requested_one() -> None:
     write(
         "net.py",
         "def init(key): ...\ndef batch(key, size): ...\ndef loss(variables, batch, *, train=True): return train",

@@ -90,7 +90,7 @@ def test_a_call_takes_literals(text: str, positional: tuple[object, ...], keywor
     assert call_of(text) == LiteralCall(positional=positional, keyword=keyword)
 
 
-def test_a_call_hands_its_arguments_over() -> None:
+def test_a_call_passes_its_arguments() -> None:
     assert LiteralCall(positional=("10",), keyword={"base": 2}).of(int) == 2
 
 
