@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from gradscope.instrument.observing_program import Reached, sinks_of
 from gradscope.instrument.plan import EMPTY_PLAN, Plan
 from gradscope.instrument.rewriting.frame_rules import RULES
-from gradscope.instrument.rewriting.interpreter import Captured, Context, Evaluation, Injected
+from gradscope.instrument.rewriting.interpreter import Captured, Context, Evaluation, InjectedValues
 from gradscope.instrument.taps import watch
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
@@ -148,7 +148,7 @@ class Segments:
             def run(chosen: dict[int, Any], injected: dict[int, Any], sinks: dict[int, Any]) -> Any:
                 chosen = {at: watch(value, partial(connected.reads.add, at)) for at, value in chosen.items()}
                 injected = {n: watch(value, partial(reached.arguments.add, n)) for n, value in injected.items()}
-                sinks_only = Injected.nothing()._replace(sinks=sinks)
+                sinks_only = InjectedValues.nothing()._replace(sinks=sinks)
                 context = Context(plan=part, rules=RULES, injected=sinks_only, reached=reached.sites)
                 own = dict(enumerate(arguments)) | injected, dict(enumerate(reads)) | chosen
                 evaluation = self._evaluated(context, segment, *own)

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from gradscope.instrument.plan import EMPTY_PLAN, iterations
-from gradscope.instrument.rewriting.interpreter import Captured, Context, Injected, Rule, interpret
+from gradscope.instrument.rewriting.interpreter import Captured, Context, InjectedValues, Rule, interpret
 from gradscope.tracing.jaxpr.jaxcompat import (
     Equation,
     FrameKind,
@@ -73,7 +73,7 @@ def remat_rule(
     inside = context.enter(number)
     sub = sub_jaxprs(equation)[0]
 
-    def body(values: Sequence[Any], injected: Injected) -> tuple[Sequence[Any], Captured]:
+    def body(values: Sequence[Any], injected: InjectedValues) -> tuple[Sequence[Any], Captured]:
         return _run(inside.with_injected(injected), sub, values)
 
     params = equation.params
@@ -92,7 +92,7 @@ def scan_rule(
     first_carry, first_sequence = arity.constants, arity.constants + arity.carries
     constants = values[:first_carry]
 
-    def body(carries: Sequence[Any], iteration: tuple[Sequence[Any], Injected]) -> Any:
+    def body(carries: Sequence[Any], iteration: tuple[Sequence[Any], InjectedValues]) -> Any:
         slices, injected = iteration
         outputs, captured = _run(inside.iteration(injected), sub, [*constants, *carries, *slices])
         return outputs[: arity.carries], (outputs[arity.carries :], captured)
@@ -177,7 +177,7 @@ def while_rule(
 ) -> tuple[Sequence[Any], Captured]:
     """Run a while loop; the last iteration's observations travel in its carry."""
     inside = context.enter(number)
-    body_context = inside.iteration(Injected.nothing())
+    body_context = inside.iteration(InjectedValues.nothing())
     params = equation.params
     condition, condition_constants = opened(params["cond_jaxpr"])
     first_constant, first_carry = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
@@ -215,7 +215,7 @@ def shard_map_rule(
     axes = manual_axes(equation)
     per_shard = PartitionSpec(axes)
 
-    def body(values: Sequence[Any], injected: Injected) -> tuple[Sequence[Any], Captured]:
+    def body(values: Sequence[Any], injected: InjectedValues) -> tuple[Sequence[Any], Captured]:
         one = jax.tree_util.tree_map(lambda shard: shard[0], injected)
         outputs, captured = _run(inside.iteration(one, axes), sub, values)
         return outputs, jax.tree_util.tree_map(lambda seen: seen[None], captured)

@@ -51,7 +51,7 @@ class Captured(NamedTuple):
             mine.update(theirs)
 
 
-class Injected(NamedTuple):
+class InjectedValues(NamedTuple):
     """What a run is given, by number in the plan, with a leading axis for each loop around the site; a pytree.
 
     Attributes:
@@ -69,7 +69,7 @@ class Injected(NamedTuple):
     gradient_fed: Mapping[int, Any]
 
     @classmethod
-    def nothing(cls) -> Injected:
+    def nothing(cls) -> InjectedValues:
         """Nothing given."""
         return cls({}, {}, {}, {}, {})
 
@@ -93,18 +93,18 @@ class Context:
     frame: FrameKey = ()
     depth: int = 0
     axes: tuple[str, ...] = ()
-    injected: Injected = field(default_factory=Injected.nothing)
+    injected: InjectedValues = field(default_factory=InjectedValues.nothing)
     reached: set[int] = field(default_factory=set[int])
 
     def enter(self, equation: int, branch: int = 0) -> Context:
         """The context in one of an equation's frames."""
         return replace(self, frame=(*self.frame, (equation, branch)))
 
-    def with_injected(self, injected: Injected) -> Context:
+    def with_injected(self, injected: InjectedValues) -> Context:
         """The same context, with what is given as the function it is in received it."""
         return replace(self, injected=injected)
 
-    def iteration(self, injected: Injected, axes: tuple[str, ...] = ()) -> Context:
+    def iteration(self, injected: InjectedValues, axes: tuple[str, ...] = ()) -> Context:
         """The context in one iteration of the loop that this frame is the body of, with what that iteration is given.
 
         Of a `shard_map`, whose iterations are the shards, `axes` are the mesh axes it splits over.
@@ -122,9 +122,11 @@ class Context:
         # A partial and not a method: the backward rules that keep it must not keep this context, which holds tracers.
         return partial(_observed_in_shards, self.plan.observe, self.axes)
 
-    def own_injected(self) -> Injected:
+    def own_injected(self) -> InjectedValues:
         """What is given for those."""
-        return Injected(*({number: each[number] for number in self.inside if number in each} for each in self.injected))
+        return InjectedValues(
+            *({number: each[number] for number in self.inside if number in each} for each in self.injected)
+        )
 
 
 #: Runs one equation: context, its number, the equation, its operands' values; gives outputs and what was observed.
@@ -235,7 +237,7 @@ def _observe(context: Context, site: int, value: Any, captured: Captured) -> Any
     return _constant_where(injected.gradient_fed.get(site), value)
 
 
-def _fed(injected: Injected, site: int, value: Any) -> Any:
+def _fed(injected: InjectedValues, site: int, value: Any) -> Any:
     return _where(injected.fed[site], injected.feeds[site], value) if site in injected.feeds else value
 
 
