@@ -98,7 +98,7 @@ def test_a_fed_gradient_leaves_other_ways_to_the_loss_alone() -> None:
     same(dump.loss, both(PARAMS, BATCH))
 
 
-@pytest.mark.parametrize("turn", [0, 2])
+@pytest.mark.parametrize("iteration", [0, 2])
 def test_one_iteration_of_a_loop_may_be_fed(iteration: int) -> None:
     def looped(params: Any, batch: Any, injected: Any = None) -> Any:
         def step(carry: Any, _: Any) -> Any:
