@@ -174,7 +174,7 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence() -> None:
         gs.gradients(counted, args, ys="0", xs="x")
     with pytest.raises(ModelError, match="pass a while loop"):
         gs.gradients(counted, args, ys="2", xs="x")
-    with pytest.raises(UsageError, match=r"has shape \(3,\), expected \(\)"):
+    with pytest.raises(UsageError, match=r"has shape \[3\], expected \[\]"):
         gs.gradients(counted, args, ys="1", xs="x", grad_ys=jnp.ones(3))
     with pytest.raises(UsageError, match="2 initial gradients for 1 value"):
         gs.gradients(counted, args, ys=["1"], xs="x", grad_ys=[None, None])

@@ -148,7 +148,7 @@ def test_a_scan_inside_a_branch() -> None:
     assert [observation.seen[f"step[{iteration}]"].activation for iteration in range(3)] == [None, None, None]
 
 
-@pytest.mark.parametrize("turns", [0, 1, 3])
+@pytest.mark.parametrize("iterations", [0, 1, 3])
 def test_branches_and_while_loops_inside_each_other(iterations: int) -> None:
     def loss(weight: Any, batch: Any) -> Any:
         x, flag, iterations = batch

@@ -241,7 +241,7 @@ def looping(weights: Any, batch: Any) -> Any:
     return (layer("dense", attend, weights[1], x) * made).sum()
 
 
-@pytest.mark.parametrize("turns", [1, 2, 5])
+@pytest.mark.parametrize("iterations", [1, 2, 5])
 def test_a_while_loop_shows_its_last_iteration(iterations: int) -> None:
     observation = check_gradients(looping, WEIGHTS, (INPUTS, jnp.int32(iterations)))
     wanted = INPUTS
