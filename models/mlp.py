@@ -24,7 +24,7 @@ from jax import Array
 Layer = dict[str, Array]
 
 WIDTHS = (2, 32, 32, 2)  # features of the input, of the two hidden layers, and of the output
-TURNS = 1.5  # revolutions of a spiral around the origin
+ITERATIONS = 1.5  # revolutions of a spiral around the origin
 NOISE = 0.02  # standard deviation of the points around their spiral, whose radius grows to 1
 
 
@@ -46,7 +46,7 @@ def batch(key: Array, size: int = 64) -> dict[str, Array]:
     radius_key, spiral_key, noise_key = jax.random.split(key, 3)
     spiral = jax.random.randint(spiral_key, (size,), 0, 2, jnp.int32)
     radius = jax.random.uniform(radius_key, (size,))
-    angle = 2 * math.pi * TURNS * radius + math.pi * spiral.astype(
+    angle = 2 * math.pi * ITERATIONS * radius + math.pi * spiral.astype(
         radius.dtype
     )  # the second spiral is rotated by half a circle
     point = radius[:, None] * jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1)  # [N, 2]

@@ -18,8 +18,8 @@ from gradscope.capturing.records.measure import TensorReading
 from gradscope.capturing.timings import Timings
 from gradscope.dump.sources.memory_dump import MemoryWriter
 from gradscope.errors import ModelError, UsageError
-from gradscope.instrument.query.capture_spec import Wanted
-from gradscope.instrument.query.trace_query import Inquiry
+from gradscope.instrument.query.capture_spec import CaptureSpec
+from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.naming import several
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.loading.module_models import with_array_variables
@@ -107,15 +107,15 @@ def capture(
     name = getattr(fun, "__name__", "loss")
     model = with_array_variables(Model.of_values(name, _as_loss(call, has_aux=has_aux), call.variables, call.batch))
     request = DumpRequest(
-        wanted=replace(
-            Wanted.of(select, exclude, families, depth),
+        spec=replace(
+            CaptureSpec.of(select, exclude, families, depth),
             operations=bool(ops),
             operands=ops == "inputs",
             terms=terms,
             per_example=per_example,
         ),
         reading=TensorReading(keep=not stats_only),
-        inquiry=Inquiry(stops=several(stop_gradients), feeds=feed or {}, fetches=several(fetch)),
+        query=TraceQuery(stops=several(stop_gradients), feeds=feed or {}, fetches=several(fetch)),
         self_check=self_check,
     )
     writer = MemoryWriter()

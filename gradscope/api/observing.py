@@ -19,7 +19,7 @@ from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.errors import UsageError
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.naming import several
 
 Parameters = ParamSpec("Parameters")
@@ -91,10 +91,10 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
     if reduce_axes:
         raise NotImplementedError("JAX has withdrawn reduce_axes")
     signature = Signature(argnums=indices(argnums), has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int)
-    wanted = Wanted.of(select, exclude, families, depth)
+    spec = CaptureSpec.of(select, exclude, families, depth)
     if families is not None:
-        require_observable(wanted.families)
-    return observing_value_and_grad(fun, signature, wanted, observe)
+        require_observable(spec.families)
+    return observing_value_and_grad(fun, signature, spec, observe)
 
 
 def gradients(

@@ -29,8 +29,8 @@ from gradscope.dump.manifest.manifest import Cause, Examples, Manifest, Origin, 
 from gradscope.dump.manifest.provenance import command_line, content_hash
 from gradscope.dump.record import Json
 from gradscope.errors import MachineError, ModelError
-from gradscope.instrument.query.capture_spec import Wanted
-from gradscope.instrument.query.trace_query import Answer, Inquiry
+from gradscope.instrument.query.capture_spec import CaptureSpec
+from gradscope.instrument.query.trace_query import ResolvedQuery, TraceQuery
 from gradscope.instrument.taps import whole_tensor
 from gradscope.naming.sizes import shown_size
 from gradscope.tracing.layers.fallback_scopes import has_scopes
@@ -43,8 +43,8 @@ class DumpRequest:
     """A `DumpRequest` states what a dump contains.
 
     Attributes:
-        wanted: Which tensors are captured.
-        inquiry: Which gradients and values other than the loss's own are computed.
+        spec: Which tensors are captured.
+        query: Which gradients and values other than the loss's own are computed.
         reading: How tensors are measured, and whether they are stored.
         self_check: Whether the plain program runs too.
         facts: Provenance that only the caller knows, such as the seed.
@@ -53,8 +53,8 @@ class DumpRequest:
             coupled.
     """
 
-    wanted: Wanted = field(default_factory=Wanted)
-    inquiry: Inquiry = field(default_factory=Inquiry)
+    spec: CaptureSpec = field(default_factory=CaptureSpec)
+    query: TraceQuery = field(default_factory=TraceQuery)
     reading: TensorReading = field(default_factory=TensorReading)
     self_check: bool = False
     facts: dict[str, Json] = field(default_factory=dict[str, Json])
@@ -86,11 +86,11 @@ def dump_model(
         MachineError: Memory or disk ran out. What was captured until then is saved next to the requested path.
         UsageError: A pattern selects nothing.
     """
-    prepared = prepare(model, arguments, request.wanted, request.inquiry, timings, bounds=request.bounds)
+    prepared = prepare(model, arguments, request.spec, request.query, timings, bounds=request.bounds)
     _require_memory(prepared, request)
-    if request.wanted.terms and not prepared.answer.plan.terms:
+    if request.spec.terms and not prepared.resolved.plan.terms:
         request.tell("no value that is shown is used more than once, so that no gradient has terms")
-    examples = ExampleProgram(model, prepared, arguments.batch_size, timings) if request.wanted.per_example else None
+    examples = ExampleProgram(model, prepared, arguments.batch_size, timings) if request.spec.per_example else None
     size = _tensor_bytes(prepared) + (0 if examples is None else examples.size_bytes)
     program = prepared.program
     if program.runs > 1:
@@ -107,7 +107,7 @@ def dump_model(
                 writer.add(record)
         # The search follows the loss's own gradients, so it would explain the wrong run for any other query. It also
         # needs all values in one process.
-        searchable = not request.inquiry and not is_shared()
+        searchable = not request.query and not is_shared()
         origins = _origins(model, prepared, timings) if searchable and session.nonfinite else ()
         causes = _causes(model, session, request.bounds, timings) if searchable and session.zeros else ()
         checked = None
@@ -164,16 +164,16 @@ def _origins(model: Model, prepared: Prepared, timings: Timings) -> tuple[Origin
         return find_origins(model.loss, prepared)
 
 
-def _query_facts(inquiry: Inquiry, answered: Answer) -> dict[str, Json]:
+def _query_facts(query: TraceQuery, resolved: ResolvedQuery) -> dict[str, Json]:
     """Returns the parts of the query by name, and the size of the program that it needed."""
     names_by_option = {
-        "of": inquiry.of,
-        "stop_gradient": inquiry.stops,
-        "feed": inquiry.feeds,
-        "fetch": inquiry.fetches,
+        "of": query.of,
+        "stop_gradient": query.stops,
+        "feed": query.feeds,
+        "fetch": query.fetches,
     }
     facts: dict[str, Json] = {name: list(names) for name, names in names_by_option.items() if names}
-    return facts if answered.fragment is None else {**facts, "fragment": answered.fragment.to_json()}
+    return facts if resolved.fragment is None else {**facts, "fragment": resolved.fragment.to_json()}
 
 
 @contextmanager
@@ -197,11 +197,11 @@ def _tensor_bytes(prepared: Prepared) -> int:
     Raises:
         UsageError: A dtype cannot be stored.
     """
-    plan, arguments = prepared.answer.plan, prepared.answer.trace.arguments
+    plan, arguments = prepared.resolved.plan, prepared.resolved.trace.arguments
     leaves = sum(_bytes(leaf.shape, leaf.dtype) * (1 + leaf.differentiated) for leaf in arguments)
     named = [number for number, site in enumerate(plan.sites) if site.names]
     cotangents = [number for number in plan.sinks if not plan.is_site(number) or plan.sites[number].names]
-    return leaves + sum(_bytes(plan.observed(each).shape, plan.spot(each).dtype) for each in (*named, *cotangents))
+    return leaves + sum(_bytes(plan.observed(each).shape, plan.tap_point(each).dtype) for each in (*named, *cotangents))
 
 
 def _bytes(shape: tuple[int, ...], dtype: object) -> int:
@@ -209,7 +209,7 @@ def _bytes(shape: tuple[int, ...], dtype: object) -> int:
 
 
 def _provenance(model: Model, prepared: Prepared, request: DumpRequest) -> dict[str, Json]:
-    inputs = [leaf.family == naming.INPUT for leaf in prepared.answer.trace.arguments]
+    inputs = [leaf.family == naming.INPUT for leaf in prepared.resolved.trace.arguments]
     leaves = zip(prepared.leaves, inputs, strict=True)
     batch = [whole_tensor(value) for value, is_input in leaves if is_input and value is not None]
     return {
@@ -217,9 +217,9 @@ def _provenance(model: Model, prepared: Prepared, request: DumpRequest) -> dict[
         **model_provenance(model.source, model.file_sha256),
         **request.facts,
         **({"batch_sha256": content_hash(batch)} if all(map(is_whole_here, batch)) else {}),
-        "trace_fingerprint": prepared.answer.trace.fingerprint,
-        "naming": "scopes" if has_scopes(prepared.answer.trace.root) else "parameters and lines",
+        "trace_fingerprint": prepared.resolved.trace.fingerprint,
+        "naming": "scopes" if has_scopes(prepared.resolved.trace.root) else "parameters and lines",
         **machine_provenance(),
-        **_query_facts(request.inquiry, prepared.answer),
+        **_query_facts(request.query, prepared.resolved),
         "argv": command_line(),
     }

@@ -22,7 +22,7 @@ from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.planning import has_gradient
 from gradscope.instrument.query.query_names import find_names, values_of
 from gradscope.instrument.query.resolve import as_queried, initial_gradients, with_query
-from gradscope.instrument.query.trace_query import Inquiry
+from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.instrument.taps import whole_tensor
 from gradscope.naming import printable
 from gradscope.tracing.jaxpr.frames import ValueKey
@@ -65,8 +65,8 @@ def gradients_of(
     given = (tuple(args), dict(kwargs))
     trace = trace_values(lambda a, k: function(*a, **k), given, _leaves(function, *given))
     known = NamedValues(trace, trace.layers)
-    inquiry = Inquiry(of=tuple(question.ys), cotangents=tuple(question.grad_ys), stops=tuple(question.stops))
-    names, xs = find_names(known, inquiry), [known.find(name) for name in question.xs]
+    query = TraceQuery(of=tuple(question.ys), cotangents=tuple(question.grad_ys), stops=tuple(question.stops))
+    names, xs = find_names(known, query), [known.find(name) for name in question.xs]
     trace = as_queried(trace, names, names.of, [True] * len(trace.outputs))
     for name, value in (*((y.name, y.value) for y in names.of), *zip(question.xs, (x.value for x in xs), strict=True)):
         _require_observable(trace, name, value)
@@ -77,7 +77,7 @@ def gradients_of(
     program, reached = observing_program(trace, plan)
     observed = jax.jit(program)(jax.tree_util.tree_leaves(given), {}, initial)
     arrived = {plan.sites[number].value: observed.cotangents[number] for number in plan.gradients & reached.sites}
-    return [arrived[x.value][x.turn] if x.value is not None and x.value in arrived else None for x in xs]
+    return [arrived[x.value][x.iteration] if x.value is not None and x.value in arrived else None for x in xs]
 
 
 def _plan(trace: Trace, xs: Sequence[NamedValue]) -> Plan:

@@ -24,7 +24,7 @@ from gradscope.capturing.records.session import Session
 from gradscope.errors import MissingKeyError, UsageError
 from gradscope.instrument.observing_program import Observed, Reached
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS, core_statistics
 from gradscope.naming import printable
 from gradscope.naming.patterns import nearest_hint
@@ -56,13 +56,13 @@ class Watching:
     Attributes:
         trace: The traced function.
         plan: The sites observed.
-        wanted: What of them is named.
+        spec: What of them is named.
         reached: What the value is connected to.
     """
 
     trace: Trace
     plan: Plan
-    wanted: Wanted
+    spec: CaptureSpec
     reached: Reached
 
     def __eq__(self, other: object) -> bool:
@@ -73,7 +73,7 @@ class Watching:
 
     @property
     def _identity(self) -> tuple[object, ...]:
-        return self.trace.fingerprint, self.wanted, self.plan.observe
+        return self.trace.fingerprint, self.spec, self.plan.observe
 
     @property
     def statistics(self) -> bool:
@@ -88,22 +88,22 @@ class Watching:
     def _argument_places(self) -> Iterator[Place]:
         for number, leaf in enumerate(self.trace.arguments):
             if leaf.family == naming.PARAM and leaf.differentiated:
-                yield from self._if_wanted(naming.PARAM, leaf.name, Place("", "arguments", number, ()))
-                yield from self._if_wanted(naming.PARAM_GRAD, leaf.name, Place("", "gradients", number, ()))
+                yield from self._if_selected(naming.PARAM, leaf.name, Place("", "arguments", number, ()))
+                yield from self._if_selected(naming.PARAM_GRAD, leaf.name, Place("", "gradients", number, ()))
 
-    def _if_wanted(self, family: str, name: str, place: Place) -> Iterator[Place]:
-        if self.wanted.wants(family, name):
+    def _if_selected(self, family: str, name: str, place: Place) -> Iterator[Place]:
+        if self.spec.wants(family, name):
             yield place._replace(key=naming.key_of(family, name))
 
     def _site_places(self) -> Iterator[Place]:
         for number, site in enumerate(self.plan.sites):
-            for turn in iterations(site.loops):
-                at = tuple(t for t, loop in zip(turn, site.loops, strict=True) if loop.length is not None)
+            for iteration in iterations(site.loops):
+                at = tuple(t for t, loop in zip(iteration, site.loops, strict=True) if loop.length is not None)
                 for name in site.names:
                     for family, holder in ((naming.ACTIVATION, "values"), (naming.ACTIVATION_GRAD, "cotangents")):
-                        shown = self.wanted.wants_layer(family, name, turn)
+                        shown = self.spec.wants_layer(family, name, iteration)
                         if shown and (holder == "values" or number in self.plan.gradients):
-                            yield Place(naming.key_of(family, str(name.at(turn))), holder, number, at)
+                            yield Place(naming.key_of(family, str(name.at(iteration))), holder, number, at)
 
 
 class Place(NamedTuple):
@@ -183,11 +183,11 @@ class Seen(Mapping[str, Any]):
         trace = replace(self.watching.trace, auxiliary=())
         observed, kept = self._whole_where_small()
         arguments = [kept.get(number) for number in range(len(trace.arguments))]
-        wanted = replace(self.watching.wanted, families=self.watching.wanted.families.intersection(_SEEN))
+        spec = replace(self.watching.spec, families=self.watching.spec.families.intersection(_SEEN))
         run = Run(
             trace=trace,
             plan=self.watching.plan,
-            wanted=wanted,
+            spec=spec,
             arguments=arguments,
             observed=observed,
             reached=self.watching.reached,

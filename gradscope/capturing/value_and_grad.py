@@ -16,7 +16,7 @@ from gradscope import naming
 from gradscope.capturing.execution.function_call import Call, is_array, positions
 from gradscope.capturing.seen import Seen, Watching
 from gradscope.instrument.observing_program import Observed, observing_program
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
 from gradscope.instrument.rewriting.core_statistics import core_statistics
 from gradscope.instrument.taps import whole_tensor
@@ -74,14 +74,14 @@ class Signature:
 
 
 def observing_value_and_grad(
-    function: Callable[..., Any], signature: Signature, wanted: Wanted, keep: Keep
+    function: Callable[..., Any], signature: Signature, spec: CaptureSpec, keep: Keep
 ) -> Callable[..., tuple[tuple[Any, Any], Seen]]:
     """A function that returns what `jax.value_and_grad(function, ...)` returns, and what was seen on the way.
 
     Args:
         function: Returns a scalar, or a pair of it and a pytree if `signature.has_aux`.
         signature: How it is differentiated.
-        wanted: What is observed.
+        spec: What is observed.
         keep: What is kept of it.
     """
 
@@ -93,13 +93,13 @@ def observing_value_and_grad(
         returned = _Returned(function, call, signature)
         arrays = (call.variables, call.batch)
         trace = trace_function(returned.traced, arrays, leaves, holomorphic=signature.holomorphic)
-        plan = make_plan(trace, wanted, core_statistics if keep == "stats" else whole_tensor)
+        plan = make_plan(trace, spec, core_statistics if keep == "stats" else whole_tensor)
         program, reached = observing_program(trace, plan)
         values = jax.tree_util.tree_leaves(arrays)
         observed = program(values)
         gradients = dict(zip(dict.fromkeys(differentiated), _gradients(call, leaves, observed), strict=True))
         own = tuple(gradients[position] for position in differentiated)
-        seen = _seen(Watching(trace, plan, wanted, reached), observed, values)
+        seen = _seen(Watching(trace, plan, spec, reached), observed, values)
         return (returned.restored(observed), own[0] if isinstance(signature.argnums, int) else own), seen
 
     return observing

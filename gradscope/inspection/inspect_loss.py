@@ -14,9 +14,9 @@ from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.dump.record import Json
 from gradscope.inspection.layer_costs import Cost, Costs, costs_of
 from gradscope.inspection.operation_links import Links, stands_for_others
-from gradscope.instrument.query.planning import Wanted
-from gradscope.instrument.query.resolve import answer
-from gradscope.instrument.query.trace_query import Answer, Fragment, Inquiry
+from gradscope.instrument.query.planning import CaptureSpec
+from gradscope.instrument.query.resolve import resolve_query
+from gradscope.instrument.query.trace_query import PrunedProgram, ResolvedQuery, TraceQuery
 from gradscope.tracing.dataflow.backward import Marks
 from gradscope.tracing.dataflow.liveness import needed_for
 from gradscope.tracing.dataflow.reachability import Reach
@@ -57,7 +57,7 @@ class Inspection:
 
     facts: tuple[Fact, ...]
     totals: Mapping[str, Json]
-    fragment: Fragment | None
+    fragment: PrunedProgram | None
 
 
 def inspect_loss(
@@ -66,7 +66,7 @@ def inspect_loss(
     batch: Any,
     *,
     operations: bool = False,
-    inquiry: Inquiry | None = None,
+    query: TraceQuery | None = None,
 ) -> Inspection:
     """Returns the inspection of a loss, from its trace.
 
@@ -75,15 +75,15 @@ def inspect_loss(
         variables: Pytree of `jax.ShapeDtypeStruct`.
         batch: Pytree of `jax.ShapeDtypeStruct`.
         operations: Whether operations have facts in addition to layers.
-        inquiry: A query; the facts then include how many operations of each layer a run of the query needs.
+        query: A query; the facts then include how many operations of each layer a run of the query needs.
 
     Raises:
         ModelError: The loss does not return a real scalar.
         UsageError: The query cannot be resolved.
     """
-    found = trace_loss(loss, variables, batch, operations=operations or bool(inquiry))
-    answered = answer(found, Wanted(), inquiry) if inquiry else None
-    return _Inspector(found, _residual_bytes(loss, variables, batch, found), answered, operations).inspection()
+    found = trace_loss(loss, variables, batch, operations=operations or bool(query))
+    resolved = resolve_query(found, CaptureSpec(), query) if query else None
+    return _Inspector(found, _residual_bytes(loss, variables, batch, found), resolved, operations).inspection()
 
 
 class _Inspector:
@@ -96,17 +96,19 @@ class _Inspector:
         operations: Whether operations have facts in addition to layers.
     """
 
-    def __init__(self, trace: Trace, residual_bytes: int | None, answered: Answer | None, operations: bool) -> None:
+    def __init__(
+        self, trace: Trace, residual_bytes: int | None, resolved: ResolvedQuery | None, operations: bool
+    ) -> None:
         self._trace = trace
         self._residual_bytes = residual_bytes
-        self._fragment = None if answered is None else answered.fragment
+        self._fragment = None if resolved is None else resolved.fragment
         shown = (layer for layer in trace.layers if operations or not layer.operation)
         self._layers = [layer for layer in shown if not layer.frame.opaque]
         self._sites = {site.value: site for site in trace.sites}
         self._leaves = {leaf.name: leaf for leaf in trace.arguments if leaf.family == naming.PARAM}
         self._links = Links(trace) if operations else None
         self._costs = _with_nested(costs_of(trace), operations=operations)
-        self._needed = {} if answered is None else _with_nested(costs_of(answered.trace), operations=operations)
+        self._needed = {} if resolved is None else _with_nested(costs_of(resolved.trace), operations=operations)
         self._total = sum((cost for owner, cost in self._costs.items() if _is_outermost(owner)), Cost())
         self._parameters = sum(math.prod(leaf.shape) for leaf in self._leaves.values())
 

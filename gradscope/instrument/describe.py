@@ -22,7 +22,7 @@ import jax
 
 from gradscope.errors import GradscopeError
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, Loop, ValueKey
 from gradscope.tracing.layers.sites import Site
@@ -68,7 +68,7 @@ def describe_target(target: str, *, operations: bool, batch_size: int) -> str:
         variables = jax.eval_shape(model.init, init_key)
         batch = jax.eval_shape(lambda key: model.batch(key, batch_size), batch_key)
         trace = trace_loss(model.loss, variables, batch, operations=operations)
-    return describe(trace, make_plan(trace, Wanted(operations=operations)))
+    return describe(trace, make_plan(trace, CaptureSpec(operations=operations)))
 
 
 def describe(trace: Trace, plan: Plan) -> str:

@@ -30,13 +30,13 @@ class Held:
 
     Attributes:
         values: The value, with a leading axis for each loop around it.
-        turns: The iterations in which it is given; in others what is computed goes on.
+        iterations: The iterations in which it is given; in others what is computed goes on.
         cotangents: The gradient of the loss with respect to it, likewise, zeros where there is none; None where it is
             not known in any iteration.
     """
 
     values: Any
-    turns: frozenset[IterationIndex]
+    iterations: frozenset[IterationIndex]
     cotangents: Any = None
 
 
@@ -70,25 +70,25 @@ def run_isolated(trace: Trace, held: Mapping[ValueKey, Held], leaves: Sequence[A
     trace = _as_seeded(trace, held, loss)
     sites = tuple(trace.site_at(value) for value in _values(held, loss))
     numbers = {site.value: number for number, site in enumerate(sites)}
-    given = {numbers[value]: each for value, each in held.items()}
-    seeds = {n: jnp.asarray(each.cotangents) for n, each in given.items() if each.cotangents is not None}
+    injected = {numbers[value]: each for value, each in held.items()}
+    seeds = {n: jnp.asarray(each.cotangents) for n, each in injected.items() if each.cotangents is not None}
     if loss is not None and numbers[loss] not in seeds:
         seeds[numbers[loss]] = jnp.ones(sites[numbers[loss]].shape, sites[numbers[loss]].dtype)
     plan = Plan(
         sites=sites,
-        gradients=frozenset(number for number in given if has_gradient(sites[number])),
+        gradients=frozenset(number for number in injected if has_gradient(sites[number])),
         observe=whole_tensor,
         seeds=tuple(Seed(number, ()) for number in seeds),
-        fed={number: each.turns for number, each in given.items()},
-        isolated=frozenset(given),
+        fed={number: each.iterations for number, each in injected.items()},
+        isolated=frozenset(injected),
     )
     program, reached = observing_program(trace, plan)
-    feeds = {number: jnp.asarray(each.values) for number, each in given.items()}
+    feeds = {number: jnp.asarray(each.values) for number, each in injected.items()}
     seen: Observed = jax.block_until_ready(jax.jit(program)(list(leaves), feeds, list(seeds.values())))
     return IsolatedRun(
         loss=seen.loss,
         auxiliary=seen.auxiliary,
-        values={sites[number].value: seen.captured.values[number] for number in given},
+        values={sites[number].value: seen.captured.values[number] for number in injected},
         cotangents={sites[n].value: each for n, each in seen.cotangents.items() if n in reached.sites},
         gradients={n: each for n, each in seen.gradients.items() if n in reached.arguments},
     )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.rewriting.frame_rules import RULES
-from gradscope.instrument.rewriting.interpreter import Captured, Context, Given, interpret
+from gradscope.instrument.rewriting.interpreter import Captured, Context, InjectedValues, interpret
 from gradscope.instrument.taps import watch
 from gradscope.tracing.jaxpr.sharding import varying, varying_axes
 from gradscope.tracing.tracer import Leaf, Trace
@@ -81,10 +81,12 @@ def observing_program(trace: Trace, plan: Plan) -> tuple[Program, Reached]:
         def forward(chosen: dict[int, Any], sinks: dict[int, Any]) -> Any:
             watched = {n: watch(value, partial(reached.arguments.add, n)) for n, value in chosen.items()}
             values = [watched.get(number, value) for number, value in enumerate(known)]
-            given = Given(sinks, feeds, plan.marks(plan.fed), plan.marks(plan.stopped), plan.marks(plan.severed))
-            context = Context(plan=plan, rules=RULES, axes=axes, given=given, reached=reached.sites)
+            injected = InjectedValues(
+                sinks, feeds, plan.marks(plan.fed), plan.marks(plan.stopped), plan.marks(plan.gradient_fed)
+            )
+            context = Context(plan=plan, rules=RULES, axes=axes, injected=injected, reached=reached.sites)
             (loss, *auxiliary), captured = interpret(context, trace.jaxpr, trace.constants, values)
-            seeds = [captured.seeds[site][turn] for site, turn in plan.seeds] or [loss]
+            seeds = [captured.seeds[site][iteration] for site, iteration in plan.seeds] or [loss]
             return seeds, (loss, auxiliary, captured._replace(seeds={}))
 
         known = [

@@ -23,7 +23,7 @@ class Seed(NamedTuple):
     """A value that is differentiated: a site in one iteration of the loops around it."""
 
     site: int
-    turn: IterationIndex
+    iteration: IterationIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Term:
 
 
 #: Iterations of the loops around sites, by site number.
-Turns: TypeAlias = Mapping[int, frozenset[IterationIndex]]
+IterationsBySite: TypeAlias = Mapping[int, frozenset[IterationIndex]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Plan:
         seeds: The values that are differentiated in the place of the loss; empty for the loss.
         fed: The iterations of sites whose values are given and not computed.
         stopped: The iterations of sites that count as constant: a cotangent arrives there and goes no further.
-        severed: The iterations of sites at which no cotangent arrives from where the value is used, but only that of
+        gradient_fed: The iterations of sites at which no cotangent arrives from the uses of the value, but only that of
             its own seed.
         isolated: Numbers of the fed sites that are isolated; nothing is stopped or severed there.
         used: By frame the equations that anything depends on that is requested; None for all. The others are not run.
@@ -72,9 +72,9 @@ class Plan:
     observe: Observer
     terms: tuple[Term, ...] = ()
     seeds: tuple[Seed, ...] = ()
-    fed: Turns = field(default_factory=dict[int, frozenset[IterationIndex]])
-    stopped: Turns = field(default_factory=dict[int, frozenset[IterationIndex]])
-    severed: Turns = field(default_factory=dict[int, frozenset[IterationIndex]])
+    fed: IterationsBySite = field(default_factory=dict[int, frozenset[IterationIndex]])
+    stopped: IterationsBySite = field(default_factory=dict[int, frozenset[IterationIndex]])
+    gradient_fed: IterationsBySite = field(default_factory=dict[int, frozenset[IterationIndex]])
     isolated: frozenset[int] = frozenset()
     used: Mapping[FrameKey, Collection[int]] | None = None
     outputs: tuple[bool, ...] | None = None
@@ -105,7 +105,7 @@ class Plan:
     @property
     def is_of_loss(self) -> bool:
         """Whether it is the loss that is differentiated, all of its values being its own."""
-        return not (self.seeds or self.fed or self.stopped or self.severed)
+        return not (self.seeds or self.fed or self.stopped or self.gradient_fed)
 
     @property
     def sinks(self) -> Sequence[int]:
@@ -116,7 +116,7 @@ class Plan:
         """Whether a number is that of a site, and not of a term."""
         return number < len(self.sites)
 
-    def spot(self, number: int) -> Site | Use:
+    def tap_point(self, number: int) -> Site | Use:
         """The site, or of a term the use, of a number."""
         return self.sites[number] if self.is_site(number) else self.term(number).use
 
@@ -184,16 +184,16 @@ class Plan:
             number: The site or term.
             below: How many of the loops around it are not to count: 0 for the whole program's outputs.
         """
-        spot = self.spot(number)
-        return _per_turn(self._observation(_one(spot)), spot.loops[below:])
+        tap_point = self.tap_point(number)
+        return _per_iteration(self._observation(_one(tap_point)), tap_point.loops[below:])
 
-    def marks(self, which: Turns) -> dict[int, Any]:
+    def marks(self, which: IterationsBySite) -> dict[int, Any]:
         """For each site a boolean per iteration: whether it is one of those chosen."""
         return {number: _marked(self.sites[number].loops, chosen) for number, chosen in which.items()}
 
     def value(self, number: int, *, below: int = 0) -> jax.ShapeDtypeStruct:
         """Shape, dtype and sharding of one site's value; `below` as for `observed`."""
-        return _per_turn(_one(self.sites[number]), self.sites[number].loops[below:])
+        return _per_iteration(_one(self.sites[number]), self.sites[number].loops[below:])
 
     def _observation(self, value: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         """The observation of one iteration; models have many sites of few types, and tracing the observer is slow."""
@@ -202,27 +202,27 @@ class Plan:
         return self._observations[value]
 
 
-def by_site(places: Iterable[tuple[int, IterationIndex]]) -> Turns:
+def by_site(places: Iterable[tuple[int, IterationIndex]]) -> IterationsBySite:
     """Pairs of site number and iteration, by site number."""
     found: dict[int, frozenset[IterationIndex]] = {}
-    for number, turn in places:
-        found[number] = found.get(number, frozenset()) | {turn}
+    for number, iteration in places:
+        found[number] = found.get(number, frozenset()) | {iteration}
     return found
 
 
 def _marked(loops: Sequence[Loop], chosen: frozenset[IterationIndex]) -> np.ndarray:
-    marked = np.zeros(turns(loops), np.bool_)
-    for turn in chosen:
-        marked[turn] = True
+    marked = np.zeros(iterations(loops), np.bool_)
+    for iteration in chosen:
+        marked[iteration] = True
     return marked
 
 
-def _one(spot: Site | Use) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(spot.shape, spot.dtype, sharding=spot.sharding)
+def _one(tap_point: Site | Use) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(tap_point.shape, tap_point.dtype, sharding=tap_point.sharding)
 
 
-def _per_turn(one: jax.ShapeDtypeStruct, loops: Sequence[Loop]) -> jax.ShapeDtypeStruct:
-    leading = turns(loops)
+def _per_iteration(one: jax.ShapeDtypeStruct, loops: Sequence[Loop]) -> jax.ShapeDtypeStruct:
+    leading = iterations(loops)
     sharding = under_leading_axes(one.sharding, len(leading))
     return jax.ShapeDtypeStruct((*leading, *one.shape), one.dtype, sharding=sharding)
 
@@ -231,6 +231,6 @@ def _per_turn(one: jax.ShapeDtypeStruct, loops: Sequence[Loop]) -> jax.ShapeDtyp
 EMPTY_PLAN: Final = Plan(sites=(), gradients=frozenset(), observe=whole_tensor)
 
 
-def turns(loops: Sequence[Loop]) -> tuple[int, ...]:
+def iterations(loops: Sequence[Loop]) -> tuple[int, ...]:
     """The leading axes that loops give to what is observed inside them; a `while` keeps its last iteration alone."""
     return tuple(loop.length for loop in loops if loop.length is not None)

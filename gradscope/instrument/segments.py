@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from gradscope.instrument.observing_program import Reached, sinks_of
 from gradscope.instrument.plan import EMPTY_PLAN, Plan
 from gradscope.instrument.rewriting.frame_rules import RULES
-from gradscope.instrument.rewriting.interpreter import Captured, Context, Evaluation, Given
+from gradscope.instrument.rewriting.interpreter import Captured, Context, Evaluation, InjectedValues
 from gradscope.instrument.taps import watch
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
@@ -145,12 +145,12 @@ class Segments:
         differentiated = [n for n, leaf in enumerate(self._trace.arguments) if onward and leaf.differentiated]
 
         def program(arguments: Sequence[Any], reads: Sequence[Any], cotangents: Mapping[int, Any]) -> Returned:
-            def run(chosen: dict[int, Any], given: dict[int, Any], sinks: dict[int, Any]) -> Any:
+            def run(chosen: dict[int, Any], injected: dict[int, Any], sinks: dict[int, Any]) -> Any:
                 chosen = {at: watch(value, partial(connected.reads.add, at)) for at, value in chosen.items()}
-                given = {n: watch(value, partial(reached.arguments.add, n)) for n, value in given.items()}
-                sinks_only = Given.nothing()._replace(sinks=sinks)
-                context = Context(plan=part, rules=RULES, given=sinks_only, reached=reached.sites)
-                own = dict(enumerate(arguments)) | given, dict(enumerate(reads)) | chosen
+                injected = {n: watch(value, partial(reached.arguments.add, n)) for n, value in injected.items()}
+                sinks_only = InjectedValues.nothing()._replace(sinks=sinks)
+                context = Context(plan=part, rules=RULES, injected=sinks_only, reached=reached.sites)
+                own = dict(enumerate(arguments)) | injected, dict(enumerate(reads)) | chosen
                 evaluation = self._evaluated(context, segment, *own)
                 made = {at: evaluation.values[segment.writes[at]] for at in cotangents if at != LOSS}
                 if segment.makes_loss:
@@ -158,8 +158,8 @@ class Segments:
                 return made, evaluation.captured
 
             chosen = {at: reads[at] for at in flowing}
-            given = {number: arguments[number] for number in differentiated}
-            made, pull_back, captured = jax.vjp(run, chosen, given, sinks_of(part, ()), has_aux=True)
+            injected = {number: arguments[number] for number in differentiated}
+            made, pull_back, captured = jax.vjp(run, chosen, injected, sinks_of(part, ()), has_aux=True)
             if segment.makes_loss:
                 cotangents = {**cotangents, LOSS: jnp.ones_like(made[LOSS])}
             returned, gradients, arrived = pull_back(dict(cotangents))

@@ -18,8 +18,8 @@ from gradscope.capturing.explain.self_check import rounding, self_check
 from gradscope.capturing.timings import Timings
 from gradscope.dump.record import Json
 from gradscope.errors import ModelError
-from gradscope.instrument.query.capture_spec import Wanted
-from gradscope.instrument.query.trace_query import Inquiry
+from gradscope.instrument.query.capture_spec import CaptureSpec
+from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.proof.claims import Outcome, Status
 from gradscope.proof.float64 import coarsest_epsilon, wide_types, widened
 from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes
@@ -109,7 +109,7 @@ def prove(model: Model, arguments: Arguments, timings: Timings, *, seed: int = 0
         ModelError: The user's code failed.
         MachineError: Memory ran out.
     """
-    prepared = prepare(model, arguments, Wanted(), Inquiry(), timings)
+    prepared = prepare(model, arguments, CaptureSpec(), TraceQuery(), timings)
     run = prepared.start()
     repetitions = tuple(_repetitions(model, prepared, run, timings))
     notes = list(_on_loss(np.asarray(run.observed.loss)))
@@ -139,7 +139,7 @@ def _repetitions(model: Model, prepared: Prepared, run: Run, timings: Timings) -
 def _against_plain(prepared: Prepared, checked: Mapping[str, Any]) -> ProofRow:
     """Returns the row of the observed gradients against `jax.grad`, with the numbers of the worst parameter."""
     errors: Mapping[str, float] = checked["rel_l2"]
-    leaves = {leaf.name: leaf for leaf in prepared.answer.trace.arguments if leaf.family == naming.PARAM}
+    leaves = {leaf.name: leaf for leaf in prepared.resolved.trace.arguments if leaf.family == naming.PARAM}
     allowed = {name: rounding(np.dtype(leaves[name].dtype), checked["noise"][name]) for name in errors}
     worst = max(errors, key=lambda name: errors[name] / allowed[name], default=None)
     return ProofRow(
@@ -158,11 +158,11 @@ def _wide_rows(model: Model, prepared: Prepared, seed: int) -> _Rows:
     with wide_types():
         leaves, tree = jax.tree_util.tree_flatten((prepared.variables, prepared.batch))
         variables, batch = jax.tree_util.tree_unflatten(tree, [widened(leaf) for leaf in leaves])
-        return _rows_at(model, prepared.answer.trace, variables, batch, seed)
+        return _rows_at(model, prepared.resolved.trace, variables, batch, seed)
 
 
 def _difference_rows(model: Model, prepared: Prepared, seed: int) -> _Rows:
-    return _rows_at(model, prepared.answer.trace, prepared.variables, prepared.batch, seed)
+    return _rows_at(model, prepared.resolved.trace, prepared.variables, prepared.batch, seed)
 
 
 def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, seed: int) -> _Rows:

@@ -14,10 +14,10 @@ from models import mlp
 def test_points_lie_near_their_spiral() -> None:
     batch = mlp.batch(jax.random.key(0), 200)
     radius = np.linalg.norm(batch["point"], axis=1)
-    angle = 2 * math.pi * mlp.TURNS * radius + math.pi * np.asarray(batch["spiral"])
+    angle = 2 * math.pi * mlp.ITERATIONS * radius + math.pi * np.asarray(batch["spiral"])
     on_spiral = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
     # Noise along the radius turns into an angle, at most by 2 pi TURNS at radius 1.
-    assert np.abs(batch["point"] - on_spiral).max() < 6 * mlp.NOISE * 2 * math.pi * mlp.TURNS
+    assert np.abs(batch["point"] - on_spiral).max() < 6 * mlp.NOISE * 2 * math.pi * mlp.ITERATIONS
     assert set(np.asarray(batch["spiral"]).tolist()) == {0, 1}
 
 

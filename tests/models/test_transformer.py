@@ -30,7 +30,7 @@ def test_unrolling_and_checkpointing_change_neither_loss_nor_gradients(x64: None
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-14), found, expected)
 
 
-def test_unrolled_blocks_run_under_the_scopes_of_the_scans_turns(example: tuple[Any, Any]) -> None:
+def test_unrolled_blocks_run_under_the_scopes_of_the_scans_iterations(example: tuple[Any, Any]) -> None:
     unrolled = replace(SMALL, unroll=True, checkpoint=False)
     stacks = [str(e.source_info.name_stack) for e in jax.make_jaxpr(unrolled.forward)(*example).jaxpr.eqns]
     for number, part in itertools.product(range(2), ("attn/query", "attn/softmax", "mlp/gelu", "norm1", "add2")):

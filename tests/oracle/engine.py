@@ -17,7 +17,7 @@ import numpy as np
 
 from gradscope.instrument.observing_program import Observed, Reached, observing_program
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
 from gradscope.instrument.taps import Observer, whole_tensor
 from gradscope.tracing.jaxpr.frames import iterations
@@ -76,7 +76,7 @@ class Observation:
         """By every name of every site and turn."""
         found: dict[str, Seen] = {}
         for number, site in enumerate(self.plan.sites):
-            for name, seen in self._turns(number):
+            for name, seen in self._iterations(number):
                 assert name not in found, f"two tensors are called {name}"
                 found[name] = seen
             assert self.observed.captured.values[number].dtype is not None, site
@@ -100,31 +100,33 @@ class Observation:
             if leaf.family == family and number in self.reached.arguments
         }
 
-    def _turns(self, number: int) -> list[tuple[str, Seen]]:
+    def _iterations(self, number: int) -> list[tuple[str, Seen]]:
         site = self.plan.sites[number]
         captured = self.observed.captured
-        executed, counts = captured.executed.get(number), captured.turns.get(number)
+        executed, counts = captured.executed.get(number), captured.iterations.get(number)
         found: list[tuple[str, Seen]] = []
-        for turn in iterations(site.loops):
-            known = tuple(index for index, loop in zip(turn, site.loops, strict=True) if loop.length is not None)
-            ran = executed is None or bool(_turn(executed, known))
-            counted = [] if counts is None else _turn(counts, known).tolist()
+        for iteration in iterations(site.loops):
+            known = tuple(index for index, loop in zip(iteration, site.loops, strict=True) if loop.length is not None)
+            ran = executed is None or bool(_iteration(executed, known))
+            counted = [] if counts is None else _iteration(counts, known).tolist()
             ran = ran and all(counted)
             last = iter(counted)
             named = tuple(
                 max(next(last) - 1, 0) if loop.length is None else index
-                for index, loop in zip(turn, site.loops, strict=True)
+                for index, loop in zip(iteration, site.loops, strict=True)
             )
-            gradient = _turn(self.observed.cotangents[number], known) if number in self.reached.sites and ran else None
-            activation = _turn(captured.values[number], known) if ran else None
+            gradient = (
+                _iteration(self.observed.cotangents[number], known) if number in self.reached.sites and ran else None
+            )
+            activation = _iteration(captured.values[number], known) if ran else None
             seen = Seen(activation=activation, gradient=gradient)
             found += [(str(name.at(named)), seen) for name in site.names]
         return found
 
 
-def _turn(values: Any, turn: tuple[int, ...]) -> Any:
+def _iteration(values: Any, iteration: tuple[int, ...]) -> Any:
     # On the host, since a value sharded over explicit axes does not let itself be indexed.
-    return np.asarray(values)[turn] if turn else values
+    return np.asarray(values)[iteration] if iteration else values
 
 
 def observe(
@@ -132,7 +134,7 @@ def observe(
     variables: Any,
     batch: Any,
     *,
-    wanted: Wanted | None = None,
+    spec: CaptureSpec | None = None,
     observer: Observer = whole_tensor,
     jit: bool = True,
 ) -> Observation:
@@ -142,13 +144,13 @@ def observe(
         loss: The loss.
         variables: Its variables.
         batch: Its batch.
-        wanted: What to observe; everything by default.
+        spec: What to observe; everything by default.
         observer: What is kept of each tensor.
         jit: Whether it is compiled as a whole or run operation by operation.
     """
-    wanted = Wanted() if wanted is None else wanted
-    trace = trace_loss(loss, variables, batch, operations=wanted.looks_inside_layers)
-    plan = make_plan(trace, wanted, observer)
+    spec = CaptureSpec() if spec is None else spec
+    trace = trace_loss(loss, variables, batch, operations=spec.looks_inside_layers)
+    plan = make_plan(trace, spec, observer)
     program, reached = observing_program(trace, plan)
     leaves = jax.tree_util.tree_leaves((variables, batch))
     if jit:
@@ -212,9 +214,9 @@ def bits(value: Any) -> bytes:
     return f"{array.dtype}{array.shape}".encode() + array.tobytes()
 
 
-def assert_close(found: Any, wanted: Any, *, what: str = "") -> None:
+def assert_close(found: Any, spec: Any, *, what: str = "") -> None:
     """Equal up to the compiler's rounding, in the dtype's own precision."""
-    left, right = np.asarray(found), np.asarray(wanted)
+    left, right = np.asarray(found), np.asarray(spec)
     assert (left.shape, left.dtype) == (right.shape, right.dtype), what
     if not jnp.issubdtype(left.dtype, jnp.inexact):
         np.testing.assert_array_equal(left, right, err_msg=what)
@@ -270,11 +272,11 @@ def check(
         stepwise: Whether to hold it to them operation by operation as well.
     """
     observation = (check_gradients if stepwise else check_compiled)(loss, variables, batch)
-    seen, wanted = observation.seen, expected(loss if twin is None else twin, variables, batch)
-    assert set(wanted) <= set(seen), (set(wanted) - set(seen), set(seen))
+    seen, spec = observation.seen, expected(loss if twin is None else twin, variables, batch)
+    assert set(spec) <= set(seen), (set(spec) - set(seen), set(seen))
     if exactly:
-        assert set(seen) == set(wanted)
-    for name, tensor in wanted.items():
+        assert set(seen) == set(spec)
+    for name, tensor in spec.items():
         assert seen[name].activation is not None, name
         assert_close(seen[name].activation, tensor.activation, what=name)
         if tensor.gradient is None or seen[name].gradient is None:

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from gradscope import capture
 from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import EMPTY_PLAN
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
 from gradscope.instrument.rewriting.frame_rules import RULES
 from gradscope.instrument.rewriting.interpreter import Context, interpret
@@ -69,10 +69,10 @@ class Node:
     name: str
     operation: str
     inside: tuple[tuple[Node, ...], ...]
-    turns: int
+    iterations: int
 
     def __repr__(self) -> str:
-        return f"{self.kind}({self.name}:{self.operation}, {self.turns}, {self.inside})"
+        return f"{self.kind}({self.name}:{self.operation}, {self.iterations}, {self.inside})"
 
 
 def rolled(program: tuple[Node, ...], weights: Any, x: Any) -> Any:
@@ -97,37 +97,37 @@ def rolled(program: tuple[Node, ...], weights: Any, x: Any) -> Any:
             x = jax.lax.cond(x.sum() > 0, run[0], run[1], x)
         elif node.kind == "scan":
             step = lambda carry, _, run=run[0]: (run(carry), carry)  # noqa: E731
-            x, stacked = jax.lax.scan(step, x, None, length=node.turns, reverse=node.operation == "sine")
+            x, stacked = jax.lax.scan(step, x, None, length=node.iterations, reverse=node.operation == "sine")
             x = x + stacked.mean(axis=0)
         elif node.kind == "while":
             body = lambda state, run=run[0]: (state[0] + 1, run(state[1]))  # noqa: E731
             start = (jnp.int32(0), jax.lax.stop_gradient(x))
-            made = jax.lax.while_loop(lambda state, turns=node.turns: state[0] < turns, body, start)[1]
+            made = jax.lax.while_loop(lambda state, iterations=node.iterations: state[0] < iterations, body, start)[1]
             x = x * jax.lax.stop_gradient(made)
     return x
 
 
-def unrolled(program: tuple[Node, ...], weights: Any, x: Any, probe: Probe, turns: tuple[int, ...] = ()) -> Any:
+def unrolled(program: tuple[Node, ...], weights: Any, x: Any, probe: Probe, iterations: tuple[int, ...] = ()) -> Any:
     """The program turn by turn, branch by branch; a layer is probed under its name and the turns around it."""
     for node in program:
-        run = [partial(unrolled, part, weights, probe=probe, turns=turns) for part in node.inside]
+        run = [partial(unrolled, part, weights, probe=probe, iterations=iterations) for part in node.inside]
         if node.kind == "layer":
-            x = probe(str((node.name, turns)), OPERATIONS[node.operation](weights, x))
+            x = probe(str((node.name, iterations)), OPERATIONS[node.operation](weights, x))
         elif node.kind == "residual":
             x = x + run[0](x)
         elif node.kind == "cond":
             x = run[0](x) if bool(jax.lax.stop_gradient(x).sum() > 0) else run[1](x)
         elif node.kind == "scan":
-            order = range(node.turns)
+            order = range(node.iterations)
             stacked = {}
-            for turn in reversed(order) if node.operation == "sine" else order:
-                stacked[turn], x = x, unrolled(node.inside[0], weights, x, probe, (*turns, turn))
-            x = x + jnp.stack([stacked[turn] for turn in order]).mean(axis=0)
+            for iteration in reversed(order) if node.operation == "sine" else order:
+                stacked[iteration], x = x, unrolled(node.inside[0], weights, x, probe, (*iterations, iteration))
+            x = x + jnp.stack([stacked[iteration] for iteration in order]).mean(axis=0)
         elif node.kind == "while":
             made = jax.lax.stop_gradient(x)
-            for turn in range(node.turns):
-                last = probe if turn == node.turns - 1 else lambda _, value: value
-                made = unrolled(node.inside[0], weights, made, last, (*turns, turn))
+            for iteration in range(node.iterations):
+                last = probe if iteration == node.iterations - 1 else lambda _, value: value
+                made = unrolled(node.inside[0], weights, made, last, (*iterations, iteration))
             x = x * jax.lax.stop_gradient(made)
         else:
             x = run[0](x)
@@ -160,7 +160,13 @@ def _numbered(program: tuple[Node, ...]) -> tuple[Node, ...]:
 
     def named(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         return tuple(
-            Node(node.kind, f"{node.kind}{next(numbers)}", node.operation, tuple(map(named, node.inside)), node.turns)
+            Node(
+                node.kind,
+                f"{node.kind}{next(numbers)}",
+                node.operation,
+                tuple(map(named, node.inside)),
+                node.iterations,
+            )
             for node in nodes
         )
 
@@ -226,9 +232,9 @@ def by_layer(observation: Observation) -> dict[str, Any]:
 
 def check_layers(observation: Observation, program: tuple[Node, ...]) -> None:
     """Hold what was seen of the layers to what they make unrolled, and to gradients of something added there."""
-    seen, wanted = by_layer(observation), expected_of(program)
-    assert seen.keys() == wanted.keys()
-    for name, tensor in wanted.items():
+    seen, spec = by_layer(observation), expected_of(program)
+    assert seen.keys() == spec.keys()
+    for name, tensor in spec.items():
         shape = tensor.activation.shape  # `vmap` adds axes of length 1
         assert_close(seen[name].activation.reshape(shape), tensor.activation, what=name)
         if seen[name].gradient is None:
@@ -282,7 +288,9 @@ def test_instrumenting_twice_is_instrumenting_once(program: tuple[Node, ...]) ->
 @given(PROGRAMS)
 def test_names_are_unique_and_every_output_of_a_layer_has_one(program: tuple[Node, ...]) -> None:
     trace = traced(program)
-    names = [str(name.at(turn)) for site in trace.sites for turn in iterations(site.loops) for name in site.names]
+    names = [
+        str(name.at(iteration)) for site in trace.sites for iteration in iterations(site.loops) for name in site.names
+    ]
     assert len(names) == len(set(names))
     assert all(layer.outputs for layer in trace.layers)
     assert {value for layer in trace.layers for value in layer.outputs} <= {site.value for site in trace.sites}
@@ -306,8 +314,8 @@ def test_stepwise_everything_is_bit_for_bit_what_jax_computes(program: tuple[Nod
 def test_terms_sum_to_the_whole_and_observing_them_changes_no_bit(program: tuple[Node, ...]) -> None:
     loss = loss_of(program)
     assert_sums(capture(loss, WEIGHTS, INPUTS, ops="inputs", terms=True))
-    operands = Wanted(operations=True, operands=True, terms=True)
-    stepwise, plain = (observe(loss, WEIGHTS, INPUTS, wanted=each, jit=False) for each in (operands, Wanted()))
+    operands = CaptureSpec(operations=True, operands=True, terms=True)
+    stepwise, plain = (observe(loss, WEIGHTS, INPUTS, spec=each, jit=False) for each in (operands, CaptureSpec()))
     assert bits(stepwise.loss) == bits(plain.loss)
     assert bits(stepwise.observed.gradients[0]) == bits(plain.observed.gradients[0])
 
@@ -324,25 +332,25 @@ def test_compiled_everything_is_what_jax_computes(program: tuple[Node, ...]) -> 
 @first(4)
 def test_observing_programs_type_check_and_leak_nothing(program: tuple[Node, ...]) -> None:
     trace = traced(program)
-    plan = make_plan(trace, Wanted())
+    plan = make_plan(trace, CaptureSpec())
     observing, _ = observing_program(trace, plan)
     with jax.checking_leaks(), jax.enable_checks(True):
         shapes = jax.eval_shape(observing, [WEIGHTS, INPUTS])
     for number, site in enumerate(plan.sites):
-        turns = tuple(loop.length for loop in site.loops if loop.length is not None)
-        assert shapes.captured.values[number].shape == (*turns, *site.shape)
+        iterations = tuple(loop.length for loop in site.loops if loop.length is not None)
+        assert shapes.captured.values[number].shape == (*iterations, *site.shape)
         if number in plan.gradients:
-            assert shapes.cotangents[number].shape == (*turns, *site.shape)
+            assert shapes.cotangents[number].shape == (*iterations, *site.shape)
 
 
 @given(small_programs(), st.integers(2, 4))
 @settings(max_examples=5)
-def test_a_scan_of_n_turns_yields_n_records(program: tuple[Node, ...], turns: int) -> None:
-    scan = _numbered((Node("scan", "", "dense", (program,), turns),))
+def test_a_scan_of_n_iterations_yields_n_records(program: tuple[Node, ...], length: int) -> None:
+    scan = _numbered((Node("scan", "", "dense", (program,), length),))
     trace = trace_loss(loss_of(scan), WEIGHTS, INPUTS)
     for site in trace.sites:
         if site.value.frame:
-            assert sum(1 for _ in iterations(site.loops)) % turns == 0
+            assert sum(1 for _ in iterations(site.loops)) % length == 0
 
 
 @first(5)

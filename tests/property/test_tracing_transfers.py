@@ -195,8 +195,8 @@ def loop(body: Body, weight: Any, x: Any) -> Any:
     limit = jnp.abs(x).sum() + 2.0
 
     def step(carry: Any) -> Any:
-        turn, first, second = carry
-        return (turn + 1.0, *body(weight * second, first))
+        iteration, first, second = carry
+        return (iteration + 1.0, *body(weight * second, first))
 
     return jax.lax.while_loop(lambda carry: carry[0] < limit, step, (jnp.float32(0.0), x, weight + x))[1:]
 

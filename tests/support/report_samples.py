@@ -128,13 +128,13 @@ def small_network() -> Manifest:
 def scanned_network(iterations: int = 3) -> Manifest:
     """A decoder whose blocks are the iterations of a loop."""
     shape, order = (4, 128, 512), range(iterations)
-    turns = [(turn, part) for turn in order for part in ("attention/query", "attention/out", "mlp")]
-    made = [("embed", None, 1.0), *((f"block[{turn}]/{part}", turn, 1.0 + turn) for turn, part in turns)]
+    blocks = [(at, part) for at in order for part in ("attention/query", "attention/out", "mlp")]
+    made = [("embed", None, 1.0), *((f"block[{at}]/{part}", at, 1.0 + at) for at, part in blocks)]
     entries: list[Entry] = []
-    for index, (name, turn, scale) in enumerate(made):
+    for index, (name, at, scale) in enumerate(made):
         for family, rms in (("activation", scale), ("activation_grad", scale * 1e-3)):
             stats = numbers(shape, std=rms, rms=rms, l1=rms * math.prod(shape))
-            iteration = () if turn is None else (turn,)
+            iteration = () if at is None else (at,)
             entries.append(entry(family, name, index=index, shape=shape, stats=stats, iteration=iteration))
     layers = tuple(Layer(path=name, index=index) for index, (name, _, _) in enumerate(made))
     return Manifest(entries=tuple(entries), layers=layers, loss=5.0)

@@ -22,7 +22,7 @@ from gradscope.capturing.timings import Timings
 from gradscope.dump.sources.memory_dump import MemoryWriter
 from gradscope.frameworks.modules.input_spec import parse_input
 from gradscope.frameworks.modules.request import LossName, Request
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.tracing.loading.loader import load_model
 from gradscope.tracing.loading.module_models import with_array_variables
 
@@ -36,7 +36,7 @@ def dump(target: str, *inputs: str, loss: LossName | None = None, train: bool | 
     model = with_array_variables(load_model(target, request))
     writer = MemoryWriter()
     arguments = model_arguments(model, seed=seed)
-    return Dump(writer.dump(dump_model(model, arguments, DumpRequest(wanted=Wanted()), writer, Timings())))
+    return Dump(writer.dump(dump_model(model, arguments, DumpRequest(spec=CaptureSpec()), writer, Timings())))
 
 
 def source(folder: Path, text: str) -> str:

@@ -147,13 +147,13 @@ def test_names_and_values_survive_scan_vmap_and_checkpoint(folder: Path) -> None
 def lifted_layers_of(net: Any, x: Any) -> dict[str, Any]:
     """What each layer of `Lifted` returns for one example, in every turn of its loops."""
     seen: dict[str, Any] = {}
-    for turn in range(3):
-        layer = jax.tree.map(lambda leaf: leaf[turn] if eqx.is_array(leaf) else leaf, net.layers)  # noqa: B023 - at once
-        seen[f"Lifted[{turn}]/layers"] = jax.vmap(layer)(x)
-        x = jax.nn.gelu(seen[f"Lifted[{turn}]/layers"])
+    for iteration in range(3):
+        layer = jax.tree.map(lambda leaf: leaf[iteration] if eqx.is_array(leaf) else leaf, net.layers)  # noqa: B023 - at once
+        seen[f"Lifted[{iteration}]/layers"] = jax.vmap(layer)(x)
+        x = jax.nn.gelu(seen[f"Lifted[{iteration}]/layers"])
     hidden = (jnp.zeros(4), jnp.zeros(4))
-    for turn, each in enumerate(x):
-        hidden = seen[f"Lifted[{turn}]/cell"] = net.cell(each, hidden)
+    for iteration, each in enumerate(x):
+        hidden = seen[f"Lifted[{iteration}]/cell"] = net.cell(each, hidden)
     heads = jnp.einsum("hoi,i->ho", net.heads.weight, hidden[0]) + net.heads.bias
     return {**seen, "Lifted/heads": heads, "Lifted": heads}
 

@@ -103,9 +103,9 @@ def test_gradients_activations_and_state_are_haikus_own(folder: Path, name: str)
     expected = {name: each for name, each in expected.items() if not isinstance(each, jax.core.Tracer)}  # a scan's
     del expected["net/__layer_stack_no_per_layer"]  # for which Haiku opens no scope
     x = expected["net/first"]
-    for turn, kernel in enumerate(stacked["w"]):
-        expected[f"net[{turn}]/stacked"] = x @ kernel + stacked["b"][turn]
-        x = jnp.tanh(expected[f"net[{turn}]/stacked"])
+    for iteration, kernel in enumerate(stacked["w"]):
+        expected[f"net[{iteration}]/stacked"] = x @ kernel + stacked["b"][iteration]
+        x = jnp.tanh(expected[f"net[{iteration}]/stacked"])
     expected["net"] = expected["net"][0]  # the other output leaves beside the loss
     held.assert_activations(seen, expected)
     assert {"net/first/fc", "net/own", "net/head"} <= expected.keys()
@@ -197,7 +197,7 @@ def test_a_core_unrolled_by_a_scan_is_measured_in_every_iteration(folder: Path) 
 
     state = hk.LSTMState(hidden=jnp.zeros((2, 4)), cell=jnp.zeros((2, 4)))
     expected = {}
-    for turn, x in enumerate(batch["x"]):
+    for iteration, x in enumerate(batch["x"]):
         _, state = hk.transform(step).apply(params, None, x, state)
-        expected[f"core[{turn}]"] = state
+        expected[f"core[{iteration}]"] = state
     held.assert_activations(seen, expected)

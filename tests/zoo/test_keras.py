@@ -111,8 +111,10 @@ def test_recurrent_and_attending_layers_are_measured_inside_and_out(folder: Path
     expected = layers_of(net, seen, inputs)
     assert expected.keys() == {"read", "attended", "added", "normed", "last", "out"}
     held.assert_activations(seen, expected)
-    inside = {f"read/{way}_lstm[{turn}]/lstm_cell" for way in ("forward", "backward") for turn in range(6)}
-    inside |= {f"last[{turn}]" for turn in range(6)} | {f"attended/{part}" for part in ("query", "key", "value")}
+    inside = {f"read/{way}_lstm[{iteration}]/lstm_cell" for way in ("forward", "backward") for iteration in range(6)}
+    inside |= {f"last[{iteration}]" for iteration in range(6)} | {
+        f"attended/{part}" for part in ("query", "key", "value")
+    }
     assert inside <= {layer.path for layer in seen.layers}
 
 

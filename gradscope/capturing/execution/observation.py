@@ -86,8 +86,8 @@ def gathered(tree: Any) -> Any:
 def with_whole_facts(observed: Observed) -> Observed:
     """Returns an observation whose loss, executed branches and iteration counts are complete in every process."""
     captured = observed.captured
-    loss, executed, turns = gathered((observed.loss, captured.executed, captured.turns))
-    return observed._replace(loss=loss, captured=captured._replace(executed=executed, turns=turns))
+    loss, executed, iterations = gathered((observed.loss, captured.executed, captured.iterations))
+    return observed._replace(loss=loss, captured=captured._replace(executed=executed, iterations=iterations))
 
 
 def is_whole_here(value: Any) -> bool:

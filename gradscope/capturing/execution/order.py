@@ -43,10 +43,10 @@ def _keys(loops: Sequence[Loop], order: int) -> Iterator[OrderKey]:
 
 def _key(loops: Sequence[Loop], order: int, iteration: IterationIndex) -> OrderKey:
     key: list[int] = []
-    for loop, turn in zip(loops, iteration, strict=True):
+    for loop, index in zip(loops, iteration, strict=True):
         if loop.length is None:
-            turn = 0  # noqa: PLW2901 - of a `while`, only one iteration is observed
+            index = 0  # noqa: PLW2901 - of a `while`, only one iteration is observed
         elif loop.reverse:
-            turn = loop.length - 1 - turn  # noqa: PLW2901
-        key += [loop.order, turn]
+            index = loop.length - 1 - index  # noqa: PLW2901
+        key += [loop.order, index]
     return (*key, order)

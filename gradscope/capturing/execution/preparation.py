@@ -20,9 +20,9 @@ from gradscope.capturing.execution.run import Run
 from gradscope.capturing.execution.segmented import SegmentedProgram
 from gradscope.capturing.timings import Timings
 from gradscope.instrument.observing_program import observing_program
-from gradscope.instrument.query.capture_spec import Wanted
-from gradscope.instrument.query.resolve import answer
-from gradscope.instrument.query.trace_query import Answer, Inquiry
+from gradscope.instrument.query.capture_spec import CaptureSpec
+from gradscope.instrument.query.resolve import resolve_query
+from gradscope.instrument.query.trace_query import ResolvedQuery, TraceQuery
 from gradscope.instrument.segments import Segments
 from gradscope.tracing.jaxpr.frames import OPERAND
 from gradscope.tracing.loading.model import Model
@@ -66,14 +66,14 @@ class Prepared:
     """A `Prepared` run has everything that it needs to start.
 
     Attributes:
-        answer: The traced loss, its observations, and which of them are shown.
+        resolved: The traced loss, its observations, and which of them are shown.
         variables: The model's variables.
         batch: Its batch.
         leaves: The leaves of both, as the program receives them; None for those that it does not need.
         program: The compiled program.
     """
 
-    answer: Answer
+    resolved: ResolvedQuery
     variables: Any
     batch: Any
     leaves: Sequence[Any]
@@ -105,8 +105,8 @@ class Bounds:
 def prepare(
     model: Model,
     arguments: Arguments,
-    wanted: Wanted,
-    inquiry: Inquiry,
+    spec: CaptureSpec,
+    query: TraceQuery,
     timings: Timings,
     *,
     bounds: Bounds | None = None,
@@ -116,8 +116,8 @@ def prepare(
     Args:
         model: The model.
         arguments: Its arguments.
-        wanted: Which tensors are shown.
-        inquiry: Which gradients and values other than the loss's own are computed.
+        spec: Which tensors are shown.
+        query: Which gradients and values other than the loss's own are computed.
         timings: Receives the seconds of each phase.
         bounds: The memory that one run may use; None for all in one run.
 
@@ -132,43 +132,43 @@ def prepare(
     with ThreadPoolExecutor(1, thread_name_prefix="arguments") as pool:
         making = pool.submit(arguments.make)
         with timings.phase("trace"), user_code(f"loss of {model.name}"):
-            trace = trace_loss(model.loss, *arguments.shapes, operations=wanted.looks_inside_layers or bool(inquiry))
-            answered = answer(trace, wanted, inquiry)
-            arguments.require(() if answered.fragment is None else answered.fragment.inputs)
-            shapes = _program_leaves(answered, jax.tree_util.tree_leaves(arguments.shapes))
-            segments = None if bounds is None else _segments(answered, bounds.run_bytes)
+            trace = trace_loss(model.loss, *arguments.shapes, operations=spec.looks_inside_layers or bool(query))
+            resolved = resolve_query(trace, spec, query)
+            arguments.require(() if resolved.fragment is None else resolved.fragment.inputs)
+            shapes = _program_leaves(resolved, jax.tree_util.tree_leaves(arguments.shapes))
+            segments = None if bounds is None else _segments(resolved, bounds.run_bytes)
             program: RunnableProgram = (
-                _SingleRun(model.name, answered, shapes, timings)
+                _SingleRun(model.name, resolved, shapes, timings)
                 if bounds is None or segments is None
-                else SegmentedProgram(model.name, answered, segments, shapes, timings, scratch=bounds.scratch)
+                else SegmentedProgram(model.name, resolved, segments, shapes, timings, scratch=bounds.scratch)
             )
         program.compile()
         with timings.phase("initialise"):
             variables, batch = making.result()
-    leaves = _program_leaves(answered, jax.tree_util.tree_leaves((variables, batch)))
-    return Prepared(answer=answered, variables=variables, batch=batch, leaves=leaves, program=program)
+    leaves = _program_leaves(resolved, jax.tree_util.tree_leaves((variables, batch)))
+    return Prepared(resolved=resolved, variables=variables, batch=batch, leaves=leaves, program=program)
 
 
-def _segments(answered: Answer, budget: int) -> Segments | None:
+def _segments(resolved: ResolvedQuery, budget: int) -> Segments | None:
     """Returns the segments of a loss; None where a single run is enough, or the loss is one of its own arguments."""
-    root = answered.trace.root
+    root = resolved.trace.root
     if root.jaxpr.outvars[0] not in root.definitions or root.definitions[root.jaxpr.outvars[0]][0] == OPERAND:
         return None
-    segments = Segments(answered.trace, answered.plan, budget)
+    segments = Segments(resolved.trace, resolved.plan, budget)
     return None if len(segments.all) == len(segments.all[0].parts) == 1 else segments
 
 
 class _SingleRun:
     """A `_SingleRun` is one observing program of a model, traced when it is made, then compiled, then run."""
 
-    def __init__(self, name: str, answered: Answer, shapes: Sequence[Any], timings: Timings) -> None:
+    def __init__(self, name: str, resolved: ResolvedQuery, shapes: Sequence[Any], timings: Timings) -> None:
         self.runs = 1
         self.scratch_bytes = 0
         self._name = name
-        self._answered = answered
+        self._resolved = resolved
         self._timings = timings
-        program, self._reached = observing_program(answered.trace, answered.plan)
-        self._stage: Any = jax.jit(program).lower(shapes, answered.feeds, answered.cotangents)
+        program, self._reached = observing_program(resolved.trace, resolved.plan)
+        self._stage: Any = jax.jit(program).lower(shapes, resolved.feeds, resolved.cotangents)
 
     def compile(self) -> None:
         with self._timings.phase("compile"), user_code(f"compiling {self._name}"):
@@ -186,21 +186,21 @@ class _SingleRun:
         return iter(())
 
     def start(self, leaves: Sequence[Any]) -> Run:
-        answered = self._answered
+        resolved = self._resolved
         with self._timings.phase("run"), user_code(f"running {self._name}"):
-            seen = jax.block_until_ready(self._stage(leaves, answered.feeds, answered.cotangents))
+            seen = jax.block_until_ready(self._stage(leaves, resolved.feeds, resolved.cotangents))
         return Run(
-            trace=answered.trace,
-            plan=answered.plan,
-            wanted=answered.wanted,
+            trace=resolved.trace,
+            plan=resolved.plan,
+            spec=resolved.spec,
             arguments=leaves,
             observed=with_whole_facts(seen),
             reached=self._reached,
         )
 
 
-def _program_leaves(answered: Answer, leaves: Sequence[Any]) -> list[Any]:
+def _program_leaves(resolved: ResolvedQuery, leaves: Sequence[Any]) -> list[Any]:
     """Returns the leaves as the program receives them: fed ones replaced, and None for those that it does not need."""
-    needed = [True] * len(leaves) if answered.fragment is None else answered.fragment.arguments
+    needed = [True] * len(leaves) if resolved.fragment is None else resolved.fragment.arguments
     own = [leaf if is_needed else None for leaf, is_needed in zip(leaves, needed, strict=True)]
-    return [answered.arguments.get(number, leaf) for number, leaf in enumerate(own)]
+    return [resolved.arguments.get(number, leaf) for number, leaf in enumerate(own)]

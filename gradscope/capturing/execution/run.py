@@ -10,7 +10,7 @@ import numpy as np
 
 from gradscope.instrument.observing_program import Observed, Reached
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.rewriting.interpreter import Captured
 from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import iterations
@@ -24,7 +24,7 @@ class Run:
     Attributes:
         trace: The traced loss.
         plan: What was observed.
-        wanted: Which observations are shown.
+        spec: Which observations are shown.
         arguments: The flat arguments it ran on; None for those that were not kept.
         observed: The outputs.
         reached: The values to which the loss is connected.
@@ -33,7 +33,7 @@ class Run:
 
     trace: Trace
     plan: Plan
-    wanted: Wanted
+    spec: CaptureSpec
     arguments: Sequence[Any]
     observed: Observed
     reached: Reached
@@ -63,16 +63,16 @@ class SiteIteration(NamedTuple):
 
 def site_iterations(run: Run, number: int) -> Iterator[SiteIteration]:
     """Yields the iterations of the loops around a site or term of the plan, in order of their indices."""
-    loops = run.plan.spot(number).loops
+    loops = run.plan.tap_point(number).loops
     captured = run.observed.captured
     executed = captured.executed.get(number)
-    counts = captured.turns.get(number)
-    for turn in iterations(loops):
-        at = tuple(index for index, loop in zip(turn, loops, strict=True) if loop.length is not None)
+    counts = captured.iterations.get(number)
+    for iteration in iterations(loops):
+        at = tuple(index for index, loop in zip(iteration, loops, strict=True) if loop.length is not None)
         ran = executed is None or bool(np.asarray(executed)[at])
         if counts is None:
-            yield SiteIteration(at, turn, turn, ran)
+            yield SiteIteration(at, iteration, iteration, ran)
             continue
         counted = iter(np.asarray(counts)[at].tolist())
-        last = tuple(next(counted) - 1 if loop.length is None else t for t, loop in zip(turn, loops, strict=True))
-        yield SiteIteration(at, turn, tuple(max(index, 0) for index in last), ran and min(last) >= 0)
+        last = tuple(next(counted) - 1 if loop.length is None else t for t, loop in zip(iteration, loops, strict=True))
+        yield SiteIteration(at, iteration, tuple(max(index, 0) for index in last), ran and min(last) >= 0)

@@ -27,7 +27,7 @@ from gradscope.capturing.execution.run import Run
 from gradscope.capturing.timings import Timings
 from gradscope.instrument.observing_program import Observed, Reached
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.query.trace_query import Answer
+from gradscope.instrument.query.trace_query import ResolvedQuery
 from gradscope.instrument.rewriting.interpreter import Captured
 from gradscope.instrument.segments import Connected, Segment, Segments, bytes_of
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
@@ -86,7 +86,7 @@ class SegmentedProgram:
     def __init__(
         self,
         name: str,
-        answered: Answer,
+        resolved: ResolvedQuery,
         segments: Segments,
         shapes: Sequence[Any],
         timings: Timings,
@@ -94,7 +94,7 @@ class SegmentedProgram:
         scratch: Path | None,
     ) -> None:
         self._name = name
-        self._answered = answered
+        self._resolved = resolved
         self._segments = segments
         self._shapes = shapes
         self._timings = timings
@@ -112,7 +112,7 @@ class SegmentedProgram:
     def size_bytes(self) -> int:
         """The memory that is needed at a time: arguments, their gradients, and the largest run's own."""
         arguments = sum(bytes_of(shape) for shape in self._shapes if shape is not None)
-        gradients = sum(bytes_of(leaf) for leaf in self._answered.trace.arguments if leaf.differentiated)
+        gradients = sum(bytes_of(leaf) for leaf in self._resolved.trace.arguments if leaf.differentiated)
         stages = [
             stage for programs in self._programs for stage in (programs.forward, *(b.stage for b in programs.backward))
         ]
@@ -133,9 +133,9 @@ class SegmentedProgram:
                 written = jax.block_until_ready(programs.forward(leaves, reads))
                 for atom, value in zip(programs.segment.writes, written, strict=True):
                     self._kept.put(atom, value)
-        outputs = [self._output(atom, leaves) for atom in self._answered.trace.root.jaxpr.outvars]
+        outputs = [self._output(atom, leaves) for atom in self._resolved.trace.root.jaxpr.outvars]
         seen = Observed(outputs[0], outputs[1:], Captured.nothing(), {}, {})
-        return self._run(leaves, self._answered.plan.part(()), seen, Reached(), sites_only=True)
+        return self._run(leaves, self._resolved.plan.part(()), seen, Reached(), sites_only=True)
 
     def further(self, leaves: Sequence[Any], first: Run) -> Iterator[Run]:
         """Yields the runs that follow the forward pass."""
@@ -144,7 +144,7 @@ class SegmentedProgram:
 
     def _backwards(self, leaves: Sequence[Any], first: Run) -> Iterator[Run]:
         cotangents: dict[Atom, Any] = {}
-        gradients = {n: None for n, leaf in enumerate(self._answered.trace.arguments) if leaf.differentiated}
+        gradients = {n: None for n, leaf in enumerate(self._resolved.trace.arguments) if leaf.differentiated}
         reached = Reached()
         for programs in reversed(self._programs):
             for backward in programs.backward:
@@ -191,16 +191,16 @@ class SegmentedProgram:
     def _output(self, atom: Atom, leaves: Sequence[Any]) -> Any:
         if is_literal(atom):
             return np.asarray(atom.val)
-        jaxpr = self._answered.trace.root.jaxpr
+        jaxpr = self._resolved.trace.root.jaxpr
         own = dict(zip(jaxpr.invars, leaves, strict=True))
-        own |= zip(jaxpr.constvars, self._answered.trace.constants, strict=True)
+        own |= zip(jaxpr.constvars, self._resolved.trace.constants, strict=True)
         return self._kept.get(atom) if atom in self._kept else own[atom]
 
     def _run(self, leaves: Sequence[Any], plan: Plan, seen: Observed, reached: Reached, *, sites_only: bool) -> Run:
         return Run(
-            trace=self._answered.trace,
+            trace=self._resolved.trace,
             plan=plan,
-            wanted=self._answered.wanted,
+            spec=self._resolved.spec,
             arguments=leaves,
             observed=seen,
             reached=reached,

@@ -77,7 +77,7 @@ def _origin(direction: str, operation: Operation, failure: Failure | None, cause
         repair=cause.repair,
         primitive=operation.primitive,
         source=operation.layer.source,
-        iteration=operation.turn,
+        iteration=operation.iteration,
         index=() if failure is None else failure.index,
         operands=() if failure is None else failure.operands,
     )

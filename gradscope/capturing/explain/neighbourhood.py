@@ -16,7 +16,7 @@ import numpy as np
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.capturing.execution.run import Run
 from gradscope.instrument.observing_program import observing_program
-from gradscope.instrument.plan import Plan, turns
+from gradscope.instrument.plan import Plan, iterations
 from gradscope.instrument.query.planning import has_gradient
 from gradscope.instrument.taps import whole_tensor
 from gradscope.naming import IterationIndex
@@ -58,27 +58,29 @@ class Neighbourhood:
         self._cotangents = cotangents
         self._executed = executed
 
-    def value(self, place: FrameVariable, turn: IterationIndex) -> Any:
+    def value(self, place: FrameVariable, iteration: IterationIndex) -> Any:
         """Returns the value of an atom in one iteration of the loops around its frame; None where it is not known."""
         key = resolve(*place)
         if key is None:
             return self._constants.value(*place)
         if not key.frame and key.equation == OPERAND:
             return self._arguments[key.position]
-        return self._at(self._values, key, turn)
+        return self._at(self._values, key, iteration)
 
-    def cotangent(self, place: FrameVariable, turn: IterationIndex) -> np.ndarray | None:
+    def cotangent(self, place: FrameVariable, iteration: IterationIndex) -> np.ndarray | None:
         """Returns the gradient of the loss with respect to a variable in one iteration; None where it is not known."""
         key = resolve(*place)
-        return None if key is None else self._at(self._cotangents, key, turn)
+        return None if key is None else self._at(self._cotangents, key, iteration)
 
-    def was_executed(self, frame: Frame, turn: IterationIndex) -> bool:
+    def was_executed(self, frame: Frame, iteration: IterationIndex) -> bool:
         """Returns whether a branch was taken in one iteration, judged by the observed values inside it."""
         inside = (key for key in self._executed if key.frame[: len(frame.key)] == frame.key)
-        return all(bool(np.any(self._at(self._executed, key, turn))) for key in inside)
+        return all(bool(np.any(self._at(self._executed, key, iteration))) for key in inside)
 
-    def _at(self, observed: Mapping[ValueKey, np.ndarray], key: ValueKey, turn: IterationIndex) -> np.ndarray | None:
-        return observed[key][turn[: self._depths[key.frame]]] if key in observed else None
+    def _at(
+        self, observed: Mapping[ValueKey, np.ndarray], key: ValueKey, iteration: IterationIndex
+    ) -> np.ndarray | None:
+        return observed[key][iteration[: self._depths[key.frame]]] if key in observed else None
 
 
 def observe_neighbourhood(
@@ -167,4 +169,4 @@ def is_hidden(frame: Frame) -> bool:
 
 
 def _bytes(site: Site) -> int:
-    return math.prod((*site.shape, *turns(site.loops))) * as_numpy_dtype(str(site.dtype)).itemsize
+    return math.prod((*site.shape, *iterations(site.loops))) * as_numpy_dtype(str(site.dtype)).itemsize

@@ -27,7 +27,7 @@ from gradscope.capturing.explain.known_causes import explain_backward, explain_f
 from gradscope.capturing.explain.replay import Replay
 from gradscope.dump.manifest.manifest import Origin
 from gradscope.instrument.observing_program import observing_program
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
 from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS, core_statistics
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, resolve
@@ -61,7 +61,7 @@ def find_origins(loss: Callable[[Any, Any], Any], prepared: Prepared) -> tuple[O
     Returns:
         One origin: forward where the loss is not finite, backward where only gradients are not.
     """
-    trace = prepared.answer.trace
+    trace = prepared.resolved.trace
     if not trace.operations:
         trace = trace_loss(loss, prepared.variables, prepared.batch, operations=True)
     counted, operations = _Counted(trace, prepared.leaves), Operations(trace)
@@ -83,7 +83,7 @@ class _Counted:
     """
 
     def __init__(self, trace: Trace, leaves: Any) -> None:
-        plan = make_plan(trace, Wanted(operations=True), core_statistics)
+        plan = make_plan(trace, CaptureSpec(operations=True), core_statistics)
         program, self.reached = observing_program(trace, plan)
         self._observed = jax.jit(program)(leaves)
         self._leaves = leaves
@@ -91,34 +91,34 @@ class _Counted:
         self._order = ExecutionOrder.of_trace(trace)
         self.sites: tuple[Site, ...] = plan.sites
 
-    def value(self, moment: ValueAt) -> _Counts:
+    def value(self, value_at: ValueAt) -> _Counts:
         """Returns the counts of a value; zeros where it was not observed."""
-        if _is_argument(moment.value):
-            return _counts_in(self._leaves[moment.value.position])
-        number = self._numbers.get(moment.value)
-        return _NONE if number is None else self._at(self._observed.captured.values[number], number, moment)
+        if _is_argument(value_at.value):
+            return _counts_in(self._leaves[value_at.value.position])
+        number = self._numbers.get(value_at.value)
+        return _NONE if number is None else self._at(self._observed.captured.values[number], number, value_at)
 
-    def gradient(self, moment: ValueAt) -> _Counts:
+    def gradient(self, value_at: ValueAt) -> _Counts:
         """Returns the counts of the gradient with respect to a value; zeros where there is none."""
-        if _is_argument(moment.value):
-            gradient = self._observed.gradients.get(moment.value.position)
+        if _is_argument(value_at.value):
+            gradient = self._observed.gradients.get(value_at.value.position)
             return _NONE if gradient is None else _counts_in(gradient)
-        number = self._numbers.get(moment.value)
+        number = self._numbers.get(value_at.value)
         if number is None or number not in self.reached.sites:
             return _NONE
-        return self._at(self._observed.cotangents[number], number, moment)
+        return self._at(self._observed.cotangents[number], number, value_at)
 
-    def rank(self, moment: ValueAt) -> int:
+    def rank(self, value_at: ValueAt) -> int:
         """Returns the rank of a value in the order of execution."""
-        if _is_argument(moment.value):
+        if _is_argument(value_at.value):
             return -1
-        site = self.sites[self._numbers[moment.value]]
-        return self._order.rank(site.loops, site.order, moment.turn)
+        site = self.sites[self._numbers[value_at.value]]
+        return self._order.rank(site.loops, site.order, value_at.iteration)
 
     def bad_gradients(self) -> Iterator[ValueAt]:
         """Yields every value whose gradient is not finite, arguments included, in every iteration."""
         arguments = (ValueAt(ValueKey((), OPERAND, number), ()) for number in self._observed.gradients)
-        yield from (moment for moment in arguments if self.gradient(moment).any)
+        yield from (value_at for value_at in arguments if self.gradient(value_at).any)
         for number in sorted(self.reached.sites):
             bad = self._nonfinite(self._observed.cotangents[number])
             for at in np.argwhere(bad).tolist():
@@ -132,9 +132,11 @@ class _Counted:
         known = iter(at)
         return tuple(0 if loop.length is None else next(known) for loop in self.sites[number].loops)
 
-    def _at(self, vectors: Any, number: int, moment: ValueAt) -> _Counts:
+    def _at(self, vectors: Any, number: int, value_at: ValueAt) -> _Counts:
         loops = self.sites[number].loops
-        at = tuple(turn for turn, loop in zip(moment.turn, loops, strict=True) if loop.length is not None)
+        at = tuple(
+            iteration for iteration, loop in zip(value_at.iteration, loops, strict=True) if loop.length is not None
+        )
         vector = np.asarray(vectors[at] if at else vectors)
         return _Counts(int(CORE_NUMBERS["nan"](vector)), int(CORE_NUMBERS["inf"](vector)))
 
@@ -155,17 +157,17 @@ def _forward(trace: Trace, counted: _Counted, operations: Operations, replay: Re
     """Returns the earliest operation before the loss whose result is not finite although its operands are."""
     only_nan = counted.value(start).nan > 0
 
-    def bad(moment: ValueAt) -> bool:
-        counts = counted.value(moment)
+    def bad(value_at: ValueAt) -> bool:
+        counts = counted.value(value_at)
         return counts.nan > 0 if only_nan else counts.any
 
     found: dict[ValueAt, None] = {}
     seen, waiting = {start}, [start]
     while waiting:
-        moment = waiting.pop()
-        culprits = [each for each in _behind(operations, moment) if bad(each)]
+        value_at = waiting.pop()
+        culprits = [each for each in _behind(operations, value_at) if bad(each)]
         if not culprits:
-            found[moment] = None
+            found[value_at] = None
         waiting += [each for each in culprits if each not in seen]
         seen.update(culprits)
     first = min(found, key=counted.rank)
@@ -175,16 +177,16 @@ def _forward(trace: Trace, counted: _Counted, operations: Operations, replay: Re
     return explain_forward(operation, replay.forward(operation))
 
 
-def _behind(operations: Operations, moment: ValueAt) -> list[ValueAt]:
+def _behind(operations: Operations, value_at: ValueAt) -> list[ValueAt]:
     """Returns the values from which a value is made."""
-    if _is_argument(moment.value):
+    if _is_argument(value_at.value):
         return []
-    found = sources(operations.frames, moment)  # elsewhere in loops and branches, or the operands of its equation
-    return found if found or moment.value.equation == OPERAND else operations.maker(moment).values
+    found = sources(operations.frames, value_at)  # elsewhere in loops and branches, or the operands of its equation
+    return found if found or value_at.value.equation == OPERAND else operations.maker(value_at).values
 
 
-def _bad_argument(trace: Trace, counts: _Counts, moment: ValueAt) -> Origin:
-    leaf = trace.arguments[moment.value.position]
+def _bad_argument(trace: Trace, counts: _Counts, value_at: ValueAt) -> Origin:
+    leaf = trace.arguments[value_at.value.position]
     return Origin(
         direction="forward",
         name=naming.key_of(leaf.family, leaf.name),

@@ -83,9 +83,9 @@ class Replay:
         self, values: Sequence[ValueAt], gradients: Sequence[ValueAt]
     ) -> tuple[dict[ValueAt, np.ndarray], dict[ValueAt, np.ndarray]]:
         """Returns values, and the gradients of the loss with respect to values, as far as there are any."""
-        keys = list(dict.fromkeys(moment.value for moment in values))
+        keys = list(dict.fromkeys(value_at.value for value_at in values))
         sites = tuple(self._trace.site_at(key) for key in keys)
-        differentiated = {moment.value for moment in gradients}
+        differentiated = {value_at.value for value_at in gradients}
         observed = frozenset(
             number for number, site in enumerate(sites) if site.value in differentiated and site.reach is Reach.GRADIENT
         )
@@ -95,14 +95,20 @@ class Replay:
         seen = jax.jit(program)(self._leaves)
         numbers = {key: number for number, key in enumerate(keys)}
 
-        def at(tensors: Any, moment: ValueAt) -> np.ndarray:
-            loops = sites[numbers[moment.value]].loops
-            index = tuple(turn for turn, loop in zip(moment.turn, loops, strict=True) if loop.length is not None)
-            return np.asarray(tensors[numbers[moment.value]])[index]
+        def at(tensors: Any, value_at: ValueAt) -> np.ndarray:
+            loops = sites[numbers[value_at.value]].loops
+            index = tuple(
+                iteration for iteration, loop in zip(value_at.iteration, loops, strict=True) if loop.length is not None
+            )
+            return np.asarray(tensors[numbers[value_at.value]])[index]
 
         return (
-            {moment: at(seen.captured.values, moment) for moment in values},
-            {moment: at(seen.cotangents, moment) for moment in gradients if numbers[moment.value] in reached.sites},
+            {value_at: at(seen.captured.values, value_at) for value_at in values},
+            {
+                value_at: at(seen.cotangents, value_at)
+                for value_at in gradients
+                if numbers[value_at.value] in reached.sites
+            },
         )
 
     @property

@@ -46,7 +46,7 @@ def self_check(loss: Callable[[Any, Any], Any], prepared: Prepared, run: Run) ->
         `noise` (the relative effect of a last-bit change of the arguments), and `beyond_rounding`: the names
         of those that differ by more than rounding can explain.
     """
-    names = {number: leaf.name for number, leaf in enumerate(prepared.answer.trace.arguments) if _compared(leaf)}
+    names = {number: leaf.name for number, leaf in enumerate(prepared.resolved.trace.arguments) if _compared(leaf)}
     plain = _PlainProgram(loss, prepared, list(names))
     value, reference = plain(prepared.leaves)
     _, moved = plain([nudged(leaf, seed) for seed, leaf in enumerate(prepared.leaves)])

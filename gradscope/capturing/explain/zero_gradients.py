@@ -42,13 +42,13 @@ class Zero:
         family: Its family.
         name: Its name.
         value: The value that it is the gradient with respect to.
-        turn: The iteration of the loops around that value.
+        iteration: The iteration of the loops around that value.
     """
 
     family: str
     name: str
     value: ValueKey
-    turn: IterationIndex
+    iteration: IterationIndex
 
 
 def causes_of(
@@ -75,15 +75,15 @@ def causes_of(
     if neighbourhood is None:
         return tuple(Cause(family=zero.family, name=zero.name, why=_TOO_LARGE) for zero in zeros)
     search = _Search(run, neighbourhood)
-    found = ((zero, "; ".join(search.causes(starts[zero], zero.turn))) for zero in zeros)
+    found = ((zero, "; ".join(search.causes(starts[zero], zero.iteration))) for zero in zeros)
     return tuple(Cause(family=zero.family, name=zero.name, why=why) for zero, why in found if why)
 
 
-class _Moment(NamedTuple):
+class _VariableAt(NamedTuple):
     """A `_Moment` is a value in one iteration of the loops around its frame."""
 
     place: FrameVariable
-    turn: IterationIndex
+    iteration: IterationIndex
 
 
 class _ZeroDerivative(NamedTuple):
@@ -99,7 +99,7 @@ class _NonzeroTerm(NamedTuple):
 
 
 #: The result for one use of a value; a `_Moment` where the arriving gradient is zero already.
-_Result: TypeAlias = _ZeroDerivative | _NonzeroTerm | _Moment
+_Result: TypeAlias = _ZeroDerivative | _NonzeroTerm | _VariableAt
 
 
 class _Search:
@@ -120,27 +120,27 @@ class _Search:
             for number in layer.equations
         }
 
-    def causes(self, start: FrameVariable, turn: IterationIndex) -> list[str]:
+    def causes(self, start: FrameVariable, iteration: IterationIndex) -> list[str]:
         """Returns why the gradient with respect to a value is zero, the cause nearest to the value first."""
-        waiting = [_Moment(start, turn)]
+        waiting = [_VariableAt(start, iteration)]
         seen = set(waiting)
         found: dict[str, None] = {}
         while waiting and len(seen) < _MOST_VALUES and len(found) < _MOST_CAUSES:
             causes, further = self._look(waiting.pop(0))
             found |= dict.fromkeys(causes)
-            fresh = [moment for moment in further if moment not in seen]
+            fresh = [value_at for value_at in further if value_at not in seen]
             seen.update(fresh)
             waiting += fresh
         return list(found)
 
-    def _look(self, moment: _Moment) -> tuple[list[str], list[_Moment]]:
+    def _look(self, value_at: _VariableAt) -> tuple[list[str], list[_VariableAt]]:
         """Returns the causes at one value, and the values at which the arriving gradient is zero already."""
         zero_derivatives: list[str] = []
-        further: list[_Moment] = []
+        further: list[_VariableAt] = []
         flowing: dict[str, None] = {}
-        results = [*self._computed(moment), *self._renamed(moment)]
+        results = [*self._computed(value_at), *self._renamed(value_at)]
         if not results:
-            here = " in its iteration" if moment.turn else ""
+            here = " in its iteration" if value_at.iteration else ""
             return [f"disconnected: nothing that the loss depends on is made from it{here}"], []
         for result in results:
             match result:
@@ -154,34 +154,36 @@ class _Search:
             return [f"cancellation: what flows back from {' and '.join(flowing)} sums to exactly zero"], []
         return zero_derivatives, further
 
-    def _computed(self, moment: _Moment) -> Iterator[_Result]:
+    def _computed(self, value_at: _VariableAt) -> Iterator[_Result]:
         """Yields the result for each equation that computes with a value."""
-        every = self._flow.steps(moment.place)
+        every = self._flow.steps(value_at.place)
         steps = [step for step in every if step.way == "compute" and self._differentiably(step)]
         for frame, number in dict.fromkeys((step.frame, step.number) for step in steps):
-            use = self._use(frame, number, moment)
+            use = self._use(frame, number, value_at)
             if use is None:
                 yield _ZeroDerivative(f"not followed beyond {at_place(frame, number)}")
             elif not any(np.any(each) for each in use.cotangents):
                 outputs = (step.to for step in steps if (step.frame, step.number) == (frame, number))
-                yield from (_Moment(place, moment.turn) for place in outputs)
+                yield from (_VariableAt(place, value_at.iteration) for place in outputs)
             elif use.gradient().any():
                 yield _NonzeroTerm(at_place(frame, number))
             else:
                 yield _ZeroDerivative(use.reason())
 
-    def _use(self, frame: Frame, number: int, moment: _Moment) -> EquationUse | None:
+    def _use(self, frame: Frame, number: int, value_at: _VariableAt) -> EquationUse | None:
         """Returns an equation's use of a value, with numbers; None where not all of them are known."""
         equation = frame.jaxpr.eqns[number]
-        operands = [self._neighbourhood.value(FrameVariable(frame, atom), moment.turn) for atom in equation.invars]
+        operands = [
+            self._neighbourhood.value(FrameVariable(frame, atom), value_at.iteration) for atom in equation.invars
+        ]
         if any(each is None for each in operands):
             return None
         outputs = [FrameVariable(frame, variable) for variable in equation.outvars if is_inexact(variable)]
-        cotangents = [self._neighbourhood.cotangent(place, moment.turn) for place in outputs]
+        cotangents = [self._neighbourhood.cotangent(place, value_at.iteration) for place in outputs]
         return EquationUse(
             frame=frame,
             number=number,
-            positions=tuple(n for n, atom in enumerate(equation.invars) if atom is moment.place.atom),
+            positions=tuple(n for n, atom in enumerate(equation.invars) if atom is value_at.place.atom),
             operands=operands,
             cotangents=[
                 np.zeros(place.atom.aval.shape, place.atom.aval.dtype) if each is None else each
@@ -190,44 +192,46 @@ class _Search:
             layer=self._layers.get((frame, number)),
         )
 
-    def _renamed(self, moment: _Moment) -> Iterator[_Result]:
+    def _renamed(self, value_at: _VariableAt) -> Iterator[_Result]:
         """Yields the result for each variable of another frame that is the same value."""
-        for step in self._flow.steps(moment.place):
+        for step in self._flow.steps(value_at.place):
             if step.way == "compute" or not self._differentiably(step):
                 continue
-            if step.to.frame.transfer.exclusive and not self._neighbourhood.was_executed(step.to.frame, moment.turn):
+            if step.to.frame.transfer.exclusive and not self._neighbourhood.was_executed(
+                step.to.frame, value_at.iteration
+            ):
                 yield _ZeroDerivative(f"branch not taken: {at_place(step.frame, step.number)}")
                 continue
             use = at_place(step.frame, step.number)
-            for turn in _turns(step, moment):
-                arrived = self._neighbourhood.cotangent(step.to, turn)
-                one = arrived[moment.turn[-1]] if step.way == "stack" and arrived is not None else arrived
+            for iteration in _iterations(step, value_at):
+                arrived = self._neighbourhood.cotangent(step.to, iteration)
+                one = arrived[value_at.iteration[-1]] if step.way == "stack" and arrived is not None else arrived
                 if np.any(one):
                     yield _NonzeroTerm(use)
                 elif np.any(arrived):
-                    yield _ZeroDerivative(f"masked: iteration {moment.turn[-1]} of {use} is not taken")
+                    yield _ZeroDerivative(f"masked: iteration {value_at.iteration[-1]} of {use} is not taken")
                 else:
-                    yield _Moment(step.to, turn)
+                    yield _VariableAt(step.to, iteration)
 
 
-def _turns(step: Step, moment: _Moment) -> Sequence[IterationIndex]:
+def _iterations(step: Step, value_at: _VariableAt) -> Sequence[IterationIndex]:
     """Returns the iterations in which a step from a value leads to another."""
-    turn, there = moment.turn, step.to.frame
-    loops_here, loops_there = moment.place.frame.loops, there.loops
+    iteration, there = value_at.iteration, step.to.frame
+    loops_here, loops_there = value_at.place.frame.loops, there.loops
     if step.way in ("leave", "stack") and len(loops_there) < len(loops_here):
-        *_, last = _in_order(moment.place.frame)
-        return [turn[:-1]] if step.way == "stack" or turn[-1] == last else []
+        *_, last = _in_order(value_at.place.frame)
+        return [iteration[:-1]] if step.way == "stack" or iteration[-1] == last else []
     if step.way == "again":
         order = list(_in_order(there))
-        at = order.index(turn[-1]) + 1
-        return [(*turn[:-1], order[at])] if at < len(order) else []
+        at = order.index(iteration[-1]) + 1
+        return [(*iteration[:-1], order[at])] if at < len(order) else []
     if len(loops_there) == len(loops_here):
-        return [turn]
-    return [(*turn, index) for index in _in_order(there)][: 1 if step.way == "carry" else None]
+        return [iteration]
+    return [(*iteration, index) for index in _in_order(there)][: 1 if step.way == "carry" else None]
 
 
 def _in_order(body: Frame) -> range:
     """Returns the iterations of a scan, given its body, in the order in which they run."""
     loop = body.loops[-1]
-    turns = range(loop.length or 0)
-    return turns[::-1] if loop.reverse else turns
+    iterations = range(loop.length or 0)
+    return iterations[::-1] if loop.reverse else iterations

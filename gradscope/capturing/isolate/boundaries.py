@@ -41,9 +41,9 @@ class Boundaries:
         pulled = {*pinned.with_cotangent, *pinned.without_cotangent, *([] if self.loss is None else [self.loss])}
         self._readers = SegmentsBetween(trace.root, pinned.keys).readers(pulled)
 
-    def readers(self, moment: ValueAt) -> Sequence[ValueAt]:
+    def readers(self, value_at: ValueAt) -> Sequence[ValueAt]:
         """Returns the boundaries whose segments read a pinned value or an argument, and return a cotangent to it."""
-        return self._readers.get(moment, ())
+        return self._readers.get(value_at, ())
 
     def layers(self, boundaries: Iterable[ValueAt]) -> tuple[str, ...]:
         """Returns the layers of some boundaries, in execution order."""
@@ -53,25 +53,25 @@ class Boundaries:
         """Returns the source of every layer by path, in execution order, and None for the further outputs."""
         known = {layer.path: layer.source for layer in self._trace.layers}
         found: dict[str, str | None] = {}
-        for moment in sorted(self._pinned.keys, key=self._rank):
-            found.setdefault(self._name(moment), known[self._pinned.sites[moment.value].names[0].path])
+        for value_at in sorted(self._pinned.keys, key=self._rank):
+            found.setdefault(self._name(value_at), known[self._pinned.sites[value_at.value].names[0].path])
         return found | dict.fromkeys(self.outputs.values())
 
     def _named_outputs(self) -> Iterator[tuple[ValueAt, str]]:
         names = (_LOSS, *(naming.key_of(naming.AUX, leaf.name) for leaf in self._trace.auxiliary))
         for name, atom in zip(names, self._trace.root.jaxpr.outvars, strict=True):
             value = resolve(self._trace.root, atom)
-            moment = None if value is None else ValueAt(value, ())
-            if moment is not None and moment not in self._pinned.keys and not is_key(str(atom.aval.dtype)):
-                yield moment, name
+            value_at = None if value is None else ValueAt(value, ())
+            if value_at is not None and value_at not in self._pinned.keys and not is_key(str(atom.aval.dtype)):
+                yield value_at, name
 
     def _name(self, boundary: ValueAt) -> str:
         if boundary in self.outputs:
             return self.outputs[boundary]
-        return str(self._pinned.sites[boundary.value].names[0].path.at(boundary.turn))
+        return str(self._pinned.sites[boundary.value].names[0].path.at(boundary.iteration))
 
     def _rank(self, boundary: ValueAt) -> int:
         if boundary in self.outputs:
             return self._order.rank_after_all
         site = self._pinned.sites[boundary.value]
-        return self._order.rank(site.loops, site.order, boundary.turn)
+        return self._order.rank(site.loops, site.order, boundary.iteration)

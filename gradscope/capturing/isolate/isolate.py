@@ -112,26 +112,26 @@ class _LocalDump:
 
     def _made(self) -> Iterator[tuple[str, _Tensor]]:
         """Yields every tensor of the isolated candidate except the loss's own gradient, which is pinned."""
-        for moment, key in self._pinned.keys.items():
-            yield key, _Tensor(_at(self._run.values, moment), (moment,))
-            if self._pinned.sites[moment.value].differentiable and moment != self._boundaries.loss:
-                yield from self._gradient(gradient_key(key), moment, _at(self._run.cotangents, moment))
+        for value_at, key in self._pinned.keys.items():
+            yield key, _Tensor(_at(self._run.values, value_at), (value_at,))
+            if self._pinned.sites[value_at.value].differentiable and value_at != self._boundaries.loss:
+                yield from self._gradient(gradient_key(key), value_at, _at(self._run.cotangents, value_at))
         for number, leaf in enumerate(self._trace.arguments):
             family = naming.gradient_family(leaf.family)
             if family is not None and leaf.differentiated:
-                moment = ValueAt(ValueKey((), OPERAND, number), ())
+                value_at = ValueAt(ValueKey((), OPERAND, number), ())
                 found = self._run.gradients.get(number)
                 array = None if found is None else np.asarray(found)
-                yield from self._gradient(naming.key_of(family, leaf.name), moment, array)
-        boundaries = {name: moment for moment, name in self._boundaries.outputs.items()}
+                yield from self._gradient(naming.key_of(family, leaf.name), value_at, array)
+        boundaries = {name: value_at for value_at, name in self._boundaries.outputs.items()}
         for leaf, value in zip(self._trace.auxiliary, self._run.auxiliary, strict=True):
             key = naming.key_of(naming.AUX, leaf.name)
             if key in boundaries:
                 yield key, _Tensor(np.asarray(value), (boundaries[key],))
 
-    def _gradient(self, key: str, moment: ValueAt, array: Array | None) -> Iterator[tuple[str, _Tensor]]:
+    def _gradient(self, key: str, value_at: ValueAt, array: Array | None) -> Iterator[tuple[str, _Tensor]]:
         """Yields the gradient that arrived at a value, unless it depends on a cotangent that the reference lacks."""
-        readers = tuple(self._boundaries.readers(moment))
+        readers = tuple(self._boundaries.readers(value_at))
         unknown = [each for each in readers if each in self._pinned.without_cotangent and each != self._boundaries.loss]
         if not unknown:
             yield key, _Tensor(array, readers)
@@ -169,8 +169,8 @@ class _LocalDump:
         return MemoryDump(manifest, arrays)
 
 
-def _at(tensors: Mapping[ValueKey, Any], moment: ValueAt) -> Array | None:
-    return np.asarray(tensors[moment.value])[moment.turn] if moment.value in tensors else None
+def _at(tensors: Mapping[ValueKey, Any], value_at: ValueAt) -> Array | None:
+    return np.asarray(tensors[value_at.value])[value_at.iteration] if value_at.value in tensors else None
 
 
 def _entry(cand: Entry, array: Array | None) -> Entry:

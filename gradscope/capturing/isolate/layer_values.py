@@ -41,88 +41,90 @@ class LayerValues:
 
     def value(self, atom: Atom) -> Array | None:
         """Returns the dump's value of a variable that some layer made; None where it has none."""
-        moment = self._moment(atom)
-        if moment is None or moment not in self._pinned.keys:
+        value_at = self._value_at(atom)
+        if value_at is None or value_at not in self._pinned.keys:
             return None
-        return np.asarray(self._pinned.arrays[moment.value].values)[moment.turn]
+        return np.asarray(self._pinned.arrays[value_at.value].values)[value_at.iteration]
 
     def name(self, atom: Atom) -> str | None:
         """Returns a variable's path in the dump, or the parameter of which it is a view; None for no name."""
-        moment = self._moment(atom)
-        leaf = self._leaf(moment)
+        value_at = self._value_at(atom)
+        leaf = self._leaf(value_at)
         if leaf is not None:
             return leaf.name
-        if moment is not None and moment in self._pinned.keys:
-            return naming.split_key(self._pinned.keys[moment])[1]
+        if value_at is not None and value_at in self._pinned.keys:
+            return naming.split_key(self._pinned.keys[value_at])[1]
         return next(iter(self._parameters.names(self._isolated.layer.frame, atom)), None)
 
     def origin(self, atom: Atom) -> str:
         """Returns a sentence about where a variable's value comes from."""
-        moment = self._moment(atom)
-        leaf = self._leaf(moment)
+        value_at = self._value_at(atom)
+        leaf = self._leaf(value_at)
         if leaf is not None:
             key = naming.key_of(leaf.family, leaf.name)
             return f"{key} of the dump" if key in self._arguments.origins["reference"] else f"{key}, made by the model"
-        if moment is not None and moment in self._pinned.keys:
-            return f"{self._pinned.keys[moment]} of the dump"
+        if value_at is not None and value_at in self._pinned.keys:
+            return f"{self._pinned.keys[value_at]} of the dump"
         viewed = self._parameters.names(self._isolated.layer.frame, atom)
         return "".join(f"the layer's view of param/{name}" for name in viewed) or "computed by the model"
 
     def full_gradient(self, atom: Atom) -> Array | None:
         """Returns the gradient of the loss with respect to a variable; None where the dump does not have it."""
-        moment = self._moment(atom)
-        leaf, sliced = self._leaf(moment), self._sliced(moment)
+        value_at = self._value_at(atom)
+        leaf, sliced = self._leaf(value_at), self._sliced(value_at)
         if leaf is not None:
             return self._argument_gradient(leaf)
-        if moment is not None and sliced is not None:
+        if value_at is not None and sliced is not None:
             stacked = self._argument_gradient(sliced)
-            return None if stacked is None else stacked[moment.turn[-1]]
-        if moment is None or moment not in self._pinned.with_cotangent:
+            return None if stacked is None else stacked[value_at.iteration[-1]]
+        if value_at is None or value_at not in self._pinned.with_cotangent:
             return None
-        return np.asarray(self._pinned.arrays[moment.value].cotangents)[moment.turn]
+        return np.asarray(self._pinned.arrays[value_at.value].cotangents)[value_at.iteration]
 
     def own_gradient(self, atom: Atom) -> Array | None:
         """Returns the term of a variable's gradient that comes from this layer only; None where the dump lacks it."""
-        moment = self._moment(atom)
+        value_at = self._value_at(atom)
         root = self._arguments.trace.root
         loss = resolve(root, root.jaxpr.outvars[0])
-        if moment is None or loss is None or self._isolated.reads_its_outputs():
+        if value_at is None or loss is None or self._isolated.reads_its_outputs():
             return None
         boundaries = {*self._pinned.with_cotangent, *self._pinned.without_cotangent, ValueAt(loss, ())}
-        readers = SegmentsBetween(root, {*self._pinned.keys, moment}).readers(boundaries).get(moment, [])
+        readers = SegmentsBetween(root, {*self._pinned.keys, value_at}).readers(boundaries).get(value_at, [])
         return self.full_gradient(atom) if readers and all(map(self._isolated.makes, readers)) else None
 
-    def _moment(self, atom: Atom) -> ValueAt | None:
+    def _value_at(self, atom: Atom) -> ValueAt | None:
         """Returns a variable's value where it is made: a carry in the iteration before, an argument at the root."""
         value = resolve(self._isolated.layer.frame, atom)
         if value is None:
             return None
-        moment = ValueAt(value, self._isolated.turn[: len(self._frames[value.frame].loops)])
-        while moment not in self._pinned.keys:
-            found = [each for each in sources(self._frames, moment) if self._shape(each) == tuple(atom.aval.shape)]
+        value_at = ValueAt(value, self._isolated.iteration[: len(self._frames[value.frame].loops)])
+        while value_at not in self._pinned.keys:
+            found = [each for each in sources(self._frames, value_at) if self._shape(each) == tuple(atom.aval.shape)]
             if len(found) != 1:
                 break
-            (moment,) = found
-        return moment
+            (value_at,) = found
+        return value_at
 
-    def _shape(self, moment: ValueAt) -> tuple[int, ...]:
-        return tuple(variable_of(self._frames[moment.value.frame], moment.value).aval.shape)
+    def _shape(self, value_at: ValueAt) -> tuple[int, ...]:
+        return tuple(variable_of(self._frames[value_at.value.frame], value_at.value).aval.shape)
 
     def _argument_gradient(self, leaf: Leaf) -> Array | None:
         key = naming.key_of(naming.gradient_family(leaf.family) or leaf.family, leaf.name)
         known = leaf.differentiated and self._dump.has_tensor(key)
         return self._dump.array(key) if known else None
 
-    def _sliced(self, moment: ValueAt | None) -> Leaf | None:
+    def _sliced(self, value_at: ValueAt | None) -> Leaf | None:
         """Returns the argument of which a value is one iteration's slice; None for any other."""
-        if moment is None or moment.value.equation != OPERAND or len(moment.turn) != 1:
+        if value_at is None or value_at.value.equation != OPERAND or len(value_at.iteration) != 1:
             return None
-        (loop,) = self._frames[moment.value.frame].loops
-        stacked = (loop.length, *self._shape(moment))
-        stacks = [each for each in sources(self._frames, moment) if self._shape(each) == stacked]
+        (loop,) = self._frames[value_at.value.frame].loops
+        stacked = (loop.length, *self._shape(value_at))
+        stacks = [each for each in sources(self._frames, value_at) if self._shape(each) == stacked]
         return self._leaf(stacks[0]) if len(stacks) == 1 else None
 
-    def _leaf(self, moment: ValueAt | None) -> Leaf | None:
+    def _leaf(self, value_at: ValueAt | None) -> Leaf | None:
         """Returns the argument that a value is; None for any other."""
-        is_argument = moment is not None and not moment.value.frame and moment.value.equation == OPERAND
-        return self._arguments.trace.arguments[moment.value.position] if is_argument and moment is not None else None
+        is_argument = value_at is not None and not value_at.value.frame and value_at.value.equation == OPERAND
+        return (
+            self._arguments.trace.arguments[value_at.value.position] if is_argument and value_at is not None else None
+        )

@@ -80,45 +80,45 @@ class _PinnedValuesBuilder:
 
     def _pin(self, site: Site) -> None:
         values: dict[IterationIndex, Array] = {}
-        for turn in iterations(site.loops):
-            key = self._key(site, turn)
+        for iteration in iterations(site.loops):
+            key = self._key(site, iteration)
             array = None if key is None else self._array(key, site)
             if key is None or array is None:
-                self._leave_out(site, turn, _LACKING)
+                self._leave_out(site, iteration, _LACKING)
             else:
-                values[turn] = array
-                self._found.keys[ValueAt(site.value, turn)] = key
+                values[iteration] = array
+                self._found.keys[ValueAt(site.value, iteration)] = key
         if values:
             self._found.sites[site.value] = site
             cotangents = dict(self._cotangents(site, values))
             self._found.arrays[site.value] = Held(
                 values=_stacked(site, values),
-                turns=frozenset(values),
+                iterations=frozenset(values),
                 cotangents=_stacked(site, cotangents) if cotangents else None,
             )
 
-    def _cotangents(self, site: Site, turns: Mapping[IterationIndex, Array]) -> Iterator[tuple[Any, Array]]:
-        for turn in turns if site.differentiable else ():
-            moment = ValueAt(site.value, turn)
-            key = gradient_key(self._found.keys[moment])
+    def _cotangents(self, site: Site, iterations: Mapping[IterationIndex, Array]) -> Iterator[tuple[Any, Array]]:
+        for iteration in iterations if site.differentiable else ():
+            value_at = ValueAt(site.value, iteration)
+            key = gradient_key(self._found.keys[value_at])
             array = self._array(key, site) if key in self._known else None
             if array is not None:
-                self._found.with_cotangent.add(moment)
-                yield turn, array
+                self._found.with_cotangent.add(value_at)
+                yield iteration, array
             elif key not in self._known or self._placing.absent(key) not in ("disconnected", "not-executed"):
-                self._found.without_cotangent.add(moment)
+                self._found.without_cotangent.add(value_at)
 
-    def _key(self, site: Site, turn: IterationIndex) -> str | None:
+    def _key(self, site: Site, iteration: IterationIndex) -> str | None:
         """Returns the candidate's key of a value in one iteration."""
-        keys = (naming.key_of(naming.ACTIVATION, str(name.at(turn))) for name in site.names)
+        keys = (naming.key_of(naming.ACTIVATION, str(name.at(iteration))) for name in site.names)
         return next((self._cand.resolve(key) for key in keys if key in self._known), None)
 
     def _array(self, key: str, site: Site) -> Array | None:
         array = self._placing.array(key)
         return array if array is not None and array.shape == site.shape else None
 
-    def _leave_out(self, site: Site, turn: IterationIndex, why: str) -> None:
-        self._found.left_out.append(LeftOut(name=str(site.names[0].at(turn)), why=why))
+    def _leave_out(self, site: Site, iteration: IterationIndex, why: str) -> None:
+        self._found.left_out.append(LeftOut(name=str(site.names[0].at(iteration)), why=why))
 
 
 def gradient_key(key: str) -> str:
@@ -137,10 +137,10 @@ def _unreachable(site: Site) -> str:
     return ""
 
 
-def _stacked(site: Site, turns: Mapping[IterationIndex, Array]) -> Array:
+def _stacked(site: Site, iterations: Mapping[IterationIndex, Array]) -> Array:
     """Returns the values of some iterations under the axes of the loops, with zeros for the others."""
     lengths = tuple(loop.length or 1 for loop in site.loops)
     stacked = np.zeros((*lengths, *site.shape), as_numpy_dtype(str(site.dtype)))
-    for turn, array in turns.items():
-        stacked[turn] = array
+    for iteration, array in iterations.items():
+        stacked[iteration] = array
     return stacked

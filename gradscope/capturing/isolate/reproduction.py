@@ -118,7 +118,9 @@ def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
     places = [FrameVariable(isolated.layer.frame, atom) for atom in isolated.inputs]
     with user_code(f"running {isolated.name} of {model.name}"):
         seen = observe_values(arguments.trace, arguments.leaves, places)
-        inputs = {place.atom: _value(isolated, values, place, seen.value(place, isolated.turn)) for place in places}
+        inputs = {
+            place.atom: _value(isolated, values, place, seen.value(place, isolated.iteration)) for place in places
+        }
         return _reproduction(isolated, values, inputs, reduced=reduced_matmul(dump.manifest.provenance))
 
 

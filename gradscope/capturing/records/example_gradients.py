@@ -42,7 +42,7 @@ from gradscope.comparison.default_tolerances import default_tolerance, reduced_m
 from gradscope.dump.manifest.manifest import Examples
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.segments import bytes_of
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Leaf
@@ -67,7 +67,7 @@ class ExampleProgram:
     """
 
     def __init__(self, model: Model, prepared: Prepared, batch_size: int | None, timings: Timings) -> None:
-        trace, wanted = prepared.answer.trace, prepared.answer.wanted
+        trace, spec = prepared.resolved.trace, prepared.resolved.spec
         batch = {number: leaf for number, leaf in enumerate(trace.arguments) if leaf.family == naming.INPUT}
         self.count = example_count(list(batch.values()), batch_size)
         self._doing = f"loss of {model.name} on one example"
@@ -75,9 +75,7 @@ class ExampleProgram:
         self._leaves = prepared.leaves
         self._split = frozenset(number for number, leaf in batch.items() if leaf.shape[:1] == (self.count,))
         self._shown = {
-            number: leaf
-            for number, leaf in enumerate(trace.arguments)
-            if leaf.differentiated and _is_shown(leaf, wanted)
+            number: leaf for number, leaf in enumerate(trace.arguments) if leaf.differentiated and _is_shown(leaf, spec)
         }
         self._loss = PlainLoss(model.loss, prepared)
         with timings.phase("compile"), user_code(self._doing):
@@ -151,7 +149,7 @@ def pending_examples(
         count: Number of examples.
     """
     origins = argument_origins(run, order)
-    shown = (number for number, leaf in enumerate(run.trace.arguments) if _is_shown(leaf, run.wanted))
+    shown = (number for number, leaf in enumerate(run.trace.arguments) if _is_shown(leaf, run.spec))
     for number in sorted(shown, key=lambda at: origins[at].facts.index):
         leaf, origin = run.trace.arguments[number], origins[number]
         stacked = replace(leaf, shape=(count, *leaf.shape))
@@ -196,8 +194,8 @@ def combination(run: Run, gradients: ExampleGradients, count: int, machine: Mapp
     )
 
 
-def _is_shown(leaf: Leaf, wanted: Wanted) -> bool:
-    return leaf.family == naming.PARAM and wanted.wants(naming.EXAMPLE_GRAD, leaf.name)
+def _is_shown(leaf: Leaf, spec: CaptureSpec) -> bool:
+    return leaf.family == naming.PARAM and spec.wants(naming.EXAMPLE_GRAD, leaf.name)
 
 
 def _sum(gradients: np.ndarray) -> np.ndarray:

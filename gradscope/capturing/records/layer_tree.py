@@ -9,7 +9,7 @@ from gradscope import naming
 from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.records.pending_tensors import PendingTensor
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.naming import IterationIndex
 from gradscope.stats.power import Power, together
 from gradscope.tracing.jaxpr.frames import FrameKey, ValueKey, iterations
@@ -26,19 +26,19 @@ class LayerTree:
 
     Args:
         trace: The traced loss.
-        wanted: What of it is selected.
+        spec: What of it is selected.
         order: Its execution order.
     """
 
-    def __init__(self, trace: Trace, wanted: Wanted, order: ExecutionOrder) -> None:
+    def __init__(self, trace: Trace, spec: CaptureSpec, order: ExecutionOrder) -> None:
         self._trace = trace
-        self._wanted = wanted
+        self._spec = spec
         self._order = order
         self._frames = {frame.key: frame for frame in trace.root.walk()}
         self._loops = {site.value: site.loops for site in trace.sites}
         self._powers: dict[tuple[ValueKey, IterationIndex, bool], Power] = {}
         self._names: dict[_Subject, str] = {}
-        self._turns: dict[tuple[FrameKey, IterationIndex], IterationIndex] = {}
+        self._iterations: dict[tuple[FrameKey, IterationIndex], IterationIndex] = {}
 
     def note(self, pending: PendingTensor, power: Power | None) -> None:
         """Adds one tensor."""
@@ -47,29 +47,29 @@ class LayerTree:
             return  # what a layer has, as a parameter, what flows in other runs, a part of what flows: not what flows
         gradient = naming.is_gradient(pending.family)
         if power is not None:
-            self._powers[value, pending.origin.turn, gradient] = power
+            self._powers[value, pending.origin.iteration, gradient] = power
         if pending.records and not gradient:
-            self._names[value, pending.origin.turn] = pending.records[0].name
-            self._turns[value.frame, pending.origin.turn] = pending.origin.facts.iteration
+            self._names[value, pending.origin.iteration] = pending.records[0].name
+            self._iterations[value.frame, pending.origin.iteration] = pending.origin.facts.iteration
 
     def layers(self) -> tuple[Layer, ...]:
         """Returns every selected layer in execution order, composites before their parts."""
-        shown = (call for call in self._trace.layers if self._wanted.operations or not call.operation)
-        calls = [(call, turn) for call in shown for turn in iterations(call.frame.loops)]
+        shown = (call for call in self._trace.layers if self._spec.operations or not call.operation)
+        calls = [(call, iteration) for call in shown for iteration in iterations(call.frame.loops)]
         calls.sort(key=lambda at: (self._rank(*at), len(at[0].path.components)))
-        return tuple(self._layer(call, turn) for call, turn in calls if not call.frame.opaque)
+        return tuple(self._layer(call, iteration) for call, iteration in calls if not call.frame.opaque)
 
-    def _rank(self, call: LayerCall, turn: IterationIndex) -> int:
-        return self._order.rank(call.frame.loops, call.order, turn)
+    def _rank(self, call: LayerCall, iteration: IterationIndex) -> int:
+        return self._order.rank(call.frame.loops, call.order, iteration)
 
-    def _layer(self, call: LayerCall, turn: IterationIndex) -> Layer:
-        inputs = [self._subject(value, turn) for value in call.inputs]
-        outputs = [self._subject(value, turn) for value in call.outputs]
+    def _layer(self, call: LayerCall, iteration: IterationIndex) -> Layer:
+        inputs = [self._subject(value, iteration) for value in call.inputs]
+        outputs = [self._subject(value, iteration) for value in call.outputs]
         powers = self._powers_of(inputs, outputs)
         return Layer(
-            path=self._path(call, turn),
-            index=self._rank(call, turn),
-            parent=None if call.parent is None else self._path(call.parent, turn[: len(call.parent.frame.loops)]),
+            path=self._path(call, iteration),
+            index=self._rank(call, iteration),
+            parent=None if call.parent is None else self._path(call.parent, iteration[: len(call.parent.frame.loops)]),
             source=call.source,
             primitive=call.primitive,
             operation=call.operation,
@@ -82,18 +82,18 @@ class LayerTree:
 
     def _named(self, inputs: Sequence[_Subject]) -> Iterator[str]:
         """The names of some values; of a carry, which has none of its own, what it was in the turn before."""
-        for value, turn in inputs:
-            moment = ValueAt(value, turn)
-            while moment not in self._names and len(found := sources(self._frames, moment)) == 1:
-                (moment,) = found
-            if moment in self._names:
-                yield self._names[moment]
+        for value, iteration in inputs:
+            value_at = ValueAt(value, iteration)
+            while value_at not in self._names and len(found := sources(self._frames, value_at)) == 1:
+                (value_at,) = found
+            if value_at in self._names:
+                yield self._names[value_at]
 
-    def _path(self, call: LayerCall, turn: IterationIndex) -> str:
-        return str(call.path.at(self._turns.get((call.frame.key, turn), turn)))
+    def _path(self, call: LayerCall, iteration: IterationIndex) -> str:
+        return str(call.path.at(self._iterations.get((call.frame.key, iteration), iteration)))
 
-    def _subject(self, value: ValueKey, turn: IterationIndex) -> _Subject:
-        return value, turn[: len(self._loops.get(value, ()))]
+    def _subject(self, value: ValueKey, iteration: IterationIndex) -> _Subject:
+        return value, iteration[: len(self._loops.get(value, ()))]
 
     def _powers_of(self, inputs: list[_Subject], outputs: list[_Subject]) -> Mapping[str, Power]:
         found = {

@@ -26,7 +26,7 @@ class TensorOrigin(NamedTuple):
     """A `TensorOrigin` states which value or use a tensor is of, its nominal iteration, and where that is made."""
 
     value: ValueKey | UseKey
-    turn: IterationIndex
+    iteration: IterationIndex
     facts: SiteFacts
 
 
@@ -58,9 +58,11 @@ def pending_tensors(run: Run, order: ExecutionOrder) -> Iterator[PendingTensor]:
     arguments = [] if run.sites_only else sorted(range(len(origins)), key=lambda at: origins[at].facts.index)
     for number in arguments:
         yield from _pending_argument(run, number, origins[number])
-    turns = [(number, turn) for number in range(len(run.plan.sites)) for turn in site_iterations(run, number)]
-    for number, turn in sorted(turns, key=lambda at: _rank(order, run.plan.sites[at[0]], at[1])):
-        yield from _pending_site(run, order, number, turn)
+    iterations = [
+        (number, iteration) for number in range(len(run.plan.sites)) for iteration in site_iterations(run, number)
+    ]
+    for number, iteration in sorted(iterations, key=lambda at: _rank(order, run.plan.sites[at[0]], at[1])):
+        yield from _pending_site(run, order, number, iteration)
     auxiliary = [] if run.sites_only else zip(run.trace.auxiliary, run.observed.auxiliary, strict=True)
     for number, (leaf, value) in enumerate(auxiliary):
         key = ValueKey((), len(run.trace.jaxpr.eqns), number)
@@ -126,49 +128,49 @@ def gradient_of_argument(run: Run, number: int) -> Source:
 
 
 def _pending_leaf(run: Run, family: str, leaf: Leaf, origin: TensorOrigin, source: Source) -> Iterator[PendingTensor]:
-    shown = run.wanted.wants(family, leaf.name)
+    shown = run.spec.wants(family, leaf.name)
     if shown or family in (naming.INPUT, naming.INPUT_GRAD):
         record = record_of(family, leaf.name, leaf, origin)
         yield pending_of(record, origin, source, shown=shown)
 
 
-def _pending_site(run: Run, order: ExecutionOrder, number: int, turn: SiteIteration) -> Iterator[PendingTensor]:
+def _pending_site(run: Run, order: ExecutionOrder, number: int, iteration: SiteIteration) -> Iterator[PendingTensor]:
     site = run.plan.sites[number]
     name = site.names[0] if site.names else None
     layer = None if name is None else name.layer
     facts = SiteFacts(
-        index=_rank(order, site, turn),
+        index=_rank(order, site, iteration),
         source=site.source,
         primitive=site.primitive,
-        layer=str(layer.at(turn.iteration)) if layer is not None else None,
-        iteration=turn.iteration,
+        layer=str(layer.at(iteration.iteration)) if layer is not None else None,
+        iteration=iteration.iteration,
         operation=name is not None and name.operation,
     )
-    origin = TensorOrigin(site.value, turn.nominal, facts)
+    origin = TensorOrigin(site.value, iteration.nominal, facts)
     captured = run.observed.captured.values[number]
-    value = Observation(value=captured, at=turn.at) if turn.executed else "not-executed"
+    value = Observation(value=captured, at=iteration.at) if iteration.executed else "not-executed"
     yield _named(run, site, naming.ACTIVATION, origin, value)
-    yield _named(run, site, naming.ACTIVATION_GRAD, origin, _cotangent(run, number, turn))
+    yield _named(run, site, naming.ACTIVATION_GRAD, origin, _cotangent(run, number, iteration))
 
 
-def _cotangent(run: Run, number: int, turn: SiteIteration) -> Source:
+def _cotangent(run: Run, number: int, iteration: SiteIteration) -> Source:
     """Returns the gradient with respect to a site in one iteration, or why there is none."""
     site = run.plan.sites[number]
-    if not turn.executed:
+    if not iteration.executed:
         return "not-executed"
     if not site.differentiable:
         return "non-differentiable"
     if site.forward_only:
         return "forward-only"
     if number in run.reached.sites:
-        return Observation(value=run.observed.cotangents[number], at=turn.at)
+        return Observation(value=run.observed.cotangents[number], at=iteration.at)
     return "filtered" if has_gradient(site) and number not in run.plan.gradients else "disconnected"
 
 
 def _named(run: Run, site: Site, family: str, origin: TensorOrigin, source: Source) -> PendingTensor:
     """Returns the tensor of one site in one iteration, under every name that is selected."""
     iteration = origin.facts.iteration
-    names = [str(name.at(iteration)) for name in site.names if run.wanted.wants_layer(family, name, iteration)]
+    names = [str(name.at(iteration)) for name in site.names if run.spec.wants_layer(family, name, iteration)]
     record = record_of(family, names[0] if names else "", site, origin)
     pending = pending_of(record, origin, source, shown=bool(names))
     own = naming.key_of(family, record.name)
@@ -193,5 +195,5 @@ def pending_of(record: Record, origin: TensorOrigin, source: Source, *, shown: b
     )
 
 
-def _rank(order: ExecutionOrder, site: Site, turn: SiteIteration) -> int:
-    return order.rank(site.loops, site.order, turn.nominal)
+def _rank(order: ExecutionOrder, site: Site, iteration: SiteIteration) -> int:
+    return order.rank(site.loops, site.order, iteration.nominal)

@@ -27,7 +27,7 @@ class RunLedger:
 
     def __init__(self, run: Run) -> None:
         # Not the run itself, which would keep its tensors in memory.
-        self._trace, self._wanted = run.trace, run.wanted
+        self._trace, self._spec = run.trace, run.spec
         self._barriers = Barriers(run.trace.root, run.trace.liveness) if run.plan.is_of_loss else None
         self._captured = 0
         self._missing: list[LedgerLine] = []
@@ -57,26 +57,26 @@ class RunLedger:
     def _sites(self) -> Iterator[LedgerLine]:
         """Yields the sites that no record is of, by their names without iterations."""
         for site in self._trace.sites:
-            if self._wanted.operations or not all(name.operation for name in site.names):
+            if self._spec.operations or not all(name.operation for name in site.names):
                 for family in (naming.ACTIVATION, naming.ACTIVATION_GRAD):
                     if site.names and (site.value, family) not in self._accounted:
                         yield LedgerLine(name=site.names[0].template, family=family, reason=self._why(site, family))
 
     def _why(self, site: Site, family: str) -> Reason:
         """Returns why a run has no tensor for a site; that the user left it out comes before all other reasons."""
-        if not wants_site(self._wanted, site, family):
+        if not wants_site(self._spec, site, family):
             return "filtered"
         return "opaque" if site.opaque else "eliminated"
 
     def _terms(self) -> Iterator[LedgerLine]:
-        for term in Terms(self._trace, self._wanted).candidates():
+        for term in Terms(self._trace, self._spec).candidates():
             if (term.use.key, naming.TERM) not in self._accounted:
-                reason = why_no_term(term, self._wanted)
+                reason = why_no_term(term, self._spec)
                 yield LedgerLine(name=term.use.name.template, family=naming.TERM, reason=reason)
 
     def _arguments(self) -> Iterator[LedgerLine]:
         for number, leaf in enumerate(self._trace.arguments):
-            each = naming.EXAMPLE_GRAD if self._wanted.per_example and leaf.family == naming.PARAM else None
+            each = naming.EXAMPLE_GRAD if self._spec.per_example and leaf.family == naming.PARAM else None
             for family in (leaf.family, naming.gradient_family(leaf.family), each):
                 if family is not None and (ValueKey((), OPERAND, number), family) not in self._accounted:
                     yield LedgerLine(name=leaf.name, family=family, reason="filtered")

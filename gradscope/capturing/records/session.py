@@ -46,7 +46,7 @@ class Session:
         self._further = further
         self._reading = reading
         self._order = ExecutionOrder.of_trace(run.trace)
-        self._tree = LayerTree(run.trace, run.wanted, self._order)
+        self._tree = LayerTree(run.trace, run.spec, self._order)
         self._ledger = RunLedger(run)
         self.nonfinite = not math.isfinite(self.loss() or 0.0)
         self.zeros: list[Zero] = []
@@ -111,7 +111,9 @@ class Session:
         if not isinstance(value, ValueKey) or record.absent or record.alias_of or record.shard:
             return
         if is_all_zero(record.stats):
-            self.zeros.append(Zero(family=record.family, name=record.name, value=value, turn=pending.origin.turn))
+            self.zeros.append(
+                Zero(family=record.family, name=record.name, value=value, iteration=pending.origin.iteration)
+            )
         else:
             self._flowing.add(value)
 

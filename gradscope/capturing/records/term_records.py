@@ -11,7 +11,7 @@ from gradscope.capturing.execution.run import Run, SiteIteration, site_iteration
 from gradscope.capturing.records.pending_tensors import PendingTensor, Source, TensorOrigin, pending_of, record_of
 from gradscope.dump.record import Reason, SiteFacts
 from gradscope.instrument.plan import Term
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.terms import name_of
 from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.reachability import Reach
@@ -20,16 +20,21 @@ from gradscope.tracing.dataflow.reachability import Reach
 def pending_terms(run: Run, order: ExecutionOrder) -> Iterator[PendingTensor]:
     """Yields every term of a run, in the order in which the operations run that use the values."""
     terms = list(enumerate(run.plan.terms, len(run.plan.sites)))
-    found = [(n, term, turn) for n, term in terms for turn in site_iterations(run, n) if turn.nominal in term.of]
-    for number, term, turn in sorted(found, key=lambda each: _rank(order, each[1], each[2].nominal)):
-        origin = TensorOrigin(term.use.key, turn.nominal, _facts(order, term, turn.nominal))
-        record = record_of(naming.TERM, name_of(term, turn.iteration), term.use, origin)
-        yield pending_of(record, origin, _cotangent(run, number, turn))
+    found = [
+        (n, term, iteration)
+        for n, term in terms
+        for iteration in site_iterations(run, n)
+        if iteration.nominal in term.of
+    ]
+    for number, term, iteration in sorted(found, key=lambda each: _rank(order, each[1], each[2].nominal)):
+        origin = TensorOrigin(term.use.key, iteration.nominal, _facts(order, term, iteration.nominal))
+        record = record_of(naming.TERM, name_of(term, iteration.iteration), term.use, origin)
+        yield pending_of(record, origin, _cotangent(run, number, iteration))
 
 
-def why_no_term(term: Term, wanted: Wanted) -> Reason:
+def why_no_term(term: Term, spec: CaptureSpec) -> Reason:
     """Returns why a run has no tensor for a term; that the user left it out comes before all other reasons."""
-    if not any(wanted.wants_term(name_of(term, turn), of) for turn, of in term.of.items()):
+    if not any(spec.wants_term(name_of(term, iteration), of) for iteration, of in term.of.items()):
         return "filtered"
     if term.use.opaque:
         return "opaque"
@@ -38,28 +43,28 @@ def why_no_term(term: Term, wanted: Wanted) -> Reason:
     return "forward-only" if term.use.reach is Reach.BARRED else "disconnected"
 
 
-def _cotangent(run: Run, number: int, turn: SiteIteration) -> Source:
-    if not turn.executed:
+def _cotangent(run: Run, number: int, iteration: SiteIteration) -> Source:
+    if not iteration.executed:
         return "not-executed"
     if number not in run.reached.sites:
         return "disconnected"
-    return Observation(value=run.observed.cotangents[number], at=turn.at)
+    return Observation(value=run.observed.cotangents[number], at=iteration.at)
 
 
-def _facts(order: ExecutionOrder, term: Term, turn: IterationIndex) -> SiteFacts:
+def _facts(order: ExecutionOrder, term: Term, iteration: IterationIndex) -> SiteFacts:
     user, layer = term.use.user, term.use.user.innermost_layer
     return SiteFacts(
-        index=_rank(order, term, turn),
+        index=_rank(order, term, iteration),
         source=user.source,
         primitive=user.primitive,
-        layer=None if layer is None else str(layer.path.at(turn)),
-        iteration=turn,
+        layer=None if layer is None else str(layer.path.at(iteration)),
+        iteration=iteration,
         operation=True,
-        of=term.of[turn],
+        of=term.of[iteration],
     )
 
 
-def _rank(order: ExecutionOrder, term: Term, turn: IterationIndex) -> int:
+def _rank(order: ExecutionOrder, term: Term, iteration: IterationIndex) -> int:
     """Returns the rank of the operation; for an output of an iteration, the rank of the loop."""
     loops = term.use.user.frame.loops
-    return order.rank(loops, term.use.user.order, turn[: len(loops)])
+    return order.rank(loops, term.use.user.order, iteration[: len(loops)])

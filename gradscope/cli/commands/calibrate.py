@@ -46,9 +46,9 @@ def calibrate(
     from gradscope.cli.standard_streams import stdout_to_stderr
     from gradscope.comparison.judging.noise import LOW_PRECISION_NOISE
     from gradscope.dump.writer import DumpWriter
-    from gradscope.instrument.query.capture_spec import EVERYTHING, Wanted
+    from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 
-    wanted = Wanted(
+    spec = CaptureSpec(
         selection=selection, families=EVERYTHING if families is None else families, depth=selection_options.depth,
         per_example=per_example,
     )  # fmt: skip
@@ -60,7 +60,7 @@ def calibrate(
         dtypes = [dtype for dtype in LOW_PRECISION_NOISE if model_options.x64 or dtype != "float32"]
         lower = {dtype: model_options.arguments(model, dtype=dtype) for dtype in dtypes}
         with writer:
-            dump_request = DumpRequest(wanted=wanted, facts=model_options.facts(arguments))
+            dump_request = DumpRequest(spec=spec, facts=model_options.facts(arguments))
             found = calibrated(model, arguments, lower, dump_request, Timings(progress.phase))
             found.write_to(writer)
     for line in _summary(output, found):

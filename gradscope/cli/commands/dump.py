@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gradscope.capturing.dump_model import DumpRequest
     from gradscope.dump.manifest.manifest import Manifest
     from gradscope.frameworks.modules.request import Request
-    from gradscope.instrument.query.capture_spec import Wanted
+    from gradscope.instrument.query.capture_spec import CaptureSpec
     from gradscope.stats import Finding
 
 #: Options that cannot be combined with others: each option, and the options that it excludes.
@@ -161,14 +161,14 @@ def dump(
     selection, families = selection_options.selection(), selection_options.family_set()
     notes = set_up_jax(model_options, cache=not run_options.no_cache, distributed=run_options.distributed)
     from gradscope.capturing.records.distributed import speaks_for_all
-    from gradscope.instrument.query.capture_spec import EVERYTHING, Wanted
+    from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 
-    wanted = Wanted(
+    spec = CaptureSpec(
         selection=selection, families=EVERYTHING if families is None else families, depth=selection_options.depth,
         operations=operation_options.operations, operands=operation_options.operands, terms=operation_options.terms,
         per_example=operation_options.per_example, wrt=query_options.wrt_selection(),
     )  # fmt: skip
-    request = _dump_request(wanted, run_options, query_options)
+    request = _dump_request(spec, run_options, query_options)
     run_options.say(*notes)
     path, manifest = _run(target, model_request, model_options, run_options, request, context.obj)
     findings = find(manifest)
@@ -180,7 +180,7 @@ def dump(
         raise typer.Exit(1)
 
 
-def _dump_request(wanted: Wanted, run_options: RunOptions, query_options: QueryOptions) -> DumpRequest:
+def _dump_request(spec: CaptureSpec, run_options: RunOptions, query_options: QueryOptions) -> DumpRequest:
     from gradscope.capturing.dump_model import DumpRequest
     from gradscope.capturing.records.measure import TensorReading
 
@@ -190,8 +190,8 @@ def _dump_request(wanted: Wanted, run_options: RunOptions, query_options: QueryO
         widen=run_options.cast is not None,
     )
     return DumpRequest(
-        wanted=wanted,
-        inquiry=query_options.trace_query(),
+        spec=spec,
+        query=query_options.trace_query(),
         self_check=run_options.self_check,
         tell=run_options.say,
         reading=reading,
@@ -221,7 +221,7 @@ def _run(
         path = run_options.output or Path(model.slug if is_shared() else f"{model.slug}.npz")
         writer = dump_writer(path, force=run_options.force)
         interrupts.on_interrupt(writer.discard)
-        arguments = model_options.arguments(model, partial=bool(request.inquiry))
+        arguments = model_options.arguments(model, partial=bool(request.query))
         for choice in model.choices if run_options.verbose else ():
             say(choice)
         run_options.say(*arguments.notes)
@@ -243,7 +243,7 @@ def _print_results(
 ) -> None:
     """Prints the table of a dump, and on standard error what `--strict` found missing."""
     from gradscope.cli.options.checked_findings import unseen_sentences
-    from gradscope.cli.options.query_options import fragment_sentences
+    from gradscope.cli.options.query_options import pruned_sentences
     from gradscope.cli.printing import print_report, say
     from gradscope.report import Query, dump_report
 
@@ -253,7 +253,7 @@ def _print_results(
     except UsageError as error:  # the columns are known only now
         hint = f"the dump is in {path}, and gradscope show sorts it, too; {error.hint}"
         raise UsageError(error.message, hint=hint) from error
-    run_options.say(*fragment_sentences(manifest.provenance))
+    run_options.say(*pruned_sentences(manifest.provenance))
     print_report(report, format_options.chosen)
     for sentence in unseen_sentences(manifest.ledger.unseen() if result_options.strict else ()):
         say(sentence)

@@ -92,12 +92,14 @@ def inspect(
 
     with redirect_stdout(sys.stderr):  # what the model prints are messages
         model = model_options.model(target, request)
-        inquiry = fetch_options.trace_query()
-        arguments = model_options.arguments(model, partial=bool(inquiry))
+        trace_query = fetch_options.trace_query()
+        arguments = model_options.arguments(model, partial=bool(trace_query))
         for sentence in (*(model.choices if verbose else ()), *(() if quiet else arguments.notes)):
             say(sentence)
         with user_code(f"loss of {model.name}"):
-            found = inspect_loss(model.loss, *arguments.shapes, operations=ops or file_format.is_graph, inquiry=inquiry)
+            found = inspect_loss(
+                model.loss, *arguments.shapes, operations=ops or file_format.is_graph, query=trace_query
+            )
             arguments.require(() if found.fragment is None else found.fragment.inputs)
     rows = [Row(family=fact.family, name=fact.name, values=fact.values) for fact in found.facts]
     if file_format.is_graph:

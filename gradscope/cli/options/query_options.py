@@ -13,7 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from gradscope.dump.record import Json
-    from gradscope.instrument.query.trace_query import Inquiry
+    from gradscope.instrument.query.trace_query import TraceQuery
     from gradscope.naming import Selection
 
 _PANEL = "Gradients and values other than the loss's own"
@@ -48,16 +48,16 @@ class FetchOptions:
         ),
     ] = field(default_factory=list[str])
 
-    def trace_query(self) -> Inquiry:
+    def trace_query(self) -> TraceQuery:
         """Returns the query of these options, with the tensors of the files that they name.
 
         Raises:
             UsageError: A `--feed` is not of its form.
             DumpError: A file cannot be read.
         """
-        from gradscope.instrument.query.trace_query import Inquiry
+        from gradscope.instrument.query.trace_query import TraceQuery
 
-        return Inquiry(feeds=dict(map(_fed, self.feed)), fetches=tuple(self.fetch))
+        return TraceQuery(feeds=dict(map(_fed, self.feed)), fetches=tuple(self.fetch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class QueryOptions(FetchOptions):
 
         return Selection.parse(self.wrt) if self.wrt else None
 
-    def trace_query(self) -> Inquiry:
+    def trace_query(self) -> TraceQuery:
         """Returns the query of these options, with the tensors of the files that they name.
 
         Raises:
@@ -138,12 +138,12 @@ def _fed(spelling: str) -> tuple[str, Any]:
     return name, tensor_from_file(file)
 
 
-def fragment_sentences(provenance: Mapping[str, Json]) -> tuple[str, ...]:
+def pruned_sentences(provenance: Mapping[str, Json]) -> tuple[str, ...]:
     """Returns a message about the part of the program that was run, where it was not all of it."""
-    from gradscope.report.reports.inspection import fragment_sentence
+    from gradscope.report.reports.inspection import pruned_sentence
 
     match provenance.get("fragment"):
         case {"needed": int(needed), "total": int(total)} as fragment if needed < total:
-            return (fragment_sentence(fragment),)
+            return (pruned_sentence(fragment),)
         case _:
             return ()

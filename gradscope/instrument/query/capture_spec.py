@@ -15,7 +15,7 @@ EVERYTHING: Final = frozenset(naming.FAMILIES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class CaptureSpec:
     """What a user wants to see.
 
     Attributes:
@@ -53,7 +53,7 @@ class Wanted:
         exclude: str | Sequence[str],
         families: str | Collection[str] | None,
         depth: int | None,
-    ) -> Wanted:
+    ) -> CaptureSpec:
         """The layers and arguments that patterns, families (all where None) and a depth select."""
         chosen = EVERYTHING if families is None else naming.family_set(families)
         return cls(selection=Selection.parse(select, exclude), families=chosen, depth=depth)

@@ -6,7 +6,7 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.terms import Terms, name_of
 from gradscope.instrument.taps import Observer, whole_tensor
 from gradscope.tracing.dataflow.reachability import Reach
@@ -16,56 +16,56 @@ from gradscope.tracing.layers.uses import Use
 from gradscope.tracing.tracer import Trace
 
 
-def make_plan(trace: Trace, wanted: Wanted, observe: Observer = whole_tensor) -> Plan:
+def make_plan(trace: Trace, spec: CaptureSpec, observe: Observer = whole_tensor) -> Plan:
     """The plan that shows everything wanted.
 
     A layer's inputs are observed with it, since its gain is measured against them.
 
     Args:
         trace: The trace; made with operations where `wanted` looks inside layers.
-        wanted: What is to be seen.
+        spec: What is to be seen.
         observe: What is kept of each value and cotangent.
 
     Raises:
         UsageError: A pattern selects nothing, or a family is named that nothing asks to be made.
     """
-    wanted.require_made()
-    terms = Terms(trace, wanted)
-    if wanted.selection.select:
-        wanted.selection.require_matches(_known_names(trace, wanted, terms))
-    if wanted.wrt is not None:
-        wanted.wrt.require_matches(_known_names(trace, wanted, terms))
-    shown = {site.value for site in trace.sites if any(wants_site(wanted, site, family) for family in _LAYER_FAMILIES)}
+    spec.require_made()
+    terms = Terms(trace, spec)
+    if spec.selection.select:
+        spec.selection.require_matches(_known_names(trace, spec, terms))
+    if spec.wrt is not None:
+        spec.wrt.require_matches(_known_names(trace, spec, terms))
+    shown = {site.value for site in trace.sites if any(wants_site(spec, site, family) for family in _LAYER_FAMILIES)}
     read = {value for layer in trace.layers if not shown.isdisjoint(layer.outputs) for value in layer.inputs}
     observed = shown | read
     sites = tuple(site for site in trace.sites if site.value in observed and not site.opaque and not site.eliminated)
     gradients = {number for number, site in enumerate(sites) if has_gradient(site)}
-    if naming.ACTIVATION_GRAD not in wanted.families:
+    if naming.ACTIVATION_GRAD not in spec.families:
         gradients = set[int]()
-    observable = (term for term in terms.wanted() if has_gradient(term.use) and not term.use.eliminated)
+    observable = (term for term in terms.spec() if has_gradient(term.use) and not term.use.eliminated)
     return Plan(sites=sites, gradients=frozenset(gradients), observe=observe, terms=tuple(observable))
 
 
 _LAYER_FAMILIES: Final = (naming.ACTIVATION, naming.ACTIVATION_GRAD)
 
 
-def has_gradient(spot: Site | Use) -> bool:
+def has_gradient(tap_point: Site | Use) -> bool:
     """Whether the gradient of the loss with respect to a site, or a use's term of one, can be observed."""
-    return spot.reach is Reach.GRADIENT and not spot.opaque
+    return tap_point.reach is Reach.GRADIENT and not tap_point.opaque
 
 
-def wants_site(wanted: Wanted, site: Site, family: str) -> bool:
+def wants_site(spec: CaptureSpec, site: Site, family: str) -> bool:
     """Whether a site is wanted under any of its names in any iteration."""
-    return any(wanted.wants_layer(family, name, turn) for name in site.names for turn in iterations(site.loops))
+    return any(spec.wants_layer(family, name, iteration) for name in site.names for iteration in iterations(site.loops))
 
 
-def _known_names(trace: Trace, wanted: Wanted, terms: Terms) -> list[str]:
+def _known_names(trace: Trace, spec: CaptureSpec, terms: Terms) -> list[str]:
     """Every name and key a pattern may match, names first."""
-    layers = [(family, str(name.at(turn))) for s in trace.sites for name in s.names for turn in iterations(s.loops)
-              for family in _LAYER_FAMILIES]  # fmt: skip
+    paths = [str(name.at(at)) for site in trace.sites for name in site.names for at in iterations(site.loops)]
+    layers = [(family, path) for path in paths for family in _LAYER_FAMILIES]
     leaves = [(leaf.family, leaf.name) for leaf in (*trace.arguments, *trace.auxiliary)]
     gradients = [(gradient, name) for family, name in leaves if (gradient := naming.gradient_family(family))]
-    parts = [(naming.TERM, name_of(term, turn)) for term in terms.candidates() for turn in term.of]
-    examples = [(naming.EXAMPLE_GRAD, name) for family, name in leaves if wanted.per_example and family == naming.PARAM]
+    parts = [(naming.TERM, name_of(term, iteration)) for term in terms.candidates() for iteration in term.of]
+    examples = [(naming.EXAMPLE_GRAD, name) for family, name in leaves if spec.per_example and family == naming.PARAM]
     known = [*layers, *leaves, *gradients, *parts, *examples]
     return list(dict.fromkeys([name for _, name in known] + [naming.key_of(*key) for key in known]))

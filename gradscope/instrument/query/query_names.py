@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from gradscope import naming
-from gradscope.instrument.query.trace_query import GRADIENT, Inquiry
+from gradscope.instrument.query.trace_query import GRADIENT, TraceQuery
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
 from gradscope.tracing.lookup.named_values import NamedValue, NamedValues
 
@@ -56,25 +56,25 @@ class QueryNames(NamedTuple):
     fetches: list[Fetch]
 
 
-def find_names(known: NamedValues, inquiry: Inquiry) -> QueryNames:
+def find_names(known: NamedValues, query: TraceQuery) -> QueryNames:
     """The values that a query names.
 
     Args:
         known: The names of the trace.
-        inquiry: The query.
+        query: The query.
 
     Raises:
         UsageError: A name is unknown.
     """
-    initial = inquiry.cotangents or (None,) * len(inquiry.of)
-    gradients = {name.removeprefix(GRADIENT): each for name, each in inquiry.feeds.items() if name.startswith(GRADIENT)}
-    values = {name: each for name, each in inquiry.feeds.items() if not name.startswith(GRADIENT)}
+    initial = query.cotangents or (None,) * len(query.of)
+    gradients = {name.removeprefix(GRADIENT): each for name, each in query.feeds.items() if name.startswith(GRADIENT)}
+    values = {name: each for name, each in query.feeds.items() if not name.startswith(GRADIENT)}
     return QueryNames(
-        of=[Injected(name, known.find(name), each) for name, each in zip(inquiry.of, initial, strict=True)],
-        stops=[known.find(name) for name in inquiry.stops],
+        of=[Injected(name, known.find(name), each) for name, each in zip(query.of, initial, strict=True)],
+        stops=[known.find(name) for name in query.stops],
         fed=[Injected(name, known.find(name), each) for name, each in values.items()],
         gradient_fed=[Injected(name, known.find(name), each) for name, each in gradients.items()],
-        fetches=[_fetch(name, known) for name in inquiry.fetches],
+        fetches=[_fetch(name, known) for name in query.fetches],
     )
 
 

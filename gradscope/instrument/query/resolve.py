@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,10 +17,10 @@ import numpy as np
 from gradscope import naming
 from gradscope.errors import UsageError
 from gradscope.instrument.plan import Plan, Seed, by_site
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import has_gradient, make_plan
 from gradscope.instrument.query.query_names import Fetch, Injected, QueryNames, find_names, is_argument, values_of
-from gradscope.instrument.query.trace_query import Answer, Fragment, Inquiry
+from gradscope.instrument.query.trace_query import PrunedProgram, ResolvedQuery, TraceQuery
 from gradscope.instrument.taps import Observer, whole_tensor
 from gradscope.naming import printable
 from gradscope.tracing.dataflow.backward import Marks
@@ -33,33 +33,35 @@ from gradscope.tracing.lookup.named_values import NamedValue, NamedValues, throu
 from gradscope.tracing.tracer import Leaf, Trace, as_reached
 
 
-def answer(trace: Trace, wanted: Wanted, inquiry: Inquiry, observe: Observer = whole_tensor) -> Answer:
+def resolve_query(
+    trace: Trace, spec: CaptureSpec, query: TraceQuery, observe: Observer = whole_tensor
+) -> ResolvedQuery:
     """The answer to a query about a trace that was made with operations.
 
     Raises:
         UsageError: A name is unknown, a tensor does not fit, a value cannot be differentiated, fed or stopped, terms
             are selected in addition to what is fetched, or gradients of each example, which are the loss's own.
     """
-    if not inquiry:
-        return Answer(trace=trace, plan=make_plan(trace, wanted, observe), wanted=wanted)
-    _require_compatible(wanted, inquiry)
-    names = find_names(NamedValues(trace, trace.layers), inquiry)
+    if not query:
+        return ResolvedQuery(trace=trace, plan=make_plan(trace, spec, observe), spec=spec)
+    _require_compatible(spec, query)
+    names = find_names(NamedValues(trace, trace.layers), query)
     seeds = seeds_of(trace, names)
     outputs = needed_outputs(trace, names, seeds)
     trace = as_queried(trace, names, seeds, outputs)
     if names.fetches:
-        wanted = replace(wanted, keys=frozenset(_key(trace, fetch) for fetch in names.fetches))
-        trace = replace(trace, arguments=tuple(_as_selected(leaf, wanted) for leaf in trace.arguments))
-    shown = make_plan(trace, wanted, observe)
+        spec = replace(spec, keys=frozenset(_key(trace, fetch) for fetch in names.fetches))
+        trace = replace(trace, arguments=tuple(_as_selected(leaf, spec) for leaf in trace.arguments))
+    shown = make_plan(trace, spec, observe)
     plan = with_query(shown, trace, names, seeds)
-    if naming.ACTIVATION_GRAD in wanted.families:
+    if naming.ACTIVATION_GRAD in spec.families:
         added = range(len(shown.sites), len(plan.sites))
         plan = replace(plan, gradients=plan.gradients.union(n for n in added if has_gradient(plan.sites[n])))
     used = {frame.key: trace.liveness.used(frame) for frame in trace.root.walk()}
-    return Answer(
+    return ResolvedQuery(
         trace=trace,
         plan=replace(plan, used=used, outputs=tuple(outputs)),
-        wanted=wanted,
+        spec=spec,
         feeds=_fed_sites(plan, names.fed),
         arguments={
             each.value.position: _fitting(each, trace.site_at(each.value))
@@ -71,13 +73,13 @@ def answer(trace: Trace, wanted: Wanted, inquiry: Inquiry, observe: Observer = w
     )
 
 
-def _require_compatible(wanted: Wanted, inquiry: Inquiry) -> None:
-    if wanted.per_example:
+def _require_compatible(spec: CaptureSpec, query: TraceQuery) -> None:
+    if spec.per_example:
         raise UsageError(
             "gradients of each example are those of the loss as it is, and something else is asked",
             hint="leave out what is differentiated, stopped, fed or fetched, or the gradients of each example",
         )
-    if inquiry.fetches and (wanted.terms or wanted.operands):
+    if query.fetches and (spec.terms or spec.operands):
         raise UsageError(
             "a fetch names all that is shown, and what flows back from single uses has no name to fetch",
             hint="leave out the fetch, or the terms and operations' inputs",
@@ -160,15 +162,15 @@ def with_query(plan: Plan, trace: Trace, names: QueryNames, seeds: Sequence[Inje
     numbers = {site.value: number for number, site in enumerate(sites)}
 
     def iterations_of(named: Iterable[NamedValue]) -> Any:
-        return by_site((numbers[each.value], each.turn) for each in named if each.value is not None)
+        return by_site((numbers[each.value], each.iteration) for each in named if each.value is not None)
 
     return replace(
         plan,
         sites=sites,
-        seeds=tuple(Seed(numbers[each.value], each.named.turn) for each in seeds if each.value is not None),
+        seeds=tuple(Seed(numbers[each.value], each.named.iteration) for each in seeds if each.value is not None),
         fed=iterations_of(each.named for each in fed),
         stopped=iterations_of(names.stops),
-        severed=iterations_of(each.named for each in names.gradient_fed),
+        gradient_fed=iterations_of(each.named for each in names.gradient_fed),
     )
 
 
@@ -201,25 +203,24 @@ def _initial(seed: Injected, site: Site) -> Any:
         )
     if seed.tensor is None:
         return jnp.ones(site.shape, site.dtype)
-    given = jnp.asarray(seed.tensor)
-    _require_shape(given, site, f"the initial gradient of {printable(seed.name)}", _GRADIENT_HINT)
-    return given.astype(site.dtype)
-
-
-_VALUE_HINT: Final = "a value is replaced by one of its own shape"
-_GRADIENT_HINT: Final = "an initial gradient has the shape of what is differentiated"
+    injected = jnp.asarray(seed.tensor)
+    if injected.shape != site.shape:
+        raise UsageError(
+            f"the initial gradient of {printable(seed.name)} has shape {injected.shape}, expected {site.shape}",
+            hint="an initial gradient has the shape of what is differentiated",
+        )
+    return injected.astype(site.dtype)
 
 
 def _fitting(fed: Injected, site: Site) -> Any:
     """The tensor for a value, in the value's dtype."""
-    given = np.asarray(fed.tensor)
-    _require_shape(given, site, f"what is given for {printable(fed.name)}", _VALUE_HINT)
-    return given.astype(site.dtype)
-
-
-def _require_shape(given: Any, site: Site, what: str, hint: str) -> None:
-    if given.shape != site.shape:
-        raise UsageError(f"{what} has shape {list(given.shape)}, expected {list(site.shape)}", hint=hint)
+    injected = np.asarray(fed.tensor)
+    if injected.shape != site.shape:
+        raise UsageError(
+            f"what is given for {printable(fed.name)} has shape {list(injected.shape)}, expected {list(site.shape)}",
+            hint="a value is replaced by one of its own shape",
+        )
+    return injected.astype(site.dtype)
 
 
 def _fed_sites(plan: Plan, fed: Sequence[Injected]) -> dict[int, Any]:
@@ -232,33 +233,33 @@ def _fed_sites(plan: Plan, fed: Sequence[Injected]) -> dict[int, Any]:
         number = numbers[each.value]
         shape = plan.value(number)
         tensor = feeds.setdefault(number, np.zeros(shape.shape, shape.dtype))
-        tensor[each.named.turn] = _fitting(each, plan.sites[number])
+        tensor[each.named.iteration] = _fitting(each, plan.sites[number])
     return feeds
 
 
 def _key(trace: Trace, fetch: Fetch) -> str:
     """The key under which a fetched value is shown."""
-    value, turn = fetch.named
+    value, iteration = fetch.named
     if value is not None and is_argument(value):
         leaf = trace.arguments[value.position]
         family = naming.gradient_family(leaf.family) if fetch.gradient else leaf.family
         return naming.key_of(family or leaf.family, leaf.name)
     names = next((site.names for site in trace.sites if site.value == value), ())
-    shown = [str(name.at(turn)) for name in names]
+    shown = [str(name.at(iteration)) for name in names]
     if not shown:
         raise UsageError(f"{printable(fetch.name)} is a constant", hint="nothing has to be run for it")
     family = naming.ACTIVATION_GRAD if fetch.gradient else naming.ACTIVATION
     return naming.key_of(family, fetch.name if fetch.name in shown else shown[0])
 
 
-def _as_selected(leaf: Leaf, wanted: Wanted) -> Leaf:
+def _as_selected(leaf: Leaf, spec: CaptureSpec) -> Leaf:
     """The leaf, differentiated only if its gradient is selected."""
     family = naming.gradient_family(leaf.family)
-    selected = family is not None and wanted.wants(family, leaf.name)
+    selected = family is not None and spec.wants(family, leaf.name)
     return replace(leaf, differentiated=leaf.differentiated and selected)
 
 
-def _fragment(trace: Trace) -> Fragment:
+def _fragment(trace: Trace) -> PrunedProgram:
     """The part of the program that is run."""
     operations = [
         number in trace.liveness.used(frame)
@@ -270,4 +271,4 @@ def _fragment(trace: Trace) -> Fragment:
     needed = trace.liveness.arguments
     leaves = zip(trace.arguments, needed, strict=True)
     inputs = tuple(leaf.name for leaf, is_needed in leaves if is_needed and leaf.family == naming.INPUT)
-    return Fragment(sum(operations), len(operations), needed, inputs)
+    return PrunedProgram(sum(operations), len(operations), needed, inputs)

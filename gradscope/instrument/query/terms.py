@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from gradscope import naming
 from gradscope.instrument.plan import Term
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, iterations
@@ -30,66 +30,76 @@ class Terms:
 
     Args:
         trace: The trace; made with operations where any term is wanted.
-        wanted: What is shown.
+        spec: What is shown.
     """
 
-    def __init__(self, trace: Trace, wanted: Wanted) -> None:
-        self._wanted = wanted
+    def __init__(self, trace: Trace, spec: CaptureSpec) -> None:
+        self._spec = spec
         self._frames = {frame.key: frame for frame in trace.root.walk()}
         self._origins = CarryOrigins(self._frames)
         self._names = {site.value: site.names for site in trace.sites}
         self._arguments = [naming.key_of(leaf.family, leaf.name) for leaf in trace.arguments]
-        looks_at_uses = wanted.operands or wanted.terms
+        looks_at_uses = spec.operands or spec.terms
         self._uses = find_uses(trace.root, trace.layers, trace.liveness, trace.reachability) if looks_at_uses else []
-        whole = (self._moment(use, turn) for use in self._uses if _counts(use) for turn in iterations(use.loops))
-        self._shared = {moment for moment, count in Counter(whole).items() if moment is not None and count > 1}
+        whole = (
+            self._value_at(use, iteration) for use in self._uses if _counts(use) for iteration in iterations(use.loops)
+        )
+        self._shared = {value_at for value_at, count in Counter(whole).items() if value_at is not None and count > 1}
 
     def candidates(self) -> Iterator[Term]:
         """Every use that is one of those selected, with the iterations in which it is."""
         for use in self._uses:
-            moments = {turn: self._moment(use, turn) for turn in iterations(use.loops)}
-            of = {turn: self._key(moment) for turn, moment in moments.items() if self._is_selected(use, moment)}
+            values_at = {iteration: self._value_at(use, iteration) for iteration in iterations(use.loops)}
+            of = {
+                iteration: self._key(value_at)
+                for iteration, value_at in values_at.items()
+                if self._is_selected(use, value_at)
+            }
             if of:
                 yield Term(use=use, of=of)
 
-    def wanted(self) -> Iterator[Term]:
+    def spec(self) -> Iterator[Term]:
         """Those of the candidates that are wanted, with the iterations in which they are."""
         for term in self.candidates():
-            of = {turn: key for turn, key in term.of.items() if self._wanted.wants_term(name_of(term, turn), key)}
+            of = {
+                iteration: key
+                for iteration, key in term.of.items()
+                if self._spec.wants_term(name_of(term, iteration), key)
+            }
             if of:
                 yield Term(use=term.use, of=of)
 
-    def _moment(self, use: Use, turn: IterationIndex) -> ValueAt | None:
+    def _value_at(self, use: Use, iteration: IterationIndex) -> ValueAt | None:
         """The value that a term belongs to in one iteration, in the iteration that made it; None for no value."""
         if use.value is None or not use.whole:
             return None
-        return self._origins.of(ValueAt(use.value, turn[: len(self._frames[use.value.frame].loops)]))
+        return self._origins.of(ValueAt(use.value, iteration[: len(self._frames[use.value.frame].loops)]))
 
-    def _is_selected(self, use: Use, moment: ValueAt | None) -> bool:
-        if self._wanted.operands and use.operand and self._wanted.shows(use.name):
+    def _is_selected(self, use: Use, value_at: ValueAt | None) -> bool:
+        if self._spec.operands and use.operand and self._spec.shows(use.name):
             return True
-        return self._wanted.terms and moment in self._shared and self._shows(moment)
+        return self._spec.terms and value_at in self._shared and self._shows(value_at)
 
-    def _shows(self, moment: ValueAt | None) -> bool:
+    def _shows(self, value_at: ValueAt | None) -> bool:
         """Whether a value is one of those shown: a layer's, an operation's, or an argument."""
-        if moment is None:
+        if value_at is None:
             return False
-        return _is_argument(moment) or any(map(self._wanted.shows, self._names.get(moment.value, ())))
+        return _is_argument(value_at) or any(map(self._spec.shows, self._names.get(value_at.value, ())))
 
-    def _key(self, moment: ValueAt | None) -> str | None:
+    def _key(self, value_at: ValueAt | None) -> str | None:
         """The key of a value in a dump; None for a value without a name."""
-        if moment is None:
+        if value_at is None:
             return None
-        if _is_argument(moment):
-            return self._arguments[moment.value.position]
-        names = self._names.get(moment.value, ())
-        shown = next((name for name in names if self._wanted.shows(name)), names[0] if names else None)
-        return None if shown is None else naming.key_of(naming.ACTIVATION, str(shown.at(moment.turn)))
+        if _is_argument(value_at):
+            return self._arguments[value_at.value.position]
+        names = self._names.get(value_at.value, ())
+        shown = next((name for name in names if self._spec.shows(name)), names[0] if names else None)
+        return None if shown is None else naming.key_of(naming.ACTIVATION, str(shown.at(value_at.iteration)))
 
 
-def name_of(term: Term, turn: IterationIndex) -> str:
+def name_of(term: Term, iteration: IterationIndex) -> str:
     """The name of a term in one iteration of the loops around it."""
-    return str(term.use.name.at(turn))
+    return str(term.use.name.at(iteration))
 
 
 def _counts(use: Use) -> bool:
@@ -97,5 +107,5 @@ def _counts(use: Use) -> bool:
     return use.reach >= Reach.GRADIENT and not use.eliminated
 
 
-def _is_argument(moment: ValueAt) -> bool:
-    return moment.value == ValueKey((), OPERAND, moment.value.position)
+def _is_argument(value_at: ValueAt) -> bool:
+    return value_at.value == ValueKey((), OPERAND, value_at.value.position)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from gradscope.dump.record import Json
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.tracing.tracer import Trace
 
 #: The prefix of a value's name that means the gradient that arrives at it.
@@ -22,7 +22,7 @@ GRADIENT: Final = "gradient/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inquiry:
+class TraceQuery:
     """A query, by the names of values (see `tracing.lookup.named_values`).
 
     Attributes:
@@ -43,7 +43,7 @@ class Inquiry:
         return bool(self.of or self.stops or self.feeds or self.fetches)
 
 
-class Fragment(NamedTuple):
+class PrunedProgram(NamedTuple):
     """The part of a program that an inquiry needs.
 
     Attributes:
@@ -64,13 +64,13 @@ class Fragment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ResolvedQuery:
     """How an inquiry is answered.
 
     Attributes:
         trace: The trace, with what arrives where when that is differentiated which is requested.
         plan: What is observed, fed, stopped and run.
-        wanted: What is shown.
+        spec: What is shown.
         feeds: The values fed, by site.
         arguments: The arguments fed, by number.
         cotangents: The initial gradient of each seed.
@@ -79,8 +79,8 @@ class Answer:
 
     trace: Trace
     plan: Plan
-    wanted: Wanted
+    spec: CaptureSpec
     feeds: Mapping[int, Any] = field(default_factory=dict[int, Any])
     arguments: Mapping[int, Any] = field(default_factory=dict[int, Any])
     cotangents: tuple[Any, ...] = ()
-    fragment: Fragment | None = None
+    fragment: PrunedProgram | None = None

@@ -29,8 +29,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from gradscope.instrument.plan import EMPTY_PLAN, turns
-from gradscope.instrument.rewriting.interpreter import Captured, Context, Given, Rule, interpret
+from gradscope.instrument.plan import EMPTY_PLAN, iterations
+from gradscope.instrument.rewriting.interpreter import Captured, Context, InjectedValues, Rule, interpret
 from gradscope.tracing.jaxpr.jaxcompat import (
     Equation,
     FrameKind,
@@ -73,13 +73,13 @@ def remat_rule(
     inside = context.enter(number)
     sub = sub_jaxprs(equation)[0]
 
-    def body(values: Sequence[Any], given: Given) -> tuple[Sequence[Any], Captured]:
-        return _run(inside.with_given(given), sub, values)
+    def body(values: Sequence[Any], injected: InjectedValues) -> tuple[Sequence[Any], Captured]:
+        return _run(inside.with_injected(injected), sub, values)
 
     params = equation.params
     checkpointed = jax.checkpoint(body, prevent_cse=params["prevent_cse"], policy=params["policy"])
     with traced_as(equation):
-        return checkpointed(values, inside.own_given())
+        return checkpointed(values, inside.own_injected())
 
 
 def scan_rule(
@@ -92,9 +92,9 @@ def scan_rule(
     first_carry, first_sequence = arity.constants, arity.constants + arity.carries
     constants = values[:first_carry]
 
-    def body(carries: Sequence[Any], turn: tuple[Sequence[Any], Given]) -> Any:
-        slices, given = turn
-        outputs, captured = _run(inside.turn(given), sub, [*constants, *carries, *slices])
+    def body(carries: Sequence[Any], iteration: tuple[Sequence[Any], InjectedValues]) -> Any:
+        slices, injected = iteration
+        outputs, captured = _run(inside.iteration(injected), sub, [*constants, *carries, *slices])
         return outputs[: arity.carries], (outputs[arity.carries :], captured)
 
     params = equation.params
@@ -102,7 +102,7 @@ def scan_rule(
         carries, (stacked, captured) = jax.lax.scan(
             body,
             list(values[first_carry:first_sequence]),
-            (list(values[first_sequence:]), inside.own_given()),
+            (list(values[first_sequence:]), inside.own_injected()),
             length=params["length"],
             reverse=params["reverse"],
             unroll=params["unroll"],
@@ -143,28 +143,28 @@ def _by_platform(platforms: Sequence[Sequence[str] | None], branches: Sequence[A
 
 
 def _executed(inside: Context) -> Captured:
-    return Captured({}, {n: _full(inside, _turns_inside(inside, n), bool, True) for n in inside.inside}, {}, {})
+    return Captured({}, {n: _full(inside, _iterations_inside(inside, n), bool, True) for n in inside.inside}, {}, {})
 
 
 def _not_executed(inside: Context) -> Captured:
     sites = filter(inside.plan.is_site, inside.inside)
     shapes = {number: inside.plan.observed(number, below=inside.depth) for number in sites}
     values = {n: _full(inside, shape.shape, shape.dtype, 0, shape.sharding) for n, shape in shapes.items()}
-    executed = {number: _full(inside, _turns_inside(inside, number), bool, False) for number in inside.inside}
-    counts = {number: _no_turns(inside, number) for number in inside.inside}
+    executed = {number: _full(inside, _iterations_inside(inside, number), bool, False) for number in inside.inside}
+    counts = {number: _no_iterations(inside, number) for number in inside.inside}
     seeds = [number for number in inside.inside if inside.plan.is_seed(number)]
     kinds = {number: inside.plan.value(number, below=inside.depth) for number in seeds}
     nothing = {n: _full(inside, kind.shape, kind.dtype, 0, kind.sharding) for n, kind in kinds.items()}
     return Captured(values, executed, {n: count for n, count in counts.items() if count.shape[-1]}, nothing)
 
 
-def _turns_inside(inside: Context, number: int) -> tuple[int, ...]:
-    return turns(inside.plan.spot(number).loops[inside.depth :])
+def _iterations_inside(inside: Context, number: int) -> tuple[int, ...]:
+    return iterations(inside.plan.tap_point(number).loops[inside.depth :])
 
 
-def _no_turns(inside: Context, number: int) -> Any:
-    loops = inside.plan.spot(number).loops[inside.depth :]
-    return _full(inside, (*turns(loops), sum(loop.length is None for loop in loops)), jnp.int32, 0)
+def _no_iterations(inside: Context, number: int) -> Any:
+    loops = inside.plan.tap_point(number).loops[inside.depth :]
+    return _full(inside, (*iterations(loops), sum(loop.length is None for loop in loops)), jnp.int32, 0)
 
 
 def _full(inside: Context, shape: tuple[int, ...], dtype: Any, value: Any, sharding: Any = None) -> Any:
@@ -177,7 +177,7 @@ def while_rule(
 ) -> tuple[Sequence[Any], Captured]:
     """Run a while loop; the last iteration's observations travel in its carry."""
     inside = context.enter(number)
-    body_context = inside.turn(Given.nothing())
+    body_context = inside.iteration(InjectedValues.nothing())
     params = equation.params
     condition, condition_constants = opened(params["cond_jaxpr"])
     first_constant, first_carry = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
@@ -199,9 +199,9 @@ def while_rule(
     with traced_as(equation):
         outputs, captured, counts = jax.lax.while_loop(goes_on, body, start)
     for site in inside.inside:
-        deeper = captured.turns.get(site, _no_turns(body_context, site))
+        deeper = captured.iterations.get(site, _no_iterations(body_context, site))
         here = jnp.broadcast_to(counts[0], (*deeper.shape[:-1], 1))
-        captured.turns[site] = jnp.concatenate([here, deeper], axis=-1)
+        captured.iterations[site] = jnp.concatenate([here, deeper], axis=-1)
     return outputs, captured
 
 
@@ -215,13 +215,13 @@ def shard_map_rule(
     axes = manual_axes(equation)
     per_shard = PartitionSpec(axes)
 
-    def body(values: Sequence[Any], given: Given) -> tuple[Sequence[Any], Captured]:
-        one = jax.tree_util.tree_map(lambda shard: shard[0], given)
-        outputs, captured = _run(inside.turn(one, axes), sub, values)
+    def body(values: Sequence[Any], injected: InjectedValues) -> tuple[Sequence[Any], Captured]:
+        one = jax.tree_util.tree_map(lambda shard: shard[0], injected)
+        outputs, captured = _run(inside.iteration(one, axes), sub, values)
         return outputs, jax.tree_util.tree_map(lambda seen: seen[None], captured)
 
     with traced_as(equation):
-        given = jax.tree_util.tree_map(lambda shards: dealt(shards, params["mesh"], axes), inside.own_given())
+        injected = jax.tree_util.tree_map(lambda shards: dealt(shards, params["mesh"], axes), inside.own_injected())
         return jax.shard_map(
             body,
             mesh=params["mesh"],
@@ -229,7 +229,7 @@ def shard_map_rule(
             out_specs=(list(params["out_specs"]), per_shard),
             axis_names=frozenset(axes),
             check_vma=params["check_vma"],
-        )(list(values), given)
+        )(list(values), injected)
 
 
 def linear_solve_rule(

@@ -29,7 +29,7 @@ def made_on_host(function: Callable[[np.ndarray], np.ndarray], shape: jax.ShapeD
     if buffer_callback is None:
         return jax.pure_callback(lambda array: function(np.asarray(array)), shape, operand, vmap_method="sequential")
 
-    def fill(_context: Any, made: Any, given: Any) -> None:
-        np.asarray(made)[...] = function(np.asarray(given))
+    def fill(_context: Any, made: Any, injected: Any) -> None:
+        np.asarray(made)[...] = function(np.asarray(injected))
 
     return buffer_callback(fill, shape, vmap_method="sequential")(operand)

@@ -30,14 +30,14 @@ class Captured(NamedTuple):
         values: The observations, with a leading axis for each loop around the site.
         executed: For sites and terms inside branches and `while` loops: whether the branch or the loop ran, likewise
             per iteration.
-        turns: For sites inside `while` loops: how many iterations each of those loops ran, outermost first along the
+        iterations: For sites inside `while` loops: how many iterations each loop ran, outermost first along the
             last axis; the observation is the last iteration's.
         seeds: Values to be differentiated, as they are, by site number.
     """
 
     values: dict[int, Any]
     executed: dict[int, Any]
-    turns: dict[int, Any]
+    iterations: dict[int, Any]
     seeds: dict[int, Any]
 
     @classmethod
@@ -51,7 +51,7 @@ class Captured(NamedTuple):
             mine.update(theirs)
 
 
-class Given(NamedTuple):
+class InjectedValues(NamedTuple):
     """What a run is given, by number in the plan, with a leading axis for each loop around the site; a pytree.
 
     Attributes:
@@ -59,17 +59,17 @@ class Given(NamedTuple):
         feeds: Values in the place of those that would be computed.
         fed: Whether this is an iteration in which there is one.
         stopped: Whether this is an iteration in which the value counts as constant.
-        severed: Whether this is an iteration in which no cotangent arrives from where the value is used.
+        gradient_fed: Whether this is an iteration in which no cotangent arrives from where the value is used.
     """
 
     sinks: Mapping[int, Any]
     feeds: Mapping[int, Any]
     fed: Mapping[int, Any]
     stopped: Mapping[int, Any]
-    severed: Mapping[int, Any]
+    gradient_fed: Mapping[int, Any]
 
     @classmethod
-    def nothing(cls) -> Given:
+    def nothing(cls) -> InjectedValues:
         """Nothing given."""
         return cls({}, {}, {}, {}, {})
 
@@ -93,23 +93,23 @@ class Context:
     frame: FrameKey = ()
     depth: int = 0
     axes: tuple[str, ...] = ()
-    given: Given = field(default_factory=Given.nothing)
+    injected: InjectedValues = field(default_factory=InjectedValues.nothing)
     reached: set[int] = field(default_factory=set[int])
 
     def enter(self, equation: int, branch: int = 0) -> Context:
         """The context in one of an equation's frames."""
         return replace(self, frame=(*self.frame, (equation, branch)))
 
-    def with_given(self, given: Given) -> Context:
+    def with_injected(self, injected: InjectedValues) -> Context:
         """The same context, with what is given as the function it is in received it."""
-        return replace(self, given=given)
+        return replace(self, injected=injected)
 
-    def turn(self, given: Given, axes: tuple[str, ...] = ()) -> Context:
+    def iteration(self, injected: InjectedValues, axes: tuple[str, ...] = ()) -> Context:
         """The context in one iteration of the loop that this frame is the body of, with what that iteration is given.
 
         Of a `shard_map`, whose iterations are the shards, `axes` are the mesh axes it splits over.
         """
-        return replace(self, depth=self.depth + 1, axes=(*self.axes, *axes), given=given)
+        return replace(self, depth=self.depth + 1, axes=(*self.axes, *axes), injected=injected)
 
     @property
     def inside(self) -> Sequence[int]:
@@ -122,9 +122,11 @@ class Context:
         # A partial and not a method: the backward rules that keep it must not keep this context, which holds tracers.
         return partial(_observed_in_shards, self.plan.observe, self.axes)
 
-    def own_given(self) -> Given:
+    def own_injected(self) -> InjectedValues:
         """What is given for those."""
-        return Given(*({number: each[number] for number in self.inside if number in each} for each in self.given))
+        return InjectedValues(
+            *({number: each[number] for number in self.inside if number in each} for each in self.injected)
+        )
 
 
 #: Runs one equation: context, its number, the equation, its operands' values; gives outputs and what was observed.
@@ -223,20 +225,20 @@ def _as_it_stands(
 
 def _observe(context: Context, site: int, value: Any, captured: Captured) -> Any:
     """Observes one value; returns the value to go on with."""
-    given = context.given
+    injected = context.injected
     if site in context.plan.isolated:
         _note(context, site, value, captured)
         _hand_out(context, site, value, captured)
-        return _tapped(context, site, _fed(given, site, value))
-    value = _fed(given, site, value)
+        return _tapped(context, site, _fed(injected, site, value))
+    value = _fed(injected, site, value)
     _note(context, site, value, captured)
-    value = _tapped(context, site, _constant_where(given.stopped.get(site), value))
+    value = _tapped(context, site, _constant_where(injected.stopped.get(site), value))
     _hand_out(context, site, value, captured)
-    return _constant_where(given.severed.get(site), value)
+    return _constant_where(injected.gradient_fed.get(site), value)
 
 
-def _fed(given: Given, site: int, value: Any) -> Any:
-    return _where(given.fed[site], given.feeds[site], value) if site in given.feeds else value
+def _fed(injected: InjectedValues, site: int, value: Any) -> Any:
+    return _where(injected.fed[site], injected.feeds[site], value) if site in injected.feeds else value
 
 
 def _note(context: Context, site: int, value: Any, captured: Captured) -> None:
@@ -251,7 +253,7 @@ def _hand_out(context: Context, site: int, value: Any, captured: Captured) -> No
 
 def _tapped(context: Context, number: int, value: Any) -> Any:
     """The value, tapped where its cotangent is observed."""
-    sink = context.given.sinks.get(number)
+    sink = context.injected.sinks.get(number)
     return value if sink is None else tap(value, sink, context.observe, partial(context.reached.add, number))
 
 
@@ -263,7 +265,7 @@ def _with_terms(
     if not terms:
         return outputs
     tapped = {at: outputs[at] for term in terms.values() for at in context.plan.term(term).use.outputs}
-    sinks = {operand: context.given.sinks[term] for operand, term in terms.items()}
+    sinks = {operand: context.injected.sinks[term] for operand, term in terms.items()}
     observe, reached = context.observe, partial(context.reached.update, terms.values())
 
     def pulled(operands: Sequence[Any], cotangents: Mapping[int, Any]) -> dict[int, Any]:

@@ -97,7 +97,7 @@ class InspectionReport:
         if isinstance(unused, list) and unused:
             yield Note(label="unused", text=", ".join(map(str, unused)), style=DOUBTFUL)
         if self.fetch is not None:
-            yield Note(label="fetch", text=fragment_sentence(self.fetch))
+            yield Note(label="fetch", text=pruned_sentence(self.fetch))
         if "loops_counted_once" in self.totals:
             loops = count(totals["loops_counted_once"])
             yield Note(label="loops", text=f"{loops} whose length is known only at run time, counted as one iteration")
@@ -188,7 +188,7 @@ def _line(row: Row, columns: Sequence[Column]) -> Line:
     return Line(cells=(row.name, *(each.cell(row.values) for each in columns)), keys=(row.key,))
 
 
-def fragment_sentence(fragment: Mapping[str, Json]) -> str:
+def pruned_sentence(fragment: Mapping[str, Json]) -> str:
     """Returns a sentence about the part of a program that a fetch needs.
 
     Args:

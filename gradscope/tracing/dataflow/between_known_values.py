@@ -4,7 +4,7 @@ A *segment* is everything that is computed between a known value, or an output, 
 it is made of. Errors do not travel from one segment into another. The gradient that arrives at a known value is made by
 the segments that read it, its *readers*.
 
-Only floating-point and complex values are followed, because only they have gradients.
+Only floating-point and complex values are followed, because only they have gradients; none inside a linear solver.
 """
 
 from __future__ import annotations
@@ -44,28 +44,33 @@ class SegmentsBetween:
         """The known values and arguments that one segment reads."""
         seen, waiting = {end}, [end]
         while waiting:
-            for moment in self._operands(waiting.pop()):
-                if moment in seen:
+            for value_at in self._operands(waiting.pop()):
+                if value_at in seen:
                     continue
-                seen.add(moment)
-                if moment in self._known or _is_argument(moment):
-                    yield moment
+                seen.add(value_at)
+                if value_at in self._known or _is_argument(value_at):
+                    yield value_at
                 else:
-                    waiting.append(moment)
+                    waiting.append(value_at)
 
-    def _operands(self, moment: ValueAt) -> list[ValueAt]:
+    def _operands(self, value_at: ValueAt) -> list[ValueAt]:
         """What a value is directly made of, or is in another frame."""
-        value, turn = moment
-        found = sources(self._frames, moment)
+        value, iteration = value_at
+        frame = self._frames[value.frame]
+        inside = frame.children.get(value.equation, ())
+        # Gradients go around a solver: they arrive at what its equation is smooth in, not at what it computes with.
+        around = inside[0].transfer.differentiated if inside and inside[0].transfer.gradients == "around" else None
+        found = [] if around is not None else sources(self._frames, value_at)
         if not found and value.equation != OPERAND:
-            frame = self._frames[value.frame]
-            read = (resolve(frame, atom) for atom in frame.jaxpr.eqns[value.equation].invars)
-            found = [ValueAt(key, turn[: len(self._frames[key.frame].loops)]) for key in read if key is not None]
+            atoms = frame.jaxpr.eqns[value.equation].invars
+            read = (resolve(frame, atoms[at]) for at in (range(len(atoms)) if around is None else around))
+            found = [ValueAt(key, iteration[: len(self._frames[key.frame].loops)]) for key in read if key is not None]
         return list(filter(self._has_gradients, found))
 
-    def _has_gradients(self, moment: ValueAt) -> bool:
-        return is_inexact(variable_of(self._frames[moment.value.frame], moment.value))
+    def _has_gradients(self, value_at: ValueAt) -> bool:
+        frame = self._frames[value_at.value.frame]
+        return is_inexact(variable_of(frame, value_at.value)) and not frame.bypassed
 
 
-def _is_argument(moment: ValueAt) -> bool:
-    return not moment.value.frame and moment.value.equation == OPERAND
+def _is_argument(value_at: ValueAt) -> bool:
+    return not value_at.value.frame and value_at.value.equation == OPERAND

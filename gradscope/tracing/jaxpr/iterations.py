@@ -19,7 +19,7 @@ class ValueAt(NamedTuple):
     """A value in one iteration of the loops around it."""
 
     value: ValueKey
-    turn: tuple[int, ...]
+    iteration: tuple[int, ...]
 
 
 def sources(frames: Mapping[FrameKey, Frame], at: ValueAt) -> list[ValueAt]:
@@ -90,7 +90,7 @@ def _received(frame: Frame, at: ValueAt) -> Iterator[ValueAt]:
     if before is not None:
         yield from _value_at(frame, *before)
     else:
-        yield from _value_at(frame.parent, atom, at.turn if frame.transfer.loop is None else at.turn[:-1])
+        yield from _value_at(frame.parent, atom, at.iteration if frame.transfer.loop is None else at.iteration[:-1])
 
 
 def _iteration_before(frame: Frame, at: ValueAt) -> tuple[Atom, tuple[int, ...]] | None:
@@ -98,7 +98,7 @@ def _iteration_before(frame: Frame, at: ValueAt) -> tuple[Atom, tuple[int, ...]]
     output, loop = frame.transfer.output_before(at.value.position), frame.transfer.loop
     if output is None or loop is None or loop.length is None:
         return None
-    *around, here = at.turn
+    *around, here = at.iteration
     if here == (max(loop.length, 1) - 1 if loop.reverse else 0):
         return None
     return frame.jaxpr.outvars[output], (*around, here + 1 if loop.reverse else here - 1)
@@ -110,7 +110,7 @@ def _returned(frame: Frame, at: ValueAt) -> Iterator[ValueAt]:
     for body in frame.children.get(at.value.equation, ()):
         if body.transfer.outputs[position:] and body.transfer.outputs[position] is not None:
             for iteration in _last_iterations(body, position):
-                yield from _value_at(body, body.jaxpr.outvars[position], (*at.turn, *iteration))
+                yield from _value_at(body, body.jaxpr.outvars[position], (*at.iteration, *iteration))
 
 
 def _last_iterations(body: Frame, position: int) -> Iterator[tuple[int, ...]]:

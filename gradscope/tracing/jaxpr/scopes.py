@@ -66,7 +66,7 @@ class ScopePath:
 
     def at(self, iteration: Sequence[int]) -> LayerPath:
         """The layer path at one iteration per enclosing loop, outermost first."""
-        return self._marked([str(turn) for turn in iteration])
+        return self._marked([str(index) for index in iteration])
 
     def _marked(self, marks: Sequence[str]) -> LayerPath:
         remaining = iter(marks)

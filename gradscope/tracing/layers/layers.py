@@ -105,7 +105,9 @@ def _number_calls(layers: Sequence[LayerCall]) -> None:
 def _names(layer: LayerCall, path: ScopePath) -> set[str]:
     """Everything that a layer and its outputs are called in any iteration, if its path is `path`."""
     outputs = [None, *range(len(layer.outputs))] if len(layer.outputs) > 1 else [None]
-    return {str(path.at(turn).with_output(output)) for turn in iterations(layer.frame.loops) for output in outputs}
+    return {
+        str(path.at(iteration).with_output(output)) for iteration in iterations(layer.frame.loops) for output in outputs
+    }
 
 
 class _Finding(NamedTuple):
@@ -131,16 +133,16 @@ def _runs(frame: Frame, around: LayerCall | None, scoping: Scoping) -> list[tupl
 
     An iteration of a loop that runs under a scope is itself a layer: `blocks[3]` beside `blocks[3]/attn`.
     """
-    turn: tuple[LayerCall, ...] = ()
+    iteration: tuple[LayerCall, ...] = ()
     if frame.transfer.loop is not None and not frame.path.pending_loops:
-        turn = (LayerCall(frame=frame, path=frame.path, order=frame.start, parent=around),)
+        iteration = (LayerCall(frame=frame, path=frame.path, order=frame.start, parent=around),)
     stacks: list[tuple[LayerCall, ...]] = []
     open_scopes: tuple[Any, ...] = ()
-    open_layers = turn
+    open_layers = iteration
     for number, equation in enumerate(frame.jaxpr.eqns):
         entered = scoping(frame, equation)
         shared = _shared_prefix(open_scopes, entered)
-        open_layers = open_layers[: len(turn) + shared]
+        open_layers = open_layers[: len(iteration) + shared]
         for scope in entered[shared:]:
             parent = open_layers[-1] if open_layers else around
             path = (open_layers[-1].path if open_layers else frame.path).scope(scope.name)

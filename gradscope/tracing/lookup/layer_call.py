@@ -21,20 +21,20 @@ class LayerAlone:
 
     Attributes:
         layer: The layer.
-        turn: The iteration.
+        iteration: The iteration.
         inputs: The variables of its frame that it reads and does not make, in order of use.
         outputs: Those that it makes and returns.
     """
 
     layer: LayerCall
-    turn: tuple[int, ...]
+    iteration: tuple[int, ...]
     inputs: tuple[Atom, ...]
     outputs: tuple[Atom, ...]
 
     @property
     def name(self) -> str:
         """Its path."""
-        return str(self.layer.path.at(self.turn))
+        return str(self.layer.path.at(self.iteration))
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         """Its outputs, of the values of its inputs."""
@@ -50,11 +50,11 @@ class LayerAlone:
         equations = self.layer.frame.jaxpr.eqns
         return any(atom is read for n in self.layer.equations for read in equations[n].invars for atom in self.outputs)
 
-    def makes(self, moment: ValueAt) -> bool:
+    def makes(self, value_at: ValueAt) -> bool:
         """Whether a value is made inside it, in this iteration."""
         frame, depth = self.layer.frame, len(self.layer.frame.key)
-        value = moment.value
-        if value.frame[:depth] != frame.key or moment.turn[: len(self.turn)] != self.turn:
+        value = value_at.value
+        if value.frame[:depth] != frame.key or value_at.iteration[: len(self.iteration)] != self.iteration:
             return False
         return _equation_in(value, depth) in self.layer.equations
 
@@ -69,16 +69,20 @@ def layer_alone(layers: Sequence[LayerCall], name: str) -> LayerAlone:
     Raises:
         UsageError: There is none; the hint names the nearest names.
     """
-    known = {str(layer.path.at(turn)): (layer, turn) for layer in layers for turn in iterations(layer.frame.loops)}
+    known = {
+        str(layer.path.at(iteration)): (layer, iteration)
+        for layer in layers
+        for iteration in iterations(layer.frame.loops)
+    }
     path = name.removeprefix(f"{naming.ACTIVATION}/")
     if path not in known:
         raise UsageError(f"no layer is called {naming.printable(name)}", hint=nearest_hint(path, known))
-    layer, turn = known[path]
+    layer, iteration = known[path]
     made = [v for number in layer.equations for v in layer.frame.jaxpr.eqns[number].outvars if not is_dropped(v)]
     read = [atom for number in layer.equations for atom in layer.frame.jaxpr.eqns[number].invars]
     return LayerAlone(
         layer=layer,
-        turn=turn,
+        iteration=iteration,
         inputs=tuple(dict.fromkeys(atom for atom in read if not is_literal(atom) and atom not in frozenset(made))),
         outputs=tuple(atom for atom in made if resolve(layer.frame, atom) in layer.outputs),
     )

@@ -25,11 +25,11 @@ class NamedValue(NamedTuple):
 
     Attributes:
         value: Where it is made; None for an output that is a constant.
-        turn: One number per loop around it, outermost first.
+        iteration: One number per loop around it, outermost first.
     """
 
     value: ValueKey | None
-    turn: tuple[int, ...] = ()
+    iteration: tuple[int, ...] = ()
 
 
 class NamedValues:
@@ -75,10 +75,10 @@ def _all(trace: Trace, layers: Sequence[LayerCall], paths: Sequence[str]) -> Ite
 
 def _handed_on(layer: LayerCall) -> Iterator[tuple[str, NamedValue]]:
     several = len(layer.outputs) > 1
-    for turn in iterations(layer.frame.loops):
-        path = layer.path.at(turn)
+    for iteration in iterations(layer.frame.loops):
+        path = layer.path.at(iteration)
         for position, value in enumerate(layer.outputs):
-            yield str(path.with_output(position if several else None)), NamedValue(value, turn)
+            yield str(path.with_output(position if several else None)), NamedValue(value, iteration)
 
 
 def _checkpointed(frame: Frame) -> Iterator[tuple[str, NamedValue]]:
@@ -86,16 +86,18 @@ def _checkpointed(frame: Frame) -> Iterator[tuple[str, NamedValue]]:
     for number, equation in enumerate(frame.jaxpr.eqns):
         name = checkpoint_name_of(equation)
         if name is not None:
-            for turn in iterations(frame.loops):
-                mark = "".join(f"[{index}]" for index in turn)
-                yield f"{name}{mark}", NamedValue(ValueKey(frame.key, number, 0), turn)
+            for iteration in iterations(frame.loops):
+                mark = "".join(f"[{index}]" for index in iteration)
+                yield f"{name}{mark}", NamedValue(ValueKey(frame.key, number, 0), iteration)
 
 
 def throughout(root: Frame, values: Iterable[NamedValue]) -> frozenset[ValueKey]:
     """Those of some values that are among them in every iteration of the loops around them."""
-    turns: dict[ValueKey, set[tuple[int, ...]]] = {}
+    named_iterations: dict[ValueKey, set[tuple[int, ...]]] = {}
     for named in values:
         if named.value is not None:
-            turns.setdefault(named.value, set()).add(named.turn)
+            named_iterations.setdefault(named.value, set()).add(named.iteration)
     loops = {frame.key: frame.loops for frame in root.walk()}
-    return frozenset(value for value, found in turns.items() if found.issuperset(iterations(loops[value.frame])))
+    return frozenset(
+        value for value, found in named_iterations.items() if found.issuperset(iterations(loops[value.frame]))
+    )

@@ -23,7 +23,7 @@ class Operation:
         frame: The frame it is in.
         equation: The equation.
         layer: It, as a layer.
-        turn: The iteration.
+        iteration: The iteration.
         operands: What it reads: values, and constants as they are.
         outputs: What it makes.
     """
@@ -31,14 +31,14 @@ class Operation:
     frame: Frame
     equation: Equation
     layer: LayerCall
-    turn: tuple[int, ...]
+    iteration: tuple[int, ...]
     operands: tuple[ValueAt | Any, ...]
     outputs: tuple[ValueAt, ...]
 
     @property
     def name(self) -> str:
         """Its path."""
-        return str(self.layer.path.at(self.turn))
+        return str(self.layer.path.at(self.iteration))
 
     @property
     def primitive(self) -> str:
@@ -73,36 +73,36 @@ class Operations:
         for value in dict.fromkeys(value for value in read if value is not None):
             self._readers.setdefault(value, []).append(ValueKey(frame.key, number, 0))
 
-    def maker(self, moment: ValueAt) -> Operation:
+    def maker(self, value_at: ValueAt) -> Operation:
         """The operation that makes a value; of what a loop receives, the loop."""
-        value, turn = moment
+        value, iteration = value_at
         if value.equation == OPERAND:
             *around, (number, _) = value.frame
             value = ValueKey(tuple(around), number, 0)
         frame = self.frames[value.frame]
-        turn = turn[: len(frame.loops)]
+        iteration = iteration[: len(frame.loops)]
         equation = frame.jaxpr.eqns[value.equation]
         return Operation(
             frame=frame,
             equation=equation,
             layer=self._layers[frame.key, value.equation],
-            turn=turn,
-            operands=tuple(self._operand(frame, atom, turn) for atom in equation.invars),
+            iteration=iteration,
+            operands=tuple(self._operand(frame, atom, iteration) for atom in equation.invars),
             outputs=tuple(
-                ValueAt(ValueKey(frame.key, value.equation, position), turn)
+                ValueAt(ValueKey(frame.key, value.equation, position), iteration)
                 for position in range(len(equation.outvars))
             ),
         )
 
-    def readers(self, moment: ValueAt) -> Iterator[Operation]:
+    def readers(self, value_at: ValueAt) -> Iterator[Operation]:
         """The operations that read a value, in every iteration in which they do, the last in execution order first."""
-        for value in reversed(self._readers.get(moment.value, [])):
-            inner = self.frames[value.frame].loops[len(moment.turn) :]
+        for value in reversed(self._readers.get(value_at.value, [])):
+            inner = self.frames[value.frame].loops[len(value_at.iteration) :]
             for further in itertools.product(*(reversed(range(loop.length or 1)) for loop in inner)):
-                yield self.maker(ValueAt(value, (*moment.turn, *further)))
+                yield self.maker(ValueAt(value, (*value_at.iteration, *further)))
 
-    def _operand(self, frame: Frame, atom: Atom, turn: tuple[int, ...]) -> ValueAt | Any:
+    def _operand(self, frame: Frame, atom: Atom, iteration: tuple[int, ...]) -> ValueAt | Any:
         value = resolve(frame, atom)
         if value is None:
             return self._constants.value(frame, atom)
-        return ValueAt(value, turn[: len(self.frames[value.frame].loops)])
+        return ValueAt(value, iteration[: len(self.frames[value.frame].loops)])

@@ -79,7 +79,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 def test_a_row_for_each_use_names_its_gradient_and_the_line_of_the_use(rows: list[dict[str, Any]]) -> None:
     terms = {row["name"]: row for row in rows if row["family"] == "term"}
     users = ("branch/dot_general.0", "add/add.0")
-    assert list(terms) == [f"block[{turn}]/{user}" for turn in range(3) for user in users]
+    assert list(terms) == [f"block[{iteration}]/{user}" for iteration in range(3) for user in users]
     skip = terms["block[1]/add/add.0"]
     assert (skip["of"], skip["primitive"], skip["layer"]) == ("activation/block[0]/add", "add", "block[1]/add")
     assert skip["iteration"] == [1]

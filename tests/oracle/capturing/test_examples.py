@@ -18,7 +18,7 @@ from gradscope.capturing.timings import Timings
 from gradscope.dump.manifest.manifest import Examples, Manifest
 from gradscope.dump.sources.memory_dump import MemoryWriter
 from gradscope.errors import MachineError, ModelError, UsageError
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.naming import Selection
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Leaf
@@ -136,11 +136,11 @@ def test_a_loss_that_couples_examples_is_said_to() -> None:
     assert told == []
 
 
-def dumped(loss: Any, told: list[str], writer: MemoryWriter | None = None, wanted: Wanted | None = None) -> Manifest:
+def dumped(loss: Any, told: list[str], writer: MemoryWriter | None = None, spec: CaptureSpec | None = None) -> Manifest:
     arguments = Arguments(
         shapes=jax.eval_shape(lambda: (variables(), batch())), make=lambda: (variables(), batch()), batch_size=COUNT
     )
-    request = DumpRequest(wanted=wanted or Wanted(per_example=True), tell=told.append)
+    request = DumpRequest(spec=spec or CaptureSpec(per_example=True), tell=told.append)
     return dump_model(model_of(loss), arguments, request, writer or MemoryWriter(), Timings())
 
 
@@ -183,8 +183,8 @@ def test_where_none_is_wanted_nothing_is_said_of_them() -> None:
 
 def test_wrt_names_the_parameter() -> None:
     writer = MemoryWriter()
-    wanted = Wanted(per_example=True, wrt=Selection.parse(["param/w"]))
-    found = dumped(mean_loss, [], writer, wanted)
+    spec = CaptureSpec(per_example=True, wrt=Selection.parse(["param/w"]))
+    found = dumped(mean_loss, [], writer, spec)
     assert [entry.name for entry in found.entries if entry.family == "example_grad"] == ["w"]
 
 
@@ -196,7 +196,7 @@ def test_the_space_on_the_disk_is_checked_before_anything_is_run() -> None:
     sizes: list[int] = []
     for per_example in (True, False):
         with pytest.raises(MachineError) as refused:
-            dumped(mean_loss, [], Full(), Wanted(per_example=per_example))
+            dumped(mean_loss, [], Full(), CaptureSpec(per_example=per_example))
         sizes.append(int(refused.value.message))
     assert sizes[0] - sizes[1] == COUNT * (6 * 4 + 2 * 2 + 4 * 4)
 
@@ -270,7 +270,7 @@ def test_a_calibrated_reference_has_a_noise_floor_for_them() -> None:
     arguments = Arguments(
         shapes=jax.eval_shape(lambda: (variables(), batch())), make=lambda: (variables(), batch()), batch_size=COUNT
     )
-    request = DumpRequest(wanted=Wanted(per_example=True, families=frozenset({"example_grad"})))
+    request = DumpRequest(spec=CaptureSpec(per_example=True, families=frozenset({"example_grad"})))
     found = calibrate(model_of(sum_loss), arguments, {"bfloat16": arguments}, request, Timings())
     assert 0 < found.noise["example_grad/w"]["noise"] < 0.05
     assert found.dump.manifest.examples is not None

@@ -105,15 +105,15 @@ def test_arguments_may_be_given_by_name() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda body: body, jax.checkpoint, jax.jit])
-def test_one_turn_of_a_loop_is_a_value(wrap: Callable[..., Any]) -> None:
-    def turn(carry: Any, w: Any) -> Any:
+def test_one_iteration_of_a_loop_is_a_value(wrap: Callable[..., Any]) -> None:
+    def iteration(carry: Any, w: Any) -> Any:
         with jax.named_scope("cell"):
             carry = jnp.sin(carry * w)
         return carry, carry * 2
 
     def looped(w: Any, x: Any) -> Any:
         with jax.named_scope("rnn"):
-            return jax.lax.scan(wrap(turn), x, w)
+            return jax.lax.scan(wrap(iteration), x, w)
 
     w, x = jnp.linspace(0.5, 1.5, 4), jnp.array(0.7)
 
@@ -138,7 +138,7 @@ def _states(w: Any, x: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("stopped", [{1}, {0, 2}, {0, 1, 2}])
-def test_a_stop_cuts_the_turns_that_it_names(stopped: set[int]) -> None:
+def test_a_stop_cuts_the_iterations_that_it_names(stopped: set[int]) -> None:
     def looped(x: Any, w: Any) -> Any:
         return jax.lax.scan(lambda c, _: (checkpoint_name(c * w, "cut") + c, None), x, None, length=3)[0]
 

@@ -196,11 +196,11 @@ def test_the_nan_is_searched_for_and_not_the_mask_before_it() -> None:
 
 
 def test_a_while_loop_is_named_as_one_operation() -> None:
-    def turn(state: Any) -> Any:
+    def iteration(state: Any) -> Any:
         return state[0] + 1, jnp.log(state[1] - 1)
 
     def loss(w: Any, x: Any) -> Any:
-        return jax.lax.while_loop(lambda state: state[0] < 5, turn, (0, x[0, 0]))[1] * w["one"].sum()
+        return jax.lax.while_loop(lambda state: state[0] < 5, iteration, (0, x[0, 0]))[1] * w["one"].sum()
 
     found = origin_of(loss)
     assert found.primitive == "while"

@@ -18,9 +18,9 @@ from gradscope.capturing.execution.segmented import SegmentedProgram
 from gradscope.capturing.timings import Timings
 from gradscope.dump.sources.memory_dump import MemoryDump, MemoryWriter
 from gradscope.errors import MachineError
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
-from gradscope.instrument.query.trace_query import Answer
+from gradscope.instrument.query.trace_query import ResolvedQuery
 from gradscope.instrument.segments import Segments
 from gradscope.naming.sizes import parse_size, shown_size
 from gradscope.tracing.loading.model import Model
@@ -38,7 +38,9 @@ def captured(loss: Callable[..., Any], arguments: tuple[Any, Any], max_memory: i
     model, given = Model.of_values("model", loss, *arguments), Arguments.of(*arguments)
     told: list[str] = []
     bounds = None if max_memory is None else Bounds(memory=max_memory)
-    request = DumpRequest(wanted=Wanted(operations=True, terms=True), self_check=True, bounds=bounds, tell=told.append)
+    request = DumpRequest(
+        spec=CaptureSpec(operations=True, terms=True), self_check=True, bounds=bounds, tell=told.append
+    )
     writer = MemoryWriter()
     return writer.dump(dump_model(model, given, request, writer, Timings())), " ".join(told)
 
@@ -106,10 +108,10 @@ def test_segments_take_less_memory_than_one_run() -> None:
         return x.sum()
 
     trace = trace_loss(deep, jnp.eye(64), jnp.ones((256, 64)))
-    answered = Answer(trace=trace, plan=make_plan(trace, Wanted()), wanted=Wanted())
+    resolved = ResolvedQuery(trace=trace, plan=make_plan(trace, CaptureSpec()), spec=CaptureSpec())
     shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in trace.arguments]
-    segments = Segments(trace, answered.plan, 1_000_000)
-    pieces = SegmentedProgram("deep", answered, segments, shapes, Timings(), scratch=None)
+    segments = Segments(trace, resolved.plan, 1_000_000)
+    pieces = SegmentedProgram("deep", resolved, segments, shapes, Timings(), scratch=None)
     pieces.compile()
     made = 40 * 2 * 256 * 64 * 8
     assert 2 * pieces.scratch_bytes < made

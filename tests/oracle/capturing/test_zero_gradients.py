@@ -15,8 +15,8 @@ import gradscope as gs
 from gradscope.capturing.execution.preparation import Arguments, prepare
 from gradscope.capturing.explain.zero_gradients import Zero, causes_of
 from gradscope.capturing.timings import Timings
-from gradscope.instrument.query.capture_spec import Wanted
-from gradscope.instrument.query.trace_query import Inquiry
+from gradscope.instrument.query.capture_spec import CaptureSpec
+from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
 from gradscope.tracing.loading.model import Model
 
@@ -275,8 +275,8 @@ def test_a_layer_in_a_branch_that_was_not_taken_is_in_the_ledger() -> None:
 
 def test_what_does_not_fit_in_memory_is_not_looked_into() -> None:
     model = Model.of_values("m", lambda w, x: (w * ZEROS * x).sum(), ONES, ROW)
-    prepared = prepare(model, Arguments.of(ONES, ROW), Wanted(), Inquiry(), Timings())
-    zero = Zero(family="param_grad", name="value", value=ValueKey((), OPERAND, 0), turn=())
+    prepared = prepare(model, Arguments.of(ONES, ROW), CaptureSpec(), TraceQuery(), Timings())
+    zero = Zero(family="param_grad", name="value", value=ValueKey((), OPERAND, 0), iteration=())
     (small,) = causes_of(prepared.start(), [zero], [], most_bytes=16)
     (large,) = causes_of(prepared.start(), [zero], [])
     assert small.why == "not looked into, because its path to the loss does not fit in memory"

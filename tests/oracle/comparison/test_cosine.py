@@ -58,7 +58,7 @@ def test_a_small_difference_has_an_exact_direction_in_double_precision_too(noise
     assert metrics(a, b).alignment.one_minus_cosine == pytest.approx(exact_one_minus_cosine(a, b), rel=1e-13)
 
 
-def test_one_element_of_many_turns_the_vector() -> None:
+def test_one_element_of_many_iterations_the_vector() -> None:
     a = np.ones(200_000, np.float32)
     b = a.copy()
     b[77] = np.nextafter(b[77], np.float32(2))

@@ -106,7 +106,7 @@ def test_branches_nest(outer: bool, inner: bool) -> None:
     assert ran == ({"outer", "outer/inner", leaf} if outer else {"outer", "outer/zero"})
 
 
-def test_a_branch_inside_a_scan_is_taken_or_not_in_every_turn() -> None:
+def test_a_branch_inside_a_scan_is_taken_or_not_in_every_iteration() -> None:
     flags = jnp.array([True, False, False, True])
 
     def loss(weight: Any, x: Any) -> Any:
@@ -116,8 +116,8 @@ def test_a_branch_inside_a_scan_is_taken_or_not_in_every_turn() -> None:
         return layer("blocks", lambda: jax.lax.scan(block, x, flags)[0]).sum()
 
     def twin(weight: Any, x: Any, probe: Probe) -> Any:
-        for turn, flag in enumerate(flags.tolist()):
-            here = f"blocks[{turn}]"
+        for iteration, flag in enumerate(flags.tolist()):
+            here = f"blocks[{iteration}]"
             made = probe(f"{here}/curved", dense(weight, x)) if flag else probe(f"{here}/straight", x @ weight)
             x = probe(here, made)
         return probe("blocks", x).sum()
@@ -139,35 +139,35 @@ def test_a_scan_inside_a_branch() -> None:
 
     def twin(weight: Any, batch: Any, probe: Probe) -> Any:
         x, _ = batch
-        for turn in range(3):
-            x = probe(f"step[{turn}]", dense(weight, x))
+        for iteration in range(3):
+            x = probe(f"step[{iteration}]", dense(weight, x))
         return x.sum()
 
     check(loss, WEIGHTS, (INPUTS, jnp.bool_(True)), twin=twin, exactly=False)
     observation = check_gradients(loss, WEIGHTS, (INPUTS, jnp.bool_(False)))
-    assert [observation.seen[f"step[{turn}]"].activation for turn in range(3)] == [None, None, None]
+    assert [observation.seen[f"step[{iteration}]"].activation for iteration in range(3)] == [None, None, None]
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3])
-def test_branches_and_while_loops_inside_each_other(turns: int) -> None:
+def test_branches_and_while_loops_inside_each_other(iterations: int) -> None:
     def loss(weight: Any, batch: Any) -> Any:
-        x, flag, turns = batch
+        x, flag, iterations = batch
 
         def looped(weight: Any, x: Any) -> Any:
-            def body(turn: Any, carry: Any) -> Any:
-                return jax.lax.cond(turn % 2 == 0, curved, straight, weight, carry)
+            def body(iteration: Any, carry: Any) -> Any:
+                return jax.lax.cond(iteration % 2 == 0, curved, straight, weight, carry)
 
-            return layer("loop", lambda: jax.lax.fori_loop(0, turns, body, x))
+            return layer("loop", lambda: jax.lax.fori_loop(0, iterations, body, x))
 
         made = jax.lax.cond(flag, looped, zero, jax.lax.stop_gradient(weight), jax.lax.stop_gradient(x))
         return (dense(weight, x) * made).sum()
 
     for flag in (True, False):
-        observation = check_gradients(loss, WEIGHTS, (INPUTS, jnp.bool_(flag), jnp.int32(turns)))
+        observation = check_gradients(loss, WEIGHTS, (INPUTS, jnp.bool_(flag), jnp.int32(iterations)))
         ran = {name for name, seen in observation.seen.items() if seen.activation is not None}
-        last = f"loop[{max(turns - 1, 0)}]"
+        last = f"loop[{max(iterations - 1, 0)}]"
         of_last = {f"{last}/curved", f"{last}.0"}
-        assert of_last & ran == (of_last if flag and turns else set())
+        assert of_last & ran == (of_last if flag and iterations else set())
         assert f"{last}/straight" not in ran  # the last turn here is an even one
         assert ("loop" in ran, "zero" in ran) == (flag, not flag)
 

@@ -126,8 +126,8 @@ def test_a_key_made_from_a_seed_inside_the_loss_and_scanned_over() -> None:
         return noisy.sum() + jax.random.normal(handed[0])
 
     observation = check_compiled(loss, WEIGHTS, INPUTS)
-    for turn, key in enumerate(jax.random.split(jax.random.key(0), 3)):
-        assert_close(observation.seen[f"noise[{turn}]"].activation, jax.random.normal(key, (4, 3)))
+    for iteration, key in enumerate(jax.random.split(jax.random.key(0), 3)):
+        assert_close(observation.seen[f"noise[{iteration}]"].activation, jax.random.normal(key, (4, 3)))
 
 
 def test_integer_parameters_are_not_differentiated() -> None:
@@ -167,11 +167,11 @@ def test_empty_arrays_and_scalars() -> None:
 
 def test_weakly_typed_values_in_every_kind_of_frame() -> None:
     def loss(weight: Any, batch: Any) -> Any:
-        x, flag, turns = batch
+        x, flag, iterations = batch
         weak = layer("weak", lambda: jnp.exp(2.0))
         body = lambda carry, _: (layer("scan", lambda: carry * 2.0), carry + 1.0)  # noqa: E731
         scanned, _ = jax.lax.scan(body, weak, None, length=2)
-        looped = jax.lax.fori_loop(0, turns, lambda _, carry: layer("while", lambda: carry + 1.0), 0.0)
+        looped = jax.lax.fori_loop(0, iterations, lambda _, carry: layer("while", lambda: carry + 1.0), 0.0)
         chosen = jax.lax.cond(flag, lambda: layer("yes", lambda: weak * 1.0), lambda: layer("no", lambda: weak + 2.0))
         again = jax.checkpoint(lambda weak: layer("remat", jnp.sin, weak))(weak)
         return (x @ weight).sum() * scanned * looped * chosen * again

@@ -37,15 +37,17 @@ def scanned(weights: Any, x: Any, **options: Any) -> Any:
 def unrolled(weights: Any, x: Any, probe: Probe, *, reverse: bool = False) -> Any:
     """The same, one turn after the other, each record under the name of its turn."""
     made: dict[int, Any] = {}
-    turns = reversed(range(len(weights))) if reverse else range(len(weights))
-    for turn in turns:
-        made[turn] = probe(f"blocks[{turn}].0", probe(f"blocks[{turn}]/attn", attend(weights[turn], x)))
-        x = probe(f"blocks[{turn}].1", x + probe(f"blocks[{turn}]/mlp", feed(made[turn])))
-    return probe("blocks.0", x), probe("blocks.1", jnp.stack([made[turn] for turn in range(len(weights))]))
+    iterations = reversed(range(len(weights))) if reverse else range(len(weights))
+    for iteration in iterations:
+        made[iteration] = probe(
+            f"blocks[{iteration}].0", probe(f"blocks[{iteration}]/attn", attend(weights[iteration], x))
+        )
+        x = probe(f"blocks[{iteration}].1", x + probe(f"blocks[{iteration}]/mlp", feed(made[iteration])))
+    return probe("blocks.0", x), probe("blocks.1", jnp.stack([made[iteration] for iteration in range(len(weights))]))
 
 
 @pytest.mark.parametrize("options", [{}, {"unroll": 2}, {"_split_transpose": True}], ids=str)
-def test_a_scan_is_its_unrolled_twin_turn_by_turn(options: dict[str, Any]) -> None:
+def test_a_scan_is_its_unrolled_twin_iteration_by_iteration(options: dict[str, Any]) -> None:
     def loss(weights: Any, x: Any) -> Any:
         last, made = scanned(weights, x, **options)
         return (last**2).sum() + made.sum()
@@ -57,7 +59,7 @@ def test_a_scan_is_its_unrolled_twin_turn_by_turn(options: dict[str, Any]) -> No
     check(loss, WEIGHTS, INPUTS, twin=twin)
 
 
-def test_a_reverse_scan_numbers_its_turns_by_place_and_not_by_time() -> None:
+def test_a_reverse_scan_numbers_its_iterations_by_place_and_not_by_time() -> None:
     def loss(weights: Any, x: Any) -> Any:
         last, made = scanned(weights, x, reverse=True)
         return (last**2).sum() + made.sum()
@@ -87,9 +89,9 @@ def test_a_scan_of_checkpointed_blocks(policy: Any, place: str) -> None:
         return (run if place == "inside" else jax.checkpoint(run, policy=policy))(weights, x).sum()
 
     def twin(weights: Any, x: Any, probe: Probe) -> Any:
-        for turn in range(4):
-            attended = probe(f"blocks[{turn}]/attn", attend(weights[turn], x))
-            x = probe(f"blocks[{turn}]", x + probe(f"blocks[{turn}]/mlp", feed(attended)))
+        for iteration in range(4):
+            attended = probe(f"blocks[{iteration}]/attn", attend(weights[iteration], x))
+            x = probe(f"blocks[{iteration}]", x + probe(f"blocks[{iteration}]/mlp", feed(attended)))
         return probe("blocks", x).sum()
 
     check(loss, WEIGHTS, INPUTS, twin=twin)
@@ -107,9 +109,9 @@ def test_scans_nest() -> None:
         return layer("outer", lambda: jax.lax.scan(outer, x, weights)[0]).sum()
 
     def twin(weights: Any, x: Any, probe: Probe) -> Any:
-        for turn in range(2):
-            here = f"outer[{turn}]"
-            x = probe(f"{here}/attn", attend(weights[turn], x))
+        for iteration in range(2):
+            here = f"outer[{iteration}]"
+            x = probe(f"{here}/attn", attend(weights[iteration], x))
             for step in range(2):
                 x = probe(f"{here}/inner[{step}]", probe(f"{here}/inner[{step}]/step", jnp.sin(x * (step + 1.0))))
             x = probe(here, probe(f"{here}/inner", x))
@@ -118,7 +120,7 @@ def test_scans_nest() -> None:
     check(loss, WEIGHTS[:2], INPUTS, twin=twin)
 
 
-def test_nested_scans_without_a_scope_between_add_up_their_turns() -> None:
+def test_nested_scans_without_a_scope_between_add_up_their_iterations() -> None:
     def loss(weights: Any, x: Any) -> Any:
         def inner(carry: Any, factor: Any) -> Any:
             return layer("step", lambda carry: jnp.sin(carry * factor), carry), None
@@ -129,22 +131,22 @@ def test_nested_scans_without_a_scope_between_add_up_their_turns() -> None:
         return jax.lax.scan(outer, x, weights)[0].sum()
 
     def twin(weights: Any, x: Any, probe: Probe) -> Any:
-        for turn in range(4):
+        for iteration in range(4):
             for step in range(3):
-                x = probe(f"step[{turn}][{step}]", jnp.sin(x * weights[turn, 0, step]))
+                x = probe(f"step[{iteration}][{step}]", jnp.sin(x * weights[iteration, 0, step]))
         return x.sum()
 
     check(loss, WEIGHTS, INPUTS, twin=twin)
 
 
-def test_a_scan_of_no_turns_has_no_records() -> None:
+def test_a_scan_of_no_iterations_has_no_records() -> None:
     def loss(weights: Any, x: Any) -> Any:
         return scanned(weights[:0], x)[0].sum()
 
     assert set(observe(loss, WEIGHTS, INPUTS).seen) == {"blocks"}
 
 
-def test_a_scan_of_one_turn_is_numbered_all_the_same() -> None:
+def test_a_scan_of_one_iteration_is_numbered_all_the_same() -> None:
     def loss(weights: Any, x: Any) -> Any:
         return (scanned(weights[:1], x)[0] ** 2).sum()
 
@@ -163,8 +165,8 @@ def test_weights_that_a_scan_reads_whole_are_constants_of_it() -> None:
         return jax.lax.scan(block, x, None, length=3)[0].sum()
 
     def twin(weights: Any, x: Any, probe: Probe) -> Any:
-        for turn in range(3):
-            x = probe(f"attn[{turn}]", attend(weights[0], x))
+        for iteration in range(3):
+            x = probe(f"attn[{iteration}]", attend(weights[0], x))
         return x.sum()
 
     check(loss, WEIGHTS, INPUTS, twin=twin)
@@ -177,7 +179,7 @@ def test_a_map_and_a_vectorised_map() -> None:
         return batched.sum()
 
     def twin(weights: Any, x: Any, probe: Probe) -> Any:
-        rows = jnp.stack([probe(f"row[{turn}]", attend(weights[0], x[turn])) for turn in range(2)])
+        rows = jnp.stack([probe(f"row[{iteration}]", attend(weights[0], x[iteration])) for iteration in range(2)])
         return attend(weights[1], rows).sum()
 
     check(loss, WEIGHTS, INPUTS, twin=twin, exactly=False)
@@ -191,7 +193,7 @@ def test_an_associative_scan_and_cumulative_operations() -> None:
     check(loss, WEIGHTS, INPUTS, stepwise=False)
 
 
-def test_gradients_accumulate_over_the_turns_that_read_one_value() -> None:
+def test_gradients_accumulate_over_the_iterations_that_read_one_value() -> None:
     def loss(weights: Any, x: Any) -> Any:
         shared = layer("shared", attend, weights[0], x)
 
@@ -202,8 +204,8 @@ def test_gradients_accumulate_over_the_turns_that_read_one_value() -> None:
 
     def twin(weights: Any, x: Any, probe: Probe) -> Any:
         shared = probe("shared", attend(weights[0], x))
-        for turn in range(4):
-            x = probe(f"use[{turn}]", x @ weights[turn] + shared)
+        for iteration in range(4):
+            x = probe(f"use[{iteration}]", x @ weights[iteration] + shared)
         return x.sum()
 
     check(loss, WEIGHTS, INPUTS, twin=twin)
@@ -214,58 +216,58 @@ def test_gradients_accumulate_over_the_turns_that_read_one_value() -> None:
 
 def test_a_loop_of_known_length_is_a_scan() -> None:
     def loss(weights: Any, x: Any) -> Any:
-        def body(turn: Any, carry: Any) -> Any:
+        def body(iteration: Any, carry: Any) -> Any:
             return layer("step", attend, weights[0], carry)
 
         return jax.lax.fori_loop(0, 3, body, x).sum()
 
     def twin(weights: Any, x: Any, probe: Probe) -> Any:
-        for turn in range(3):
-            x = probe(f"step[{turn}]", attend(weights[0], x))
+        for iteration in range(3):
+            x = probe(f"step[{iteration}]", attend(weights[0], x))
         return x.sum()
 
     check(loss, WEIGHTS, INPUTS, twin=twin)
 
 
-def counted(turns: Any, x: Any, weight: Any) -> Any:
+def counted(iterations: Any, x: Any, weight: Any) -> Any:
     """A loop whose number of turns only running it tells."""
     body = lambda _, carry: layer("step", attend, weight, carry)  # noqa: E731
-    return layer("loop", lambda: jax.lax.fori_loop(0, turns, body, x))
+    return layer("loop", lambda: jax.lax.fori_loop(0, iterations, body, x))
 
 
 def looping(weights: Any, batch: Any) -> Any:
-    x, turns = batch
-    made = counted(turns, jax.lax.stop_gradient(x), jax.lax.stop_gradient(weights[0]))
+    x, iterations = batch
+    made = counted(iterations, jax.lax.stop_gradient(x), jax.lax.stop_gradient(weights[0]))
     return (layer("dense", attend, weights[1], x) * made).sum()
 
 
 @pytest.mark.parametrize("turns", [1, 2, 5])
-def test_a_while_loop_shows_its_last_turn(turns: int) -> None:
-    observation = check_gradients(looping, WEIGHTS, (INPUTS, jnp.int32(turns)))
+def test_a_while_loop_shows_its_last_iteration(iterations: int) -> None:
+    observation = check_gradients(looping, WEIGHTS, (INPUTS, jnp.int32(iterations)))
     wanted = INPUTS
-    for _ in range(turns):
+    for _ in range(iterations):
         wanted = attend(WEIGHTS[0], wanted)
-    step = observation.seen[f"loop[{turns - 1}]/step"]
+    step = observation.seen[f"loop[{iterations - 1}]/step"]
     assert_close(step.activation, wanted)
     assert step.gradient is None
     assert_close(observation.seen["loop"].activation, wanted)
     assert_close(observation.seen["loop"].gradient, attend(WEIGHTS[1], INPUTS))
 
 
-def test_a_while_loop_of_no_turns_has_nothing_to_show() -> None:
+def test_a_while_loop_of_no_iterations_has_nothing_to_show() -> None:
     observation = check_gradients(looping, WEIGHTS, (INPUTS, jnp.int32(0)))
     assert observation.seen["loop[0]/step"].activation is None
     assert_close(observation.seen["loop"].activation, INPUTS)
 
 
-def test_turns_are_counted_for_every_while_loop_around_a_value() -> None:
+def test_iterations_are_counted_for_every_while_loop_around_a_value() -> None:
     def loss(weights: Any, batch: Any) -> Any:
-        x, turns = batch
+        x, iterations = batch
 
-        def outer(turn: Any, carry: Any) -> Any:
-            return layer("outer", counted, turn + 1, carry, jax.lax.stop_gradient(weights[0]))
+        def outer(iteration: Any, carry: Any) -> Any:
+            return layer("outer", counted, iteration + 1, carry, jax.lax.stop_gradient(weights[0]))
 
-        made = jax.lax.fori_loop(0, turns, outer, jax.lax.stop_gradient(x))
+        made = jax.lax.fori_loop(0, iterations, outer, jax.lax.stop_gradient(x))
         return (attend(weights[1], x) * made).sum()
 
     observation = check_gradients(loss, WEIGHTS, (INPUTS, jnp.int32(3)))
@@ -275,21 +277,21 @@ def test_turns_are_counted_for_every_while_loop_around_a_value() -> None:
     assert_close(observation.seen["outer[2]/loop[2]/step"].activation, wanted)
 
 
-def test_a_while_loop_inside_a_scan_counts_its_turns_in_each() -> None:
+def test_a_while_loop_inside_a_scan_counts_its_iterations_in_each() -> None:
     def loss(weights: Any, batch: Any) -> Any:
-        x, turns = batch
+        x, iterations = batch
 
         def block(carry: Any, scanned: Any) -> Any:
-            weight, turn = scanned
-            made = counted(turn, jax.lax.stop_gradient(carry), jax.lax.stop_gradient(weight))
+            weight, iteration = scanned
+            made = counted(iteration, jax.lax.stop_gradient(carry), jax.lax.stop_gradient(weight))
             return layer("dense", attend, weight, carry) * made, None
 
-        return layer("blocks", lambda: jax.lax.scan(block, x, (weights, turns))[0]).sum()
+        return layer("blocks", lambda: jax.lax.scan(block, x, (weights, iterations))[0]).sum()
 
-    turns = jnp.array([2, 0, 1, 3], jnp.int32)
-    observation = check_gradients(loss, WEIGHTS, (INPUTS, turns))
+    iterations = jnp.array([2, 0, 1, 3], jnp.int32)
+    observation = check_gradients(loss, WEIGHTS, (INPUTS, iterations))
     x = INPUTS
-    for block, number in enumerate(turns.tolist()):
+    for block, number in enumerate(iterations.tolist()):
         made = x
         for _ in range(number):
             made = attend(WEIGHTS[block], made)
@@ -301,23 +303,23 @@ def test_a_while_loop_inside_a_scan_counts_its_turns_in_each() -> None:
         x = attend(WEIGHTS[block], x) * made
 
 
-def test_a_scan_inside_a_while_loop_shows_every_turn_of_the_last() -> None:
+def test_a_scan_inside_a_while_loop_shows_every_iteration_of_the_last() -> None:
     def loss(weights: Any, batch: Any) -> Any:
-        x, turns = batch
+        x, iterations = batch
 
         def body(_: Any, carry: Any) -> Any:
             block = lambda carry, weight: (layer("attn", attend, weight, carry), None)  # noqa: E731
             return layer("inner", lambda: jax.lax.scan(block, carry, jax.lax.stop_gradient(weights))[0])
 
-        made = layer("outer", lambda: jax.lax.fori_loop(0, turns, body, jax.lax.stop_gradient(x)))
+        made = layer("outer", lambda: jax.lax.fori_loop(0, iterations, body, jax.lax.stop_gradient(x)))
         return (attend(weights[1], x) * made).sum()
 
     observation = check_gradients(loss, WEIGHTS, (INPUTS, jnp.int32(2)))
     x = INPUTS
-    for turn in range(8):
-        x = attend(WEIGHTS[turn % 4], x)
-        if turn >= 4:
-            assert_close(observation.seen[f"outer[1]/inner[{turn - 4}]/attn"].activation, x)
+    for iteration in range(8):
+        x = attend(WEIGHTS[iteration % 4], x)
+        if iteration >= 4:
+            assert_close(observation.seen[f"outer[1]/inner[{iteration - 4}]/attn"].activation, x)
 
 
 def test_a_while_loop_with_a_condition_on_what_it_closes_over() -> None:
@@ -330,8 +332,8 @@ def test_a_while_loop_with_a_condition_on_what_it_closes_over() -> None:
         def body(state: Any) -> Any:
             return state[0] + 1, layer("grow", lambda x: x * 2 + 1, state[1])
 
-        turns, made = jax.lax.while_loop(go_on, body, (0, jnp.zeros(3)))
-        return (attend(weights[0], x) * made[None]).sum() * turns
+        iterations, made = jax.lax.while_loop(go_on, body, (0, jnp.zeros(3)))
+        return (attend(weights[0], x) * made[None]).sum() * iterations
 
     observation = check_gradients(loss, WEIGHTS, INPUTS)
     np.testing.assert_array_equal(observation.seen["grow[1]"].activation, [3.0, 3.0, 3.0])
@@ -348,8 +350,10 @@ def test_a_while_loop_that_forward_mode_passes_through_and_reverse_mode_never_ne
 
 def test_an_input_that_a_while_loop_prepares_has_no_gradient_and_disturbs_none() -> None:
     def loss(weights: Any, batch: Any) -> Any:
-        x, turns = batch
-        prepared = layer("prepare", counted, turns, layer("scale", lambda: x * 2), jax.lax.stop_gradient(weights[0]))
+        x, iterations = batch
+        prepared = layer(
+            "prepare", counted, iterations, layer("scale", lambda: x * 2), jax.lax.stop_gradient(weights[0])
+        )
         return (layer("dense", attend, weights[1], prepared) ** 2).sum()
 
     observation = check_gradients(loss, WEIGHTS, (INPUTS, jnp.int32(2)))
@@ -372,7 +376,7 @@ def test_an_input_that_the_host_prepares_has_no_gradient_and_disturbs_none() -> 
 
 def test_a_while_loop_carries_keys_and_flags() -> None:
     def loss(weights: Any, batch: Any) -> Any:
-        x, key, turns = batch
+        x, key, iterations = batch
 
         def body(_: Any, state: Any) -> Any:
             key, flag, total = state
@@ -380,7 +384,7 @@ def test_a_while_loop_carries_keys_and_flags() -> None:
             drawn = layer("draw", lambda: jax.random.normal(use, (3,)))
             return key, layer("flip", jnp.logical_not, flag), total + drawn
 
-        _, flag, total = jax.lax.fori_loop(0, turns, body, (key, jnp.bool_(False), jnp.zeros(3)))
+        _, flag, total = jax.lax.fori_loop(0, iterations, body, (key, jnp.bool_(False), jnp.zeros(3)))
         return (attend(weights[0], x) * jnp.where(flag, total, -total)[None]).sum()
 
     for key in (jax.random.key(3), jax.random.PRNGKey(3)):
@@ -392,20 +396,20 @@ def test_a_while_loop_carries_keys_and_flags() -> None:
 
 def test_loops_inside_a_vmapped_function() -> None:
     def loss(weights: Any, batch: Any) -> Any:
-        x, turns = batch
+        x, iterations = batch
 
-        def one(row: Any, turns: Any) -> Any:
-            made = counted(turns, jax.lax.stop_gradient(row), jax.lax.stop_gradient(weights[0]))
+        def one(row: Any, iterations: Any) -> Any:
+            made = counted(iterations, jax.lax.stop_gradient(row), jax.lax.stop_gradient(weights[0]))
             block = lambda carry, weight: (layer("attn", attend, weight, carry), None)  # noqa: E731
             return layer("blocks", lambda: jax.lax.scan(block, row, weights)[0]) * made
 
-        return jax.vmap(one)(x, turns).sum()
+        return jax.vmap(one)(x, iterations).sum()
 
     observation = check_gradients(loss, WEIGHTS, (INPUTS, jnp.array([1, 3], jnp.int32)))
     x = INPUTS
-    for turn in range(4):
-        x = attend(WEIGHTS[turn], x)
-        assert_close(observation.seen[f"blocks[{turn}]/attn"].activation, x)
+    for iteration in range(4):
+        x = attend(WEIGHTS[iteration], x)
+        assert_close(observation.seen[f"blocks[{iteration}]/attn"].activation, x)
 
 
 def test_what_a_layer_reads_inside_a_loop_is_observed_with_it() -> None:

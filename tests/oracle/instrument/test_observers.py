@@ -23,13 +23,13 @@ def dense(weight: Any, x: Any) -> Any:
 
 def loss(weight: Any, batch: Any) -> Any:
     """One layer in every kind of frame, of every kind of value."""
-    x, flag, turns = batch
+    x, flag, iterations = batch
     low, wide = x.astype(jnp.bfloat16), x.astype(jnp.complex64)
     made = layer("dtypes", lambda: (x > 0, jnp.argmax(x), x[:0], jax.random.key(0), low * 2, wide * 2))
     step = lambda carry, _: (jax.checkpoint(partial(layer, "step", dense))(weight, carry), None)  # noqa: E731
     x, _ = jax.lax.scan(step, layer("dense", dense, weight, x), None, length=2)
     x = jax.lax.cond(flag, partial(layer, "yes", jnp.sin), partial(layer, "no", jnp.cos), x)
-    looped = jax.lax.fori_loop(0, turns, lambda _, y: layer("loop", lambda: y * 2), jax.lax.stop_gradient(x))
+    looped = jax.lax.fori_loop(0, iterations, lambda _, y: layer("loop", lambda: y * 2), jax.lax.stop_gradient(x))
     return (layer("low", lambda: x.astype(jnp.bfloat16)).astype(jnp.float32) * looped).sum(), made
 
 

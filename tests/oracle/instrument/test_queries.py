@@ -47,15 +47,15 @@ def same(found: Any, expected: Any) -> None:
 
 
 def test_a_fed_value_is_gone_on_with_and_what_lies_behind_it_has_no_part() -> None:
-    given = jnp.full((5, 4), 0.25)
-    dump = capture(feed={"hidden": given})
-    value, (grads, of_given) = jax.value_and_grad(lambda p, h: head(logits(p, h), BATCH["label"]), argnums=(0, 1))(
-        PARAMS, given
+    injected = jnp.full((5, 4), 0.25)
+    dump = capture(feed={"hidden": injected})
+    value, (grads, of_injected) = jax.value_and_grad(lambda p, h: head(logits(p, h), BATCH["label"]), argnums=(0, 1))(
+        PARAMS, injected
     )
     same(dump.loss, value)
     same(dump["param_grad/b"], grads["b"])
-    same(dump["activation/hidden"], given)
-    same(dump["activation_grad/hidden"], of_given)
+    same(dump["activation/hidden"], injected)
+    same(dump["activation_grad/hidden"], of_injected)
     assert "param_grad/a" not in dump
     reasons = {(line.family, line.name): line.reason for line in dump.ledger.missing}
     assert reasons["input", "x"] == "eliminated"
@@ -99,8 +99,8 @@ def test_a_fed_gradient_leaves_other_ways_to_the_loss_alone() -> None:
 
 
 @pytest.mark.parametrize("turn", [0, 2])
-def test_one_turn_of_a_loop_may_be_fed(turn: int) -> None:
-    def looped(params: Any, batch: Any, given: Any = None) -> Any:
+def test_one_iteration_of_a_loop_may_be_fed(iteration: int) -> None:
+    def looped(params: Any, batch: Any, injected: Any = None) -> Any:
         def step(carry: Any, _: Any) -> Any:
             with jax.named_scope("cell"):
                 return jnp.sin(carry * params["c"][0]), None
@@ -111,10 +111,10 @@ def test_one_turn_of_a_loop_may_be_fed(turn: int) -> None:
     def by_hand(c: Any) -> Any:
         x = BATCH["x"].sum()
         for number in range(4):
-            x = jnp.float32(0.7) if number == turn else jnp.sin(x * c)
+            x = jnp.float32(0.7) if number == iteration else jnp.sin(x * c)
         return x
 
-    dump = gs.capture(looped, PARAMS, BATCH, feed={f"rnn[{turn}]/cell": np.float32(0.7)})
+    dump = gs.capture(looped, PARAMS, BATCH, feed={f"rnn[{iteration}]/cell": np.float32(0.7)})
     same(dump.loss, by_hand(1.0))
     same(dump["param_grad/c"][0], jax.grad(by_hand)(1.0))
 
@@ -151,7 +151,7 @@ def test_gradients_may_be_fetched() -> None:
         same(dump[key], whole[key])
 
 
-def test_an_operation_or_a_turn_of_a_loop_may_be_fetched() -> None:
+def test_an_operation_or_a_iteration_of_a_loop_may_be_fetched() -> None:
     same(capture(fetch="hidden/dot_general")["activation/hidden/dot_general"], BATCH["x"] @ PARAMS["a"])
 
 

@@ -82,11 +82,11 @@ def test_a_sum_over_shards() -> None:
 
 
 def test_what_moves_between_shards() -> None:
-    turn = [(shard, (shard + 1) % SHARDS) for shard in range(SHARDS)]
+    iteration = [(shard, (shard + 1) % SHARDS) for shard in range(SHARDS)]
 
     def loss(weight: Any, x: Any) -> Any:
         def shard(weight: Any, x: Any) -> Any:
-            moved = layer("moved", lambda: jax.lax.ppermute(dense(weight, x), "data", turn))
+            moved = layer("moved", lambda: jax.lax.ppermute(dense(weight, x), "data", iteration))
             return layer("after", dense, weight, moved) * jax.lax.axis_index("data").astype(x.dtype)
 
         specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec("data")}
@@ -145,8 +145,8 @@ def test_loops_and_branches_inside_a_shard(check_vma: bool) -> None:
         total = jnp.float32(0)
         for shard, rows in enumerate(jnp.split(x, SHARDS)):
             made = rows
-            for turn in range(2):
-                made = probe(f"step[{shard}][{turn}]", dense(weight, made))
+            for iteration in range(2):
+                made = probe(f"step[{shard}][{iteration}]", dense(weight, made))
             taken = bool(jax.lax.stop_gradient(made).sum() > 0)
             made = probe(f"taken[{shard}]", jnp.sin(made)) if taken else probe(f"not_taken[{shard}]", jnp.cos(made))
             total = total + (made * jax.lax.stop_gradient(made) * 4).sum()
@@ -163,10 +163,10 @@ def test_a_sharded_map_inside_a_scan() -> None:
         return jax.lax.scan(body, x, None, length=2)[0].sum()
 
     def twin(weight: Any, x: Any, probe: Probe) -> Any:
-        for turn in range(2):
+        for iteration in range(2):
             made = [dense(weight, one) for one in jnp.split(x, SHARDS)]
-            parts = [probe(f"block[{turn}][{shard}]/dense", part) for shard, part in enumerate(made)]
-            x = probe(f"block[{turn}]", jnp.concatenate(parts))
+            parts = [probe(f"block[{iteration}][{shard}]/dense", part) for shard, part in enumerate(made)]
+            x = probe(f"block[{iteration}]", jnp.concatenate(parts))
         return x.sum()
 
     check(loss, WEIGHTS, INPUTS, twin=twin, exactly=False, stepwise=False)

@@ -18,7 +18,7 @@ import pytest
 import gradscope
 from gradscope.api.reading import Dump
 from gradscope.errors import UsageError
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from tests.oracle import engine
 from tests.oracle.engine import Loss, Probe, assert_close, bits, expected, layer, unprobed
 from tests.oracle.terms import assert_sums, terms_of
@@ -40,8 +40,8 @@ def assert_unperturbed(loss: Loss, variables: Any, batch: Any) -> None:
     """Operation by operation loss and gradients are bit for bit those of JAX, with every term observed."""
     with jax.disable_jit():
         value, gradient = jax.value_and_grad(loss)(variables, batch)
-    everything = Wanted(operations=True, operands=True, terms=True)
-    observation = engine.observe(loss, variables, batch, wanted=everything, jit=False)
+    everything = CaptureSpec(operations=True, operands=True, terms=True)
+    observation = engine.observe(loss, variables, batch, spec=everything, jit=False)
     assert observation.plan.terms
     assert bits(observation.loss) == bits(value)
     leaves = jax.tree_util.tree_leaves(gradient)
@@ -65,9 +65,9 @@ def check(
     dump = gradscope.capture(loss, variables, batch, terms=True, ops=ops)
     found = terms_of(dump)
     assert {key: sorted(parts) for key, parts in found.items()} == {key: sorted(names) for key, names in uses.items()}
-    wanted = expected(loss if twin is None else twin, variables, batch)
+    spec = expected(loss if twin is None else twin, variables, batch)
     for name, term in ((name, term) for parts in found.values() for name, term in parts.items()):
-        assert_close(term, wanted[name].gradient, what=name)
+        assert_close(term, spec[name].gradient, what=name)
     assert_sums(dump)
     assert_unperturbed(loss, variables, batch)
     return dump
@@ -135,8 +135,8 @@ def test_a_call_uses_nothing_itself_but_what_it_runs_does(wrap: Callable[[Any], 
     check(loss, WEIGHTS, INPUTS, {"activation/first": ["inner/sin.0", "inner/cos.0", "mul.1"]}, twin=twin)
 
 
-def test_what_a_scan_carries_is_used_by_its_turns_as_if_unrolled() -> None:
-    def turn(h: Any, weight: Any, probe: Probe, at: str) -> Any:
+def test_what_a_scan_carries_is_used_by_its_iterations_as_if_unrolled() -> None:
+    def iteration(h: Any, weight: Any, probe: Probe, at: str) -> Any:
         with jax.named_scope("branch"):
             branch = jnp.sin(probe(f"{at}/branch/sin.0", h)) @ weight
         with jax.named_scope("add"):
@@ -145,14 +145,14 @@ def test_what_a_scan_carries_is_used_by_its_turns_as_if_unrolled() -> None:
     def loss(weights: Any, x: Any) -> Any:
         h = layer("embed", jnp.multiply, x, 2.0)
         with jax.named_scope("block"):
-            h, _ = jax.lax.scan(lambda h, weight: (turn(h, weight, unprobed, ""), None), h, weights)
+            h, _ = jax.lax.scan(lambda h, weight: (iteration(h, weight, unprobed, ""), None), h, weights)
         with jax.named_scope("head"):
             return (h * jnp.cos(h)).sum()
 
     def twin(weights: Any, x: Any, probe: Probe) -> Any:
         h = 2.0 * x
         for number, weight in enumerate(weights):
-            h = turn(h, weight, probe, f"block[{number}]")
+            h = iteration(h, weight, probe, f"block[{number}]")
         return (probe("head/mul.0", h) * jnp.cos(probe("head/cos.0", h))).sum()
 
     weights = np.stack([WEIGHTS, 0.5 * WEIGHTS, WEIGHTS.T])
@@ -166,14 +166,14 @@ def test_what_a_scan_carries_is_used_by_its_turns_as_if_unrolled() -> None:
     check(loss, weights, INPUTS, uses, twin=twin)
 
 
-def test_what_turns_hand_out_to_be_stacked_is_used_by_that() -> None:
+def test_what_iterations_hand_out_to_be_stacked_is_used_by_that() -> None:
     def loss(weight: Any, x: Any) -> Any:
-        def turn(h: Any, row: Any) -> Any:
+        def iteration(h: Any, row: Any) -> Any:
             h = layer("made", jnp.tanh, h * row)
             return h, h
 
         with jax.named_scope("rows"):
-            last, stacked = jax.lax.scan(turn, weight, x, reverse=True)
+            last, stacked = jax.lax.scan(iteration, weight, x, reverse=True)
         return (last * weight).sum() + (stacked**2).sum()
 
     def twin(weight: Any, x: Any, probe: Probe) -> Any:
@@ -240,8 +240,8 @@ def test_an_operands_term_is_the_operations_own_vjp_of_what_arrives(
     dump = gradscope.capture(loss, WEIGHTS, INPUTS, ops="inputs")
     h, arrived = dump["activation/first"], dump["activation_grad/read"]
     _, pull_back = jax.vjp(operation, h, h)
-    for position, wanted in zip(positions, pull_back(arrived), strict=True):
-        assert_close(dump[f"term/read/{name}.{position}"], wanted)
+    for position, spec in zip(positions, pull_back(arrived), strict=True):
+        assert_close(dump[f"term/read/{name}.{position}"], spec)
 
 
 def test_parameters_and_inputs_have_terms_too() -> None:
@@ -314,13 +314,13 @@ def test_nested_frames_and_shared_weights_still_sum_to_the_whole() -> None:
     """Nested scans in a branch in a jit, checkpointed, with a weight that all of them share."""
 
     def inner(weight: Any, h: Any) -> Any:
-        def turn(carry: Any, factor: Any) -> Any:
+        def iteration(carry: Any, factor: Any) -> Any:
             h, other = carry
             made = layer("made", dense, weight, h)
             h = made * jnp.cos(made) + h * factor
             return (h, jnp.sin(other) * h), h * other
 
-        (h, other), stacked = jax.lax.scan(jax.checkpoint(turn), (h, h), jnp.arange(2.0))
+        (h, other), stacked = jax.lax.scan(jax.checkpoint(iteration), (h, h), jnp.arange(2.0))
         return h * other + stacked.sum(axis=0)
 
     def loss(variables: Any, batch: Any) -> Any:
@@ -350,11 +350,11 @@ def test_where_the_way_is_stopped_nothing_comes_back_and_the_rest_is_the_whole()
         return (cosine * jnp.exp(probe("exp.0", h)) * probe("mul#2.1", h)).sum()
 
     dump = gradscope.capture(loss, WEIGHTS, INPUTS, terms=True, stop_gradients=["cosine"])
-    wanted = expected(partial(loss, stopped=True), WEIGHTS, INPUTS)
+    spec = expected(partial(loss, stopped=True), WEIGHTS, INPUTS)
     terms = terms_of(dump)["activation/first"]
     assert sorted(terms) == ["exp.0", "mul#2.1"]
     for name, term in terms.items():
-        assert_close(term, wanted[name].gradient, what=name)
+        assert_close(term, spec[name].gradient, what=name)
     assert_sums(dump)
     missing = {(line.name, line.reason) for line in dump.ledger.missing if line.family == "term"}
     assert missing == {("cosine/cos.0", "disconnected")}

@@ -84,15 +84,15 @@ def looped(params: Any, batch: Any, *, fault: bool = False) -> Array:
     """A scanned and checkpointed block of two layers; in one turn the second may have a wrong rule."""
 
     @jax.checkpoint
-    def block(x: Array, turn: Any) -> Array:
-        kernel, number = turn
+    def block(x: Array, iteration: Any) -> Array:
+        kernel, number = iteration
         with jax.named_scope("mix"):
             x = x @ kernel
         with jax.named_scope("act"):
             return jnp.where(number == 2, doubled(x) if fault else 2.0 * x, 2.0 * x)
 
     with jax.named_scope("block"):
-        x, _ = jax.lax.scan(lambda x, turn: (block(x, turn), None), batch["x"], (params["w"], jnp.arange(4)))
+        x, _ = jax.lax.scan(lambda x, iteration: (block(x, iteration), None), batch["x"], (params["w"], jnp.arange(4)))
     with jax.named_scope("end"):
         return jnp.cos(x).mean()
 
@@ -103,7 +103,9 @@ STACKED = {"w": 0.3 * jax.random.normal(jax.random.key(0), (4, 3, 3))}
 def test_one_iteration_of_a_scan_is_one_row() -> None:
     found = of_losses(looped, lambda params, batch: looped(params, batch, fault=True), STACKED, BATCH)
     assert wrong(found) == ["block[2]/act"]
-    assert {row.name for row in found.rows} >= {f"block[{turn}]/{name}" for turn in range(4) for name in ("mix", "act")}
+    assert {row.name for row in found.rows} >= {
+        f"block[{iteration}]/{name}" for iteration in range(4) for name in ("mix", "act")
+    }
     (row,) = found.different
     assert row.vjp is not None
     assert row.vjp.name == "block[2]/mix"  # the cotangent that it sends back is that of what it reads
@@ -113,10 +115,10 @@ def test_one_iteration_of_a_scan_is_one_row() -> None:
 def unrolled(params: Any, batch: Any) -> Array:
     """The same network without a loop, its kernels one by one, all of them a little too large."""
     x = batch["x"]
-    for turn in range(4):
-        with jax.named_scope(f"block[{turn}]"):
+    for iteration in range(4):
+        with jax.named_scope(f"block[{iteration}]"):
             with jax.named_scope("mix"):
-                x = x @ params["w"][str(turn)] * (1.0 + 0.01 * (turn == 1))
+                x = x @ params["w"][str(iteration)] * (1.0 + 0.01 * (iteration == 1))
             with jax.named_scope("act"):
                 x = 2.0 * x
     with jax.named_scope("end"):
@@ -124,11 +126,11 @@ def unrolled(params: Any, batch: Any) -> Array:
 
 
 def test_a_candidate_of_another_layout_runs_on_the_references_parameters_in_its_own() -> None:
-    apart = {"w": {str(turn): STACKED["w"][turn] for turn in range(4)}}
+    apart = {"w": {str(iteration): STACKED["w"][iteration] for iteration in range(4)}}
     one, other = gs.capture(looped, STACKED, BATCH), gs.capture(unrolled, apart, BATCH)
     found = isolated(one, other, unrolled, apart, BATCH)
     assert wrong(found) == ["block[1]/mix"]
-    assert set(found.arguments["reference"]) == {"input/x", *(f"param/w/{turn}" for turn in range(4))}
+    assert set(found.arguments["reference"]) == {"input/x", *(f"param/w/{iteration}" for iteration in range(4))}
 
 
 def forked(params: Any, batch: Any, *, fault: bool = False) -> Array:

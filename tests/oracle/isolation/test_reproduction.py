@@ -66,7 +66,7 @@ def odd(params: Any, batch: Any) -> Any:
     """Loops, branches, sorting, narrow types, constants and what is not finite, in one layer."""
     with jax.named_scope("odd"):
         x = batch["x"] * params["w"]
-        x = jax.lax.fori_loop(0, 3, lambda turn, x: jnp.sin(x) + turn, x)
+        x = jax.lax.fori_loop(0, 3, lambda iteration, x: jnp.sin(x) + iteration, x)
         x = jax.lax.cond(batch["n"] > 1, lambda x: x * x, lambda x: x, x)
         y = (x.astype(jnp.bfloat16) * jnp.asarray([[1.5, -2.0]], jnp.bfloat16)).astype(jnp.float32)
         order = jnp.argsort(batch["x"][:, 0])

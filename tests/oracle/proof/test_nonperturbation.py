@@ -16,25 +16,12 @@ import numpy as np
 import pytest
 
 import gradscope
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
+from gradscope.instrument.rewriting import interpreter
 from tests.oracle import engine
-from tests.oracle.proof.commands import Dumped, python
+from tests.oracle.proof.commands import Dumped
+from tests.oracle.proof.commands import gradscope as gradscope_command
 from tests.oracle.zoo import QUICK, ZOO, Case
-
-#: The command line that runs a model under a tap that changes values.
-DISHONEST = """
-import sys
-import gradscope.instrument.rewriting.interpreter as interpreter
-from gradscope.cli.main import main
-
-honest, factor = interpreter.tap, float(sys.argv.pop(1))
-
-def dishonest(value, sink, observe, reached):
-    return honest(value * factor + (1 - factor) * interpreter.jax.lax.stop_gradient(value), sink, observe, reached)
-
-interpreter.tap = dishonest
-main()
-"""
 
 
 def bits_of(tree: Any) -> list[bytes]:
@@ -81,8 +68,8 @@ def test_operation_by_operation_what_flows_back_to_every_operand_is_seen_without
     variables, batch = case.arguments()
     with jax.disable_jit():
         plain = bits_of(jax.value_and_grad(case.loss)(variables, batch))
-    everything = Wanted(operations=True, operands=True, terms=True)
-    observed = engine.observe(case.loss, variables, batch, wanted=everything, jit=False).observed
+    everything = CaptureSpec(operations=True, operands=True, terms=True)
+    observed = engine.observe(case.loss, variables, batch, spec=everything, jit=False).observed
     gradients = [observed.gradients[number] for number in range(len(jax.tree_util.tree_leaves(variables)))]
     assert bits_of([observed.loss, gradients]) == plain
 
@@ -114,10 +101,17 @@ def parameters(name: str) -> int:
     return len(jax.tree_util.tree_leaves(variables.get("params", variables)))
 
 
-@pytest.mark.parametrize(("factor", "precision"), [("1.001", ()), ("1.000000001", ("--x64",))])
-def test_a_tap_that_scales_gradients_is_found(factor: str, precision: tuple[str, ...], tmp_path: Path) -> None:
-    options = ("-o", tmp_path / "run.npz", "--self-check", "--json", "--quiet")
-    command = python("-c", DISHONEST, factor, "dump", "mlp", *options, *precision)
+@pytest.mark.parametrize(("factor", "precision"), [(1.001, ()), (1.000000001, ("--x64",))])
+def test_a_tap_that_scales_gradients_is_found(
+    factor: float, precision: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = interpreter.tap
+
+    def dishonest(value: Any, *arguments: Any) -> Any:
+        return honest(value * factor + (1 - factor) * jax.lax.stop_gradient(value), *arguments)
+
+    monkeypatch.setattr(interpreter, "tap", dishonest)
+    command = gradscope_command("dump", "mlp", "-o", tmp_path / "run.npz", "--self-check", "--json", "-q", *precision)
     found = [finding for finding in command.report["findings"] if finding["rule"] == "self-check"]
     assert command.status == 1, command.messages
     assert {finding["name"] for finding in found} == {

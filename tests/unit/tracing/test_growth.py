@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradscope.instrument.query.capture_spec import Wanted
+from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
 from gradscope.tracing.dataflow.liveness import liveness_of
 from gradscope.tracing.dataflow.reachability import reachability_of
@@ -49,8 +49,8 @@ def work(layers: int) -> dict[str, int]:
         "layers": lambda: find_layers(root, liveness, ParameterOrigins({0: "w"}), operations=True),
         "sites": lambda: find_sites(root, found, liveness, reachability),
         "fingerprint": lambda: fingerprint(root),
-        "plan": lambda: make_plan(trace, Wanted(operations=True)),
-        "terms": lambda: make_plan(trace, Wanted(operations=True, operands=True, terms=True)),
+        "plan": lambda: make_plan(trace, CaptureSpec(operations=True)),
+        "terms": lambda: make_plan(trace, CaptureSpec(operations=True, operands=True, terms=True)),
     }
     return {stage: calls(run) for stage, run in stages.items()}
 
@@ -63,5 +63,5 @@ def test_every_stage_grows_with_the_program_and_no_faster() -> None:
 
 def test_a_plan_of_ten_thousand_operations_is_made() -> None:
     trace = trace_loss(deep(2000), WEIGHTS, WEIGHTS, operations=True)
-    sites, equations = len(make_plan(trace, Wanted(operations=True)).sites), len(trace.jaxpr.eqns)
+    sites, equations = len(make_plan(trace, CaptureSpec(operations=True)).sites), len(trace.jaxpr.eqns)
     assert sites == equations > 10_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,13 +33,14 @@ def captured(intermediates: Mapping[str, Any], path: str) -> dict[str, Any]:
     return found
 
 
-def unrolled(captured: Mapping[str, Any], module: str, turns: int) -> dict[str, Any]:
+def unrolled(captured: Mapping[str, Any], module: str, iterations: int) -> dict[str, Any]:
     """What Flax stacks of a scanned module, turn by turn."""
     found: dict[str, Any] = {}
     for name, value in captured.items():
         if name == module or name.startswith(f"{module}/"):
-            for turn in range(turns):
-                found[name.replace(module, f"{module}[{turn}]", 1)] = jax.tree.map(lambda leaf: leaf[turn], value)  # noqa: B023 - mapped at once
+            for iteration in range(iterations):
+                name_there = name.replace(module, f"{module}[{iteration}]", 1)
+                found[name_there] = jax.tree.map(operator.itemgetter(iteration), value)
         else:
             found[name] = value
     return found

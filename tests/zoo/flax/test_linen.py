@@ -174,11 +174,15 @@ def test_scanned_and_checkpointed_modules_with_state_and_keys_have_flaxs_values(
     aux = held.family(seen, "aux")
     held.assert_same_tensors({name: aux[name] for name in updates}, updates)
     expected = unrolled(captured(updated["intermediates"], "Deep"), "Deep/layers", 3)
-    assert {f"Deep/layers[{turn}]/{part}" for turn in range(3) for part in ("fc", "norm", "drop")} < expected.keys()
+    assert {
+        f"Deep/layers[{iteration}]/{part}" for iteration in range(3) for part in ("fc", "norm", "drop")
+    } < expected.keys()
     assert {"Deep/tied", "Deep/tied#2", "Deep/rnn", "Deep"} < expected.keys()
     expected = {name: value for name, value in expected.items() if "rnn/" not in name}
     held.assert_activations(seen, expected)
-    assert {f"Deep/rnn/cell.scan_fn[{turn}]/cell" for turn in range(3)} <= {layer.path for layer in seen.layers}
+    assert {f"Deep/rnn/cell.scan_fn[{iteration}]/cell" for iteration in range(3)} <= {
+        layer.path for layer in seen.layers
+    }
 
 
 def test_a_module_in_evaluation_keeps_its_running_averages_and_draws_nothing(folder: Path) -> None:

@@ -148,7 +148,7 @@ def test_names_survive_scan_remat_and_jit(folder: Path) -> None:
     gradients = nnx.grad(lambda net: jnp.square(net(batch["x"]) - batch["labels"]).mean())(net)
     held.assert_same_tensors(held.family(seen, "param_grad"), params_of(gradients))
     paths = {layer.path for layer in seen.layers}
-    assert {f"Lifted[{turn}]/layers" for turn in range(3)} <= paths
+    assert {f"Lifted[{iteration}]/layers" for iteration in range(3)} <= paths
     assert {"Lifted/again", "Lifted/inner/table", "Lifted/inner/table#2"} <= paths
     held.assert_layers_hold_parameters(seen)
 
@@ -163,18 +163,18 @@ def test_iterations_of_a_scanned_module_are_the_modules_and_have_its_values(fold
     held.assert_layers_hold_parameters(seen)
     net, expected, x = Scanned(rngs=nnx.Rngs(0)), {}, batch["x"]
     for occurrence in ("", "#2"):
-        for turn in range(3):
-            layer = jax.tree.map(lambda leaf: leaf[turn], net.layers)  # noqa: B023 - mapped at once
+        for iteration in range(3):
+            layer = jax.tree.map(lambda leaf: leaf[iteration], net.layers)  # noqa: B023 - mapped at once
             linear = layer.fc(x)
             x = nnx.relu(layer.norm(linear))
             parts = {"": x, "/fc": linear}
-            expected |= {f"Scanned/layers[{turn}]{part}{occurrence}": value for part, value in parts.items()}
+            expected |= {f"Scanned/layers[{iteration}]{part}{occurrence}": value for part, value in parts.items()}
     hidden = net.rnn.cell.initialize_carry((2, 4), nnx.Rngs(0))
     outputs = []
-    for turn in range(3):
-        hidden, output = net.rnn.cell(hidden, x[:, turn])
+    for iteration in range(3):
+        hidden, output = net.rnn.cell(hidden, x[:, iteration])
         outputs.append(output)
-        expected[f"Scanned/rnn/cell[{turn}]"] = hidden
+        expected[f"Scanned/rnn/cell[{iteration}]"] = hidden
     expected["Scanned/rnn"] = jnp.stack(outputs, axis=1)
     expected["Scanned/bridge"] = expected["Scanned"] = net.bridge(expected["Scanned/rnn"])
     held.assert_activations(seen, expected)

@@ -21,12 +21,12 @@ X = jnp.linspace(0.0, 1.0, 6).reshape(2, 3)
 
 
 def loss(w: Any, x: Any) -> Any:
-    def turn(carry: Any, _: Any) -> Any:
+    def iteration(carry: Any, _: Any) -> Any:
         with jax.named_scope("cell"):
             return jnp.tanh(carry @ w["a"]), None
 
     with jax.named_scope("loop"):
-        x, _ = jax.lax.scan(turn, x, None, length=2)
+        x, _ = jax.lax.scan(iteration, x, None, length=2)
     with jax.named_scope('say "hi"'):
         return jnp.sum(x * x)
 
@@ -59,11 +59,11 @@ def test_model_explorer_gets_a_node_for_each_with_the_layers_as_namespaces(graph
     assert {"key": "shape", "value": "[2, 3]"} in nodes["loop[*]/cell/tanh"]["attrs"]
 
 
-def test_the_overlay_is_the_norm_of_the_gradients_of_all_turns(graph: Graph) -> None:
+def test_the_overlay_is_the_norm_of_the_gradients_of_all_iterations(graph: Graph) -> None:
     dump = capture(loss, W, X, ops=True)
     found = json.loads(graph.overlay(dump.manifest))["net"]["results"]
-    turns = [np.linalg.norm(dump[f"activation_grad/loop[{turn}]/cell/tanh"]) for turn in range(2)]
-    assert found["loop[*]/cell/tanh"]["value"] == pytest.approx(np.hypot(*turns), rel=1e-6)
+    iterations = [np.linalg.norm(dump[f"activation_grad/loop[{iteration}]/cell/tanh"]) for iteration in range(2)]
+    assert found["loop[*]/cell/tanh"]["value"] == pytest.approx(np.hypot(*iterations), rel=1e-6)
     assert found["param/a"]["value"] == pytest.approx(np.linalg.norm(dump["param_grad/a"]), rel=1e-6)
 
 

@@ -19,12 +19,12 @@ W = {"w": jnp.ones((4, 3, 3))}
 def readers(trace: Trace, *unknown: str) -> dict[str, list[str]]:
     """Who reads whom, by the names of layers and arguments; all layers' outputs known but some."""
     names = {
-        ValueAt(site.value, turn): str(site.names[0].at(turn))
+        ValueAt(site.value, iteration): str(site.names[0].at(iteration))
         for site in trace.sites
         if site.names
-        for turn in iterations(site.loops)
+        for iteration in iterations(site.loops)
     }
-    known = [moment for moment, name in names.items() if name not in unknown]
+    known = [value_at for value_at, name in names.items() if name not in unknown]
     names |= {ValueAt(ValueKey((), OPERAND, at), ()): leaf.name for at, leaf in enumerate(trace.arguments)}
     found = SegmentsBetween(trace.root, known).readers(known)
     return {names[read]: sorted(names[end] for end in ends) for read, ends in found.items()}
@@ -65,10 +65,29 @@ def looped(params: Any, batch: Any) -> Any:
         return x.sum() + sums.sum()
 
 
-def test_a_turn_of_a_loop_reads_the_turn_before_and_the_last_is_read_outside() -> None:
+def test_a_iteration_of_a_loop_reads_the_iteration_before_and_the_last_is_read_outside() -> None:
     found = readers(trace_loss(looped, W, X))
     assert found["value"] == ["block[3]/mix"]
-    assert found["w"] == [f"block[{turn}]/mix" for turn in range(4)]
+    assert found["w"] == [f"block[{iteration}]/mix" for iteration in range(4)]
     assert found["block[2]/mix"] == ["block[2]/act"]
     assert "block[1]/mix" in found["block[2]/act"]
     assert not any(reader.endswith("/mix") for reader in found["block[0]/act"])
+
+
+def solved(params: Any, batch: Any) -> Any:
+    kernel = params["w"][0] + 4.0 * jnp.eye(3)
+
+    def solver(_matvec: Any, right: Any) -> Any:
+        with jax.named_scope("guess"):
+            guess = right / 4.0
+        with jax.named_scope("sweep"):
+            return guess + (right - kernel @ guess) / 4.0
+
+    with jax.named_scope("right"):
+        right = batch.sum(axis=0)
+    with jax.named_scope("solved"):
+        return jax.lax.custom_linear_solve(lambda x: kernel @ x, right, solver, solver).sum()
+
+
+def test_a_solve_reads_its_operands_and_its_solver_nothing() -> None:
+    assert readers(trace_loss(solved, W, X)) == {"w": ["solved"], "value": ["right"], "right": ["solved"]}

@@ -56,7 +56,7 @@ def test_a_checkpoint_is_followed_output_by_output() -> None:
     assert live(traced(lambda w, x: both(w, x)[0])) == ["reduce_sum", "sin"]
 
 
-def test_a_carry_keeps_alive_what_another_turn_makes_of_it() -> None:
+def test_a_carry_keeps_alive_what_another_iteration_makes_of_it() -> None:
     def step(carry: Any, _: None) -> Any:
         first, second, third = carry
         return (second, jnp.sin(first), jnp.cos(third)), jnp.tan(third)
@@ -107,8 +107,8 @@ def test_nothing_arrives_at_integers_and_before_them() -> None:
     assert reach(traced(function)) == {"before": Reach.NOTHING, "index": Reach.NOTHING, "cast": Reach.GRADIENT}
 
 
-def looped(x: Any, turns: Any) -> Any:
-    return jax.lax.fori_loop(0, turns, lambda _, carry: under("step", jnp.sin, carry), x)
+def looped(x: Any, iterations: Any) -> Any:
+    return jax.lax.fori_loop(0, iterations, lambda _, carry: under("step", jnp.sin, carry), x)
 
 
 def of_while(function: Callable[[Any, Any, Any], Any]) -> Trace:
@@ -116,43 +116,45 @@ def of_while(function: Callable[[Any, Any, Any], Any]) -> Trace:
 
 
 def test_what_goes_through_a_while_loop_is_barred_and_what_comes_out_is_not() -> None:
-    found = reach(of_while(lambda w, x, turns: under("out", lambda: looped(under("in", jnp.sin, x), turns) * 2) * w))
+    found = reach(
+        of_while(lambda w, x, iterations: under("out", lambda: looped(under("in", jnp.sin, x), iterations) * 2) * w)
+    )
     assert found.pop("out") is Reach.GRADIENT
     assert {"out/in", "out[*]/step"} <= set(found)
     assert set(found.values()) == {Reach.BARRED}
 
 
 def test_a_while_loop_that_is_cut_off_bars_nothing() -> None:
-    def function(w: Any, x: Any, turns: Any) -> Any:
+    def function(w: Any, x: Any, iterations: Any) -> Any:
         made = under("in", jnp.sin, x)
-        return made * jax.lax.stop_gradient(looped(made, turns)) * w
+        return made * jax.lax.stop_gradient(looped(made, iterations)) * w
 
     assert reach(of_while(function))["in"] is Reach.GRADIENT
 
 
 def test_a_carry_of_a_while_loop_that_the_loss_does_not_take_bars_nothing() -> None:
-    def function(w: Any, x: Any, turns: Any) -> Any:
+    def function(w: Any, x: Any, iterations: Any) -> Any:
         aside, taken = under("aside", jnp.sin, x), under("taken", jnp.cos, x)
         body = lambda _, state: (state[0] * 2, state[1] * 3)  # noqa: E731
-        return jax.lax.fori_loop(0, turns, body, (aside, taken))[1] * w + aside
+        return jax.lax.fori_loop(0, iterations, body, (aside, taken))[1] * w + aside
 
     found = reach(of_while(function))
     assert (found["aside"], found["taken"]) == (Reach.GRADIENT, Reach.BARRED)
 
 
 def test_a_while_loop_bars_from_inside_other_frames() -> None:
-    def function(w: Any, x: Any, turns: Any) -> Any:
+    def function(w: Any, x: Any, iterations: Any) -> Any:
         made = under("in", jnp.sin, x)
-        step = lambda carry, _: (jax.jit(looped)(carry, turns), None)  # noqa: E731
+        step = lambda carry, _: (jax.jit(looped)(carry, iterations), None)  # noqa: E731
         return jax.lax.scan(step, made, None, length=2)[0] * w
 
     assert reach(of_while(function))["in"] is Reach.BARRED
 
 
 def test_zeros_that_jax_fills_in_are_no_gradient_and_are_barred_all_the_same() -> None:
-    def function(w: Any, x: Any, turns: Any) -> Any:
+    def function(w: Any, x: Any, iterations: Any) -> Any:
         zeros, barred = under("zeros", jnp.sin, x), under("barred", jnp.cos, x)
-        step = lambda carry, _: ((carry[0] * w, carry[1] * 2, looped(carry[2], turns)), None)  # noqa: E731
+        step = lambda carry, _: ((carry[0] * w, carry[1] * 2, looped(carry[2], iterations)), None)  # noqa: E731
         return jax.lax.scan(step, (w, zeros, barred), None, length=2)[0][0]
 
     found = reach(of_while(function))
@@ -169,9 +171,9 @@ def test_a_host_callback_bars_even_where_nothing_depends_on_it() -> None:
 
 
 def test_an_input_that_a_while_loop_prepares_is_not_differentiated_and_a_parameter_is_the_users_to_know() -> None:
-    trace = of_while(lambda w, x, turns: looped(x, turns) * w)
+    trace = of_while(lambda w, x, iterations: looped(x, iterations) * w)
     found = {leaf.family: (leaf.differentiated, leaf.forward_only) for leaf in trace.arguments if leaf.shape}
     assert found == {"param": (True, False), "input": (False, True)}
-    trace = of_while(lambda w, x, turns: looped(w, turns) * x)
+    trace = of_while(lambda w, x, iterations: looped(w, iterations) * x)
     found = {leaf.family: (leaf.differentiated, leaf.forward_only) for leaf in trace.arguments if leaf.shape}
     assert found == {"param": (True, False), "input": (True, False)}

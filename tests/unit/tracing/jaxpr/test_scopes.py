@@ -9,7 +9,7 @@ def test_scopes_are_joined_from_the_outermost_inwards() -> None:
     assert ScopePath().scope("encoder").scope("dense").template == "encoder/dense"
 
 
-def test_a_loop_adds_a_turn_to_the_scope_it_runs_in() -> None:
+def test_a_loop_adds_a_iteration_to_the_scope_it_runs_in() -> None:
     path = ScopePath().scope("blocks").loop().scope("attn")
     assert path.template == "blocks[*]/attn"
     assert str(path.at([3])) == "blocks[3]/attn"

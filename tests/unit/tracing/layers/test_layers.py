@@ -34,7 +34,9 @@ def traced(function: Callable[[Any, Any], Any]) -> Trace:
 
 def names(trace: Trace) -> list[str]:
     """Every name of every site in every turn, in program order, aliases after their own."""
-    return [str(name.at(turn)) for site in trace.sites for turn in iterations(site.loops) for name in site.names]
+    return [
+        str(name.at(iteration)) for site in trace.sites for iteration in iterations(site.loops) for name in site.names
+    ]
 
 
 def aliases(trace: Trace) -> list[list[str]]:
@@ -197,14 +199,14 @@ def test_a_jit_is_no_layer_and_hides_none() -> None:
     assert aliases(traced(lambda w, x: under("outer", inner, w, x))) == [["outer/inner", "outer"]]
 
 
-def test_turns_of_a_scan_under_a_scope_are_layers() -> None:
+def test_iterations_of_a_scan_under_a_scope_are_layers() -> None:
     step = lambda carry, _: (under("step", jnp.matmul, carry, W), None)  # noqa: E731
     trace = traced(lambda w, x: under("blocks", lambda: jax.lax.scan(step, x @ w, None, length=2)[0]))
     assert aliases(trace) == [["blocks[*]/step", "blocks[*]"], ["blocks"]]
     assert names(trace) == ["blocks[0]/step", "blocks[0]", "blocks[1]/step", "blocks[1]", "blocks"]
 
 
-def test_turns_of_a_scan_that_no_scope_encloses_mark_the_first_scope_inside() -> None:
+def test_iterations_of_a_scan_that_no_scope_encloses_mark_the_first_scope_inside() -> None:
     step = lambda carry, _: (under("step", lambda: under("dense", jnp.matmul, carry, W)), None)  # noqa: E731
     trace = traced(lambda w, x: jax.lax.scan(step, x @ w, None, length=2)[0])
     assert names(trace) == ["step[0]/dense", "step[0]", "step[1]/dense", "step[1]"]
@@ -224,7 +226,7 @@ def block(x: Any) -> Any:
     return under("block", lambda: jnp.tanh(under("dense", jnp.matmul, x, W)))
 
 
-def test_turns_of_a_lifted_module_are_the_modules_as_if_it_were_unrolled() -> None:
+def test_iterations_of_a_lifted_module_are_the_modules_as_if_it_were_unrolled() -> None:
     trace = traced(lambda w, x: under("net", lambda: lifted(block, x @ w)))
     assert aliases(trace) == [["net/block[*]/dense"], ["net/block[*]"], ["net"]]
     assert names(trace)[:2] == ["net/block[0]/dense", "net/block[1]/dense"]
@@ -233,8 +235,12 @@ def test_turns_of_a_lifted_module_are_the_modules_as_if_it_were_unrolled() -> No
 @pytest.mark.parametrize("around", [jax.checkpoint, jax.jit, lambda body: lambda x: lifted(body, x, 1)])
 def test_a_lifted_module_may_be_lifted_again(around: Callable[[Any], Any]) -> None:
     trace = traced(lambda w, x: under("net", lambda: lifted(around(block), x @ w)))
-    turns = "[*][*]" if around not in (jax.checkpoint, jax.jit) else "[*]"
-    assert [name for site in aliases(trace) for name in site] == [f"net/block{turns}/dense", f"net/block{turns}", "net"]
+    iterations = "[*][*]" if around not in (jax.checkpoint, jax.jit) else "[*]"
+    assert [name for site in aliases(trace) for name in site] == [
+        f"net/block{iterations}/dense",
+        f"net/block{iterations}",
+        "net",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +248,7 @@ def test_a_lifted_module_may_be_lifted_again(around: Callable[[Any], Any]) -> No
     [lambda x: block(x) + x, lambda x: block(block(x)), lambda x: jax.checkpoint(block)(x) + x],
     ids=["more than the module", "two modules", "more than what is checkpointed"],
 )
-def test_turns_of_a_lift_that_does_more_than_call_one_module_are_those_of_the_scope_around_it(body: Any) -> None:
+def test_iterations_of_a_lift_that_does_more_than_call_one_module_are_those_of_the_scope_around_it(body: Any) -> None:
     trace = traced(lambda w, x: under("net", lambda: lifted(body, x @ w)))
     assert {layer.path.template for layer in trace.layers} >= {"net[*]", "net[*]/block", "net[*]/block/dense"}
 
@@ -257,7 +263,7 @@ def test_a_loop_of_the_users_own_in_a_lifted_module_marks_the_scope_it_runs_unde
     assert aliases(trace) == [["net/block[*][*]/step", "net/block[*][*]"], ["net/block[*]"], ["net"]]
 
 
-def test_two_scans_under_one_scope_are_two_calls_of_its_turns() -> None:
+def test_two_scans_under_one_scope_are_two_calls_of_its_iterations() -> None:
     step = lambda carry, _: (under("step", jnp.matmul, carry, W), None)  # noqa: E731
 
     def twice(w: Any, x: Any) -> Any:
@@ -304,8 +310,8 @@ def test_names_are_unique_across_branches_loops_and_calls() -> None:
 @pytest.mark.parametrize(
     "colliding", [["a#2", "a", "a"], ["a", "a", "a#2"], ["a.0", "both"], ["both", "a.0", "a.1"], ["turns", "a[0]"]]
 )
-def test_names_are_unique_even_where_scopes_are_named_like_calls_outputs_and_turns(colliding: list[str]) -> None:
-    def turns(x: Any) -> Any:
+def test_names_are_unique_even_where_scopes_are_named_like_calls_outputs_and_iterations(colliding: list[str]) -> None:
+    def iterations(x: Any) -> Any:
         return jax.lax.scan(lambda carry, _: (jnp.sin(carry), None), x, None, length=2)[0]
 
     def both(x: Any) -> Any:
@@ -316,7 +322,7 @@ def test_names_are_unique_even_where_scopes_are_named_like_calls_outputs_and_tur
             if name == "both":
                 x = sum(under("a", both, x))
             elif name == "turns":
-                x = under("a", turns, x)
+                x = under("a", iterations, x)
             else:
                 x = under(name, jnp.matmul, x, w)
         return x

@@ -11,7 +11,7 @@ import pytest
 
 from gradscope.errors import ModelError
 from gradscope.inspection.inspect_loss import OUTSIDE, Fact, Inspection, inspect_loss
-from gradscope.instrument.query.trace_query import Inquiry
+from gradscope.instrument.query.trace_query import TraceQuery
 
 W = {"a": jnp.ones((6, 4)), "b": jnp.ones((4, 4)), "idle": jnp.ones(3)}
 X = jnp.ones((8, 6))
@@ -136,7 +136,7 @@ def test_a_fetch_lists_the_needed_operations_of_each_layer_and_the_inputs() -> N
     def loss(w: Any, batch: Any) -> Any:
         return (network(w, batch["x"]) - batch["target"]) ** 2
 
-    found = inspected(loss, batch=batch, inquiry=Inquiry(fetches=("net/first",)))
+    found = inspected(loss, batch=batch, query=TraceQuery(fetches=("net/first",)))
     assert found.fragment is not None
     assert found.fragment.to_json() == {"needed": 1, "total": 8, "inputs": ["x"]}
     needed = {name: fact.values["needed"] for name, fact in by_name(found).items()}
@@ -144,7 +144,7 @@ def test_a_fetch_lists_the_needed_operations_of_each_layer_and_the_inputs() -> N
 
 
 def test_a_fed_value_needs_none_of_its_sources() -> None:
-    inquiry = Inquiry(fetches=("net/second",), feeds={"net/first": jnp.ones((8, 4))})
-    found = inspected(network, inquiry=inquiry).fragment
+    query = TraceQuery(fetches=("net/second",), feeds={"net/first": jnp.ones((8, 4))})
+    found = inspected(network, query=query).fragment
     assert found is not None
     assert (found.needed, found.inputs) == (3, ())
