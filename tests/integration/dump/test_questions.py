@@ -100,7 +100,7 @@ def test_a_batch_may_lack_what_a_fetch_does_not_need(folder: Path) -> None:
         gradscope("inspect", "model.py", *lacking, folder=folder),
     ):
         assert refused.status == 3
-        assert "the batch lacks label, which what is asked for needs" in refused.errors
+        assert "the batch lacks label, which the requested values need" in refused.errors
     assert not (folder / "refused.npz").exists()
     whole = gradscope("dump", "model.py", "--data", "x.npz", "-o", "refused.npz", folder=folder)
     assert whole.status == 3
