@@ -34,7 +34,7 @@ class TransformersAdapter(CalledObject):
 
     @property
     def supplied(self) -> Collection[str]:
-        """Its parameters, and the key of its dropout."""
+        """The parameters of the model, and the key of its dropout."""
         return self.signature.parameters.keys() & {_PARAMS, _DROPOUT}
 
     def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:  # noqa: ARG002 - they exist already

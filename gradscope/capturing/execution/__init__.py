@@ -1,6 +1,6 @@
 """Execution makes a model's arguments, compiles its observing program, and runs it at once or in segments.
 
-- `calls` brings a call of any function into the form of a loss of variables and batch.
+- `function_call` brings a call of any function into the form of a loss of variables and batch.
 - `arguments` describes the arguments of a loss by their shapes, and makes them when they are needed.
 - `preparation` compiles the observing program while the arguments are being made.
 - `segmented` runs the loss in segments that stay below `--max-memory`; `disk_spill` stores arrays between them.

@@ -70,7 +70,7 @@ class Call:
         return list(self._by_name(variables).values())
 
     def loss(self, variables: Any, batch: Any) -> Any:
-        """What the function returns when its arrays are those of `variables` and `batch`."""
+        """Returns what the function returns when its arrays are those of `variables` and `batch`."""
         arrays = _parted(self._traced, batch)
         others = {**self._args, **self._kwargs}
         values = {
@@ -124,12 +124,12 @@ def positions(argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf is an array of a type that JAX has; NumPy's and Python's scalars are none."""
+    """Returns whether a leaf is an array of a type that JAX has; NumPy's and Python's scalars are none."""
     return isinstance(leaf, jax.Array | np.ndarray) and is_traceable(leaf)
 
 
 def is_traceable(leaf: Any) -> bool:
-    """Whether a leaf is of a type that JAX has: an array that is not one of strings or objects, or a number."""
+    """Returns whether a leaf is of a type that JAX has: an array that is not of strings or objects, or a number."""
     try:
         jax.typeof(leaf)
     except TypeError:
@@ -138,7 +138,7 @@ def is_traceable(leaf: Any) -> bool:
 
 
 def is_array_or_real(leaf: Any) -> bool:
-    """Whether a leaf is an array, or a floating-point or complex number, which can be differentiated."""
+    """Returns whether a leaf is an array, or a floating-point or complex number, which can be differentiated."""
     return is_array(leaf) or isinstance(leaf, float | complex | np.inexact)
 
 

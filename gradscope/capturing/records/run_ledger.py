@@ -83,5 +83,5 @@ class RunLedger:
 
 
 def flows(family: str) -> bool:
-    """Whether a family holds what flows back in the run of the whole batch, which is what is looked into further."""
+    """Returns whether a family has gradients of the full batch, which are the ones that are explained."""
     return naming.is_gradient(family) and family != naming.EXAMPLE_GRAD

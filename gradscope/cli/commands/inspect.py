@@ -32,7 +32,7 @@ class InspectionFormat(StrEnum):
 
     @property
     def is_graph(self) -> bool:
-        """Whether it is a graph and not a table."""
+        """True for the formats of graphs, False for those of tables."""
         return self in (InspectionFormat.DOT, InspectionFormat.MODEL_EXPLORER)
 
 

@@ -54,12 +54,12 @@ class OperationOptions:
 
     @property
     def operations(self) -> bool:
-        """Whether every operation is captured."""
+        """True where every operation is captured."""
         return self.ops is not None
 
     @property
     def operands(self) -> bool:
-        """Whether the gradients that operations return to their inputs are captured."""
+        """True where the gradients that operations return to their inputs are captured."""
         return self.ops is Operations.INPUTS
 
 

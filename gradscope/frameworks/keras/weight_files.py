@@ -52,7 +52,7 @@ class KerasFormat:
 
     @property
     def built(self) -> bool:
-        """Whether every layer has its shapes."""
+        """True where every layer has its shapes."""
         return self.model.built
 
     def layouts(self) -> tuple[Mapping[str, Described], Mapping[str, Described]]:

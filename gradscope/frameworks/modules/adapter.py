@@ -49,7 +49,7 @@ class Adapter(Protocol):
 
     @property
     def initialised(self) -> bool:
-        """Whether its variables exist already, so that `init` only returns them."""
+        """True where the variables exist already, so that `init` only returns them."""
         ...
 
     @property

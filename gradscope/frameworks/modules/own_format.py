@@ -11,12 +11,12 @@ class Described(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """The tensor's shape."""
         ...
 
     @property
     def dtype(self) -> Any:
-        """Its dtype, or the dtype's name."""
+        """The tensor's dtype, or the dtype's name."""
         ...
 
 
@@ -25,12 +25,12 @@ class OwnFormat(Protocol):
 
     @property
     def built(self) -> bool:
-        """Whether the module has created its variables."""
+        """True where the module has created its variables."""
         ...
 
     @property
     def exact(self) -> bool:
-        """Whether numbers must have the same width."""
+        """True where numbers must have the same width."""
         ...
 
     def layouts(self) -> tuple[Mapping[str, Described], Mapping[str, Described] | None]:

@@ -51,7 +51,7 @@ class Value:
 
     @property
     def name(self) -> str:
-        """Its own name."""
+        """The value's own name."""
         return next(iter(self.names))
 
     def record(self, family: str, name: str, **facts: Any) -> Record:

@@ -51,7 +51,7 @@ class Row:
 
     @property
     def key(self) -> str:
-        """Its key in the dump."""
+        """The tensor's key in the dump."""
         return naming.key_of(self.family, self.name)
 
     @property
