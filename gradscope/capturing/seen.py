@@ -39,7 +39,7 @@ class CoreStatistics:
     """`CoreStatistics` are the statistics of one tensor, on the device: 0-d arrays, each computed when it is read.
 
     Attributes:
-        vector: The vector that the step computed, see `instrument.core`.
+        vector: The vector that the step computed, see `instrument.rewriting.core_statistics`.
     """
 
     vector: Any

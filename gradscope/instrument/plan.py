@@ -184,7 +184,7 @@ class Plan:
 
         Args:
             number: The site or term.
-            below: How many of the loops around it are not to count: 0 for the whole program's outputs.
+            below: How many of the loops around it are not to count: 0 for the full program's outputs.
         """
         tap_point = self.tap_point(number)
         return _per_iteration(self._observation(_one(tap_point)), tap_point.loops[below:])

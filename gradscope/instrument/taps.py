@@ -4,7 +4,7 @@ A *tap* is the identity on a value with a second argument, the *sink*. Its backw
 for the value and, as the sink's "gradient", whatever an *observer* makes of the cotangent: the cotangent itself, or
 statistics of it. Differentiating with respect to the sinks then brings every observation out of one `jax.vjp`.
 
-Why not `value + sink`: addition turns -0.0 into 0.0 and gives the compiler something else to fuse.
+Why not `value + sink`: addition turns -0.0 into 0.0 and makes the compiler fuse differently.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def pending_examples(
     """Yields the gradients of each example, in the order in which layers use the parameters.
 
     Args:
-        run: The run of the full batch, which knows the values that the loss depends on.
+        run: The run of the full batch, which has the values that the loss depends on.
         order: Its execution order.
         gradients: The gradients.
         count: Number of examples.

@@ -28,7 +28,7 @@ AHEAD = Ahead(batches=4, batch_items=64, batch_bytes=4 << 20)
 
 
 class Session:
-    """A `Session` yields the records of a run one by one, and knows the facts of the run after the last.
+    """A `Session` yields the records of a run one by one, and has the facts of the run after the last.
 
     Args:
         run: The run.

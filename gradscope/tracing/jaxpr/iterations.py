@@ -70,7 +70,7 @@ def _carried_from(frames: Mapping[FrameKey, Frame], at: ValueAt) -> ValueAt | No
 def is_carry(frame: Frame, value: ValueKey) -> bool:
     """Returns whether a value of a frame is a carry of the loop that runs the frame, or of a loop that the frame runs.
 
-    Only loops that are known to have an iteration count. A `while` is not.
+    Loops that may run no iteration, such as a `while`, do not count.
     """
     bodies = [frame] if value.equation == OPERAND else frame.children.get(value.equation, [])
     if not bodies or bodies[0].transfer.loop is None or not bodies[0].transfer.loop.length:

@@ -3,7 +3,7 @@
 The stacks of names inside a sub-jaxpr are relative to the equation that runs it, so a path is joined on the way down.
 A loop adds an iteration to the component that encloses it: a scan under the scope `blocks` whose body opens `attn`
 gives `blocks[0]/attn`, `blocks[1]/attn`, ... A loop that no scope encloses marks the first scope inside it, and so does
-one that a framework runs on behalf of a module (see `lifts`).
+one that a framework runs on behalf of a module (see `module_loops`).
 """
 
 from __future__ import annotations

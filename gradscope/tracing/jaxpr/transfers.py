@@ -140,7 +140,7 @@ class Transfer:
 
     @property
     def unbounded(self) -> bool:
-        """Whether it is a loop whose number of iterations is only known once it has run."""
+        """Whether the frame is the body of a loop whose number of iterations is only known once it has run."""
         return self.loop is not None and self.loop.length is None
 
 

@@ -115,7 +115,7 @@ def find_sites(root: Frame, layers: Sequence[LayerCall], liveness: Liveness, rea
 
 
 def site_at(root: Frame, value: ValueKey, liveness: Liveness, reachability: Reachability) -> Site:
-    """The site of one value, whether or not a layer returns it; it has no names.
+    """Returns the site of one value, whether or not a layer returns it; the site has no names.
 
     Args:
         root: The root frame.
@@ -127,7 +127,7 @@ def site_at(root: Frame, value: ValueKey, liveness: Liveness, reachability: Reac
 
 
 class _Facts(NamedTuple):
-    """The facts that sites are made of: the frames of a trace, and what the analyses found out about them."""
+    """`_Facts` are the frames of a trace and the results of the analyses, from which sites are made."""
 
     frames: Mapping[FrameKey, Frame]
     liveness: Liveness

@@ -92,7 +92,7 @@ def _checkpointed(frame: Frame) -> Iterator[tuple[str, NamedValue]]:
 
 
 def throughout(root: Frame, values: Iterable[NamedValue]) -> frozenset[ValueKey]:
-    """Returns the values that are selected in every iteration of the loops around them."""
+    """Returns those of some values that are named in every iteration of the loops around them."""
     named_iterations: dict[ValueKey, set[tuple[int, ...]]] = {}
     for named in values:
         if named.value is not None:
