@@ -1,4 +1,4 @@
-"""Capturing one call of any function: forward and backward, once, into a dump in memory."""
+"""Capturing one call of any function, forward and backward, into a dump in memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def capture(
     stats_only: bool = False,
     self_check: bool = False,
 ) -> Dump:
-    """Run a function forward and backward once and keep what `gradscope dump` would write, in memory.
+    """Runs a function forward and backward once, and returns what `gradscope dump` would write as a dump in memory.
 
     The differentiated arguments are parameters (`param/...`, gradients `param_grad/...`); the arrays and floating-point
     numbers of all others are inputs (`input/...`), whose gradients are taken too (`input_grad/...`). A leaf has the
@@ -54,25 +54,26 @@ def capture(
 
     Args:
         fun: Returns a real scalar, the loss, or a pair of it and a pytree (`aux/...`).
-        args: What it is called with: pytrees. The usual two are parameters, or an NNX or Equinox module, and a batch.
-            What is not differentiated and no number or array is passed as it is, and so are booleans and integers.
+        args: Its arguments, which are pytrees. The usual two are parameters, or an NNX or Equinox module, and a batch.
+            Leaves that are neither differentiated nor arrays or numbers are passed unchanged, and so are booleans and
+            integers.
         argnums: The position of the argument that is differentiated, or those of several; negative ones count from the
             last.
-        has_aux: Whether `fun` has to return a pair. One that it returns is taken for such either way.
+        has_aux: Whether `fun` has to return a pair. A returned pair is treated as one either way.
         select: Patterns of names to keep; all where empty. Here and below, a string is a list of one.
         exclude: Patterns of names to leave out.
         families: Families to keep; all where None.
         depth: Only layers of at most so many scopes.
         ops: Every operation in addition to every layer; with "inputs" also the gradient with respect to each of its
-            inputs, as that operation alone sees it.
-        terms: For every value that is used several times, what flows back from each use; they sum to its gradient.
-        per_example: Also the gradients of the loss of each example alone, a batch of one: `example_grad`, each of the
-            parameter's shape behind a leading axis of examples. The inputs that have a leading axis then have one of
-            the same size, which is the example.
+            inputs, as only that operation sees it.
+        terms: For every value that is used several times, the gradient from each use; these sum to its gradient.
+        per_example: Also the gradients of the loss of each single example, a batch of one: `example_grad`, each of the
+            parameter's shape behind a leading axis of examples. The inputs that have a leading axis then must have one
+            of the same size, which is the example axis.
         stop_gradients: Names of values that count as constant.
-        feed: Values in the place of computed ones, by name, of their shapes; under `gradient/NAME`, of the gradient
+        feed: Values in place of computed ones, by name, of their shapes; under `gradient/NAME`, of the gradient
             that arrives there.
-        fetch: Names of the only values to compute; what they do not need is not run. All where empty.
+        fetch: Names of the only values to compute; operations that they do not need are not run. All where empty.
         stats_only: Keep statistics and no tensors.
         self_check: Run the plain program too, and record how far observing changed the gradients.
 
@@ -83,7 +84,7 @@ def capture(
     Raises:
         ModelError: The function failed, or does not return a scalar that can be differentiated.
         UsageError: It is called inside a transformation; a pattern selects nothing; there is no such family, or nothing
-            requests that it is made; a name is unknown; a tensor does not fit; or the batch does not tell its examples.
+            requests that it is made; a name is unknown; a tensor does not fit; or the batch's examples are not known.
         TypeError: `argnums` is not a position of an argument.
         ValueError: A negative position is before the first argument.
 
@@ -124,7 +125,7 @@ def capture(
 
 
 def _require_untraced(args: Sequence[Any]) -> None:
-    """Refuse to run where JAX only traces: there are no values to keep.
+    """Refuses to run where JAX only traces, because there are no values to keep.
 
     Raises:
         UsageError: This is inside a transformation.
@@ -138,7 +139,7 @@ def _require_untraced(args: Sequence[Any]) -> None:
 
 
 def _as_loss(call: Call, *, has_aux: bool) -> Callable[[Any, Any], Any]:
-    """A call as the loss of a model, which may return what JAX cannot trace in its auxiliary output: it is left out."""
+    """Returns a call as the loss of a model, without the auxiliary outputs that JAX cannot trace."""
 
     def loss(variables: Any, batch: Any) -> Any:
         out = call.loss(variables, batch)

@@ -1,4 +1,4 @@
-"""Comparing two dumps: matched tensor by tensor, and judged."""
+"""Comparing two dumps: tensors are matched and judged one by one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def compare(
     allow_missing: str | Sequence[str] = (),
     map_file: str | os.PathLike[str] | None = None,
 ) -> Comparison:
-    """Match two dumps tensor by tensor and judge them; the result's truth value is the verdict.
+    """Matches two dumps tensor by tensor and judges them; the result's truth value is the verdict.
 
     Args:
         ref: The reference.
@@ -41,8 +41,8 @@ def compare(
         select: Patterns of names that take part; all where empty. Here and below, a string is a list of one.
         exclude: Patterns of names that do not.
         allow_missing: Regular expressions of names that may be on one side only.
-        map_file: Rules that say what the candidate's tensors are in the reference, in the language of
-            `gradscope.comparison.pairing.map_file`; None to go by names, order and values alone.
+        map_file: Rules that map the candidate's tensors to those of the reference, in the language of
+            `gradscope.comparison.pairing.map_file`; None to match only by names, order and values.
 
     Returns:
         The comparison: its `verdict` and `sentence`, `first_divergence`, and one row for each tensor with the metrics

@@ -1,4 +1,4 @@
-"""Observing inside programs of the user's own, gradients of any values by name, and saving what was observed."""
+"""Observing inside the user's own programs, gradients of any values by name, and saving observations."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
         exclude: Patterns of names to leave out.
         families: Families to observe, of `activation`, `activation_grad`, `param` and `param_grad`; None for all four.
         depth: Only layers of at most so many scopes.
-        observe: "stats" for core statistics, 13 numbers in the place of each tensor; "tensors" for the tensors.
+        observe: "stats" for core statistics, 13 numbers in place of each tensor; "tensors" for the tensors.
 
     Returns:
         A function of the arguments of `fun`. It returns `((value, gradients), seen)`, with has_aux
@@ -106,7 +106,7 @@ def gradients(
     grad_ys: Any = None,
     stop_gradients: str | Sequence[str] = (),
 ) -> list[Any]:
-    """The gradients of the sum of some values of a function with respect to others: `tf.gradients`.
+    """Returns the gradients of the sum of some values of a function with respect to others, as `tf.gradients` does.
 
     A value is named by the path of an argument (`w1`, `params/head/kernel`), by the key or index of an output, by its
     layer or operation (`encoder/block[3]/mlp`), or by `jax.ad_checkpoint.checkpoint_name`. Composes with `jit`.
@@ -114,11 +114,11 @@ def gradients(
     Args:
         fun: Returns a pytree of arrays.
         args: Its arguments, by position or by name: pytrees of arrays.
-        ys: Names of what is differentiated; their gradients are summed. A string is one name.
-        xs: Names of what they are differentiated with respect to.
+        ys: Names of the values that are differentiated; their gradients are summed. A string is one name.
+        xs: Names of the values with respect to which they are differentiated.
         grad_ys: For each y its initial gradient, of the y's shape, or None for ones; of a single y that is a string,
             the gradient itself. None for ones throughout.
-        stop_gradients: Names of what counts as constant.
+        stop_gradients: Names of the values that count as constant.
 
     Returns:
         For each x the gradient, of the x's shape and dtype; None, which is not zero, where no y depends on the x.
@@ -152,14 +152,14 @@ def gradients(
 
 
 def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False) -> Manifest:
-    """Writes what a step observed, or a dump in memory, to a file.
+    """Writes the observations of a step, or a dump in memory, to a file.
 
-    Under `jax.distributed` every process has to call it, and the dump is a folder that all of them see: each writes
-    what its own devices hold, and none needs memory for a whole tensor.
+    Under `jax.distributed` every process has to call it, and the dump is a folder that all of them can access. Each
+    process writes the shards on its own devices, and none needs memory for a complete tensor.
 
     Args:
         path: The file, by convention `.npz`; under `jax.distributed` the folder.
-        what: What a function of `value_and_grad` observed in one step, or what `capture` returned.
+        what: The observations of one step of a function of `value_and_grad`, or the result of `capture`.
         force: Whether a file that exists may be replaced.
 
     Returns:

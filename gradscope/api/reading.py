@@ -1,4 +1,4 @@
-"""Reading dumps: their tensors as a mapping, what is known of them, and tables. Never imports JAX."""
+"""Reading dumps: their tensors as a mapping, their statistics and facts, and tables. Never imports JAX."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from gradscope.stats import Finding, TensorStats, Thresholds, find
 
 
 class Dump(Mapping[str, Array]):
-    """A dump: a read-only mapping from keys, `param_grad/head/kernel`, to NumPy arrays, and what is known about them.
+    """A `Dump` is a read-only mapping from keys, `param_grad/head/kernel`, to NumPy arrays, with facts about them.
 
-    `load` and `capture` make one. A dump from a file reads an array when it is looked up, and every time anew; used as
-    a context manager, it closes the file behind it. The keys are those of all tensors that were captured, under each of
-    their names; of a dump that has statistics only, they have `stats` and no array.
+    `load` and `capture` return one. A dump from a file reads an array again every time it is looked up. Used as a
+    context manager, it closes the file at the end. The keys are those of all captured tensors, under each of their
+    names; in a dump with statistics only, they have `stats` and no array.
 
     Args:
-        source: Where its tensors are.
+        source: The source of its tensors.
         path: The file it came from.
-        close: Closes what the source holds open.
+        close: Closes the files that the source has open.
 
     Attributes:
         path: The file or folder it came from, as it was named; "" for a dump in memory.
@@ -55,14 +55,14 @@ class Dump(Mapping[str, Array]):
 
     @property
     def source(self) -> DumpSource:
-        """The dump as `gradscope.dump` reads it, for what a mapping does not offer.
+        """The dump as `gradscope.dump` reads it, for functions that a mapping does not have.
 
-        That is the entries of the manifest by key, and tensors in chunks, without memory for the whole of one.
+        These are the entries of the manifest by key, and tensors in chunks, without memory for a complete one.
 
         Raises:
             UsageError: The dump is closed.
         """
-        # Whatever the process opens next may have the number that the file had.
+        # The next file that the process opens may reuse the file's descriptor.
         if self._closed:
             raise UsageError(
                 f"the dump {printable(self.path)} is closed", hint="read it before close, or inside its with block"
@@ -83,13 +83,13 @@ class Dump(Mapping[str, Array]):
 
     @cached_property
     def _captured(self) -> dict[str, None]:
-        """The keys of all tensors that were captured, in the order of the manifest: an index, and an ordered set."""
+        """Returns the keys of all captured tensors, in the order of the manifest: an index, and an ordered set."""
         keys, entry, resolve = self._source.keys(), self._source.entry, self._source.resolve
         return dict.fromkeys(key for key in keys if entry(resolve(key)).absent is None)
 
     @property
     def manifest(self) -> Manifest:
-        """Everything that the dump states about itself."""
+        """The manifest, which describes the dump and each of its tensors."""
         return self._source.manifest
 
     @property
@@ -113,13 +113,13 @@ class Dump(Mapping[str, Array]):
         return self.manifest.origins
 
     def stats(self, key: str) -> TensorStats:
-        """The statistics of a tensor, as the run that made the dump computed them.
+        """Returns the statistics of a tensor, as computed by the run that made the dump.
 
         Args:
             key: The tensor's key.
 
         Returns:
-            The statistics; what is a count, a share or in bits, `TensorStats` states.
+            The statistics; `TensorStats` states the unit of each: a count, a share or bits.
 
         Raises:
             UsageError: There is no such key.
@@ -136,10 +136,10 @@ class Dump(Mapping[str, Array]):
         return TensorStats.from_json(self._source.entry(self._source.resolve(key)).stats)
 
     def findings(self, thresholds: Thresholds | None = None) -> tuple[Finding, ...]:
-        """What the rules find in the dump.
+        """Returns the findings of the rules in the dump.
 
         Args:
-            thresholds: What counts as too much; None for the defaults.
+            thresholds: The limits of the rules; None for the defaults.
 
         Returns:
             Findings about values in execution order, then those about gradients.
@@ -159,7 +159,7 @@ class Dump(Mapping[str, Array]):
         return find(self.manifest, thresholds)
 
     def table(self, *, width: int | None = None, query: Query | None = None) -> str:
-        """The tables that `gradscope show` prints.
+        """Returns the tables that `gradscope show` prints.
 
         Args:
             width: The number of characters to fit them in; None leaves nothing out.
@@ -169,7 +169,7 @@ class Dump(Mapping[str, Array]):
             The tables as text.
 
         Raises:
-            UsageError: The query cannot be answered.
+            UsageError: The query cannot be resolved.
 
         Example:
             >>> import numpy as np
@@ -183,7 +183,7 @@ class Dump(Mapping[str, Array]):
         return to_text(report, Screen(width=width)).plain
 
     def close(self) -> None:
-        """Close the file. What was read stays, and so does the manifest; no other array can be read."""
+        """Closes the file. Arrays that were read and the manifest remain; no other array can be read."""
         self._closed = True
         self._close()
 
@@ -200,7 +200,7 @@ class Dump(Mapping[str, Array]):
 
 
 def load(path: str | os.PathLike[str]) -> Dump:
-    """Open a dump, or any .npz, .npy or .safetensors file or folder of such, without running anything in it.
+    """Opens a dump, or any .npz, .npy or .safetensors file or folder of such, without running any code in it.
 
     Args:
         path: The file or folder.

@@ -1,9 +1,9 @@
-"""`tf.gradients`: the gradients of any values of a function with respect to any others, by name.
+"""`tf.gradients` for JAX: the gradients of any values of a function with respect to any others, by name.
 
-A *y* is a value that is differentiated; the gradients of several are summed. An *x* is a value with respect to which;
-the gradient is what arrives at it from everything that uses it. A *stop* is a value that counts as constant: what
-arrives at it goes no further, so that gradients behind it are partial and not total derivatives. A value may be all of
-them at once: with respect to a stop the gradient is what arrives there.
+A *y* is a value that is differentiated; the gradients of several are summed. An *x* is a value with respect to which
+the ys are differentiated; the gradient is the sum over everything that uses the x. A *stop* is a value that counts as
+constant: a gradient that arrives at it goes no further, so that gradients behind it are partial and not total
+derivatives. A value may be all of them at once: the gradient with respect to a stop is the one that arrives there.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from gradscope.tracing.tracer import Leaf, Trace, leaves_of, trace_values
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is differentiated, and with respect to what.
+    """A `Question` states which values are differentiated, and with respect to which.
 
     Attributes:
-        ys: Names of what is differentiated.
-        xs: Names of what it is differentiated with respect to.
+        ys: Names of the values that are differentiated.
+        xs: Names of the values with respect to which they are differentiated.
         grad_ys: For each of `ys` its initial gradient, None for ones.
-        stops: Names of what counts as constant.
+        stops: Names of the values that count as constant.
     """
 
     ys: Sequence[str]
@@ -50,13 +50,13 @@ class Question:
 def gradients_of(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], question: Question
 ) -> list[Any]:
-    """The gradients that a question asks for, in the order of its xs; None where nothing arrives.
+    """Returns the gradients that a question requests, in the order of its xs; None where nothing arrives.
 
     Args:
         function: Returns a pytree of arrays.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        question: What is asked.
+        question: The ys, xs, initial gradients and stops.
 
     Raises:
         UsageError: A name is unknown, an initial gradient does not fit, or a value cannot be differentiated.
@@ -81,14 +81,14 @@ def gradients_of(
 
 
 def _plan(trace: Trace, xs: Sequence[NamedValue]) -> Plan:
-    """The plan that observes the gradients at some values, where any arrive."""
+    """Returns the plan that observes the gradients at some values, where any arrive."""
     sites = tuple(map(trace.site_at, values_of(xs)))
     gradients = frozenset(number for number, site in enumerate(sites) if has_gradient(site))
     return Plan(sites=sites, gradients=gradients, observe=whole_tensor)
 
 
 def _require_observable(trace: Trace, name: str, value: ValueKey | None) -> None:
-    """Refuse a value that cannot be observed, or that reverse mode cannot get to."""
+    """Refuses a value that cannot be observed, or that reverse mode cannot get to."""
     site = None if value is None else trace.site_at(value)
     if site is not None and site.opaque:
         raise UsageError(
@@ -103,7 +103,7 @@ def _require_observable(trace: Trace, name: str, value: ValueKey | None) -> None
 
 
 def _leaves(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
-    """The leaves of the arguments, each by the argument's name and its path in it: `w1`, `params/head/kernel`."""
+    """Returns the leaves of the arguments, named by the argument and the path in it: `w1`, `params/head/kernel`."""
     parameters = inspect.signature(function).parameters.values()
     fixed = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     names = [fixed[at] if at < len(fixed) else str(at) for at in range(len(args))]

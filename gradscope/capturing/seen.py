@@ -1,9 +1,10 @@
-"""What an observing step hands its caller: a pytree of observations that knows their names.
+"""`Seen` is the result of an observing step: a pytree that maps names to observations.
 
-Its leaves are device arrays, so it travels through `jit`, `vmap`, `scan` and `shard_map` like any output; its names
-were fixed when the step was traced. On the host it is a run like any other, and can be saved as a dump.
+Its leaves are device arrays, so it can be returned from `jit`, `vmap`, `scan` and `shard_map` like any output. Its
+names are fixed when the step is traced. On the host it is a run like any other, and can be saved as a dump.
 
-`vmap` gives every observation a leading axis, a scan over steps another: looking up a name gives all of them together.
+`vmap` adds a leading axis to every observation, and a scan over steps another. Looking up a name returns all of them
+together.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from gradscope.tracing.tracer import Trace
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class CoreStatistics:
-    """Core statistics of one tensor, on the device: 0-d arrays, each computed when it is asked for.
+    """`CoreStatistics` are the statistics of one tensor, on the device: 0-d arrays, each computed when it is read.
 
     Attributes:
-        vector: What the step computed, see `instrument.core`.
+        vector: The vector that the step computed, see `instrument.rewriting.core_statistics`.
     """
 
     vector: Any
@@ -51,13 +52,13 @@ class CoreStatistics:
 
 @dataclass(frozen=True, eq=False)
 class Watching:
-    """What a step was made to observe; two are the same when program and wishes are.
+    """A `Watching` states what a step observes; two are equal when program and selection are.
 
     Attributes:
         trace: The traced function.
         plan: The sites observed.
-        spec: What of them is named.
-        reached: What the value is connected to.
+        spec: The selection.
+        reached: The sites, terms and arguments that the value is connected to.
     """
 
     trace: Trace
@@ -77,12 +78,12 @@ class Watching:
 
     @property
     def statistics(self) -> bool:
-        """Whether statistics were kept, and not tensors."""
+        """Whether statistics were kept instead of tensors."""
         return self.plan.observe is core_statistics
 
     @cached_property
     def places(self) -> Mapping[str, Place]:
-        """Where each key's observation lies."""
+        """Returns where the observation of each key is stored."""
         return {place.key: place for place in (*self._argument_places(), *self._site_places())}
 
     def _argument_places(self) -> Iterator[Place]:
@@ -107,7 +108,7 @@ class Watching:
 
 
 class Place(NamedTuple):
-    """Where one key's observation lies: which of `Seen`'s holders, under which number, at which turn."""
+    """A `Place` states where the observation of a key is stored: the holder in `Seen`, the number and the iteration."""
 
     key: str
     holder: str
@@ -117,11 +118,11 @@ class Place(NamedTuple):
 
 @jax.tree_util.register_pytree_node_class
 class Seen(Mapping[str, Any]):
-    """Observations by key, `activation_grad/encoder/block[3]/mlp`: `CoreStatistics`, or tensors where asked for.
+    """`Seen` maps keys, `activation_grad/encoder/block[3]/mlp`, to `CoreStatistics`, or to tensors where requested.
 
     Args:
         watching: What was observed.
-        observed: What the step handed out, arguments' observations included.
+        observed: The observations that the step returned, including those of arguments.
         arguments: Observations of the differentiated arguments, by number.
 
     Example:
@@ -161,16 +162,16 @@ class Seen(Mapping[str, Any]):
 
     @property
     def _all_steps(self) -> tuple[slice, ...]:
-        """The index of the axes that `vmap` and scans over steps have put in front: those that even the loss has."""
+        """The index of the leading axes that `vmap` and scans over steps added: those that even the loss has."""
         return (slice(None),) * jnp.ndim(self.observed.loss)
 
     def session(self, reading: Reading) -> Session:
-        """The session that turns these observations, on the host, into the records of a dump.
+        """Returns the session that turns these observations, on the host, into the records of a dump.
 
-        Where several processes share them, all of those have to call this.
+        Where several processes share them, all of the processes have to call this.
 
         Args:
-            reading: How tensors are read, where it is tensors that were observed.
+            reading: How tensors are read, where tensors were observed.
 
         Raises:
             UsageError: They are those of several steps or examples.
@@ -195,27 +196,27 @@ class Seen(Mapping[str, Any]):
         return Session(run, CoreReading() if self.watching.statistics else reading)
 
     def _whole_where_small(self) -> tuple[Observed, Mapping[int, Any]]:
-        """The observations, but for tensors whole in every process."""
+        """Returns the observations, with all but the tensors complete in every process."""
         if self.watching.statistics:
             return gathered((self.observed, self.arguments))
         return with_whole_facts(self.observed), self.arguments
 
     def tree_flatten(self) -> tuple[tuple[Any, Any], Watching]:
-        """The observations, and what they are."""
+        """Returns the observations, and the static description of them."""
         return (self.observed, self.arguments), self.watching
 
     @classmethod
     def tree_unflatten(cls, watching: Watching, children: tuple[Any, Any]) -> Seen:
-        """The inverse of `tree_flatten`."""
+        """Restores the observations from the output of `tree_flatten`."""
         return cls(watching, *children)
 
 
-#: What a step observes. Other arguments and auxiliary outputs are the caller's own.
+#: The families that a step observes. The caller has all other arguments and auxiliary outputs.
 _SEEN: Final = (naming.ACTIVATION, naming.ACTIVATION_GRAD, naming.PARAM, naming.PARAM_GRAD)
 
 
 def require_observable(families: Collection[str]) -> None:
-    """Refuse families that a step does not observe.
+    """Refuses families that a step does not observe.
 
     Raises:
         UsageError: There is one among them.

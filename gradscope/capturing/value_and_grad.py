@@ -1,4 +1,4 @@
-"""Observing inside the user's own training step: a drop-in for `jax.value_and_grad`."""
+"""A drop-in for `jax.value_and_grad` that observes inside the user's own training step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Keep: TypeAlias = Literal["stats", "tensors"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """How a function is differentiated, in `jax.value_and_grad`'s terms.
+    """A `Signature` states how a function is differentiated, in the terms of `jax.value_and_grad`.
 
     Attributes:
         argnums: The position of the differentiated argument, or those of several.
@@ -43,7 +43,7 @@ class Signature:
     allow_int: bool = False
 
     def require_input(self, leaf: Leaf) -> None:
-        """Refuse a leaf of a differentiated argument that cannot be differentiated.
+        """Refuses a leaf of a differentiated argument that cannot be differentiated.
 
         Raises:
             TypeError: It is not of the dtype that is needed.
@@ -57,7 +57,7 @@ class Signature:
             )
 
     def require_value(self, value: Any) -> None:
-        """Refuse a value that has no gradient.
+        """Refuses a value that has no gradient.
 
         Raises:
             TypeError: It is not a scalar, or not of the dtype that is needed.
@@ -76,13 +76,13 @@ class Signature:
 def observing_value_and_grad(
     function: Callable[..., Any], signature: Signature, spec: CaptureSpec, keep: Keep
 ) -> Callable[..., tuple[tuple[Any, Any], Seen]]:
-    """A function that returns what `jax.value_and_grad(function, ...)` returns, and what was seen on the way.
+    """Returns a function that returns the result of `jax.value_and_grad(function, ...)`, and the observations.
 
     Args:
         function: Returns a scalar, or a pair of it and a pytree if `signature.has_aux`.
         signature: How it is differentiated.
-        spec: What is observed.
-        keep: What is kept of it.
+        spec: The selection that is observed.
+        keep: What is kept of each value.
     """
 
     @functools.wraps(function, updated=())
@@ -105,12 +105,12 @@ def observing_value_and_grad(
     return observing
 
 
-#: Marks, among the leaves that a traced function returned, one whose value the program computes.
+#: Marks a leaf, among those that a traced function returned, whose value the program computes.
 _COMPUTED: Final = object()
 
 
 class _Returned:
-    """What a function returns: the values that depend on its arrays leave through its trace, all others are kept here.
+    """A `_Returned` has the outputs of a function that do not depend on its arrays; the trace returns all others.
 
     Args:
         function: The function.
@@ -142,7 +142,7 @@ class _Returned:
         return value, [leaf for leaf in leaves[1:] if isinstance(leaf, Tracer)]
 
     def restored(self, observed: Observed) -> Any:
-        """What the function would have returned, of a run of the program that was made of its trace."""
+        """Returns the function's own output, from the outputs of a run of the observing program."""
         auxiliary = iter(observed.auxiliary)
         kept, *leaves = self._kept
         computed = [next(auxiliary) if leaf is _COMPUTED else leaf for leaf in leaves]
@@ -158,7 +158,7 @@ def _pair(out: Any) -> tuple[Any, Any]:
 
 
 def _leaves(call: Call, signature: Signature) -> list[Leaf]:
-    """What each leaf of the variables and the batch is; all variables are differentiated, whatever their collection."""
+    """Returns the leaves of the variables and the batch; variables are differentiated, whatever their collection."""
     variables = [replace(leaf, differentiated=_is_inexact(leaf)) for leaf in variable_leaves(call.variables)]
     for leaf in variables:
         signature.require_input(leaf)
@@ -170,7 +170,7 @@ def _is_inexact(leaf: Leaf) -> bool:
 
 
 def _gradients(call: Call, leaves: Sequence[Leaf], observed: Observed) -> list[Any]:
-    """The gradients with respect to each differentiated argument."""
+    """Returns the gradients with respect to each differentiated argument."""
     tree = jax.tree_util.tree_structure(call.variables)
     flat = [
         observed.gradients[number] if leaf.differentiated else np.zeros(leaf.shape, jax.dtypes.float0)

@@ -1,23 +1,36 @@
-"""Instrumentation: a traced loss rewritten so that running it also returns the values and gradients inside it.
+"""Instrumentation rewrites a traced loss so that running it also returns the values and gradients inside it.
 
-Vocabulary: a *plan* states which sites are observed and what is kept of each (the *observer*). A *tap* is the identity
-at a site; its *sink* is a second argument through which the cotangent's observation leaves. A *term* is the part of a
-value's gradient that comes back from one use of it (`terms`). The *interpreter* runs the jaxpr again with taps in
-place, by one *rule* per kind of frame; `jax.vjp` of that, with respect to parameters and sinks together, is the
-*observing program*. Where memory is short the same is done one *segment* after another. A *query* is what is requested
-beyond the loss and its gradients; `query/resolve` makes the plan for it.
+The parts, in the order in which they are used:
 
-An *isolating* run gives a value and a cotangent at every held site, so that no error passes from one to the next.
+1. `query` turns a capture spec or a query into a plan.
+2. `plan` has the plan; `taps` has taps and sinks.
+3. `rewriting` has the interpreter, which runs the traced loss again with the taps of a plan.
+4. `observing_program` differentiates the interpreted loss with `jax.vjp`, with respect to parameters and sinks at once.
+5. `segments` does the same one segment after another, where memory is short.
+6. `isolating` runs every segment between pinned values on injected values and cotangents.
+7. `describe` prints frames, layers, sites and plan, for developers.
+
+Vocabulary (frames, layers, sites and uses are defined in `tracing`):
+
+- A *plan* states which sites are observed, and what is kept of each.
+- An *observer* is the function that computes what is kept of a value: the tensor itself, or statistics.
+- A *tap* is the identity on the value of a site, with a custom backward rule.
+- A *sink* is the tap's second argument, whose "gradient" is the observation of the cotangent.
+- A *term* is the part of a value's gradient that comes back from one use of the value.
+- A *rule* states how the interpreter runs one kind of frame.
+- The *observing program* runs forward and backward once and returns everything that the plan observes.
+- A *segment* is a number of consecutive equations of the root frame.
+- A *query* requests more than the loss and its gradients: other values to differentiate, stop, feed or fetch.
 
 Laws (each has a test): an empty plan changes nothing; observing twice is observing once; operation by operation,
-loss and gradients are bit for bit those of `jax.value_and_grad`; a scan of n iterations gives n records.
+loss and gradients are bit for bit those of `jax.value_and_grad`; a scan of n iterations returns n records.
 
-Why terms are pulled back aside (2026-11): a tap in the way of every use would give each term as it flows, but JAX adds
-up what flows back in the order of its linearised operations, of which `tanh` alone has two; grouped by use, sums round
-otherwise. So the operation's own backward rule is applied once more, to the cotangents that arrive at its outputs, and
-what flows stays as it is. Compiled, both are the same computation, and are merged; but what a loop or a custom rule
-does in addition to computing is done again where its operands' terms are requested: a `jax.debug.print` inside prints
-twice.
+Why terms are computed separately (2026-11): a tap before every use would return each term directly. But JAX adds up
+cotangents in the order of its linearised operations, of which `tanh` by itself has two, and sums that are grouped by
+use round differently. So the operation's own backward rule is applied once more, to the cotangents that arrive at its
+outputs, and the backward pass itself is unchanged. Under `jit` the compiler merges the two computations. The side
+effects of a loop or a custom rule happen again where its operands' terms are requested: a `jax.debug.print` inside
+prints twice.
 
 Why a linear solve is transparent (2026-11): of the constructs that were opaque, `custom_linear_solve` is the one that
 `jax.numpy` and `jax.scipy` emit (`linalg.solve`, `inv`, `cg`, `gmres`, `bicgstab`). `custom_root` is a `custom_jvp` in

@@ -7,7 +7,7 @@ equation 5 of frame `f2`; `f2:in.1` is the second value that the frame receives.
 
 Why here and not a command (2026-11): what it prints is the vocabulary of `tracing` and `instrument`, which changes with
 them and means nothing to a user, whose command is `gradscope inspect`. A plan belongs to it, so it is above `tracing`.
-It writes to standard output itself, which otherwise only `cli` does, because nothing in `cli` is to know these types.
+It writes to standard output itself, which otherwise only `cli` does, because `cli` must not depend on these types.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ from gradscope.tracing.tracer import Trace, as_reached
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What is given for one value.
+    """A `Held` is the value and the cotangent that are injected at one pinned value.
 
     Attributes:
         values: The value, with a leading axis for each loop around it.
-        iterations: The iterations in which it is given; in others what is computed goes on.
+        iterations: The iterations in which it is injected; in the others the computed value is used.
         cotangents: The gradient of the loss with respect to it, likewise, zeros where there is none; None where it is
             not known in any iteration.
     """
@@ -41,14 +41,14 @@ class Held:
 
 
 class IsolatedRun(NamedTuple):
-    """What one isolating run returns.
+    """An `IsolatedRun` is what one isolating run returns.
 
     Attributes:
         loss: The loss.
         auxiliary: The loss's other outputs, flat.
-        values: What was computed for each held value.
-        cotangents: What arrived at it, as far as anything does.
-        gradients: What arrived at each differentiated argument, by number, as far as anything does.
+        values: The computed value at each held value.
+        cotangents: The cotangent that arrived at each held value, if any arrives.
+        gradients: The gradient that arrived at each differentiated argument, by number, if any arrives.
     """
 
     loss: Any
@@ -59,11 +59,11 @@ class IsolatedRun(NamedTuple):
 
 
 def run_isolated(trace: Trace, held: Mapping[ValueKey, Held], leaves: Sequence[Any]) -> IsolatedRun:
-    """Run every segment of a trace on injected values.
+    """Runs every segment of a trace on injected values.
 
     Args:
         trace: A traced loss.
-        held: What is given, by value; none of them inside a `while` or a custom rule.
+        held: What is injected, by value; none of them inside a `while` or a custom rule.
         leaves: The loss's flat arguments.
     """
     loss = resolve(trace.root, trace.root.jaxpr.outvars[0])
@@ -95,12 +95,12 @@ def run_isolated(trace: Trace, held: Mapping[ValueKey, Held], leaves: Sequence[A
 
 
 def _values(held: Mapping[ValueKey, Held], loss: ValueKey | None) -> list[ValueKey]:
-    """The values at which something is injected or begins: those held, and the loss."""
+    """Returns the values at which something is injected or differentiation begins: those held, and the loss."""
     return [*held] if loss is None or loss in held else [*held, loss]
 
 
 def _as_seeded(trace: Trace, held: Mapping[ValueKey, Held], loss: ValueKey | None) -> Trace:
-    """The trace, as it is reached from the held values that have a cotangent and from the loss."""
+    """Returns the trace with the reachability from the held values that have a cotangent and from the loss."""
     seeded = [value for value in _values(held, loss) if value == loss or held[value].cotangents is not None]
     reachability = reachability_from(trace.root, seeded, frozenset())
     arguments = tuple(map(as_reached, trace.arguments, reachability.arguments))

@@ -1,4 +1,4 @@
-"""The observing program: a traced loss run forward and backward in one go, with everything planned observed."""
+"""The observing program runs a traced loss forward and backward once, and returns everything that the plan observes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gradscope.tracing.tracer import Leaf, Trace
 
 
 class Observed(NamedTuple):
-    """What one run of an observing program returns; a pytree.
+    """An `Observed` is the pytree that one run of an observing program returns.
 
     Attributes:
         loss: The loss; None where it is not requested.
@@ -39,10 +39,10 @@ class Observed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """What the loss is differentiably connected to: numbers of sites and terms, and of arguments.
+    """A `Reached` has the numbers of the sites, terms and arguments that the loss is differentiably connected to.
 
-    Known once the program has been traced, whether or not it has run: a gradient that is zero because nothing arrives
-    is another thing than a gradient whose value is zero.
+    They are known once the program has been traced, whether or not it has run. They distinguish a gradient at which
+    nothing arrives from a gradient whose value is zero.
     """
 
     sites: set[int] = field(default_factory=set[int])
@@ -50,15 +50,15 @@ class Reached:
 
 
 class Program(Protocol):
-    """A pure function, to be jitted, vmapped or called as it is."""
+    """A `Program` is a pure function, which may be jitted, vmapped or called directly."""
 
     def __call__(
         self, arguments: Sequence[Any], feeds: Mapping[int, Any] = ..., cotangents: Sequence[Any] = ..., /
     ) -> Observed:
-        """Run forward and backward.
+        """Runs forward and backward.
 
         Args:
-            arguments: The function's flat arguments; None for those that nothing depends on that is requested.
+            arguments: The function's flat arguments; None for those that nothing requested depends on.
             feeds: A value for each of the plan's fed sites.
             cotangents: The initial gradient of each of the plan's seeds; ones where empty.
         """
@@ -66,11 +66,11 @@ class Program(Protocol):
 
 
 def observing_program(trace: Trace, plan: Plan) -> tuple[Program, Reached]:
-    """The program that runs a traced loss on its flat arguments and observes it.
+    """Returns the program that runs a traced loss on its flat arguments and observes it.
 
     Returns:
-        The program; and what the loss, or what is differentiated in its place, is connected to, which tracing the
-        program fills in.
+        The program, and the `Reached` of the loss, or of what is differentiated in its place. Tracing the program fills
+        in the latter.
     """
     differentiated = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
     reached = Reached()
@@ -113,7 +113,7 @@ def _zeros(leaf: Leaf) -> Any:
 
 
 def sinks_of(plan: Plan, axes: Sequence[str]) -> dict[int, Any]:
-    """Zeros of the shapes of a plan's observed cotangents, by number.
+    """Returns zeros of the shapes of a plan's observed cotangents, by number.
 
     Args:
         plan: The plan.

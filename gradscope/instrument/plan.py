@@ -1,4 +1,4 @@
-"""The plan: which sites of a trace are observed, and where the interpreter finds them."""
+"""The plan states which sites of a trace are observed, and where the interpreter finds them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gradscope.tracing.layers.uses import Use, UseKey
 
 
 class Seed(NamedTuple):
-    """A value that is differentiated: a site in one iteration of the loops around it."""
+    """A `Seed` is a value that is differentiated: a site in one iteration of the loops around it."""
 
     site: int
     iteration: IterationIndex
@@ -28,7 +28,7 @@ class Seed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """A use of a value whose term of the gradient is observed.
+    """A `Term` is a use of a value whose term of the gradient is observed.
 
     Attributes:
         use: The use.
@@ -46,24 +46,26 @@ IterationsBySite: TypeAlias = Mapping[int, frozenset[IterationIndex]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The sites and terms to observe. Their numbers here, terms behind sites, are those in all that a run hands back.
+    """A `Plan` states the sites and terms to observe.
 
-    At one site, what happens is in this order: the value is fed, the way back is stopped, its gradient is observed, it
-    is returned to be differentiated, the way back from where it is used is severed. At an *isolated* site the value
-    is observed and returned as it is computed; then it is fed, and its gradient is that of what is fed.
+    They are numbered, sites before terms, and the results of a run use the same numbers.
+
+    At one site the steps are, in this order: the value is fed, the path back is stopped, its gradient is observed, it
+    is returned to be differentiated, the path back from its uses is severed. At an *isolated* site the computed value
+    is observed and returned; then it is fed, and its gradient is that of the injected value.
 
     Attributes:
         sites: The observed sites, in program order.
         gradients: Numbers of those whose gradients are observed too.
-        observe: What is kept of each value and cotangent.
+        observe: The observer of each value and cotangent.
         terms: The observed terms, which have cotangents and no values.
-        seeds: The values that are differentiated in the place of the loss; empty for the loss.
-        fed: The iterations of sites whose values are given and not computed.
+        seeds: The values that are differentiated in place of the loss; empty for the loss.
+        fed: The iterations of sites whose values are injected and not computed.
         stopped: The iterations of sites that count as constant: a cotangent arrives there and goes no further.
         gradient_fed: The iterations of sites at which no cotangent arrives from the uses of the value, but only that of
             its own seed.
         isolated: Numbers of the fed sites that are isolated; nothing is stopped or severed there.
-        used: By frame the equations that anything depends on that is requested; None for all. The others are not run.
+        used: By frame the equations that anything requested depends on; None for all. The others are not run.
         outputs: For each of the function's outputs, whether it is returned; None for all.
     """
 
@@ -99,50 +101,50 @@ class Plan:
         return range(len(self.sites) + len(self.terms))
 
     def place(self, number: int) -> ValueKey | UseKey:
-        """Where a site or the use of a term is: a frame, one of its equations, and an output or an operand of that."""
+        """Returns the location of a site or a term's use: a frame, its equation, and an output or operand of that."""
         return self.sites[number].value if self.is_site(number) else self.term(number).use.key
 
     @property
     def is_of_loss(self) -> bool:
-        """Whether it is the loss that is differentiated, all of its values being its own."""
+        """Whether the loss is differentiated and no value is fed, no gradient injected and none stopped."""
         return not (self.seeds or self.fed or self.stopped or self.gradient_fed)
 
     @property
     def sinks(self) -> Sequence[int]:
-        """Numbers of everything of which a cotangent is observed."""
+        """The numbers of all sites and terms whose cotangents are observed."""
         return [*sorted(self.gradients), *range(len(self.sites), len(self.sites) + len(self.terms))]
 
     def is_site(self, number: int) -> bool:
-        """Whether a number is that of a site, and not of a term."""
+        """Returns whether a number is that of a site, and not of a term."""
         return number < len(self.sites)
 
     def tap_point(self, number: int) -> Site | Use:
-        """The site, or of a term the use, of a number."""
+        """Returns the site of a number; of a term, the use."""
         return self.sites[number] if self.is_site(number) else self.term(number).use
 
     def term(self, number: int) -> Term:
-        """The term of a number."""
+        """Returns the term of a number."""
         return self.terms[number - len(self.sites)]
 
     def is_seed(self, number: int) -> bool:
-        """Whether a site is differentiated in the place of the loss, in any iteration."""
+        """Returns whether a site is differentiated in place of the loss, in any iteration."""
         return any(seed.site == number for seed in self.seeds)
 
     def runs(self, frame: FrameKey, equation: int) -> bool:
-        """Whether an equation is run."""
+        """Returns whether an equation is run."""
         return self.used is None or equation in self.used.get(frame, ())
 
     def bytes_of(self, number: int) -> int:
-        """Bytes of what is observed at one site, its value and its gradient if that is observed too, or of a term."""
+        """Returns the bytes that are observed for a term, or at a site, including its gradient if that is observed."""
         one = self.observed(number)
         extended = jnp.issubdtype(one.dtype, jax.dtypes.extended)
         return 0 if extended else math.prod(one.shape) * one.dtype.itemsize * (1 + (number in self.gradients))
 
     def parts(self, budget: int) -> list[Plan]:
-        """Plans that observe the same in groups of at most so many bytes; a site or term larger than that is alone.
+        """Returns plans that observe the same in groups of at most `budget` bytes; a larger site or term has its own.
 
         Args:
-            budget: Bytes. Of a plan that feeds, stops or differentiates other values than the loss there are no parts.
+            budget: Bytes. A plan that feeds, stops or differentiates other values than the loss has no parts.
         """
         groups: list[list[int]] = [[]]
         room = budget
@@ -156,7 +158,7 @@ class Plan:
         return [self.part(group) for group in groups]
 
     def part(self, group: Sequence[int]) -> Plan:
-        """The plan that observes only some of the same sites and terms, by their numbers in ascending order."""
+        """Returns the plan that observes only some of the same sites and terms, by their numbers in ascending order."""
         sites, first = [number for number in group if self.is_site(number)], len(self.sites)
         return Plan(
             sites=tuple(self.sites[number] for number in sites),
@@ -166,44 +168,44 @@ class Plan:
         )
 
     def taps(self, frame: FrameKey) -> Mapping[tuple[int, int], int]:
-        """The sites of one frame, by equation and position."""
+        """Returns the sites of one frame, by equation and position."""
         return self._taps.get(frame, {})
 
     def uses(self, frame: FrameKey, equation: int) -> Mapping[int, int]:
-        """The terms of one equation of a frame, by operand; behind the last equation, of the frame's outputs."""
+        """Returns the terms of one equation of a frame, by operand; behind the last, of the frame's outputs."""
         return self._uses.get((frame, equation), {})
 
     def inside(self, frame: FrameKey) -> Sequence[int]:
-        """The numbers of the sites and terms in a frame and in all frames inside it."""
+        """Returns the numbers of the sites and terms in a frame and in all frames inside it."""
         return self._inside.get(frame, ())
 
     def observed(self, number: int, *, below: int = 0) -> jax.ShapeDtypeStruct:
-        """Shape, dtype and sharding of the observation of a site or term.
+        """Returns shape, dtype and sharding of the observation of a site or term.
 
         Args:
             number: The site or term.
-            below: How many of the loops around it are not to count: 0 for the whole program's outputs.
+            below: How many of the loops around it are not to count: 0 for the full program's outputs.
         """
         tap_point = self.tap_point(number)
         return _per_iteration(self._observation(_one(tap_point)), tap_point.loops[below:])
 
     def marks(self, which: IterationsBySite) -> dict[int, Any]:
-        """For each site a boolean per iteration: whether it is one of those chosen."""
+        """Returns for each site a boolean per iteration: whether it is one of those chosen."""
         return {number: _marked(self.sites[number].loops, chosen) for number, chosen in which.items()}
 
     def value(self, number: int, *, below: int = 0) -> jax.ShapeDtypeStruct:
-        """Shape, dtype and sharding of one site's value; `below` as for `observed`."""
+        """Returns shape, dtype and sharding of one site's value; `below` as for `observed`."""
         return _per_iteration(_one(self.sites[number]), self.sites[number].loops[below:])
 
     def _observation(self, value: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        """The observation of one iteration; models have many sites of few types, and tracing the observer is slow."""
+        """Returns the observation of one iteration, cached by type because tracing the observer is slow."""
         if value not in self._observations:
             self._observations[value] = jax.eval_shape(self.observe, value)
         return self._observations[value]
 
 
 def by_site(places: Iterable[tuple[int, IterationIndex]]) -> IterationsBySite:
-    """Pairs of site number and iteration, by site number."""
+    """Groups pairs of site number and iteration by site number."""
     found: dict[int, frozenset[IterationIndex]] = {}
     for number, iteration in places:
         found[number] = found.get(number, frozenset()) | {iteration}
@@ -232,5 +234,5 @@ EMPTY_PLAN: Final = Plan(sites=(), gradients=frozenset(), observe=whole_tensor)
 
 
 def iterations(loops: Sequence[Loop]) -> tuple[int, ...]:
-    """The leading axes that loops give to what is observed inside them; a `while` keeps its last iteration alone."""
+    """Returns the leading axes of observations inside loops; a `while` keeps only its last iteration."""
     return tuple(loop.length for loop in loops if loop.length is not None)

@@ -1,12 +1,12 @@
-"""Segments: a traced loss run part by part, forwards and then backwards, so that little of it is alive at a time.
+"""Segments run a traced loss part by part, forwards and then backwards, so that little of it is in memory at a time.
 
-A *segment* is some consecutive equations of the root frame. Forwards, each is run by itself and only the values that
-later segments read are kept. Backwards, from the last to the first, each is run again from the values that it read,
-observed, and differentiated under the cotangents of what it made. This is checkpointing (Chen et al.), with the host
-between the segments, where what was observed can be written down and forgotten.
+A *segment* is a number of consecutive equations of the root frame. Forwards, each is run by itself and only the values
+that later segments read are kept. Backwards, from the last to the first, each is run again from the values that it
+read, observed, and differentiated with the cotangents of its outputs. This is checkpointing (Chen et al.), with the
+host between the segments, where observations can be written to a file and freed.
 
-Segments end where the least has to be kept. What is observed in one that is too large by itself, the body of a long
-scan, say, is observed in several runs of that segment.
+Segments end where the least has to be kept. If the observations of one segment are too large, as in the body of a long
+scan, they are made in several runs of that segment.
 
 References:
     T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174 (2016).
@@ -33,18 +33,18 @@ from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
 from gradscope.tracing.tracer import Trace
 
-#: Where among a segment's cotangents that of the loss as the function's output stands; the others are by position.
+#: The key, among a segment's cotangents, of the loss as the function's output; the others are by position.
 LOSS: Final = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Consecutive equations of the root frame.
+    """A `Segment` is a number of consecutive equations of the root frame.
 
     Attributes:
-        numbers: Which.
-        reads: What earlier segments made and it reads.
-        writes: What it makes and later segments read or the function returns.
+        numbers: The equations' numbers.
+        reads: The variables that earlier segments made and it reads.
+        writes: The variables that it makes and later segments read or the function returns.
         parts: The plans of what is observed in it, one for each run.
         makes_loss: Whether the loss is made in it.
     """
@@ -57,7 +57,7 @@ class Segment:
 
 
 class Returned(NamedTuple):
-    """What one backward run of a segment gives; a pytree.
+    """A `Returned` is the pytree that one backward run of a segment returns.
 
     Attributes:
         captured: Observations of values.
@@ -74,7 +74,7 @@ class Returned(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """What the loss is differentiably connected to in a segment; filled in when its program is traced.
+    """A `Connected` states what the loss is differentiably connected to in a segment; tracing its program fills it in.
 
     Attributes:
         reached: Numbers of sites and terms, and of arguments.
@@ -85,20 +85,20 @@ class Connected:
     reads: set[int]
 
 
-#: Of the function's flat arguments and what a segment reads: what it writes.
+#: A function of the loss's flat arguments and what a segment reads; returns what the segment writes.
 Forward: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 
-#: Of these and the cotangents of what it writes, by position.
+#: A function of the same and of the cotangents of what the segment writes, by position.
 Backward: TypeAlias = Callable[[Sequence[Any], Sequence[Any], Mapping[int, Any]], Returned]
 
 
 class Segments:
-    """A traced loss in segments.
+    """`Segments` are a traced loss, split.
 
     Args:
         trace: The trace; its loss is made by an equation of the root frame.
-        plan: What is observed; of the loss as it is.
-        budget: Bytes, for what is made in one segment with its gradients, and for what is observed in one run.
+        plan: The plan; it feeds, stops and differentiates nothing but the loss.
+        budget: Bytes, for the values of one segment with their gradients, and for the observations of one run.
 
     Attributes:
         all: The segments, in program order.
@@ -118,11 +118,11 @@ class Segments:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of all that is kept between the segments."""
+        """The bytes of all values that are kept between the segments."""
         return sum(bytes_of(atom.aval) for segment in self.all for atom in segment.writes)
 
     def forward(self, segment: Segment) -> Forward:
-        """The program that runs a segment and observes nothing."""
+        """Returns the program that runs a segment and observes nothing."""
 
         def program(arguments: Sequence[Any], reads: Sequence[Any]) -> list[Any]:
             context = Context(plan=EMPTY_PLAN, rules=RULES)
@@ -132,7 +132,7 @@ class Segments:
         return program
 
     def backward(self, segment: Segment, part: Plan, *, onward: bool) -> tuple[Backward, Connected]:
-        """The program that runs a segment forwards and backwards and observes it.
+        """Returns the program that runs a segment forwards and backwards and observes it.
 
         Args:
             segment: The segment.
@@ -177,7 +177,7 @@ class Segments:
         return evaluation
 
     def _flows(self, atom: Atom) -> bool:
-        """Whether a cotangent may arrive at a value of the root frame."""
+        """Returns whether a cotangent may arrive at a value of the root frame."""
         return self._trace.reachability.of(self._trace.root, atom) is Reach.GRADIENT
 
     def _segment(self, numbers: range, last: Mapping[Atom, int], parts: Sequence[Plan]) -> Segment:
@@ -194,13 +194,13 @@ class Segments:
 
 
 def bytes_of(aval: Any) -> int:
-    """Bytes of a value; 0 for what has no size in memory, as a typed key."""
+    """Returns the bytes of a value; 0 for a value without a size in memory, such as a typed key."""
     extended = jnp.issubdtype(aval.dtype, jax.dtypes.extended)
     return 0 if extended else math.prod(aval.shape) * aval.dtype.itemsize
 
 
 def _last_reads(trace: Trace) -> dict[Atom, int]:
-    """For each variable that an equation makes, the last equation that reads it; one behind all for an output."""
+    """Returns for each variable of an equation the last equation that reads it; one behind all for an output."""
     equations = trace.root.jaxpr.eqns
     made = {variable for equation in equations for variable in equation.outvars}
     last = {atom: n for n, equation in enumerate(equations) for atom in equation.invars if not is_literal(atom)}
@@ -209,7 +209,7 @@ def _last_reads(trace: Trace) -> dict[Atom, int]:
 
 
 def _ends(trace: Trace, last: Mapping[Atom, int], budget: int) -> Iterator[int]:
-    """Behind how many equations each segment ends: in the latter half of what it may hold, where least is kept."""
+    """Yields the end of each segment, in equations: in the latter half of what it may hold, where least is kept."""
     equations = trace.root.jaxpr.eqns
     sizes = [2 * sum(bytes_of(variable.aval) for variable in equation.outvars) for equation in equations]
     kept = _kept(trace, last)
@@ -226,7 +226,7 @@ def _ends(trace: Trace, last: Mapping[Atom, int], budget: int) -> Iterator[int]:
 
 
 def _kept(trace: Trace, last: Mapping[Atom, int]) -> list[int]:
-    """Bytes that are still to be read behind each equation."""
+    """Returns the bytes that are still to be read behind each equation."""
     equations = trace.root.jaxpr.eqns
     changes = [0] * (len(equations) + 1)
     for number, equation in enumerate(equations):
@@ -238,13 +238,13 @@ def _kept(trace: Trace, last: Mapping[Atom, int]) -> list[int]:
 
 
 def _by_piece(trace: Trace, plan: Plan, pieces: Sequence[range]) -> list[list[int]]:
-    """The numbers of what a plan observes, by the piece of the root frame that it is in."""
+    """Returns the numbers of what a plan observes, by the segment of the root frame that it is in."""
     observed: list[list[int]] = [[] for _ in pieces]
     of_equation = [at for at, numbers in enumerate(pieces) for _ in numbers]
     for number in plan.numbers:
         frame, equation, position = plan.place(number)
         at = frame[0][0] if frame else equation
-        if at == len(of_equation):  # a use as one of the function's outputs, of which the loss alone has a gradient
+        if at == len(of_equation):  # a use as one of the function's outputs, of which only the loss has a gradient
             at = trace.root.definitions[trace.root.jaxpr.outvars[position]][0]
         observed[of_equation[at]].append(number)
     return observed

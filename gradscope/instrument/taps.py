@@ -4,7 +4,7 @@ A *tap* is the identity on a value with a second argument, the *sink*. Its backw
 for the value and, as the sink's "gradient", whatever an *observer* makes of the cotangent: the cotangent itself, or
 statistics of it. Differentiating with respect to the sinks then brings every observation out of one `jax.vjp`.
 
-Why not `value + sink`: addition turns -0.0 into 0.0 and gives the compiler something else to fuse.
+Why not `value + sink`: addition turns -0.0 into 0.0 and makes the compiler fuse differently.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import jax.numpy as jnp
 
 
 class Observer(Protocol):
-    """What is kept of a value: an array computed from it."""
+    """An `Observer` computes the array that is kept of a value."""
 
     def __call__(self, value: Any, *, passing: bool = False) -> Any:
-        """The observation of `value`, of inexact dtype wherever `value` has one.
+        """Returns the observation of `value`, of inexact dtype wherever `value` has one.
 
         Args:
             value: The value.
@@ -30,18 +30,18 @@ class Observer(Protocol):
 
 
 def whole_tensor(value: Any, *, passing: bool = False) -> Any:  # noqa: ARG001 - the same either way
-    """The observer that keeps the value itself; of a typed PRNG key, its data."""
+    """Returns the value itself, or the data of a typed PRNG key; an observer."""
     if jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.prng_key):
         return jax.random.key_data(value)
     return value
 
 
 def tap(value: Any, sink: Any, observe: Observer, reached: Callable[[], None]) -> Any:
-    """`value`, unchanged; the gradient with respect to `sink` is `observe` of the cotangent that arrives at `value`.
+    """Returns `value` unchanged; the gradient with respect to `sink` is `observe` of the cotangent of `value`.
 
     Args:
         value: An array of inexact dtype.
-        sink: Zeros of the shape and dtype that `observe` gives for an array like `value`.
+        sink: Zeros of the shape and dtype that `observe` returns for an array like `value`.
         observe: The observer of the cotangent.
         reached: Called while the backward pass is traced, if a cotangent arrives at all: JAX does not run the backward
             rule of a value that the loss is not differentiably connected to.
@@ -68,13 +68,14 @@ def tap_aside(
     sinks: Mapping[int, Any],
     pulled: Callable[[Sequence[Any], Mapping[int, Any]], Mapping[int, Any]],
 ) -> dict[int, Any]:
-    """Values, unchanged; the gradients with respect to the sinks are made of all their cotangents together.
+    """Returns values unchanged; the gradients with respect to the sinks are computed from all of their cotangents.
 
     Args:
         values: Arrays of inexact dtype.
-        operands: What else they are made of; no gradient flows to these.
-        sinks: Zeros of the shapes and dtypes of what is made.
-        pulled: Makes it, of the operands and the cotangents; by the keys of `sinks`. Not called where none arrives.
+        operands: Further arguments of `pulled`; no gradient flows to these.
+        sinks: Zeros of the shapes and dtypes that `pulled` returns.
+        pulled: Computes the gradients of the sinks, by key, from the operands and the cotangents. Not called where no
+            cotangent arrives.
     """
 
     @jax.custom_vjp
@@ -92,7 +93,7 @@ def tap_aside(
 
 
 def watch(value: Any, reached: Callable[[], None]) -> Any:
-    """`value`, unchanged, with word of whether a cotangent arrives at it: a `tap` that keeps nothing."""
+    """Returns `value` unchanged, and reports whether a cotangent arrives at it: a `tap` that keeps nothing."""
 
     @jax.custom_vjp
     def identity(value: Any) -> Any:

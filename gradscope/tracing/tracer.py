@@ -1,4 +1,4 @@
-"""Tracing: from a loss and the shapes of its arguments to everything there is to know before it runs."""
+"""The tracer turns a loss and the shapes of its arguments into a `Trace`, without running the loss."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from gradscope.tracing.layers.sites import Site, find_sites, site_at
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """One array among the loss's arguments or auxiliary outputs.
+    """A `Leaf` is one array among the loss's arguments or auxiliary outputs.
 
     Attributes:
         family: `param`, `state`, `input` or `aux`.
         name: Its path inside its collection.
         shape: Its shape.
-        dtype: Its dtype, as JAX has it.
+        dtype: Its JAX dtype.
         differentiated: Whether the loss is differentiated with respect to it.
-        forward_only: Whether it is not because reverse mode cannot get from the loss to it.
+        forward_only: Whether it is not differentiated because reverse mode cannot get from the loss to it.
     """
 
     family: str
@@ -45,7 +45,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A traced loss.
+    """A `Trace` is a traced loss with its frames, layers and sites.
 
     Attributes:
         jaxpr: The open jaxpr of `loss(*leaves) -> (loss, *aux leaves)`.
@@ -55,8 +55,9 @@ class Trace:
         auxiliary: Its outputs other than the loss, in order.
         aux_tree: The pytree the auxiliary outputs were flattened from; None where the loss returns none.
         root: Its frames.
-        liveness: Which equations are needed: for what it returns, or for what a query selects.
-        reachability: What arrives where in the backward pass: from the loss, or from what a query differentiates.
+        liveness: Which equations are needed, for the loss's outputs or for the values that a query selects.
+        reachability: Where cotangents arrive in the backward pass, from the loss or from the values that a query
+            differentiates.
         layers: Its layers, composites before their parts, otherwise in execution order.
         sites: Its observable values, in program order.
         fingerprint: Equal for equal programs.
@@ -78,16 +79,16 @@ class Trace:
     operations: bool
 
     def site_at(self, value: ValueKey) -> Site:
-        """The site of one value, whether or not a layer returns it; it has no names."""
+        """Returns the site of one value, whether or not a layer returns it; the site has no names."""
         return site_at(self.root, value, self.liveness, self.reachability)
 
 
 def trace_loss(loss: Callable[[Any, Any], Any], variables: Any, batch: Any, *, operations: bool = False) -> Trace:
-    """Trace a model's loss on its arguments or their shapes; runs nothing.
+    """Traces a model's loss on its arguments or their shapes, and runs nothing.
 
     Args:
         loss: `loss(variables, batch) -> scalar` or `-> (scalar, aux)`.
-        variables: Pytree of arrays or `jax.ShapeDtypeStruct`; Flax's `{"params": ..., ...}` or parameters alone.
+        variables: Pytree of arrays or `jax.ShapeDtypeStruct`; Flax's `{"params": ..., ...}` or only parameters.
         batch: Pytree of arrays or `jax.ShapeDtypeStruct`.
         operations: Whether operations count as layers.
 
@@ -106,14 +107,14 @@ def trace_function(
     operations: bool = False,
     holomorphic: bool = False,
 ) -> Trace:
-    """Trace a scalar function of any arguments.
+    """Traces a scalar function of any arguments.
 
     Args:
         function: Returns a real scalar, or a pair of it and a pytree.
         args: Its arguments or their shapes.
         arguments: What each leaf of `args` is.
         operations: Whether operations count as layers.
-        holomorphic: Whether the scalar is complex, and not real.
+        holomorphic: Whether the scalar is complex instead of real.
 
     Raises:
         ModelError: The function does not return such a scalar.
@@ -126,10 +127,10 @@ def trace_function(
 
 
 def trace_values(function: Callable[..., Any], args: tuple[Any, ...], arguments: Sequence[Leaf]) -> Trace:
-    """Trace any function of any arguments, operations included.
+    """Traces any function of any arguments, operations included.
 
     Args:
-        function: Returns a pytree of arrays, which are all its outputs and none of them a loss.
+        function: Returns a pytree of arrays. All of them are outputs, and none is a loss.
         args: Its arguments or their shapes.
         arguments: What each leaf of `args` is.
     """
@@ -140,7 +141,7 @@ def trace_values(function: Callable[..., Any], args: tuple[Any, ...], arguments:
 
 
 def _anew(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as one whose trace JAX does not remember; by its own name, for JAX's messages."""
+    """Returns a wrapper of the function that misses JAX's trace cache; it keeps the name, for JAX's messages."""
 
     @functools.wraps(function, updated=())
     def anew(*given: Any) -> Any:
@@ -178,13 +179,13 @@ def _analysed(
 
 
 def as_reached(leaf: Leaf, reach: Reach) -> Leaf:
-    """The leaf, not differentiated where that would fail; parameters aside, whose failure is the user's to know."""
+    """Returns the leaf, not differentiated where that would fail; for parameters the failure is reported instead."""
     barred = leaf.family == naming.INPUT and leaf.differentiated and reach is Reach.BARRED
     return replace(leaf, differentiated=False, forward_only=True) if barred else leaf
 
 
 def variable_leaves(variables: Any) -> tuple[Leaf, ...]:
-    """The leaves of a model's variables: Flax's `params` collection and the others, or parameters throughout."""
+    """Returns the leaves of a model's variables: Flax's `params` collection and the others, or only parameters."""
     if not (isinstance(variables, Mapping) and "params" in variables):
         return leaves_of(variables, naming.PARAM, differentiated=True)
     leaves: list[Leaf] = []
@@ -197,7 +198,7 @@ def variable_leaves(variables: Any) -> tuple[Leaf, ...]:
 
 
 def leaves_of(tree: Any, family: str, *, differentiated: bool = False) -> tuple[Leaf, ...]:
-    """The leaves of a pytree of arrays or shapes, named by their paths.
+    """Returns the leaves of a pytree of arrays or shapes, named by their paths.
 
     Args:
         tree: The pytree.
@@ -221,7 +222,7 @@ def _parameter_names(arguments: Sequence[Leaf]) -> dict[int, str]:
 
 
 def _auxiliary(out: Any, kind: Any) -> Any:
-    """What a loss returns in addition to the scalar; None for a bare scalar."""
+    """Returns what a loss returns in addition to the scalar; None for a bare scalar."""
     scalar, aux = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
     if not isinstance(scalar, jax.ShapeDtypeStruct):
         raise ModelError(

@@ -1,13 +1,16 @@
-"""The user's part of a failure: which error their code raised, and where in their own files.
+"""Errors raised by the user's code, with the lines of the user's files where they were raised.
 
-Whatever runs the user's Python, or JAX on its behalf, runs inside `user_code`. What escapes it becomes a `ModelError`
-with the frames of the user's files, or a `MachineError` where memory ran out. An error whose innermost frame is
-gradscope's own is a bug of gradscope's and passes as it is; so does an interrupt.
+Whatever runs the user's Python, or JAX on its behalf, runs inside `user_code`. An exception that escapes becomes a
+`ModelError` with the frames of the user's files, or a `MachineError` where memory ran out. An error whose innermost
+frame is in gradscope is a bug of gradscope and passes unchanged. An interrupt passes unchanged, too.
 
-Sharp edges of JAX's tracebacks (0.6 to 0.12): it removes its own frames unless told otherwise, so that what it raises
-seems to come from whoever called it, from gradscope even, and `jax_traceback_filtering` has to be off; an error that a
-transformation finds after the user's function has returned (in a backward pass, say) carries the frames of the
-operation it concerns on a *cause* of its own class; an error in a host callback arrives as text, traceback included.
+Sharp edges of JAX's tracebacks (0.6 to 0.12):
+
+- JAX removes its own frames by default, so that its errors seem to come from the caller, which may be gradscope.
+  Therefore `jax_traceback_filtering` has to be off.
+- An error that a transformation finds after the user's function has returned, in a backward pass for example, has the
+  frames of its operation on a *cause* of its own class.
+- An error in a host callback arrives as text, traceback included.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ _HINTS: Final = (
 
 
 class user_code:  # noqa: N801 - a context manager that reads as a clause
-    """Run the user's code: what it raises becomes an expected error that tells where.
+    """Runs the user's code, and turns its exceptions into expected errors that state where they were raised.
 
     Args:
         doing: What is being done, as the message begins: `loss of mymodel`.
@@ -60,7 +63,7 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
         self._doing = doing
 
     def __enter__(self) -> None:
-        """Nothing to prepare."""
+        """Prepares nothing."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -93,14 +96,14 @@ def _hint(error: BaseException, text: str) -> str | None:
 
 
 def _text(error: BaseException) -> str:
-    """An error's own text, shortened: a traceback inside gives way to its last line, many lines to the first ones."""
+    """Returns an error's text, shortened to the first lines; a traceback in it is replaced by its last line."""
     condensed = _EMBEDDED_TRACEBACK.sub("", str(error))
     lines = [line.rstrip() for line in condensed.splitlines() if line.strip()]
     return "\n".join(lines[:_MOST_LINES])
 
 
 def user_frames(error: BaseException) -> str:
-    """The stack frames of an error that lie in the user's files, formatted as Python does, innermost last."""
+    """Returns the stack frames of an error that are in the user's files, formatted as Python does, innermost last."""
     stack = [*_operation_frames(error), *_frames(error), *_embedded_frames(error)]
     mine = [frame for frame in stack if not is_library_file(frame.filename)]
     nearest = [frame for frame in mine if not _is_installed(frame.filename)] or mine
@@ -108,7 +111,7 @@ def user_frames(error: BaseException) -> str:
 
 
 def _operation_frames(error: BaseException) -> Iterator[FrameSummary]:
-    """The frames of the operation that a transformation was at when it failed, as JAX remembers them."""
+    """Yields the recorded frames of the operation that a transformation was processing when it failed."""
     cause = error.__cause__
     while cause is not None:
         if type(cause).__name__ == _JAX_STACK:
@@ -117,7 +120,7 @@ def _operation_frames(error: BaseException) -> Iterator[FrameSummary]:
 
 
 def _embedded_frames(error: BaseException) -> Iterator[FrameSummary]:
-    """The frames in the traceback that an error in a host callback carries in its text."""
+    """Yields the frames of the traceback in the text of an error from a host callback."""
     for file_name, line, function in _EMBEDDED_FRAME.findall(str(error)):
         yield FrameSummary(file_name, int(line), function)
 
@@ -135,7 +138,7 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def _shown(frame: FrameSummary) -> FrameSummary:
-    """The frame with its file relative to the working directory, where it lies under it."""
+    """Returns the frame, its file relative to the working directory if it is below that."""
     path = Path(frame.filename)
     name = str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else frame.filename
     return FrameSummary(name, frame.lineno, frame.name, line=frame.line)

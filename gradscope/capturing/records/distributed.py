@@ -1,4 +1,4 @@
-"""Distributed runs: what each of several processes writes, and how they wait for each other."""
+"""Distributed runs: the files that each of several processes writes, and how they wait for each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradscope.dump.record import Process
 from gradscope.dump.writer import DumpWriter
 from gradscope.stats import merged_manifest
 
-#: What writes a dump, in one process or in one of several.
+#: The writer of a dump, in one process or in one of several.
 Writer: TypeAlias = DumpWriter | ProcessWriter
 
 

@@ -1,4 +1,4 @@
-"""The gradient of the loss of each single example, and how these combine to the gradient of the batch.
+"""Example gradients: the gradient of the loss of each single example, and how they combine to that of the batch.
 
 The loss of a single example is the user's own loss of a batch of that one example. A leaf of the batch is split into
 examples where its leading axis is as long as the number of examples; any other leaf, such as a key or a temperature, is
@@ -118,7 +118,7 @@ def example_count(batch: Sequence[Leaf], batch_size: int | None) -> int:
 
     Args:
         batch: Its leaves.
-        batch_size: The number that the caller knows; None where it knows none.
+        batch_size: The number that the caller specifies; None for none.
 
     Raises:
         UsageError: No leaf has an axis of examples, or several have leading axes that could be it.
@@ -143,7 +143,7 @@ def pending_examples(
     """Yields the gradients of each example, in the order in which layers use the parameters.
 
     Args:
-        run: The run of the full batch, which knows the values that the loss depends on.
+        run: The run of the full batch, which has the values that the loss depends on.
         order: Its execution order.
         gradients: The gradients.
         count: Number of examples.

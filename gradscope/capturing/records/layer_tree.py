@@ -1,4 +1,4 @@
-"""The layer tree of a run: each layer and turn with what went in and came out, in numbers."""
+"""The layer tree of a run has each layer and iteration, with the power of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LayerTree:
 
     Args:
         trace: The traced loss.
-        spec: What of it is selected.
+        spec: The selection.
         order: Its execution order.
     """
 
@@ -44,7 +44,7 @@ class LayerTree:
         """Adds one tensor."""
         value = pending.origin.value
         if pending.family in (naming.STATE, naming.EXAMPLE_GRAD) or isinstance(value, UseKey):
-            return  # what a layer has, as a parameter, what flows in other runs, a part of what flows: not what flows
+            return  # state, example gradients and terms are no inputs or outputs of layers
         gradient = naming.is_gradient(pending.family)
         if power is not None:
             self._powers[value, pending.origin.iteration, gradient] = power
@@ -81,7 +81,7 @@ class LayerTree:
         )
 
     def _named(self, inputs: Sequence[_Subject]) -> Iterator[str]:
-        """The names of some values; of a carry, which has none of its own, what it was in the turn before."""
+        """Yields the names of some values; for a carry, which has none, those of its value in the iteration before."""
         for value, iteration in inputs:
             value_at = ValueAt(value, iteration)
             while value_at not in self._names and len(found := sources(self._frames, value_at)) == 1:
@@ -105,5 +105,5 @@ class LayerTree:
         return {name: power for name, power in found.items() if power is not None and power.elements}
 
     def _together(self, subjects: Iterable[_Subject], *, gradient: bool) -> Power | None:
-        """The power of several tensors; None where none of them is known."""
+        """Returns the power of several tensors; None where none of them is known."""
         return together(self._powers.get((*subject, gradient)) for subject in subjects)

@@ -147,7 +147,7 @@ class CoreReading:
         if pending.observation is None:
             return Measured(pending, pending.records, None)
         numbers = core_numbers(pending.observation.full())
-        # The numbers are those of whole tensors in every process, and count once.
+        # The numbers are those of complete tensors in every process, and count once.
         power = Power(numbers.rms**2 * numbers.finite, numbers.finite) if jax.process_index() == 0 else None
         records = pending.records
         if records:

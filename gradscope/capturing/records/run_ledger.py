@@ -1,4 +1,4 @@
-"""The ledger of a run: which sites, terms and arguments have a tensor, and why the others have none."""
+"""The ledger of a run states which sites, terms and arguments have a tensor, and why the others have none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RunLedger:
         self._accounted: set[tuple[ValueKey | UseKey, str]] = set()
 
     def add(self, pending: PendingTensor, record: Record) -> None:
-        """Account for a record of a tensor."""
+        """Counts a record of a tensor."""
         value = pending.origin.value
         self._accounted.add((value, pending.family))
         if record.absent is not None:
@@ -83,5 +83,5 @@ class RunLedger:
 
 
 def flows(family: str) -> bool:
-    """Returns whether a family has gradients of the full batch, which are the ones that are explained."""
+    """Returns whether a family has gradients of the run of the full batch, which are the ones that are investigated."""
     return naming.is_gradient(family) and family != naming.EXAMPLE_GRAD

@@ -1,4 +1,4 @@
-"""A capture session: from a run to the records of a dump and the facts that go beside them."""
+"""A capture session turns a run into the records of a dump, and the facts that are stored with them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from gradscope.dump.record import Record
 from gradscope.stats.columns import is_all_zero
 from gradscope.tracing.jaxpr.frames import ValueKey
 
-#: How far statistics are ahead of the writer: tensors that are on the host at a time, beside what the device holds.
+#: How far statistics are ahead of the writer: tensors on the host at a time, in addition to those on the device.
 AHEAD = Ahead(batches=4, batch_items=64, batch_bytes=4 << 20)
 
 
 class Session:
-    """A `Session` yields the records of a run one by one, and knows the facts of the run after the last.
+    """A `Session` yields the records of a run one by one, and has the facts of the run after the last.
 
     Args:
         run: The run.
@@ -64,7 +64,7 @@ class Session:
 
     @property
     def run(self) -> Run:
-        """The run, without the tensors whose records have been yielded."""
+        """Returns the run, without the tensors whose records have been yielded."""
         return self._run
 
     def _records_of(self, run: Run) -> Iterator[Record]:
@@ -88,14 +88,14 @@ class Session:
         return None if loss is None or np.iscomplexobj(loss) else float(np.asarray(loss))
 
     def facts(self) -> RunFacts:
-        """Returns what the session knows of the run: its layers, ledger and loss."""
+        """Returns the facts of the run: its layers, ledger and loss."""
         return RunFacts(layers=self._tree.layers(), ledger=self._ledger.ledger(), loss=self.loss())
 
     def causes(self, most_bytes: int) -> tuple[Cause, ...]:
-        """Why gradients are exactly zero; where any is, the loss is run once more to see.
+        """Returns why gradients are exactly zero; if any is, the loss is run once more to find out.
 
         Args:
-            most_bytes: How much may be looked at.
+            most_bytes: The most bytes that may be observed.
 
         Raises:
             ModelError: The loss failed.
@@ -103,7 +103,7 @@ class Session:
         return causes_of(self._run, self.zeros, self._flowing, most_bytes)
 
     def _note(self, pending: PendingTensor, record: Record) -> None:
-        """Note what of a record is looked into further: what is not finite, and gradients that are exactly zero."""
+        """Records whether a record is not finite, or is a gradient that is exactly zero."""
         if not flows(record.family):
             return
         self.nonfinite |= bool(record.stats.get("nan") or record.stats.get("inf"))

@@ -1,4 +1,4 @@
-"""What a user wants to see of a run."""
+"""The capture spec: which tensors of a run the user selects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVERYTHING: Final = frozenset(naming.FAMILIES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureSpec:
-    """What a user wants to see.
+    """A `CaptureSpec` states which tensors of a run are selected.
 
     Attributes:
         selection: By name or key.
@@ -25,9 +25,9 @@ class CaptureSpec:
         operations: Every operation in addition to every layer.
         operands: The gradient with respect to each operand of every operation, as a term of the operand's gradient.
         terms: The terms of the gradient of each value that is used several times.
-        per_example: The gradient with respect to each parameter of the loss of each example alone.
+        per_example: The gradient with respect to each parameter of the loss of each single example.
         wrt: Which values' gradients; None for all.
-        keys: Only these, by key, whatever the rest says; None for no such restriction.
+        keys: Only these keys, whatever the other attributes select; None for no such restriction.
 
     Raises:
         UsageError: There is no family of one of the names.
@@ -54,17 +54,17 @@ class CaptureSpec:
         families: str | Collection[str] | None,
         depth: int | None,
     ) -> CaptureSpec:
-        """The layers and arguments that patterns, families (all where None) and a depth select."""
+        """Returns the spec of layers and arguments that patterns, families (all where None) and a depth select."""
         chosen = EVERYTHING if families is None else naming.family_set(families)
         return cls(selection=Selection.parse(select, exclude), families=chosen, depth=depth)
 
     @property
     def looks_inside_layers(self) -> bool:
-        """Whether operations have to be told apart for it."""
+        """Whether the trace has to be made with operations."""
         return self.operations or self.operands or self.terms
 
     def require_made(self) -> None:
-        """Refuse families that are named and only made when they are requested, which they are not.
+        """Refuses families that are named but made only on request, where nothing requests them.
 
         Raises:
             UsageError: There is one; the hint says what requests it.
@@ -79,7 +79,7 @@ class CaptureSpec:
                 raise UsageError(f"the family {family} is only made when it is asked for", hint=f"add {asking}")
 
     def wants(self, family: str, name: str) -> bool:
-        """Whether a tensor of this family and name is wanted."""
+        """Returns whether a tensor of this family and name is selected."""
         key = naming.key_of(family, name)
         if self.keys is not None:
             return key in self.keys
@@ -90,11 +90,11 @@ class CaptureSpec:
         return family in self.families and self.selection.wants(name, key)
 
     def wants_layer(self, family: str, name: SiteName, iteration: IterationIndex) -> bool:
-        """Whether a layer's output is wanted at one iteration."""
+        """Returns whether a layer's output is selected at one iteration."""
         return self.shows(name) and self.wants(family, str(name.at(iteration)))
 
     def wants_term(self, name: str, of: str | None) -> bool:
-        """Whether a term is wanted.
+        """Returns whether a term is selected.
 
         Args:
             name: Its name.
@@ -106,6 +106,6 @@ class CaptureSpec:
         return self.selection.wants(*spellings) and (self.wrt is None or self.wrt.wants(*spellings))
 
     def shows(self, name: SiteName) -> bool:
-        """Whether a layer or operation of this name is among those shown."""
+        """Returns whether a layer or operation of this name is among those shown."""
         shown = self.operations or self.keys is not None or not name.operation
         return shown and (self.depth is None or len(name.path.components) <= self.depth)

@@ -1,4 +1,4 @@
-"""Planning: from what a user wants to see to the sites that must be observed for it."""
+"""Planning turns a capture spec into the plan of the sites that must be observed for it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gradscope.tracing.tracer import Trace
 
 
 def make_plan(trace: Trace, spec: CaptureSpec, observe: Observer = whole_tensor) -> Plan:
-    """The plan that shows everything wanted.
+    """Returns the plan that observes everything selected.
 
     A layer's inputs are observed with it, since its gain is measured against them.
 
     Args:
-        trace: The trace; made with operations where `wanted` looks inside layers.
-        spec: What is to be seen.
+        trace: The trace; made with operations where `spec` looks inside layers.
+        spec: The selection.
         observe: What is kept of each value and cotangent.
 
     Raises:
-        UsageError: A pattern selects nothing, or a family is named that nothing asks to be made.
+        UsageError: A pattern selects nothing, or a family is named that nothing requests.
     """
     spec.require_made()
     terms = Terms(trace, spec)
@@ -50,17 +50,17 @@ _LAYER_FAMILIES: Final = (naming.ACTIVATION, naming.ACTIVATION_GRAD)
 
 
 def has_gradient(tap_point: Site | Use) -> bool:
-    """Whether the gradient of the loss with respect to a site, or a use's term of one, can be observed."""
+    """Returns whether the gradient of the loss with respect to a site, or the term of a use, can be observed."""
     return tap_point.reach is Reach.GRADIENT and not tap_point.opaque
 
 
 def wants_site(spec: CaptureSpec, site: Site, family: str) -> bool:
-    """Whether a site is wanted under any of its names in any iteration."""
+    """Returns whether a site is selected under any of its names in any iteration."""
     return any(spec.wants_layer(family, name, iteration) for name in site.names for iteration in iterations(site.loops))
 
 
 def _known_names(trace: Trace, spec: CaptureSpec, terms: Terms) -> list[str]:
-    """Every name and key a pattern may match, names first."""
+    """Returns every name and key that a pattern may match, names first."""
     paths = [str(name.at(at)) for site in trace.sites for name in site.names for at in iterations(site.loops)]
     layers = [(family, path) for path in paths for family in _LAYER_FAMILIES]
     leaves = [(leaf.family, leaf.name) for leaf in (*trace.arguments, *trace.auxiliary)]

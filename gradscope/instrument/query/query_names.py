@@ -12,7 +12,7 @@ from gradscope.tracing.lookup.named_values import NamedValue, NamedValues
 
 
 class Injected(NamedTuple):
-    """A value and the tensor that a query has for it: to take its place, or as the gradient that arrives there.
+    """An `Injected` is a value with the tensor that replaces it, or that replaces the gradient that arrives there.
 
     Attributes:
         name: Its name in the query.
@@ -26,12 +26,12 @@ class Injected(NamedTuple):
 
     @property
     def value(self) -> ValueKey | None:
-        """Where the value is made; None for a constant."""
+        """The location at which the value is made; None for a constant."""
         return self.named.value
 
 
 class Fetch(NamedTuple):
-    """A value that a query fetches, or its gradient."""
+    """A `Fetch` is a value that a query fetches, or its gradient."""
 
     name: str
     named: NamedValue
@@ -39,13 +39,13 @@ class Fetch(NamedTuple):
 
 
 class QueryNames(NamedTuple):
-    """Everything that a query names.
+    """`QueryNames` are the values that a query names.
 
     Attributes:
-        of: What is differentiated in place of the loss, with its initial gradients.
+        of: The values that are differentiated in place of the loss, with their initial gradients.
         stops: The values that count as constant.
         fed: The values that are not computed.
-        gradient_fed: The values at which a gradient is given and none arrives.
+        gradient_fed: The values at which a gradient is injected and none arrives.
         fetches: The only values and gradients that are shown; empty for all.
     """
 
@@ -57,7 +57,7 @@ class QueryNames(NamedTuple):
 
 
 def find_names(known: NamedValues, query: TraceQuery) -> QueryNames:
-    """The values that a query names.
+    """Returns the values that a query names.
 
     Args:
         known: The names of the trace.
@@ -92,11 +92,11 @@ def _fetch(name: str, known: NamedValues) -> Fetch:
 
 
 def values_of(named: Iterable[NamedValue | Injected | Fetch]) -> list[ValueKey]:
-    """Where some values are made, without constants and without repetitions."""
+    """Returns where some values are made, without constants and without repetitions."""
     values = (each.value if isinstance(each, NamedValue | Injected) else each.named.value for each in named)
     return list(dict.fromkeys(value for value in values if value is not None))
 
 
 def is_argument(value: ValueKey) -> bool:
-    """Whether a value is an argument of the traced function."""
+    """Returns whether a value is an argument of the traced function."""
     return not value.frame and value.equation == OPERAND

@@ -1,8 +1,12 @@
-"""Resolving a query: from the values that it names to the plan of what is run, fed, stopped and observed.
+"""Resolving a query turns the names in it into a plan of what is run, fed, stopped and observed.
 
-Each step is a function of what the steps before it returned: names are found in the trace (`find_names`), from them
-follows what is differentiated (`seeds_of`), what of the program's outputs is needed (`needed_outputs`), and what that
-needs and reaches (`as_queried`); a plan of what is shown is then extended by what the query does (`with_query`).
+Each step is a function of the results of the steps before it:
+
+1. `find_names` finds the names in the trace.
+2. `seeds_of` returns the values that are differentiated.
+3. `needed_outputs` returns which of the program's outputs are needed.
+4. `as_queried` returns the trace with the liveness and reachability of the query.
+5. `with_query` extends a plan of what is shown by what the query does.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from gradscope.tracing.tracer import Leaf, Trace, as_reached
 def resolve_query(
     trace: Trace, spec: CaptureSpec, query: TraceQuery, observe: Observer = whole_tensor
 ) -> ResolvedQuery:
-    """The answer to a query about a trace that was made with operations.
+    """Resolves a query about a trace that was made with operations.
 
     Raises:
         UsageError: A name is unknown, a tensor does not fit, a value cannot be differentiated, fed or stopped, terms
@@ -87,14 +91,14 @@ def _require_compatible(spec: CaptureSpec, query: TraceQuery) -> None:
 
 
 def seeds_of(trace: Trace, names: QueryNames) -> list[Injected]:
-    """What is differentiated: what the query names or the loss, and where it gives a gradient; nothing for values."""
+    """Returns what is differentiated: the named values or the loss, and values with an injected gradient."""
     if names.fetches and not any(fetch.gradient for fetch in names.fetches):
         return []
     return [*(names.of or _loss(trace, names)), *names.gradient_fed]
 
 
 def _loss(trace: Trace, names: QueryNames) -> list[Injected]:
-    """The loss as what is differentiated; nothing where given gradients cut all its ways to the arguments."""
+    """Returns the loss as a seed; nothing where injected gradients cut all of its paths to the arguments."""
     loss = Injected(trace.outputs[0], NamedValue(resolve(trace.root, trace.root.jaxpr.outvars[0])), None)
     if not names.gradient_fed:
         return [loss]
@@ -106,12 +110,12 @@ def _loss(trace: Trace, names: QueryNames) -> list[Injected]:
 
 
 def _cuts(trace: Trace, names: QueryNames) -> frozenset[ValueKey]:
-    """The values that no gradient passes: stopped or fed in every iteration."""
+    """Returns the values that no gradient passes, which are stopped or fed in every iteration."""
     return throughout(trace.root, names.stops) | throughout(trace.root, [each.named for each in names.fed])
 
 
 def needed_outputs(trace: Trace, names: QueryNames, seeds: Sequence[Injected]) -> list[bool]:
-    """For each output of the traced function, whether the query needs it."""
+    """Returns for each output of the traced function whether the query needs it."""
     atoms = trace.root.jaxpr.outvars
     if not names.fetches and not (names.gradient_fed and len(seeds) == len(names.gradient_fed)):
         return [True] * len(atoms)
@@ -120,12 +124,12 @@ def needed_outputs(trace: Trace, names: QueryNames, seeds: Sequence[Injected]) -
 
 
 def as_queried(trace: Trace, names: QueryNames, seeds: Sequence[Injected], outputs: Sequence[bool]) -> Trace:
-    """The trace with what the query needs, and what is reached from what it differentiates.
+    """Returns the trace with the liveness of what the query needs, and the reachability from what it differentiates.
 
     Args:
         trace: The trace.
         names: The query's names.
-        seeds: What is differentiated.
+        seeds: The values that are differentiated.
         outputs: For each output, whether it is needed.
     """
     fetched = (fetch for fetch in names.fetches if not fetch.gradient)
@@ -143,7 +147,7 @@ def as_queried(trace: Trace, names: QueryNames, seeds: Sequence[Injected], outpu
 
 
 def with_query(plan: Plan, trace: Trace, names: QueryNames, seeds: Sequence[Injected]) -> Plan:
-    """A plan of what is shown, extended by the sites of a query and what is done there.
+    """Returns a plan of what is shown, extended by the sites of a query and what is done there.
 
     Args:
         plan: The plan.
@@ -175,7 +179,7 @@ def with_query(plan: Plan, trace: Trace, names: QueryNames, seeds: Sequence[Inje
 
 
 def _require_within_reach(site: Site) -> Site:
-    """A site at which a value can be fed, stopped or differentiated."""
+    """Refuses a site at which a value cannot be fed, stopped or differentiated."""
     if site.bypassed or any(loop.length is None for loop in site.loops):
         raise UsageError(
             f"{site.primitive} at {site.source} is inside a custom rule, a linear solve or a while loop,"
@@ -186,7 +190,7 @@ def _require_within_reach(site: Site) -> Site:
 
 
 def initial_gradients(plan: Plan, seeds: Sequence[Injected]) -> tuple[Any, ...]:
-    """The initial gradient of each seed that is no constant, in its shape and dtype.
+    """Returns the initial gradient of each seed that is no constant, in its shape and dtype.
 
     Raises:
         UsageError: One has another shape, or a seed cannot be differentiated.
@@ -213,7 +217,7 @@ def _initial(seed: Injected, site: Site) -> Any:
 
 
 def _fitting(fed: Injected, site: Site) -> Any:
-    """The tensor for a value, in the value's dtype."""
+    """Returns the tensor for a value, in the value's dtype."""
     injected = np.asarray(fed.tensor)
     if injected.shape != site.shape:
         raise UsageError(
@@ -224,7 +228,7 @@ def _fitting(fed: Injected, site: Site) -> Any:
 
 
 def _fed_sites(plan: Plan, fed: Sequence[Injected]) -> dict[int, Any]:
-    """What is fed, by site, with an axis for each loop around the site."""
+    """Returns the injected tensors by site, with an axis for each loop around the site."""
     numbers = {site.value: number for number, site in enumerate(plan.sites)}
     feeds: dict[int, Any] = {}
     for each in fed:
@@ -238,7 +242,7 @@ def _fed_sites(plan: Plan, fed: Sequence[Injected]) -> dict[int, Any]:
 
 
 def _key(trace: Trace, fetch: Fetch) -> str:
-    """The key under which a fetched value is shown."""
+    """Returns the key under which a fetched value is shown."""
     value, iteration = fetch.named
     if value is not None and is_argument(value):
         leaf = trace.arguments[value.position]
@@ -253,14 +257,14 @@ def _key(trace: Trace, fetch: Fetch) -> str:
 
 
 def _as_selected(leaf: Leaf, spec: CaptureSpec) -> Leaf:
-    """The leaf, differentiated only if its gradient is selected."""
+    """Returns the leaf, differentiated only if its gradient is selected."""
     family = naming.gradient_family(leaf.family)
     selected = family is not None and spec.wants(family, leaf.name)
     return replace(leaf, differentiated=leaf.differentiated and selected)
 
 
 def _fragment(trace: Trace) -> PrunedProgram:
-    """The part of the program that is run."""
+    """Returns the part of the program that is run."""
     operations = [
         number in trace.liveness.used(frame)
         for frame in trace.root.walk()

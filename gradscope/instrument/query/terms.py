@@ -1,9 +1,9 @@
-"""Which terms of gradients are shown, and of which value each is a term.
+"""The selection of terms of gradients, and the value that each is a term of.
 
 There are two selections of the same tensors. *Operands*: at every operation, the gradient with respect to each of its
 floating-point operands as that operation sees it. *Terms*: for every value shown that is used several times, the
-gradient that comes back from each use, which sum to the value's own; the term of a value's only use is that already.
-What is differentiated itself has its initial gradient besides, which comes back from no use.
+gradient that comes back from each use. These sum to the value's own gradient; the term of a value's only use is equal
+to it. A value that is itself differentiated also has its initial gradient, which comes back from no use.
 
 A term is named by the operation and the number of its operand, `block[0]/add1/add.0`. In one iteration of the loops
 around the operation it belongs to one value, in the next perhaps to another.
@@ -26,11 +26,11 @@ from gradscope.tracing.tracer import Trace
 
 
 class Terms:
-    """The terms of a trace that are candidates to be shown.
+    """`Terms` selects the terms of a trace.
 
     Args:
-        trace: The trace; made with operations where any term is wanted.
-        spec: What is shown.
+        trace: The trace; made with operations where any term is selected.
+        spec: The selection that is shown.
     """
 
     def __init__(self, trace: Trace, spec: CaptureSpec) -> None:
@@ -47,7 +47,7 @@ class Terms:
         self._shared = {value_at for value_at, count in Counter(whole).items() if value_at is not None and count > 1}
 
     def candidates(self) -> Iterator[Term]:
-        """Every use that is one of those selected, with the iterations in which it is."""
+        """Yields every use of the kinds that the spec selects, with the iterations in which it is one."""
         for use in self._uses:
             values_at = {iteration: self._value_at(use, iteration) for iteration in iterations(use.loops)}
             of = {
@@ -59,7 +59,7 @@ class Terms:
                 yield Term(use=use, of=of)
 
     def spec(self) -> Iterator[Term]:
-        """Those of the candidates that are wanted, with the iterations in which they are."""
+        """Yields the candidates that are selected, with the iterations in which they are."""
         for term in self.candidates():
             of = {
                 iteration: key
@@ -70,7 +70,7 @@ class Terms:
                 yield Term(use=term.use, of=of)
 
     def _value_at(self, use: Use, iteration: IterationIndex) -> ValueAt | None:
-        """The value that a term belongs to in one iteration, in the iteration that made it; None for no value."""
+        """Returns the value that a term belongs to in one iteration, in the iteration that made it; or None."""
         if use.value is None or not use.whole:
             return None
         return self._origins.of(ValueAt(use.value, iteration[: len(self._frames[use.value.frame].loops)]))
@@ -81,13 +81,13 @@ class Terms:
         return self._spec.terms and value_at in self._shared and self._shows(value_at)
 
     def _shows(self, value_at: ValueAt | None) -> bool:
-        """Whether a value is one of those shown: a layer's, an operation's, or an argument."""
+        """Returns whether a value is shown as a layer's, an operation's, or an argument."""
         if value_at is None:
             return False
         return _is_argument(value_at) or any(map(self._spec.shows, self._names.get(value_at.value, ())))
 
     def _key(self, value_at: ValueAt | None) -> str | None:
-        """The key of a value in a dump; None for a value without a name."""
+        """Returns the key of a value in a dump; None for a value without a name."""
         if value_at is None:
             return None
         if _is_argument(value_at):
@@ -98,12 +98,12 @@ class Terms:
 
 
 def name_of(term: Term, iteration: IterationIndex) -> str:
-    """The name of a term in one iteration of the loops around it."""
+    """Returns the name of a term in one iteration of the loops around it."""
     return str(term.use.name.at(iteration))
 
 
 def _counts(use: Use) -> bool:
-    """Whether anything comes back from a use, or would if reverse mode could get there."""
+    """Returns whether a gradient comes back from a use, or would if reverse mode could get there."""
     return use.reach >= Reach.GRADIENT and not use.eliminated
 
 

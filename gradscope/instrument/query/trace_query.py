@@ -1,8 +1,8 @@
-"""Queries: what is requested of a traced loss beyond what it computes and its own gradients.
+"""Queries: requests for more than a traced loss computes and its own gradients.
 
-Other values may be differentiated in the place of the loss (*of*), values may count as constant (*stops*), values or
-the gradients that arrive at them may be given instead of computed (*feeds*), and only a few values may be requested
-(*fetches*), of which the rest of the program is then no part. TensorFlow's names for these are `ys`, `stop_gradients`,
+A query may differentiate other values in place of the loss (*of*), treat values as constant (*stops*), and inject
+values, or the gradients that arrive at them, instead of computing them (*feeds*). It may also request only a few values
+(*fetches*), so that the rest of the program is not run. TensorFlow's names for these are `ys`, `stop_gradients`,
 `feed_dict` and `fetches`.
 """
 
@@ -23,13 +23,13 @@ GRADIENT: Final = "gradient/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceQuery:
-    """A query, by the names of values (see `tracing.lookup.named_values`).
+    """A `TraceQuery` is a query by the names of values (see `tracing.lookup.named_values`).
 
     Attributes:
-        of: What is differentiated in the place of the loss; empty for the loss.
+        of: The values that are differentiated in place of the loss; empty for the loss.
         cotangents: The initial gradient of each of them, None for ones; empty for ones throughout.
-        stops: What counts as constant.
-        feeds: Values given and not computed; under `gradient/NAME`, the gradient that arrives at a value.
+        stops: The values that count as constant.
+        feeds: Values injected and not computed; under `gradient/NAME`, the gradient that arrives at a value.
         fetches: The only values requested; a dump's key or `gradient/NAME` requests a gradient. Empty for all.
     """
 
@@ -44,12 +44,12 @@ class TraceQuery:
 
 
 class PrunedProgram(NamedTuple):
-    """The part of a program that an inquiry needs.
+    """A `PrunedProgram` states which part of a program a query needs.
 
     Attributes:
         needed: The number of operations that are run.
         total: The number of all operations.
-        arguments: For each argument, whether anything depends on it that is requested.
+        arguments: For each argument, whether anything requested depends on it.
         inputs: The names of those that are leaves of the batch.
     """
 
@@ -59,22 +59,22 @@ class PrunedProgram(NamedTuple):
     inputs: tuple[str, ...]
 
     def to_json(self) -> dict[str, Json]:
-        """The numbers, and the inputs' names."""
+        """Returns the numbers of operations and the inputs' names."""
         return {"needed": self.needed, "total": self.total, "inputs": list(self.inputs)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedQuery:
-    """How an inquiry is answered.
+    """A `ResolvedQuery` states what is run and observed for a query.
 
     Attributes:
-        trace: The trace, with what arrives where when that is differentiated which is requested.
-        plan: What is observed, fed, stopped and run.
-        spec: What is shown.
+        trace: The trace, with the reachability from the values that the query differentiates.
+        plan: The plan, with everything that is observed, fed, stopped and run.
+        spec: The selection that is shown.
         feeds: The values fed, by site.
         arguments: The arguments fed, by number.
         cotangents: The initial gradient of each seed.
-        fragment: What is run; None where all of it is.
+        fragment: The part that is run; None for all of it.
     """
 
     trace: Trace

@@ -1,12 +1,12 @@
-"""Core statistics inside a compiled step: one small vector in the place of each tensor.
+"""Core statistics inside a compiled step: one small vector in place of each tensor.
 
-Where the numbers are computed is decided by platform. On accelerators they are fused reductions. On the CPU every
+The platform decides where the numbers are computed. On accelerators they are fused reductions. On the CPU every
 reduction is a kernel to be compiled, and 350 of them triple the compile time of ResNet-50's step and add half to its
-running time; a host callback that hands each tensor to NumPy in cache-sized blocks costs a fraction of that, and leaves
-the compile time as it is.
+running time. A host callback that passes each tensor to NumPy in cache-sized blocks costs a fraction of that, and does
+not change the compile time.
 
-The vector is float32, since it travels as the "gradient" of a sink. A count does not fit float32 exactly beyond 2^24,
-so each is laid down as two digits to the base 2^16.
+The vector is float32, since it is returned as the "gradient" of a sink. A count does not fit float32 exactly beyond
+2^24, so each is stored as two digits to the base 2^16.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _PILOT: Final = 1024
 
 
 def core_statistics(value: Any, *, passing: bool = False) -> Any:
-    """The observer that keeps core statistics: a float32 vector of `WIDTH` numbers that `core_numbers` reads.
+    """Returns core statistics as a float32 vector of `WIDTH` numbers that `core_numbers` reads; an observer.
 
     Args:
         value: An array of any shape; of a complex one the magnitudes are measured, of a typed PRNG key its data.
         passing: Whether it is a cotangent, which nothing reads again when it has been passed on.
     """
     on_host = _on_host if passing else _bits_on_host
-    # Whoever differentiates a step again differentiates its gradients, of which statistics are none; JAX cannot
+    # A second differentiation of a step concerns its gradients, and statistics are no gradients; JAX cannot
     # differentiate a host callback at all.
     constant = jax.lax.stop_gradient(whole_tensor(value))
     return jax.lax.platform_dependent(_as_whole_bytes(constant), cpu=on_host, default=_on_device)
 
 
 def _as_whole_bytes(value: Any) -> Any:
-    """The value, or its magnitude, in a real floating-point type of whole bytes."""
+    """Returns the value, or its magnitude, in a real floating-point type of whole bytes."""
     if jnp.iscomplexobj(value):
         return jnp.abs(value)
     dtype = jax.typeof(value).dtype
@@ -61,7 +61,7 @@ def _as_whole_bytes(value: Any) -> Any:
 
 
 def core_numbers(vector: np.ndarray) -> CoreNumbers:
-    """The numbers that a vector of `core_statistics` represents."""
+    """Returns the numbers that a vector of `core_statistics` represents."""
     numbers = dict(zip(_NUMBERS, vector[: len(_NUMBERS)].tolist(), strict=True))
     digits = vector[len(_NUMBERS) :].reshape(-1, 2).astype(np.int64)
     counts = dict(zip(_COUNTS, (digits[:, 0] * _BASE + digits[:, 1]).tolist(), strict=True))
@@ -77,7 +77,7 @@ def _count(vector: Any, name: str) -> Any:
     return vector[..., first] * _BASE + vector[..., first + 1]
 
 
-#: What may be asked of a vector on the device, by the columns' names; counts are float32 there, exact up to 2^24.
+#: The statistics that a vector has on the device, by column name; counts are float32 there, exact up to 2^24.
 CORE_NUMBERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "mean": lambda vector: _number(vector, "mean"),
     "std": lambda vector: _number(vector, "std"),
@@ -110,7 +110,7 @@ def _vector_from_host(dtype: np.dtype[Any], operand: Any) -> Any:
 
 
 def _reduced(dtype: np.dtype[Any], operand: np.ndarray) -> np.ndarray:
-    # NumPy only: any JAX operation in a callback may wait for the step that it is part of.
+    # NumPy only: any JAX operation in a callback may wait for the step that runs the callback.
     reduction = reduce_array(operand.view(dtype), magnitudes=False)
     moments, extremes = reduction.moments, reduction.extremes
     numbers = [0.0] * 5 if moments is None or extremes is None else [

@@ -1,7 +1,7 @@
-"""How the interpreter runs the equations that have sub-jaxprs: one rule per kind of frame.
+"""Frame rules: how the interpreter runs the equations that have sub-jaxprs, one rule per kind of frame.
 
-Every rule calls JAX's public function for its construct again, on a body that interprets the sub-jaxpr, and lets the
-body return what it observed in addition to what it computed. Sinks go the opposite way:
+Every rule calls JAX's public function for its construct again, on a body that interprets the sub-jaxpr. The body
+returns its observations in addition to its outputs. Sinks are passed into the body:
 
     ============  ================================  ============================  =============================
     kind          sinks and feeds                   observations                  gradients
@@ -49,7 +49,7 @@ from gradscope.tracing.jaxpr.transfers import solve_operands
 def call_rule(
     context: Context, number: int, equation: Equation, values: Sequence[Any]
 ) -> tuple[Sequence[Any], Captured]:
-    """Run a function call in place."""
+    """Runs a function call in place."""
     with traced_as(equation):
         constrained = _constrained(values, equation.params.get("in_shardings", ()))
         outputs, captured = _run(context.enter(number), sub_jaxprs(equation)[0], constrained)
@@ -57,7 +57,7 @@ def call_rule(
 
 
 def _constrained(values: Sequence[Any], shardings: Sequence[Any]) -> Sequence[Any]:
-    """The values under the shardings that a `jit` requested; most ask for none."""
+    """Returns the values under the shardings that a `jit` requested; most request none."""
     if not any(isinstance(sharding, jax.sharding.Sharding) for sharding in shardings):
         return values
     return [
@@ -69,7 +69,7 @@ def _constrained(values: Sequence[Any], shardings: Sequence[Any]) -> Sequence[An
 def remat_rule(
     context: Context, number: int, equation: Equation, values: Sequence[Any]
 ) -> tuple[Sequence[Any], Captured]:
-    """Run a checkpointed function under the same policy."""
+    """Runs a checkpointed function under the same policy."""
     inside = context.enter(number)
     sub = sub_jaxprs(equation)[0]
 
@@ -85,7 +85,7 @@ def remat_rule(
 def scan_rule(
     context: Context, number: int, equation: Equation, values: Sequence[Any]
 ) -> tuple[Sequence[Any], Captured]:
-    """Run a scan; sinks are sequences to it, observations stacked outputs."""
+    """Runs a scan; sinks are its sequences, and observations are stacked outputs."""
     inside = context.enter(number)
     sub = sub_jaxprs(equation)[0]
     arity = scan_arity(equation)
@@ -113,7 +113,7 @@ def scan_rule(
 def cond_rule(
     context: Context, number: int, equation: Equation, values: Sequence[Any]
 ) -> tuple[Sequence[Any], Captured]:
-    """Run a conditional; every branch returns the observations of all, zeros for those of the others."""
+    """Runs a conditional; every branch returns the observations of all branches, zeros for those of the others."""
     index, *operands = values
     subs = sub_jaxprs(equation)
 
@@ -138,7 +138,7 @@ def cond_rule(
 
 
 def _by_platform(platforms: Sequence[Sequence[str] | None], branches: Sequence[Any]) -> dict[str, Any]:
-    """Branches by the platforms they are for; None represents all others."""
+    """Returns branches by the platforms they are for; None represents all others."""
     return {name: branch for names, branch in zip(platforms, branches, strict=True) for name in names or ("default",)}
 
 
@@ -168,14 +168,14 @@ def _no_iterations(inside: Context, number: int) -> Any:
 
 
 def _full(inside: Context, shape: tuple[int, ...], dtype: Any, value: Any, sharding: Any = None) -> Any:
-    """An array of one value, of the type that an observation in this context has."""
+    """Returns an array of one value, of the type that an observation in this context has."""
     return varying(jnp.full(shape, value, dtype, device=sharding), inside.axes)
 
 
 def while_rule(
     context: Context, number: int, equation: Equation, values: Sequence[Any]
 ) -> tuple[Sequence[Any], Captured]:
-    """Run a while loop; the last iteration's observations travel in its carry."""
+    """Runs a while loop; the last iteration's observations are part of its carry."""
     inside = context.enter(number)
     body_context = inside.iteration(InjectedValues.nothing())
     params = equation.params
@@ -208,7 +208,7 @@ def while_rule(
 def shard_map_rule(
     context: Context, number: int, equation: Equation, values: Sequence[Any]
 ) -> tuple[Sequence[Any], Captured]:
-    """Run a sharded map; each shard has its own sinks and returns its own observations."""
+    """Runs a sharded map; each shard has its own sinks and returns its own observations."""
     inside = context.enter(number)
     sub = sub_jaxprs(equation)[0]
     params = equation.params
@@ -235,7 +235,7 @@ def shard_map_rule(
 def linear_solve_rule(
     context: Context, number: int, equation: Equation, values: Sequence[Any]
 ) -> tuple[Sequence[Any], Captured]:
-    """Run a linear solve with implicit derivatives; observations are auxiliary data of its solver."""
+    """Runs a linear solve with implicit derivatives; observations are auxiliary data of its solver."""
     inside = context.enter(number)
     sub, functions, operands = sub_jaxprs(equation)[0], equation.params["jaxprs"], solve_operands(equation, values)
     solution = len(operands.right)

@@ -1,7 +1,7 @@
-"""Host calls: NumPy at work on a value in the middle of a compiled program, where the CPU is the device.
+"""Host calls run a NumPy function on a value inside a compiled program, where the CPU is the device.
 
-The function is handed the buffer itself, as it lies. `jax.pure_callback` first makes a JAX array of it, which takes
-longer than to reduce it to its statistics. JAX returns buffers from 0.6.1; before that, there is only the long way.
+The function receives the buffer itself, without a copy. `jax.pure_callback` first makes a JAX array of it, which takes
+longer than to reduce it to its statistics. JAX passes buffers from 0.6.1; before that, `jax.pure_callback` is used.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ except ImportError:
 
 
 def made_on_host(function: Callable[[np.ndarray], np.ndarray], shape: jax.ShapeDtypeStruct, operand: Any) -> Any:
-    """What a function of NumPy arrays makes of an array on the CPU backend, as part of a traced program.
+    """Returns the result of a function of NumPy arrays on the CPU backend, as part of a traced program.
 
     Args:
-        function: Pure; gets an array that it may read only while it runs.
-        shape: The shape and dtype of what it makes.
+        function: Pure; receives an array that it may read only while it runs.
+        shape: The shape and dtype of its result.
         operand: The array.
     """
     if buffer_callback is None:

@@ -1,7 +1,7 @@
-"""The interpreter: runs a traced loss again, equation by equation, and observes the planned sites on the way.
+"""The interpreter runs a traced loss again, equation by equation, and observes the planned sites.
 
 The loop is `docs/autodidax`'s `eval_jaxpr`: an environment, `read`, `write`, and for every equation a rule. Equations
-that run sub-jaxprs have their rules in `frame_rules`; all others, custom rules included, are bound as they are.
+that run sub-jaxprs have their rules in `frame_rules`; all others, custom rules included, are bound unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gradscope.tracing.jaxpr.vjp import pulled_back
 
 
 class Captured(NamedTuple):
-    """What a run observed, by number in the plan; a pytree.
+    """A `Captured` is a pytree of what a run observed, by number in the plan.
 
     Attributes:
         values: The observations, with a leading axis for each loop around the site.
@@ -42,21 +42,23 @@ class Captured(NamedTuple):
 
     @classmethod
     def nothing(cls) -> Captured:
-        """No observation yet."""
+        """Returns an instance without observations."""
         return cls({}, {}, {}, {})
 
     def take(self, other: Captured) -> None:
-        """Add the observations of a frame inside."""
+        """Adds the observations of a frame inside."""
         for mine, theirs in zip(self, other, strict=True):
             mine.update(theirs)
 
 
 class InjectedValues(NamedTuple):
-    """What a run is given, by number in the plan, with a leading axis for each loop around the site; a pytree.
+    """An `InjectedValues` is a pytree of the values that a run receives, by number in the plan.
+
+    Each has a leading axis for each loop around the site.
 
     Attributes:
-        sinks: What the gradients leave through, and the terms.
-        feeds: Values in the place of those that would be computed.
+        sinks: The sinks through which observations of gradients and terms leave.
+        feeds: Values in place of those that would be computed.
         fed: Whether this is an iteration in which there is one.
         stopped: Whether this is an iteration in which the value counts as constant.
         gradient_fed: Whether this is an iteration in which no cotangent arrives from where the value is used.
@@ -70,13 +72,13 @@ class InjectedValues(NamedTuple):
 
     @classmethod
     def nothing(cls) -> InjectedValues:
-        """Nothing given."""
+        """Returns an instance without values."""
         return cls({}, {}, {}, {}, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Where the interpreter is.
+    """A `Context` states where the interpreter is, and what it observes and injects there.
 
     Attributes:
         plan: What to observe.
@@ -84,7 +86,7 @@ class Context:
         frame: The frame it is in.
         depth: Number of loops around that frame.
         axes: Mesh axes that the `shard_map`s around that frame split over.
-        given: What is given for the sites in this frame and inside it, for the present iteration of the loops around.
+        injected: The injected values for the sites in this frame and inside it, for the current iteration.
         reached: Numbers of sites and terms that a cotangent arrived at; grows while the backward pass is traced.
     """
 
@@ -97,23 +99,23 @@ class Context:
     reached: set[int] = field(default_factory=set[int])
 
     def enter(self, equation: int, branch: int = 0) -> Context:
-        """The context in one of an equation's frames."""
+        """Returns the context in one of an equation's frames."""
         return replace(self, frame=(*self.frame, (equation, branch)))
 
     def with_injected(self, injected: InjectedValues) -> Context:
-        """The same context, with what is given as the function it is in received it."""
+        """Returns the same context, with the injected values as the enclosing function received them."""
         return replace(self, injected=injected)
 
     def iteration(self, injected: InjectedValues, axes: tuple[str, ...] = ()) -> Context:
-        """The context in one iteration of the loop that this frame is the body of, with what that iteration is given.
+        """Returns the context in one iteration of the loop whose body is this frame, with its injected values.
 
-        Of a `shard_map`, whose iterations are the shards, `axes` are the mesh axes it splits over.
+        For a `shard_map`, whose iterations are the shards, `axes` are the mesh axes that it splits over.
         """
         return replace(self, depth=self.depth + 1, axes=(*self.axes, *axes), injected=injected)
 
     @property
     def inside(self) -> Sequence[int]:
-        """Numbers of the sites and terms in this frame and in the frames inside it."""
+        """The numbers of the sites and terms in this frame and in the frames inside it."""
         return self.plan.inside(self.frame)
 
     @property
@@ -123,23 +125,23 @@ class Context:
         return partial(_observed_in_shards, self.plan.observe, self.axes)
 
     def own_injected(self) -> InjectedValues:
-        """What is given for those."""
+        """Returns the injected values for the sites and terms in this frame and inside it."""
         return InjectedValues(
             *({number: each[number] for number in self.inside if number in each} for each in self.injected)
         )
 
 
-#: Runs one equation: context, its number, the equation, its operands' values; gives outputs and what was observed.
+#: Runs one equation: context, its number, the equation, its operands' values; returns outputs and observations.
 Rule: TypeAlias = Callable[[Context, int, Equation, Sequence[Any]], tuple[Sequence[Any], Captured]]
 
 
 def interpret(
     context: Context, jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[Any]
 ) -> tuple[list[Any], Captured]:
-    """Run one frame's jaxpr.
+    """Runs one frame's jaxpr.
 
     Args:
-        context: Where it is and what to observe.
+        context: The frame and what to observe in it.
         jaxpr: The open jaxpr.
         constants: Values of its constant variables.
         arguments: Values of its inputs.
@@ -154,7 +156,7 @@ def interpret(
 
 
 class Evaluation:
-    """One frame's jaxpr being run.
+    """An `Evaluation` runs one frame's jaxpr.
 
     Args:
         context: Where it is and what to observe.
@@ -163,7 +165,7 @@ class Evaluation:
 
     Attributes:
         values: The values of the variables so far.
-        captured: What was observed so far, in the frames inside it too.
+        captured: The observations so far, including those in the frames inside it.
     """
 
     def __init__(self, context: Context, jaxpr: Jaxpr, constants: Sequence[Any]) -> None:
@@ -174,10 +176,10 @@ class Evaluation:
         self.captured = Captured.nothing()
 
     def write(self, equation: int, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """Give variables their values, observed where that is planned.
+        """Writes the values of variables, and observes those that are planned.
 
         Args:
-            equation: Which equation makes them; `OPERAND` for what the frame receives.
+            equation: The equation that makes them; `OPERAND` for the variables that the frame receives.
             variables: The variables.
             values: Their values.
         """
@@ -186,7 +188,7 @@ class Evaluation:
             self.values[variable] = value if site is None else _observe(self._context, site, value, self.captured)
 
     def run(self, numbers: range) -> None:
-        """Run some equations, all before them having been run."""
+        """Runs some equations, after all equations before them have been run."""
         for number in numbers:
             equation = self._jaxpr.eqns[number]
             if self._context.plan.runs(self._context.frame, number):
@@ -195,9 +197,9 @@ class Evaluation:
                 self.write(number, equation.outvars, [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars])
 
     def handed_out(self) -> list[Any]:
-        """The values of its outputs, tapped for what flows back from there."""
+        """Returns the values of the frame's outputs, tapped for the terms that flow back from there."""
         context, values = self._context, [self._read(atom) for atom in self._jaxpr.outvars]
-        # From the last to the first, so that what flows back to one value is added up in the order in which JAX does.
+        # From the last to the first, so that cotangents of one value are added up in the same order as in JAX.
         uses = context.plan.uses(context.frame, len(self._jaxpr.eqns))
         for at, term in sorted(uses.items(), reverse=True):
             values[at] = _tapped(context, term, values[at])
@@ -213,7 +215,7 @@ class Evaluation:
     def _read(self, atom: Atom) -> Any:
         if is_literal(atom):
             return atom.val
-        # What was not run, nothing looks at: zeros represent it.
+        # Nothing reads the outputs of equations that were not run, so zeros replace them.
         return self.values[atom] if atom in self.values else jnp.zeros(atom.aval.shape, atom.aval.dtype)
 
 
@@ -224,7 +226,7 @@ def _as_it_stands(
 
 
 def _observe(context: Context, site: int, value: Any, captured: Captured) -> Any:
-    """Observes one value; returns the value to go on with."""
+    """Observes one value, and returns the value to continue with."""
     injected = context.injected
     if site in context.plan.isolated:
         _note(context, site, value, captured)
@@ -252,7 +254,7 @@ def _hand_out(context: Context, site: int, value: Any, captured: Captured) -> No
 
 
 def _tapped(context: Context, number: int, value: Any) -> Any:
-    """The value, tapped where its cotangent is observed."""
+    """Returns the value, tapped where its cotangent is observed."""
     sink = context.injected.sinks.get(number)
     return value if sink is None else tap(value, sink, context.observe, partial(context.reached.add, number))
 
@@ -260,7 +262,7 @@ def _tapped(context: Context, number: int, value: Any) -> Any:
 def _with_terms(
     context: Context, number: int, equation: Equation, operands: Sequence[Any], outputs: Sequence[Any]
 ) -> Sequence[Any]:
-    """An operation's outputs, tapped for what flows back from there to each of its operands."""
+    """Returns an operation's outputs, tapped for the terms that flow back to each of its operands."""
     terms = context.plan.uses(context.frame, number)
     if not terms:
         return outputs
@@ -278,12 +280,12 @@ def _with_terms(
 
 
 def _constant_where(condition: Any, value: Any) -> Any:
-    """The value, constant where a condition holds; there is none where it never does."""
+    """Returns the value, constant where a condition holds; a condition of None never holds."""
     return value if condition is None else _where(condition, jax.lax.stop_gradient(value), value)
 
 
 def _where(condition: Any, one: Any, other: Any) -> Any:
-    """One value or the other, chosen before the program runs where the condition is known by then."""
+    """Returns one value or the other, chosen while tracing where the condition is known by then."""
     if isinstance(condition, np.ndarray):
         return one if condition else other
     return jax.lax.select(jnp.broadcast_to(condition, one.shape), one, other)

@@ -1,1 +1,9 @@
-"""Dataflow: what depends on what, forwards and backwards, through every frame of a trace."""
+"""Dataflow: which values depend on which, forwards and backwards, through every frame of a trace.
+
+1. `backward` follows values from a function's outputs to the values that they are made from.
+2. `liveness` finds the equations that the loss, or any output, depends on.
+3. `reachability` finds the values at which a cotangent arrives in the backward pass.
+4. `forward` follows values to everything that is made from them.
+5. `gradient_barriers` explains why no gradient arrives at a value.
+6. `between_known_values` splits a trace into segments between known values.
+"""

@@ -1,11 +1,11 @@
-"""Backward dataflow: following values from a function's outputs, through every frame, to what they are made from.
+"""Backward dataflow follows values from a function's outputs, through every frame, to what they are made from.
 
-What is followed has a *level*: 0 for a value that nothing followed is made from, higher the more is known of it. An
-*analysis* states what passes through one equation. How levels pass through frames is the same for all: every branch
-counts as taken, and a carry is followed until another iteration changes nothing.
+Each value has a *level*: 0 for a value that nothing followed is made from, higher the more is known of it. An
+*analysis* states which levels pass through one equation. How levels pass through frames is the same for all analyses:
+every branch counts as taken, and a carry is followed until another iteration changes nothing.
 
-*Marks* are where an analysis begins other than at the outputs, and where it ends: a value that is differentiated in
-place of the loss, a value that counts as constant, a value that is fed and not computed.
+*Marks* state where an analysis begins other than at the outputs, and where it ends: at a value that is differentiated
+in place of the loss, a value that counts as constant, or a value that is fed and not computed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """Where an analysis begins other than at a function's outputs, and where it ends.
+    """`Marks` state where an analysis begins other than at a function's outputs, and where it ends.
 
     Attributes:
         seeds: The level of values that are followed from where they are.
@@ -38,18 +38,18 @@ class Marks:
                 self._inside[around] = max(level, self._inside.get(around, 0))
 
     def level_inside(self, frames: Sequence[Frame]) -> int:
-        """The highest level that is seeded in some frames or inside them."""
+        """Returns the highest level that is seeded in some frames or inside them."""
         return max((self._inside.get(frame.key, 0) for frame in frames), default=0)
 
     def seeded(self, frame: Frame) -> tuple[list[Atom], list[int]]:
-        """The variables of one frame that are seeded, and their levels."""
+        """Returns the variables of one frame that are seeded, and their levels."""
         if frame.key not in self._inside:
             return [], []
         own = [(value, level) for value, level in self.seeds.items() if value.frame == frame.key]
         return [variable_of(frame, value) for value, _ in own], [level for _, level in own]
 
     def passed(self, frame: Frame, equation: int, levels: list[int]) -> list[int]:
-        """The levels of what an equation makes, or of what its frame receives, without those that are cut."""
+        """Returns the levels of an equation's outputs, or of what its frame receives, without those that are cut."""
         if not self.cuts:
             return levels
         return [
@@ -59,21 +59,21 @@ class Marks:
 
 
 class Analysis(Protocol):
-    """An analysis. It may visit a frame several times, each time with no lower levels than before."""
+    """An `Analysis` may visit a frame several times, each time with no lower levels than before."""
 
     marks: Marks
 
     def through(self, frame: Frame, number: int, outputs: Sequence[int], /) -> Sequence[int]:
-        """The levels of an equation's operands by those of its outputs."""
+        """Returns the levels of an equation's operands from those of its outputs."""
         ...
 
     def leave(self, frame: Frame, outputs: Sequence[int], levels: dict[Atom, int], /) -> None:
-        """Called when a frame has been followed from its outputs' levels; `levels` has every variable above 0."""
+        """Records a frame that has been followed from its outputs' levels; `levels` has every variable above 0."""
         ...
 
 
 def follow(frame: Frame, outputs: Sequence[int], analysis: Analysis) -> list[int]:
-    """Follow a frame's outputs back to what the frame receives.
+    """Follows a frame's outputs back to the variables that the frame receives.
 
     Args:
         frame: The frame.
@@ -101,7 +101,7 @@ def follow(frame: Frame, outputs: Sequence[int], analysis: Analysis) -> list[int
 
 
 def follow_inside(frame: Frame, number: int, outputs: Sequence[int], analysis: Analysis) -> list[int]:
-    """Follow an equation's outputs back to its operands, through the frames that it runs.
+    """Follows an equation's outputs back to its operands, through the frames that it runs.
 
     Args:
         frame: The frame the equation is in.
@@ -123,7 +123,7 @@ def follow_inside(frame: Frame, number: int, outputs: Sequence[int], analysis: A
 
 
 def _follow_iterations(body: Frame, outputs: Sequence[int], analysis: Analysis) -> list[int]:
-    """Follow a frame's outputs to what it receives, and from the carries of one iteration to those before."""
+    """Follows a frame's outputs to what it receives, and from the carries of one iteration to those before."""
     made = list(outputs)
     while True:
         received = follow(body, made, analysis)

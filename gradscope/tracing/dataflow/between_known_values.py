@@ -1,10 +1,11 @@
 """Segments between known values: a trace cut so that each segment can be observed in isolation.
 
 A *segment* is everything that is computed between a known value, or an output, and the known values and arguments that
-it is made of. Errors do not travel from one segment into another. The gradient that arrives at a known value is made by
+it is made of. Errors do not pass from one segment into another. The gradient that arrives at a known value is made by
 the segments that read it, its *readers*.
 
-Only floating-point and complex values are followed, because only they have gradients; none inside a linear solver.
+Only floating-point and complex values are followed, because only they have gradients. Values inside a linear solver are
+not followed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gradscope.tracing.jaxpr.iterations import ValueAt, sources
 
 
 class SegmentsBetween:
-    """The segments of a trace between known values.
+    """`SegmentsBetween` are the segments of a trace between known values.
 
     Args:
         root: The trace's root frame.
@@ -29,7 +30,7 @@ class SegmentsBetween:
         self._known = frozenset(known)
 
     def readers(self, ends: Iterable[ValueAt]) -> dict[ValueAt, list[ValueAt]]:
-        """For each known value and argument, the ends of the segments that read it.
+        """Returns for each known value and argument the ends of the segments that read it.
 
         Args:
             ends: Known values and outputs.
@@ -41,7 +42,7 @@ class SegmentsBetween:
         return found
 
     def _made_of(self, end: ValueAt) -> Iterator[ValueAt]:
-        """The known values and arguments that one segment reads."""
+        """Yields the known values and arguments that one segment reads."""
         seen, waiting = {end}, [end]
         while waiting:
             for value_at in self._operands(waiting.pop()):
@@ -54,7 +55,7 @@ class SegmentsBetween:
                     waiting.append(value_at)
 
     def _operands(self, value_at: ValueAt) -> list[ValueAt]:
-        """What a value is directly made of, or is in another frame."""
+        """Returns the values that a value is directly made of, or is in another frame."""
         value, iteration = value_at
         frame = self._frames[value.frame]
         inside = frame.children.get(value.equation, ())

@@ -1,7 +1,7 @@
-"""Forward dataflow: following values, use by use and through every frame, to everything that is made from them.
+"""Forward dataflow follows values, use by use and through every frame, to everything that is made from them.
 
-The counterpart of `backward`. A *step* leads from a variable to one that is made from it, by an equation, or to the
-variable that has the same value in another frame. Only what is made from a value is ever visited.
+It is the counterpart of `backward`. A *step* leads from a variable to one that is made from it by an equation, or to
+the variable that has the same value in another frame. Only what is made from a value is ever visited.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gradscope.tracing.jaxpr.transfers import Entering
 
 
 class FrameVariable(NamedTuple):
-    """A variable in its frame."""
+    """A `FrameVariable` is a variable in its frame."""
 
     frame: Frame
     atom: Atom
@@ -32,7 +32,7 @@ _ENTERING: Final[Mapping[Entering, Way]] = {"same": "enter", "carry": "carry", "
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step.
+    """A `Step` leads from a variable to one that is made from it, or to the same value in another frame.
 
     Attributes:
         way: How it is taken.
@@ -48,14 +48,14 @@ class Step:
 
 
 class ForwardFlow:
-    """The steps of one trace; what is found out about a frame is kept."""
+    """A `ForwardFlow` returns the steps of one trace, and caches its results for each frame."""
 
     def __init__(self) -> None:
         self._uses: dict[Frame, dict[Atom, list[tuple[int, int]]]] = {}
         self._outputs: dict[Frame, dict[Atom, list[int]]] = {}
 
     def steps(self, place: FrameVariable) -> Iterator[Step]:
-        """Every step from a value."""
+        """Yields every step from a value."""
         frame, atom = place
         if frame not in self._uses:
             self._learn(frame)
@@ -67,7 +67,7 @@ class ForwardFlow:
     def closure(
         self, start: Iterable[FrameVariable], goes: Callable[[Step], bool] = lambda _: True
     ) -> dict[FrameVariable, None]:
-        """All that some values lead to, themselves included.
+        """Returns all variables that some values lead to, themselves included.
 
         Args:
             start: The values.
@@ -97,7 +97,7 @@ def _variables(atoms: Sequence[Atom]) -> Iterator[tuple[int, Atom]]:
 
 
 def _into(frame: Frame, number: int, position: int) -> Iterator[Step]:
-    """The steps that an equation takes with one of its operands."""
+    """Yields the steps that an equation takes with one of its operands."""
     inside = frame.children.get(number, [])
     if not inside or position in inside[0].transfer.differentiated:
         yield from _to_outputs("compute", frame, number)
@@ -115,7 +115,7 @@ def _to_outputs(way: Way, frame: Frame, number: int) -> Iterator[Step]:
 
 
 def _out_of(frame: Frame, position: int) -> Iterator[Step]:
-    """The steps that a frame takes with one of its outputs."""
+    """Yields the steps that a frame takes with one of its outputs."""
     how = frame.transfer.outputs[position]
     if frame.parent is None or frame.equation is None or how is None:
         return

@@ -1,9 +1,9 @@
-"""Why no gradient arrives at a value: where every way from it to the loss is cut.
+"""Gradient barriers: the equations that cut every path from a value to the loss, so that it has no gradient.
 
-A *barrier* is an equation on a way to the loss that reverse mode does not get through: one that is constant wherever it
-has a derivative (`stop_gradient`, `floor`, `sign`), one that makes integers or truth values of numbers, a choice
-between branches, a `while` loop. A value without a gradient either leads to the loss through barriers alone, all of
-which are reported, or it does not lead to the loss at all.
+A *barrier* is an equation on a path to the loss that reverse mode does not pass: one that is constant wherever it has a
+derivative (`stop_gradient`, `floor`, `sign`), one that makes integers or booleans of numbers, a choice between
+branches, or a `while` loop. A value without a gradient either leads to the loss only through barriers, which are all
+reported, or it does not lead to the loss at all.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gradscope.tracing.jaxpr.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, source_in, variable_of
 from gradscope.tracing.jaxpr.jaxcompat import is_literal
 
-#: So many barriers are reported with their places; the others are counted.
+#: The number of barriers that are reported with their locations; the others are counted.
 _MOST_BARRIERS: Final = 4
 
-#: What makes integers or truth values of numbers, in words.
+#: Descriptions of the primitives that make integers or booleans of numbers.
 _INTEGER_PATHS: Final = {
     "convert_element_type": "an integer path: a conversion",
     **dict.fromkeys(("argmax", "argmin"), "an integer path: an index"),
@@ -31,7 +31,7 @@ _INTEGER_PATHS: Final = {
 
 
 class Barriers:
-    """What cuts the ways of a trace's values to the loss.
+    """`Barriers` finds the equations that cut the paths of a trace's values to the loss.
 
     Args:
         root: Its root frame.
@@ -46,7 +46,7 @@ class Barriers:
         self._flow = ForwardFlow()
 
     def detail(self, value: ValueKey, absent: Reason) -> str:
-        """Why there is no gradient with respect to a value, in words with the place; "" where the reason says it all.
+        """Returns why a value has no gradient, with the location; "" where the reason is a full explanation.
 
         Args:
             value: A value of inexact dtype.
@@ -71,20 +71,20 @@ class Barriers:
         return "; ".join(told[:_MOST_BARRIERS]) + more
 
     def _rules(self, reached: dict[FrameVariable, None]) -> Iterator[str]:
-        """Where no barrier is on the ways: the rules of functions of the user's own, one of which hands nothing on."""
+        """Yields the user's own derivative rules on paths without a barrier, of which one returns no gradient."""
         for step in (step for place in reached for step in self._flow.steps(place)):
             rule = custom_rule(step.frame.jaxpr.eqns[step.number])
             if step.way == "compute" and rule is not None and not rule.of_library:
                 yield f"{at_place(step.frame, step.number)}, whose own rule may hand on no gradient"
 
     def _disconnected(self, reached: dict[FrameVariable, None], start: FrameVariable) -> str:
-        """The report on a value that does not lead to the loss."""
+        """Returns the report on a value that does not lead to the loss."""
         others = (FrameVariable(self._root, atom) for atom in self._root.jaxpr.outvars[1:] if not is_literal(atom))
         use = ", only auxiliary outputs do" if any(each in reached for each in others) else _last_use(reached, start)
         return f"disconnected: the loss does not depend on it{use}"
 
     def _barriers(self, reached: dict[FrameVariable, None]) -> Iterator[str]:
-        """The barriers on the ways of values to the loss, in program order."""
+        """Yields the barriers on the paths of values to the loss, in program order."""
         steps = (step for place in reached for step in self._flow.steps(place) if is_inexact(place.atom))
         cutting = {
             (step.frame.orders[step.number], words): None
@@ -104,7 +104,7 @@ def _last_use(reached: dict[FrameVariable, None], start: FrameVariable) -> str:
 
 
 def _not_executed(frame: Frame) -> str:
-    """The branch or the loop that a value is in, and that was not run."""
+    """Returns the branch or the loop that a value is in, and that was not run."""
     at: Frame | None = frame
     while at is not None and not (at.transfer.exclusive or at.transfer.unbounded):
         at = at.parent
@@ -115,7 +115,7 @@ def _not_executed(frame: Frame) -> str:
 
 
 def _words(step: Step) -> str | None:
-    """What a step that is a barrier is, and where; None for one that is not."""
+    """Returns the description and location of a step that is a barrier; None for one that is not."""
     equation, where = step.frame.jaxpr.eqns[step.number], at_place(step.frame, step.number)
     inside = step.frame.children.get(step.number, ())
     if inside and inside[0].transfer.gradients == "barred":
@@ -133,7 +133,7 @@ def _words(step: Step) -> str | None:
 
 
 def at_place(frame: Frame, number: int) -> str:
-    """What an equation does (its primitive, or the function with a rule of its own), and where in the user's code."""
+    """Returns an equation's primitive, or the function with a rule of its own, and its location in the user's code."""
     equation = frame.jaxpr.eqns[number]
     rule, source = custom_rule(equation), source_in(frame, equation)
     name = equation.primitive.name if rule is None else rule.function

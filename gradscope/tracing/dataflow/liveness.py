@@ -17,7 +17,7 @@ from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
 
 
 class Need(IntEnum):
-    """What depends on a value; where several things do, the greatest."""
+    """A `Need` states what depends on a value; of several, the greatest."""
 
     NOTHING = 0
     OUTPUT = 1
@@ -26,7 +26,7 @@ class Need(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Liveness:
-    """Which equations of a frame and of all frames inside it are live, and which are used.
+    """`Liveness` states which equations of a frame and of all frames inside it are live, and which are used.
 
     Attributes:
         arguments: For each variable that the root receives, whether anything needed depends on it.
@@ -38,25 +38,25 @@ class Liveness:
     _outputs: dict[FrameKey, set[Atom]] = field(default_factory=dict[FrameKey, "set[Atom]"])
 
     def live(self, frame: Frame) -> Collection[int]:
-        """The equations of a frame that the loss depends on."""
+        """Returns the equations of a frame that the loss depends on."""
         return self._live.get(frame.key, ())
 
     def used(self, frame: Frame) -> Collection[int]:
-        """The equations of a frame that anything needed depends on."""
+        """Returns the equations of a frame that anything needed depends on."""
         return self._used.get(frame.key, ())
 
     def live_outputs(self, frame: Frame) -> Collection[Atom]:
-        """The outputs of a frame's jaxpr that the loss depends on."""
+        """Returns the outputs of a frame's jaxpr that the loss depends on."""
         return self._outputs.get(frame.key, ())
 
 
 def liveness_of(root: Frame) -> Liveness:
-    """The liveness under what the root returns, the first of which is the loss."""
+    """Returns the liveness for the root's outputs, the first of which is the loss."""
     return _liveness(root, [Need.LOSS, *[Need.OUTPUT] * (len(root.jaxpr.outvars) - 1)], Marks())
 
 
 def needed_for(root: Frame, outputs: Sequence[bool], marks: Marks) -> Liveness:
-    """The liveness under some outputs and some values inside, none of which is the loss.
+    """Returns the liveness for some outputs and some values inside, none of which is the loss.
 
     Args:
         root: The root frame.
@@ -74,7 +74,7 @@ def _liveness(root: Frame, outputs: Sequence[Need], marks: Marks) -> Liveness:
 
 
 class _Analysis:
-    """Follows what is needed: levels are those of `Need`."""
+    """An `_Analysis` follows needed values: levels are those of `Need`."""
 
     def __init__(self, marks: Marks) -> None:
         self.marks = marks

@@ -1,11 +1,12 @@
-"""Reachability: how reverse mode gets from the loss to each value, if at all.
+"""Reachability: whether and how reverse mode gets from the loss to each value.
 
-A gradient with respect to an activation or an input is more than the user's own step requests of JAX. A value before a
-`while` loop has none, and requesting it is an error even where no parameter is concerned: an input that a loop
-prepares, the output of a frozen layer that a loop reads. So this module computes beforehand where a cotangent arrives.
+The user's own step does not request gradients with respect to activations or inputs. A value before a `while` loop has
+none, and JAX raises an error if it is requested, even where no parameter is concerned: for an input that a loop
+prepares, or the output of a frozen layer that a loop reads. So this module computes beforehand where a cotangent
+arrives.
 
 Sharp edge: for a `scan`, a branch or a checkpoint of which only some outputs matter, JAX makes zeros for the others.
-Zeros are no gradient, and yet a loop inside bars their way as it bars a gradient's.
+Zeros are no gradient, but a `while` loop inside blocks them as it blocks a gradient.
 """
 
 from __future__ import annotations
@@ -23,30 +24,30 @@ from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation
 
 
 class Reach(IntEnum):
-    """What arrives at a value in the backward pass; where several things do, the greatest."""
+    """A `Reach` states what arrives at a value in the backward pass; of several, the greatest."""
 
     NOTHING = 0
     ZEROS = 1
     GRADIENT = 2
-    BARRED = 3  # something that would have to pass what reverse mode cannot
+    BARRED = 3  # a gradient that would have to pass an equation that reverse mode cannot
 
 
-#: Constant wherever they have a derivative.
+#: Primitives that are constant wherever they have a derivative.
 _CONSTANT: Final = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
 
-#: Return each operand as the output at its position.
+#: Primitives that return each operand as the output at its position.
 _OPERAND_BY_OPERAND: Final = frozenset({"device_put", "optimization_barrier"})
 
-#: What JAX refuses to differentiate, even where nothing depends on the result.
+#: Primitives that JAX refuses to differentiate, even where nothing depends on the result.
 _WITHOUT_RULE: Final = frozenset({"pure_callback", "io_callback", "ffi_call"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reachability:
-    """How what is differentiated reaches the values of a root frame and of all frames inside it.
+    """`Reachability` states how cotangents reach the values of a root frame and of all frames inside it.
 
     Attributes:
-        arguments: How it reaches each variable that the root receives.
+        arguments: How they reach each variable that the root receives.
     """
 
     arguments: tuple[Reach, ...]
@@ -55,15 +56,15 @@ class Reachability:
     _outputs: dict[FrameKey, Sequence[int]] = field(default_factory=dict[Any, Any])
 
     def of(self, frame: Frame, variable: Atom) -> Reach:
-        """What arrives at a variable of a frame."""
+        """Returns what arrives at a variable of a frame."""
         return Reach.BARRED if frame.forward_only else Reach(self._values.get(frame.key, {}).get(variable, 0))
 
     def through(self, frame: Frame, number: int, operand: int) -> Reach:
-        """What arrives at one operand of an equation through that equation alone."""
+        """Returns what arrives at one operand of an equation through only that equation."""
         return _reach(frame, self._operands.get(frame.key, {}).get(number), operand)
 
     def from_outside(self, frame: Frame, output: int) -> Reach:
-        """What arrives at one output of a frame's jaxpr from outside the frame."""
+        """Returns what arrives at one output of a frame's jaxpr from outside the frame."""
         return _reach(frame, self._outputs.get(frame.key), output)
 
 
@@ -74,12 +75,12 @@ def _reach(frame: Frame, levels: Sequence[int] | None, position: int) -> Reach:
 
 
 def reachability_of(root: Frame) -> Reachability:
-    """The reachability from the root's first output, the loss."""
+    """Returns the reachability from the root's first output, the loss."""
     return _reachability(root, [Reach.GRADIENT, *[Reach.NOTHING] * (len(root.jaxpr.outvars) - 1)], Marks())
 
 
 def reachability_from(root: Frame, values: Iterable[ValueKey], cuts: frozenset[ValueKey]) -> Reachability:
-    """The reachability from some values, in place of the loss.
+    """Returns the reachability from some values instead of the loss.
 
     Args:
         root: The root frame.
@@ -99,7 +100,7 @@ def _reachability(root: Frame, outputs: Sequence[Reach], marks: Marks) -> Reacha
 
 
 class _Analysis:
-    """Follows what arrives: levels are those of `Reach`, and integers have none."""
+    """An `_Analysis` follows cotangents: levels are those of `Reach`, and integers have none."""
 
     def __init__(self, marks: Marks) -> None:
         self.marks = marks
@@ -148,7 +149,7 @@ class _Analysis:
 
 
 def is_constant(equation: Equation) -> bool:
-    """Whether an equation's outputs are constant wherever they have a derivative."""
+    """Returns whether an equation's outputs are constant wherever they have a derivative."""
     return equation.primitive.name in _CONSTANT
 
 
@@ -157,5 +158,5 @@ def _of_inexact(atoms: Sequence[Atom], levels: Sequence[int]) -> list[int]:
 
 
 def is_inexact(atom: Atom) -> bool:
-    """Whether an atom's dtype has gradients at all."""
+    """Returns whether an atom's dtype has gradients at all."""
     return hasattr(atom.aval, "dtype") and jnp.issubdtype(atom.aval.dtype, jnp.inexact)

@@ -1,7 +1,16 @@
-"""Jaxprs: what JAX's traced programs contain, version by version, and the tree of *frames*: a sub-jaxpr in its place.
+"""Jaxprs: JAX's traced programs, independent of JAX's version, as a tree of frames.
 
-Why control flow is a table (2026-11): what loops, branches and calls do with values was asked in 70 comparisons with a
-frame's kind, in 22 modules, and nothing said which of them a new higher-order primitive had to be added to. Now each
-kind of frame has one `Transfer`, which the analyses read, and one interpreter rule; a test fails until both exist, and
-a law evaluates programs by the table alone and compares with JAX.
+1. `jaxcompat` reads equations and sub-jaxprs, and `sharding` the shardings in types, in every supported JAX version.
+2. `transfers` has one `Transfer` per kind of higher-order primitive. A *transfer* states how values pass between an
+   equation and a jaxpr that it runs.
+3. `frames` builds the tree of frames. A *frame* is a jaxpr together with the equation that runs it.
+4. `iterations` follows values from one iteration of a loop to another, and into and out of loops and branches.
+5. `scopes` joins name scopes to layer paths. `module_loops` finds *lifts*, loops that a framework runs for one module.
+6. `custom_rules`, `library_files` and `fingerprint` describe equations, source files and complete traces.
+7. `vjp` applies the backward rule of a single equation.
+
+Why control flow is a table (2026-11): the behaviour of loops, branches and calls was decided by 70 comparisons with a
+frame's kind, in 22 modules, and nothing stated which of them a new higher-order primitive had to be added to. Now each
+kind of frame has one `Transfer`, which the analyses read, and one interpreter rule. A test fails until both exist.
+Another test evaluates programs by the table only and compares the results with JAX's.
 """

@@ -1,7 +1,7 @@
-"""Custom differentiation rules in a trace: which function each belongs to, and where that is defined.
+"""Custom differentiation rules in a trace: the function that each belongs to, and where that is defined.
 
-JAX remembers the function in the debug information of what it traced, as `NAME at FILE:LINE`; where a version does not,
-the rule goes by its primitive.
+JAX stores the function in the debug information of a trace, as `NAME at FILE:LINE`. Where a version does not, the rule
+has the name of its primitive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FUNCTION: Final = re.compile(r"(?P<name>.+) at (?P<file>.+):(?P<line>\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomRule:
-    """A function with a differentiation rule of its own.
+    """A `CustomRule` is a function with a differentiation rule of its own.
 
     Attributes:
         function: Its name.
@@ -34,7 +34,7 @@ class CustomRule:
 
 
 def custom_rule(equation: Equation) -> CustomRule | None:
-    """The function whose own rule differentiates an equation; None for an equation that JAX differentiates."""
+    """Returns the function whose own rule differentiates an equation; None for an equation that JAX differentiates."""
     if equation.primitive.name not in _PRIMITIVES:
         return None
     carried = equation.params.get("call_jaxpr") or equation.params.get("fun_jaxpr")

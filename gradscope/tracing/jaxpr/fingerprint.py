@@ -10,10 +10,10 @@ from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal, scopes
 
 
 def fingerprint(root: Frame) -> str:
-    """SHA-256 over what a trace computes from what, and under which scopes.
+    """Returns the SHA-256 of a trace's dataflow, operations and scopes.
 
-    Parameters of primitives count by the shapes they lead to alone: some are functions, whose text is another in every
-    process.
+    Parameters of primitives count only by the shapes that they lead to, because some are functions, whose text differs
+    between processes.
     """
     digest = hashlib.sha256()
     for frame in root.walk():

@@ -1,11 +1,11 @@
-"""Frames: the tree of all jaxprs of a trace, from the root down into what its equations run.
+"""Frames: the tree of all jaxprs of a trace, from the root down into the jaxprs that its equations run.
 
 A *frame* is one jaxpr run by one equation of its parent frame. A function that is called twice has one jaxpr and two
 frames. A *value* is named by where it is made: the frame's key, the equation's number (`OPERAND` for a value that the
 frame receives), and the position among that equation's outputs. Values that are the same in several frames (the output
 of a `jit` is what its body made) resolve to one name, the innermost definition.
 
-Frames are immutable. What an analysis finds out about them it returns, by frame key (`dataflow`).
+Frames are immutable. An analysis returns its results in mappings by frame key (`dataflow`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FrameKey: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class ValueKey(NamedTuple):
-    """Where a value is made."""
+    """A `ValueKey` identifies a value by where it is made."""
 
     frame: FrameKey
     equation: int
@@ -47,7 +47,7 @@ class ValueKey(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """A loop around a frame. The shards of a `shard_map` are the iterations of a loop that all run at once.
+    """A `Loop` is a loop around a frame. The shards of a `shard_map` are the iterations of a loop that all run at once.
 
     Attributes:
         length: Its number of iterations; None where it is only known once the loop has run.
@@ -61,13 +61,13 @@ class Loop(NamedTuple):
 
 
 def iterations(loops: Sequence[Loop]) -> Iterator[tuple[int, ...]]:
-    """Every combination of iterations of some loops; a loop of unknown length counts as one iteration."""
+    """Returns every combination of iterations of some loops; a loop of unknown length counts as one iteration."""
     return itertools.product(*(range(1 if loop.length is None else loop.length) for loop in loops))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Frame:
-    """One jaxpr where an equation runs it.
+    """A `Frame` is one jaxpr together with the equation that runs it.
 
     Attributes:
         key: The way from the root.
@@ -98,7 +98,7 @@ class Frame:
     definitions: Mapping[Atom, tuple[int, int]]
 
     def walk(self) -> Iterator[Frame]:
-        """This frame and all inside it."""
+        """Yields this frame and all frames inside it."""
         yield self
         for branches in self.children.values():
             for child in branches:
@@ -106,7 +106,7 @@ class Frame:
 
     @property
     def forward_only(self) -> bool:
-        """Whether what this frame computes would have gradients if reverse mode could pass the loops around it."""
+        """Whether the frame's values would have gradients if reverse mode could pass the loops around it."""
         if self.parent is None or self.bypassed:
             return False
         return self.transfer.gradients == "barred" or self.parent.forward_only
@@ -123,7 +123,7 @@ class Frame:
 
 
 def frame_tree(jaxpr: Jaxpr) -> Frame:
-    """The root frame of a traced function, with all frames inside it."""
+    """Returns the root frame of a traced function, with all frames inside it."""
     children: dict[int, list[Frame]] = {}
     orders: list[int] = []
     root = Frame(
@@ -141,7 +141,7 @@ def frame_tree(jaxpr: Jaxpr) -> Frame:
 
 
 def _fill(frame: Frame, children: dict[int, list[Frame]], orders: list[int]) -> int:
-    """Fill a new frame's children and orders; returns the program order at which it has run."""
+    """Fills a new frame's children and orders, and returns the program order at which it has run."""
     order = frame.start
     for number, equation in enumerate(frame.jaxpr.eqns):
         for sub in sub_jaxprs(equation):
@@ -160,7 +160,7 @@ def _definitions(jaxpr: Jaxpr) -> dict[Atom, tuple[int, int]]:
 
 
 def _child(frame: Frame, number: int, equation: Equation, sub: SubJaxpr, order: int) -> tuple[Frame, int]:
-    """A frame inside another, with all inside it; and the program order at which it has run."""
+    """Returns a frame inside another, with all frames inside it, and the program order at which it has run."""
     path, loops = frame.path, frame.loops
     for scope in scopes(equation):
         path = path.scope(scope.name)
@@ -188,10 +188,10 @@ def _child(frame: Frame, number: int, equation: Equation, sub: SubJaxpr, order: 
 
 
 def source_in(frame: Frame, equation: Equation) -> str | None:
-    """`file:line` of the user's code that traced an equation of a frame; None where unknown.
+    """Returns `file:line` of the user's code that traced an equation of a frame; None where unknown.
 
-    Of what a library function does inside a `jit` of its own, which JAX may have traced for another caller, it is the
-    line that called it.
+    Inside a library function with a `jit` of its own, which JAX may have traced for another caller, it is the line that
+    called the function.
     """
     found = source_of(equation)
     if found is None and frame.parent is not None and frame.equation is not None:
@@ -200,26 +200,26 @@ def source_in(frame: Frame, equation: Equation) -> str | None:
 
 
 def variable_of(frame: Frame, value: ValueKey) -> Any:
-    """The variable of a value of this frame."""
+    """Returns the variable of a value of this frame."""
     variables = frame.jaxpr.invars if value.equation == OPERAND else frame.jaxpr.eqns[value.equation].outvars
     return variables[value.position]
 
 
 def region(frame: Frame) -> FrameKey:
-    """The outermost frame that a frame runs in place in: calls and checkpoints compute nothing but what they run."""
+    """Returns the outermost frame that a frame runs in place in: calls and checkpoints compute nothing themselves."""
     while frame.transfer.in_place and frame.parent is not None:
         frame = frame.parent
     return frame.key
 
 
 def operands(frame: Frame) -> Sequence[Atom | None]:
-    """For each variable that a frame receives, the parent's atom it comes from; None where no single atom does."""
+    """Returns for each variable that a frame receives the parent's atom it comes from; None where it is not one."""
     atoms = [] if frame.equation is None else frame.equation.invars
     return [None if entry is None else atoms[entry.operand] for entry in frame.transfer.inputs]
 
 
 def unchanged_operand(frame: Frame, position: int) -> Atom | None:
-    """The parent's atom that a variable of a frame has the value of; None for a carry, a slice, and where not known."""
+    """Returns the parent's atom whose value a variable of a frame has; None for a carry, a slice, and if not known."""
     entry = frame.transfer.inputs[position]
     return (
         None if entry is None or entry.how != "same" or frame.equation is None else frame.equation.invars[entry.operand]
@@ -227,7 +227,7 @@ def unchanged_operand(frame: Frame, position: int) -> Atom | None:
 
 
 def resolve(frame: Frame, atom: Atom) -> ValueKey | None:
-    """The value an atom of `frame` represents, at its innermost definition; None for literals and constants."""
+    """Returns the value that an atom of `frame` represents, at its innermost definition; None for constants."""
     if is_literal(atom) or atom not in frame.definitions:
         return None
     equation, position = frame.definitions[atom]

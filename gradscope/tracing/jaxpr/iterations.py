@@ -1,9 +1,9 @@
-"""Values iteration by iteration: what a body receives in one iteration, and what an equation returns of its bodies.
+"""Values by iteration: the values that a loop body receives, and the body outputs that an equation returns.
 
 Inside its frame, the carry that an iteration of a `scan` receives is a value of its own, and so is the output of the
-`scan`. Yet the carry of an iteration is what the iteration before made, or what went into the loop; the carry of the
-last iteration is what comes out. That way values of one iteration are followed into another, and into and out of loops
-and branches.
+`scan`. However, the carry of an iteration equals the output of the iteration before, or the loop's initial carry, and
+the carry of the last iteration equals the loop's output. This module follows values from one iteration to another,
+and into and out of loops and branches.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from gradscope.tracing.jaxpr.jaxcompat import Atom
 
 
 class ValueAt(NamedTuple):
-    """A value in one iteration of the loops around it."""
+    """A `ValueAt` is a value in one iteration of the loops around it."""
 
     value: ValueKey
     iteration: tuple[int, ...]
 
 
 def sources(frames: Mapping[FrameKey, Frame], at: ValueAt) -> list[ValueAt]:
-    """The values that a value is, or is sliced or stacked from, in other frames; empty where an equation computes it.
+    """Returns the values in other frames that a value is, or is sliced or stacked from; empty if an equation makes it.
 
     Args:
         frames: Every frame of a trace.
-        at: The value. Of a `while` only what goes in and comes out is known, not what passes between its iterations.
+        at: The value. Of a `while` only the operands and outputs are known, not what passes between its iterations.
     """
     frame = frames[at.value.frame]
     found = _received(frame, at) if at.value.equation == OPERAND else _returned(frame, at)
@@ -35,7 +35,7 @@ def sources(frames: Mapping[FrameKey, Frame], at: ValueAt) -> list[ValueAt]:
 
 
 class CarryOrigins:
-    """For values that loops carry from iteration to iteration, the iteration in which each was made.
+    """`CarryOrigins` maps values that loops carry to the iteration in which each was made.
 
     Args:
         frames: Every frame of a trace.
@@ -46,7 +46,7 @@ class CarryOrigins:
         self._known: dict[ValueAt, ValueAt] = {}
 
     def of(self, at: ValueAt) -> ValueAt:
-        """The value where it was made; the same where no loop has carried it."""
+        """Returns the value where it was made, which is itself where no loop has carried it."""
         way = [at]
         while (before := self._known.get(way[-1]) or _carried_from(self._frames, way[-1])) is not None:
             way.append(before)
@@ -55,7 +55,7 @@ class CarryOrigins:
 
 
 def _carried_from(frames: Mapping[FrameKey, Frame], at: ValueAt) -> ValueAt | None:
-    """Where a loop took a carry from; None for what is no carry, and for what a loop or branch around passes in."""
+    """Returns the value that a carry comes from; None for no carry, or one that an outer loop or branch passes in."""
     frame = frames[at.value.frame]
     if not is_carry(frame, at.value):
         return None
@@ -68,9 +68,9 @@ def _carried_from(frames: Mapping[FrameKey, Frame], at: ValueAt) -> ValueAt | No
 
 
 def is_carry(frame: Frame, value: ValueKey) -> bool:
-    """Whether a value of a frame is a carry: of the loop that runs the frame, or of a loop that the frame runs.
+    """Returns whether a value of a frame is a carry of the loop that runs the frame, or of a loop that the frame runs.
 
-    Only of loops that are known to have an iteration, which a `while` is not.
+    Loops that may run no iteration, such as a `while`, do not count.
     """
     bodies = [frame] if value.equation == OPERAND else frame.children.get(value.equation, [])
     if not bodies or bodies[0].transfer.loop is None or not bodies[0].transfer.loop.length:
@@ -82,7 +82,7 @@ def is_carry(frame: Frame, value: ValueKey) -> bool:
 
 
 def _received(frame: Frame, at: ValueAt) -> Iterator[ValueAt]:
-    """Where a variable that a frame receives comes from; the root's come from nowhere."""
+    """Yields the values that a variable which a frame receives comes from; none for the root's."""
     atom = operands(frame)[at.value.position]
     if frame.parent is None or atom is None:
         return
@@ -94,7 +94,7 @@ def _received(frame: Frame, at: ValueAt) -> Iterator[ValueAt]:
 
 
 def _iteration_before(frame: Frame, at: ValueAt) -> tuple[Atom, tuple[int, ...]] | None:
-    """For a carry in an iteration that is not the first, the body's output that it is, and the iteration of that."""
+    """Returns, for a carry in a later iteration than the first, the body's output that it is, with its iteration."""
     output, loop = frame.transfer.output_before(at.value.position), frame.transfer.loop
     if output is None or loop is None or loop.length is None:
         return None
@@ -105,7 +105,7 @@ def _iteration_before(frame: Frame, at: ValueAt) -> tuple[Atom, tuple[int, ...]]
 
 
 def _returned(frame: Frame, at: ValueAt) -> Iterator[ValueAt]:
-    """The outputs of an equation's bodies that one of its outputs is, or is stacked from."""
+    """Yields the outputs of an equation's bodies that one of its outputs is, or is stacked from."""
     position = at.value.position
     for body in frame.children.get(at.value.equation, ()):
         if body.transfer.outputs[position:] and body.transfer.outputs[position] is not None:
@@ -114,7 +114,7 @@ def _returned(frame: Frame, at: ValueAt) -> Iterator[ValueAt]:
 
 
 def _last_iterations(body: Frame, position: int) -> Iterator[tuple[int, ...]]:
-    """The iterations whose output an equation returns at one position: the last for a carry, all for a stack."""
+    """Yields the iterations whose output an equation returns at a position: the last for a carry, all for a stack."""
     loop = body.transfer.loop
     if loop is None:
         yield ()
@@ -127,7 +127,7 @@ def _last_iterations(body: Frame, position: int) -> Iterator[tuple[int, ...]]:
 
 
 def _value_at(frame: Frame, atom: Atom, iteration: tuple[int, ...]) -> Iterator[ValueAt]:
-    """An atom of a frame in one iteration; nothing for a literal."""
+    """Yields an atom of a frame in one iteration; nothing for a literal."""
     value = resolve(frame, atom)
     if value is not None:
         depth = len(value.frame)
@@ -135,7 +135,7 @@ def _value_at(frame: Frame, atom: Atom, iteration: tuple[int, ...]) -> Iterator[
 
 
 def _loops_at(frame: Frame, value: ValueKey) -> int:
-    """The number of loops around a value that is in a frame around this one."""
+    """Returns the number of loops around a value that is in a frame around this one."""
     around: Frame | None = frame
     while around is not None and around.key != value.frame:
         around = around.parent

@@ -1,14 +1,14 @@
-"""The one place that knows how JAX's jaxprs look from version to version (0.6 to 0.12).
+"""The only module that depends on how JAX's jaxprs differ between versions (0.6 to 0.12).
 
 Vocabulary: a *jaxpr* is a traced function: input variables, equations in execution order, output atoms. An *equation*
 applies a *primitive* to *atoms* (variables or literals) and defines output variables. Higher-order primitives carry
 *sub-jaxprs* in their parameters.
 
-Sharp edges, and what we do about them:
+Sharp edges and their workarounds:
 
 - Constructors of `Var`, `JaxprEqn` and `Jaxpr` change their arguments between versions, so nothing here builds one: a
   rewritten program is always traced anew by an interpreter.
-- From JAX 0.11 `ClosedJaxpr` is `Jaxpr` itself; `opened` gives (jaxpr, constants) for either.
+- From JAX 0.11 `ClosedJaxpr` is `Jaxpr` itself; `opened` returns (jaxpr, constants) for either.
 - `jit`'s primitive was called `pjit` before 0.7; `closed_call` became `eval_jaxpr` in 0.11.
 - `scan` stated its numbers of constants and carries directly before 0.12, and by a pair of trees since.
 
@@ -50,7 +50,7 @@ _KINDS: Final[Mapping[str, FrameKind]] = {
 
 
 class Equation(Protocol):
-    """The part of a `JaxprEqn` that every supported version has."""
+    """An `Equation` is the part of a `JaxprEqn` that every supported version has."""
 
     primitive: Any
     params: dict[str, Any]
@@ -61,7 +61,7 @@ class Equation(Protocol):
 
 
 class Jaxpr(Protocol):
-    """The part of a `Jaxpr` that every supported version has."""
+    """A `Jaxpr` here is the part of JAX's `Jaxpr` that every supported version has."""
 
     constvars: list[Any]
     invars: list[Any]
@@ -71,7 +71,7 @@ class Jaxpr(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubJaxpr:
-    """One jaxpr inside an equation.
+    """A `SubJaxpr` is one jaxpr inside an equation.
 
     Attributes:
         kind: How the equation runs it.
@@ -88,31 +88,31 @@ class SubJaxpr:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanArity:
-    """How a scan's operands divide: constants, then carries, then sequences."""
+    """A `ScanArity` states how a scan's operands divide into constants, then carries, then sequences."""
 
     constants: int
     carries: int
 
 
 def opened(jaxpr: Any) -> tuple[Jaxpr, tuple[Any, ...]]:
-    """The open jaxpr and its constants, of a closed or an open jaxpr of any supported version."""
+    """Returns the open jaxpr and the constants of a closed or open jaxpr of any supported version."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     return inner, tuple(getattr(jaxpr, "consts", ()))
 
 
 def is_literal(atom: Atom) -> bool:
-    """Whether an atom is a literal value and not a variable."""
+    """Returns whether an atom is a literal and not a variable."""
     return isinstance(atom, jex_core.Literal)
 
 
 def is_dropped(variable: Any) -> bool:
-    """Whether an output variable is the placeholder `_` that nothing can read."""
+    """Returns whether an output variable is the placeholder `_` that nothing can read."""
     # `DropVar` lives in different modules from version to version; its name does not change.
     return type(variable).__name__ == "DropVar"
 
 
 def kind_of(equation: Equation) -> FrameKind | None:
-    """How an equation's sub-jaxprs are run; None for an equation that has none, `opaque` for one we never open."""
+    """Returns how an equation's sub-jaxprs are run: None if it has none, `opaque` if they are never opened."""
     kind = _KINDS.get(equation.primitive.name)
     if kind == "while" and equation.params["cond_jaxpr"].out_avals[0].shape:
         return "opaque"  # `vmap` made it: its rows end at different iterations
@@ -126,14 +126,14 @@ def kind_of(equation: Equation) -> FrameKind | None:
 
 
 def checkpoint_name_of(equation: Equation) -> str | None:
-    """The name that `jax.ad_checkpoint.checkpoint_name` gave what an equation makes; None for any other equation."""
+    """Returns the name that `jax.ad_checkpoint.checkpoint_name` gave an equation's output; None for other equations."""
     return equation.params["name"] if equation.primitive.name == "name" else None
 
 
 def operation_name(equation: Equation) -> str | None:
-    """What an equation does, in a word; None for one that only runs a jaxpr in place, whose equations do it.
+    """Returns the name of an equation's operation; None for one that only runs a jaxpr in place.
 
-    A custom rule is known by the function that it is the rule of: `relu`, where JAX says `custom_jvp_call`.
+    A custom rule has the name of the function that it differentiates: `relu`, where JAX prints `custom_jvp_call`.
     """
     kind = kind_of(equation)
     if kind in ("call", "remat"):
@@ -144,7 +144,7 @@ def operation_name(equation: Equation) -> str | None:
 
 
 def sub_jaxprs(equation: Equation) -> list[SubJaxpr]:
-    """The jaxprs inside an equation that an interpreter may enter (for a `while`: its body), or that it may not."""
+    """Returns the jaxprs inside an equation, opaque ones included; of a `while` only its body."""
     kind = kind_of(equation)
     if kind is None:
         return []
@@ -176,7 +176,7 @@ def _jaxprs_in(values: Any) -> Iterator[Any]:
 
 
 def scan_arity(equation: Equation) -> ScanArity:
-    """The numbers of constants and carries of a `scan` equation."""
+    """Returns the numbers of constants and carries of a `scan` equation."""
     params = equation.params
     if "num_consts" in params:
         return ScanArity(constants=params["num_consts"], carries=params["num_carry"])
@@ -185,25 +185,25 @@ def scan_arity(equation: Equation) -> ScanArity:
 
 
 def shard_count(equation: Equation) -> int:
-    """The number of shards that a `shard_map` splits its operands into."""
+    """Returns the number of shards that a `shard_map` splits its operands into."""
     mesh = equation.params["mesh"]
     return math.prod(mesh.shape[axis] for axis in manual_axes(equation))
 
 
 def manual_axes(equation: Equation) -> tuple[str, ...]:
-    """The mesh axes over which a `shard_map` splits its operands, in the mesh's order."""
+    """Returns the mesh axes over which a `shard_map` splits its operands, in the mesh's order."""
     params = equation.params
     axes = params.get("newly_manual_axes", params.get("manual_axes"))
     return tuple(axis for axis in params["mesh"].axis_names if axes is None or axis in axes)
 
 
 def run_closed(jaxpr: Any, *operands: Any) -> list[Any]:
-    """The outputs of a closed jaxpr."""
+    """Returns the outputs of a closed jaxpr."""
     return jex_core.jaxpr_as_fun(jaxpr)(*operands)
 
 
 def trace(function: Callable[..., Any], *args: Any) -> tuple[Jaxpr, tuple[Any, ...], Any]:
-    """Trace a function on arguments or their shapes.
+    """Traces a function on arguments or their shapes.
 
     Returns:
         The open jaxpr, its constants, and the output's pytree of `jax.ShapeDtypeStruct`.
@@ -213,7 +213,7 @@ def trace(function: Callable[..., Any], *args: Any) -> tuple[Jaxpr, tuple[Any, .
 
 
 def bind(equation: Equation, values: Sequence[Any]) -> list[Any]:
-    """Run an equation as it is on `values`, under the name stack and the context it was traced in."""
+    """Runs an equation unchanged on `values`, under the name stack and the context it was traced in."""
     primitive = equation.primitive
     bound = primitive.get_bind_params(equation.params)
     functions, params = bound if isinstance(bound, tuple) else ((), bound)  # a pair before 0.10
@@ -223,7 +223,7 @@ def bind(equation: Equation, values: Sequence[Any]) -> list[Any]:
 
 
 class traced_as:  # noqa: N801 - a context manager that reads as a clause
-    """Trace what follows under an equation's name stack, source line and context: a re-trace keeps its names."""
+    """Traces its body under an equation's name stack, source line and context, so that a re-trace keeps the names."""
 
     __slots__ = ("_contexts", "_equation")
 
@@ -244,7 +244,7 @@ class traced_as:  # noqa: N801 - a context manager that reads as a clause
 
 
 def scopes(equation: Equation) -> tuple[Any, ...]:
-    """The `Scope` items of an equation's own name stack, outermost first.
+    """Returns the `Scope` items of an equation's own name stack, outermost first.
 
     Each entry into `jax.named_scope` makes a new `Scope`, so two equations share a scope *object* exactly when they
     were traced inside the same entry: a second call is distinct from the first even where nothing is between them.
@@ -256,13 +256,13 @@ def scopes(equation: Equation) -> tuple[Any, ...]:
 
 
 def source_of(equation: Equation) -> str | None:
-    """`file:line` of the user's code that traced an equation, the file without its folder; None where unknown."""
+    """Returns `file:line` of the user's code that traced an equation, the file without its folder; None if unknown."""
     frame = user_frame(equation)
     return None if frame is None else f"{Path(frame[0]).name}:{frame[1]}"
 
 
 def user_frame(equation: Equation) -> tuple[str, int, str] | None:
-    """File, line and function of the innermost frame that belongs to the user; None where all frames are libraries'."""
+    """Returns file, line and function of the user's innermost frame; None where all frames are in libraries."""
     traceback = equation.source_info.traceback
     if traceback is None:
         return None
@@ -273,9 +273,9 @@ def user_frame(equation: Equation) -> tuple[str, int, str] | None:
 
 
 def is_lifted(equation: Equation) -> bool:
-    """Whether a lifting transformation of Flax runs an equation on behalf of a module: `nn.scan`, `nnx.scan`.
+    """Returns whether a lifting transformation of Flax (`nn.scan`, `nnx.scan`) runs an equation for a module.
 
-    Told by who called JAX: the innermost frame that is not JAX's own.
+    The caller of JAX decides, which is the innermost frame outside JAX.
     """
     traceback = equation.source_info.traceback
     frames = [] if traceback is None else traceback.frames

@@ -1,4 +1,4 @@
-"""Libraries: which source files are a model's own, and which belong to what models are written with."""
+"""Library files: which source files belong to a model, and which to the libraries that it uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGE: Final = str(Path(__file__).resolve().parents[2]) + "/"
 
 @cache
 def is_library_file(file_name: str) -> bool:
-    """Whether a file belongs to JAX, a modelling library, the standard library or gradscope, and not to a model."""
+    """Returns whether a file belongs to JAX, a modelling library, the standard library or gradscope."""
     if file_name.startswith("<"):
         return True
     if file_name.startswith(_PACKAGE):
@@ -28,7 +28,7 @@ def is_library_file(file_name: str) -> bool:
 
 @cache
 def is_file_of(library: str, file_name: str) -> bool:
-    """Whether a file belongs to one library."""
+    """Returns whether a file belongs to one library."""
     return file_name.startswith(tuple(f"{folder}/{library}/" for folder in _package_folders()))
 
 

@@ -1,11 +1,11 @@
-"""Lifts: loops that a framework runs on behalf of one module, and whose iterations are therefore that module's.
+"""Lifts: loops that a framework runs on behalf of one module, so that their iterations are that module's.
 
 A user's own `lax.scan` is under a scope that the user chose, and its iterations are that scope's: `blocks[3]/attn`.
-The scan of Flax's `nn.scan(Block)(name="layers")` is in the module that owns `layers`, yet what it repeats is one call
-of `layers`: its iterations are `Net/layers[3]/attn`, as those of the same blocks unrolled, not `Net[3]/layers/attn`.
+The scan of Flax's `nn.scan(Block)(name="layers")` is in the module that owns `layers`, but its body is one call of
+`layers`. Its iterations are `Net/layers[3]/attn`, as those of the same blocks unrolled, not `Net[3]/layers/attn`.
 
-Sharp edge: a lift whose body does more than call one module, as `nnx.scan` of a user's function may, has iterations of
-the scope around it like any other loop.
+Sharp edge: the body of a lift may do more than call one module, as that of `nnx.scan` of a user's function may. The
+iterations of such a lift are those of the scope around it, like those of any other loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gradscope.tracing.jaxpr.jaxcompat import Equation, Jaxpr, is_lifted, scopes
 
 
 def repeats_a_module(equation: Equation, body: Jaxpr) -> bool:
-    """Whether a loop is a lift whose whole body is in one entry into one scope.
+    """Returns whether a loop is a lift whose complete body is in one entry into one scope.
 
     Args:
         equation: The loop.
@@ -31,7 +31,7 @@ def repeats_a_module(equation: Equation, body: Jaxpr) -> bool:
 
 
 def _entries(jaxpr: Jaxpr) -> Iterator[Any]:
-    """For each equation the outermost scope that it is entered by, which may be inside what it runs; None without."""
+    """Yields for each equation its outermost scope, which may be inside what it runs; None where there is none."""
     for equation in jaxpr.eqns:
         inside = [sub.jaxpr for sub in sub_jaxprs(equation) if sub.kind != "opaque"]
         if inside and not scopes(equation):

@@ -1,9 +1,9 @@
-"""Scope paths: a layer path before it is known which iteration of its loops is meant.
+"""Scope paths: layer paths in which the iterations of loops are still open.
 
 The stacks of names inside a sub-jaxpr are relative to the equation that runs it, so a path is joined on the way down.
 A loop adds an iteration to the component that encloses it: a scan under the scope `blocks` whose body opens `attn`
 gives `blocks[0]/attn`, `blocks[1]/attn`, ... A loop that no scope encloses marks the first scope inside it, and so does
-one that a framework runs on behalf of a module (see `lifts`).
+one that a framework runs on behalf of a module (see `module_loops`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gradscope.naming import LayerPath
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """A scope's name and the number of loops that run directly under it."""
+    """A `Component` has a scope's name and the number of loops that run directly under it."""
 
     name: str
     loops: int = 0
@@ -24,7 +24,7 @@ class Component:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopePath:
-    """Components, outermost first.
+    """A `ScopePath` is a sequence of components, outermost first.
 
     Attributes:
         components: The scopes.
@@ -37,7 +37,7 @@ class ScopePath:
     occurrence: int = 1
 
     def scope(self, name: str) -> ScopePath:
-        """The path one scope deeper; a name that contains `/` is several scopes."""
+        """Returns the path one scope deeper; a name that contains `/` is several scopes."""
         path = self
         for part in filter(None, name.split("/")):
             component = Component(name=part, loops=path.pending_loops)
@@ -45,27 +45,27 @@ class ScopePath:
         return path
 
     def loop_within(self) -> ScopePath:
-        """The path inside a loop that runs here and whose iterations are those of the next scope."""
+        """Returns the path inside a loop that runs here and whose iterations are those of the next scope."""
         return replace(self, pending_loops=self.pending_loops + 1)
 
     def loop(self) -> ScopePath:
-        """The path inside a loop that runs here and whose iterations are this scope's."""
+        """Returns the path inside a loop that runs here and whose iterations are this scope's."""
         if self.pending_loops or not self.components:
             return self.loop_within()
         last = self.components[-1]
         return ScopePath(components=(*self.components[:-1], replace(last, loops=last.loops + 1)))
 
     def occurring(self, occurrence: int) -> ScopePath:
-        """The same scopes, entered for the `occurrence`-th time."""
+        """Returns the path for the `occurrence`-th entry into the same scopes."""
         return replace(self, occurrence=occurrence)
 
     @property
     def template(self) -> str:
-        """The path with `[*]` for every iteration: `blocks[*]/attn#2`."""
+        """Returns the path with `[*]` for every iteration: `blocks[*]/attn#2`."""
         return str(self._marked(["*"] * sum(component.loops for component in self.components)))
 
     def at(self, iteration: Sequence[int]) -> LayerPath:
-        """The layer path at one iteration per enclosing loop, outermost first."""
+        """Returns the layer path at one iteration per enclosing loop, outermost first."""
         return self._marked([str(index) for index in iteration])
 
     def _marked(self, marks: Sequence[str]) -> LayerPath:

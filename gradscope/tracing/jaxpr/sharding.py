@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 def varying(value: Any, axes: Sequence[str]) -> Any:
-    """`value` typed as varying over mesh axes, as `shard_map` requires of what it returns shard by shard."""
+    """Returns `value` typed as varying over mesh axes, as `shard_map` requires of outputs that differ by shard."""
     missing = tuple(axis for axis in axes if axis not in _varying_axes(jax.typeof(value), axes))
     if not missing:
         return value
@@ -25,7 +25,7 @@ def varying(value: Any, axes: Sequence[str]) -> Any:
 
 
 def varying_axes(values: Iterable[Any]) -> tuple[str, ...]:
-    """The mesh axes that any of some values varies over, where they are inside a `shard_map`."""
+    """Returns the mesh axes that any of some values varies over, where they are inside a `shard_map`."""
     return tuple(sorted({axis for value in values for axis in _varying_axes(jax.typeof(value), ())}))
 
 
@@ -36,7 +36,7 @@ def _varying_axes(aval: Any, unknown: Sequence[str]) -> Collection[str]:
 
 
 def sharding_of(aval: Any) -> NamedSharding | None:
-    """The sharding that is part of a value's type; None where its type has none."""
+    """Returns the sharding that is part of a value's type; None where its type has none."""
     sharding = getattr(aval, "sharding", None)
     if sharding is None or sharding.mesh.empty or not any(sharding.spec):
         return None
@@ -44,14 +44,14 @@ def sharding_of(aval: Any) -> NamedSharding | None:
 
 
 def under_leading_axes(sharding: Any, number: int) -> NamedSharding | None:
-    """The sharding of a stack of values with `number` more leading axes, none of which is split."""
+    """Returns the sharding of a stack of values with `number` more leading axes, none of which is split."""
     if sharding is None:
         return None
     return NamedSharding(sharding.mesh, PartitionSpec(*[None] * number, *sharding.spec))
 
 
 def dealt(value: Any, mesh: Any, axes: Sequence[str]) -> Any:
-    """`value` with its leading axis split over mesh axes, as a `shard_map` over explicit ones requires."""
+    """Returns `value` with its leading axis split over mesh axes, as a `shard_map` over explicit axes requires."""
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     if any(kinds[axis] != AxisType.Explicit for axis in axes):
         return value

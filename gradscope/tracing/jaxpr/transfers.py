@@ -37,10 +37,10 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     shard_count,
 )
 
-#: How an operand enters: as it is, as what the first iteration receives of a carry, or one slice for each iteration.
+#: How an operand enters: unchanged, as the initial value of a carry, or one slice for each iteration.
 Entering: TypeAlias = Literal["same", "carry", "slice"]
 
-#: How an output leaves: as it is, to the next iteration and out of the last one, or stacked over all iterations.
+#: How an output leaves: unchanged, to the next iteration and out of the last one, or stacked over all iterations.
 Leaving: TypeAlias = Literal["same", "carry", "stack"]
 
 #: How reverse mode gets from an equation's outputs to its operands: through the frame's own equations, around them by a
@@ -49,11 +49,11 @@ Gradients: TypeAlias = Literal["through", "around", "barred"]
 
 
 class Entry(NamedTuple):
-    """How one variable of a frame gets its value.
+    """An `Entry` states how one variable of a frame gets its value.
 
     Attributes:
         operand: The position of the operand that it comes from.
-        how: How that enters.
+        how: How the operand enters.
     """
 
     operand: int
@@ -61,7 +61,7 @@ class Entry(NamedTuple):
 
 
 class Repetition(NamedTuple):
-    """How often an equation runs a frame.
+    """A `Repetition` states how often an equation runs a frame.
 
     Attributes:
         length: The number of iterations; None where it is only known once the loop has run.
@@ -76,17 +76,18 @@ class Repetition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """How values pass between an equation and one frame that it runs.
+    """A `Transfer` states how values pass between an equation and one frame that it runs.
 
     Attributes:
-        inputs: For each variable that the frame receives, where it comes from; None where that is not known.
-        outputs: For each output of the frame's jaxpr, how it leaves; None where that is not known.
-        predicates: Positions of the operands that only decide what is run, or whether to run it again.
+        inputs: For each variable that the frame receives, where it comes from; None where not known.
+        outputs: For each output of the frame's jaxpr, how it leaves; None where not known.
+        predicates: Positions of the operands that only decide which frame runs, or whether it runs again.
         loop: How often the frame runs; None for once.
         exclusive: Whether it is one of several frames of which only one runs.
-        in_place: Whether the equation computes nothing but what the frame does.
+        in_place: Whether the equation computes nothing in addition to the frame.
         gradients: How reverse mode passes.
-        differentiated: Where they do not pass through it: the operands, by position, that the outputs are smooth in.
+        differentiated: Where gradients do not pass through the frame: the operands, by position, that the outputs are
+            smooth in.
         fills_zeros: Whether JAX makes a cotangent of zeros for an output without one if another output has one.
         recomputed: Whether the frame runs again in the backward pass.
         opaque: Whether the interpreter never enters the frame.
@@ -117,39 +118,39 @@ class Transfer:
         self._before.update({variable: output for output, variable in self._next.items()})
 
     def is_carry(self, variable: int) -> bool:
-        """Whether a variable of the frame receives what the iteration before made."""
+        """Returns whether a variable of the frame receives an output of the iteration before."""
         entry = self.inputs[variable]
         return entry is not None and entry.how == "carry"
 
     def entering(self, operand: int) -> Sequence[tuple[int, Entering]]:
-        """The variables of the frame, by position, that get their values of an operand, and how that enters."""
+        """Returns the variables of the frame, by position, that get their values from an operand, and how it enters."""
         return self._entering.get(operand, ())
 
     def next_variable(self, output: int) -> int | None:
-        """The variable that receives an output in the next iteration; None for an output that is no carry."""
+        """Returns the variable that receives an output in the next iteration; None for an output that is no carry."""
         return self._next.get(output)
 
     def output_before(self, variable: int) -> int | None:
-        """The output of the iteration before that a variable receives; None for a variable that is no carry."""
+        """Returns the output of the iteration before that a variable receives; None for a variable that is no carry."""
         return self._before.get(variable)
 
     def decides(self, operand: int) -> bool:
-        """Whether an operand may decide what runs, or how often: a predicate, or what such a loop computes with."""
+        """Returns whether an operand may decide what runs, or how often: a predicate, or an operand of such a loop."""
         return operand in self.predicates or self.unbounded
 
     @property
     def unbounded(self) -> bool:
-        """Whether it is a loop whose number of iterations is only known once it has run."""
+        """Whether the frame is the body of a loop whose number of iterations is only known once it has run."""
         return self.loop is not None and self.loop.length is None
 
 
 def transfer_of(equation: Equation, sub: SubJaxpr) -> Transfer:
-    """The transfer between an equation and one of its sub-jaxprs."""
+    """Returns the transfer between an equation and one of its sub-jaxprs."""
     return TRANSFERS[sub.kind](equation, sub)
 
 
 def root_transfer(jaxpr: Jaxpr) -> Transfer:
-    """The transfer of the root frame, which no equation runs."""
+    """Returns the transfer of the root frame, which no equation runs."""
     return Transfer(inputs=(None,) * len(jaxpr.invars), outputs=(None,) * len(jaxpr.outvars))
 
 
@@ -213,7 +214,7 @@ def _shard_map(equation: Equation, sub: SubJaxpr) -> Transfer:
 
 
 class SolveOperands(NamedTuple):
-    """The operands of a `custom_linear_solve`: the constants of each of its functions, then the right-hand side."""
+    """`SolveOperands` are a `custom_linear_solve`'s operands: each function's constants, then the right-hand side."""
 
     matvec: Sequence[Any]
     vecmat: Sequence[Any]
@@ -223,7 +224,7 @@ class SolveOperands(NamedTuple):
 
 
 def solve_operands(equation: Equation, operands: Sequence[Any]) -> SolveOperands:
-    """The operands of a `custom_linear_solve` equation, or something given for each, by what they are for."""
+    """Returns the operands of a `custom_linear_solve` equation, or one item for each, grouped by purpose."""
     lengths = equation.params["const_lengths"]
     parts: list[Sequence[Any]] = []
     for length in lengths:
@@ -240,7 +241,7 @@ def _linear_solve(equation: Equation, sub: SubJaxpr) -> Transfer:
         outputs=_leaving(len(sub.jaxpr.outvars), "same"),
         gradients="around",
         # The solution is smooth in the linear map and the right-hand side. How it is found, an initial guess say, does
-        # not matter, and what the solver returns beside it is constant (`jax._src.lax.control_flow.solves`).
+        # not matter, and the solver's auxiliary outputs are constant (`jax._src.lax.control_flow.solves`).
         differentiated=(*operands.matvec, *operands.right),
     )
 

@@ -1,4 +1,4 @@
-"""What one equation's own backward rule makes of gradients: its vector-Jacobian product, taken by itself."""
+"""The vector-Jacobian product of a single equation, by the equation's own backward rule."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gradscope.tracing.jaxpr.jaxcompat import Equation, bind
 def pulled_back(
     equation: Equation, operands: Sequence[Any], chosen: Sequence[int], cotangents: Mapping[int, Any]
 ) -> list[Any]:
-    """What flows back through an equation to some of its operands.
+    """Returns the gradients that flow back through an equation to some of its operands.
 
     Args:
         equation: A differentiable equation.
         operands: The values of all of its operands.
         chosen: The operands requested, by position; of inexact dtype.
-        cotangents: The gradients of outputs, by position, each of its output's shape and dtype; of none left out
-            does anything flow back.
+        cotangents: The gradients of outputs, by position, each of its output's shape and dtype. Nothing flows back
+            from outputs that are left out.
 
     Returns:
         For each chosen operand a gradient of its shape and dtype.

@@ -1,1 +1,8 @@
-"""Layers and sites: which equations belong to which layer, and which values can be observed."""
+"""Layers and sites: which equations belong to which layer, and which values can be observed.
+
+1. `fallback_scopes` returns the scopes of equations, which it infers in a model that has none.
+2. `layers` finds the layers. A *layer* is a maximal run of equations under one entry into one scope.
+3. `parameter_views` finds the values that are parameters, converted or sliced.
+4. `sites` finds the sites. A *site* is a value that a layer returns or reads, and that can therefore be observed.
+5. `uses` finds the uses. A *use* is one operand at which an operation reads a value.
+"""

@@ -1,11 +1,11 @@
-"""Where an equation's scopes come from: the name stack, or, in a model without any scope, the next best thing.
+"""The scopes of equations: from the name stack, or inferred in a model without any scope.
 
-A trace in which no equation has a scope still has layers. An equation that reads a parameter belongs to what the
-parameter belongs to: `dense1/kernel` and `dense1/bias` make `dense1`. An equation that reads none is named by the line
+A trace in which no equation has a scope still has layers. An equation that reads a parameter belongs to the layer in
+the parameter's path: `dense1/kernel` and `dense1/bias` make `dense1`. An equation that reads none is named by the line
 of the user's code that traced it, `forward:12`.
 
-Where operations are requested, each is in a scope of its own, named after what it does: an operation is a layer of one
-equation, and has names, inputs, outputs and gains as any other.
+Where operations are requested, each is in a scope of its own, named after its primitive or function. An operation is a
+layer of one equation, and has names, inputs, outputs and gains as any other.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Scoping: TypeAlias = Callable[[Frame, Equation], tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class InferredScope:
-    """A scope that nothing opened."""
+    """An `InferredScope` is a scope that no code opened."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperationScope:
-    """The scope of one equation alone."""
+    """An `OperationScope` is the scope of a single equation."""
 
     name: str
 
 
 def with_operations(scoping: Scoping) -> Scoping:
-    """The scoping with a scope more around every equation that computes something itself."""
+    """Returns the scoping with one more scope around every equation that computes something itself."""
 
     def scoped(frame: Frame, equation: Equation) -> tuple[Any, ...]:
         name = operation_name(equation)
@@ -48,12 +48,12 @@ def with_operations(scoping: Scoping) -> Scoping:
 
 
 def has_scopes(root: Frame) -> bool:
-    """Whether any equation of a trace has a scope of the user's."""
+    """Returns whether any equation of a trace has a scope from the user's code."""
     return any(scopes(equation) for frame in root.walk() for equation in frame.jaxpr.eqns)
 
 
 def scoping_of(root: Frame, origins: ParameterOrigins) -> Scoping:
-    """The scoping that suits a trace."""
+    """Returns the scoping of a trace: by its scopes, or inferred if it has none."""
     if has_scopes(root):
         return lambda _, equation: scopes(equation)
     known: dict[str, InferredScope] = {}
@@ -68,7 +68,7 @@ def scoping_of(root: Frame, origins: ParameterOrigins) -> Scoping:
 def _inferred_name(frame: Frame, equation: Equation, origins: ParameterOrigins) -> str | None:
     transfers = (transfer_of(equation, sub) for sub in sub_jaxprs(equation))
     if frame.bypassed or any(transfer.gradients != "around" for transfer in transfers):
-        return None  # what has a derivative rule of its own is one layer, what other equations run has names of its own
+        return None  # a custom derivative rule is one layer; what other equations run has names of its own
     for atom in equation.invars:
         for parameter in origins.names(frame, atom):
             return parameter.rpartition("/")[0] or parameter

@@ -2,10 +2,10 @@
 
 A *layer* is a maximal run of equations under one entry into one scope. Its outputs are the values it makes that are
 used outside it, its inputs those it uses that are made outside it. A layer may be inside another (a *composite* and
-its parts), and what the inner one returns, the outer one may return too: one value, two names.
+its parts). A value that both return has two names.
 
-Values that only leave a layer for outputs other than the loss (updated batch statistics on their way out) do not count
-as its outputs unless it has no others: they are recorded where they end, as auxiliary outputs of the loss.
+Values that leave a layer only for outputs other than the loss, such as updated batch statistics, do not count as its
+outputs unless it has no others. They are recorded as auxiliary outputs of the loss.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from gradscope.tracing.layers.parameter_views import ParameterOrigins
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LayerCall:
-    """One call of one layer (for a layer inside loops: all its iterations); an operation is one of a single equation.
+    """A `LayerCall` is one call of one layer, with all its iterations if it is inside loops.
+
+    An operation is a `LayerCall` of a single equation.
 
     Attributes:
         frame: The frame it is in.
@@ -51,25 +53,25 @@ class LayerCall:
 
     @property
     def innermost_layer(self) -> LayerCall | None:
-        """The layer itself; of an operation, the one it is in; None outside all layers."""
+        """The layer itself; for an operation, the layer that it is in; None outside all layers."""
         return self.parent if self.operation else self
 
     @property
     def source(self) -> str | None:
-        """`file:line` of its first equation that has one."""
+        """The `file:line` of the first equation that has one."""
         sources = (source_in(self.frame, self.frame.jaxpr.eqns[number]) for number in self.equations)
         return next((source for source in sources if source is not None), None)
 
     @property
     def primitive(self) -> str | None:
-        """Its primitive, where it has only one equation."""
+        """The primitive, if there is only one equation."""
         return self.frame.jaxpr.eqns[self.equations[0]].primitive.name if len(self.equations) == 1 else None
 
 
 def find_layers(
     root: Frame, liveness: Liveness, origins: ParameterOrigins, *, operations: bool = False
 ) -> list[LayerCall]:
-    """Every layer of a trace, composites before their parts, otherwise in execution order.
+    """Returns every layer of a trace, composites before their parts, otherwise in execution order.
 
     Args:
         root: The root frame.
@@ -87,7 +89,7 @@ def find_layers(
 
 
 def _number_calls(layers: Sequence[LayerCall]) -> None:
-    """Give each call its occurrence, past names that a scope may have on purpose: `dense#2`, `block[0]`, `lstm.1`."""
+    """Numbers repeated calls, and skips names that a scope may have on purpose: `dense#2`, `block[0]`, `lstm.1`."""
     seen: Counter[str] = Counter()
     taken: set[str] = set()
     for layer in layers:
@@ -103,7 +105,7 @@ def _number_calls(layers: Sequence[LayerCall]) -> None:
 
 
 def _names(layer: LayerCall, path: ScopePath) -> set[str]:
-    """Everything that a layer and its outputs are called in any iteration, if its path is `path`."""
+    """Returns all names of a layer and its outputs in any iteration, if its path is `path`."""
     outputs = [None, *range(len(layer.outputs))] if len(layer.outputs) > 1 else [None]
     return {
         str(path.at(iteration).with_output(output)) for iteration in iterations(layer.frame.loops) for output in outputs
@@ -111,7 +113,7 @@ def _names(layer: LayerCall, path: ScopePath) -> set[str]:
 
 
 class _Finding(NamedTuple):
-    """The facts that the layers of one trace are found by."""
+    """A `_Finding` has the facts by which the layers of one trace are found."""
 
     scoping: Scoping
     liveness: Liveness
@@ -129,9 +131,9 @@ def _enter(frame: Frame, around: LayerCall | None, finding: _Finding, layers: li
 
 
 def _runs(frame: Frame, around: LayerCall | None, scoping: Scoping) -> list[tuple[LayerCall, ...]]:
-    """For each equation, the layers it is in within this frame, outermost first.
+    """Returns for each equation the layers it is in within this frame, outermost first.
 
-    An iteration of a loop that runs under a scope is itself a layer: `blocks[3]` beside `blocks[3]/attn`.
+    An iteration of a loop that runs under a scope is itself a layer: `blocks[3]` in addition to `blocks[3]/attn`.
     """
     iteration: tuple[LayerCall, ...] = ()
     if frame.transfer.loop is not None and not frame.path.pending_loops:
@@ -156,12 +158,12 @@ def _runs(frame: Frame, around: LayerCall | None, scoping: Scoping) -> list[tupl
 
 
 def _start(frame: Frame, number: int) -> int:
-    """Program order at which an equation starts: what has run before it."""
+    """Returns the program order at which an equation starts, which is the number of equations run before it."""
     return frame.orders[number - 1] + 1 if number else frame.start
 
 
 def _shared_prefix(left: tuple[Any, ...], right: tuple[Any, ...]) -> int:
-    """How many leading items are the same objects."""
+    """Returns how many leading items are the same objects."""
     shared = 0
     for one, other in zip(left, right, strict=False):
         if one is not other:
@@ -171,7 +173,7 @@ def _shared_prefix(left: tuple[Any, ...], right: tuple[Any, ...]) -> int:
 
 
 def _connect(frame: Frame, runs: list[tuple[LayerCall, ...]], finding: _Finding) -> None:
-    """Fill params, inputs and outputs of the layers of one frame."""
+    """Fills params, inputs and outputs of the layers of one frame."""
     live = _Escapes()
     every = _Escapes()
     live_equations, live_outputs = finding.liveness.live(frame), finding.liveness.live_outputs(frame)
@@ -193,7 +195,7 @@ def _connect(frame: Frame, runs: list[tuple[LayerCall, ...]], finding: _Finding)
 
 
 def _use(frame: Frame, runs: list[tuple[LayerCall, ...]], number: int, atom: Atom, origins: ParameterOrigins) -> int:
-    """Note that an equation uses a value; returns how many layers the use and the definition share."""
+    """Records that an equation uses a value, and returns how many layers the use and the definition share."""
     definition, _ = frame.definitions[atom]
     shared = 0 if definition == OPERAND else _shared_prefix(runs[definition], runs[number])
     # A parameter that another layer returns, viewed otherwise, is that layer's output and no parameter of this one.
@@ -208,7 +210,7 @@ def _use(frame: Frame, runs: list[tuple[LayerCall, ...]], number: int, atom: Ato
 
 
 class _Escapes:
-    """For each value, the smallest number of layers that any use of it shares with its definition."""
+    """`_Escapes` has for each value the smallest number of layers that any use of it shares with its definition."""
 
     def __init__(self) -> None:
         self.shared: dict[Atom, int] = {}
@@ -218,7 +220,7 @@ class _Escapes:
 
 
 def _hand_on(frame: Frame, runs: list[tuple[LayerCall, ...]], escapes: _Escapes, *, only_without: bool = False) -> None:
-    """Make each value an output of the layers it escapes from; with `only_without`, of those that have none yet."""
+    """Makes each value an output of the layers it escapes from; with `only_without`, of those without outputs."""
     without = {id(layer) for stack in runs for layer in stack if not layer.outputs} if only_without else None
     for number, equation in enumerate(frame.jaxpr.eqns):
         for variable in _kept(equation):

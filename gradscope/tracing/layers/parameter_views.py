@@ -1,4 +1,4 @@
-"""Which values of a trace are parameters in another guise.
+"""Parameter views: the values of a trace that are parameters, converted or sliced.
 
 A parameter keeps its name through the primitives that only view or convert it, and into the frames that receive it (a
 scan's slice of a stacked parameter is still that parameter), so that a layer that computes in bfloat16 is still known
@@ -20,7 +20,7 @@ _VIEWS: Final = frozenset(
 
 
 class ParameterOrigins:
-    """Parameter names behind atoms.
+    """`ParameterOrigins` maps atoms to the names of the parameters that they are views of.
 
     Args:
         names: Parameter name by position among the root's inputs.
@@ -31,7 +31,7 @@ class ParameterOrigins:
         self._known: dict[tuple[int, Atom], str | None] = {}
 
     def names(self, frame: Frame, atom: Atom) -> tuple[str, ...]:
-        """The parameter behind an atom of `frame`, as a tuple of one name; empty for any other value."""
+        """Returns the parameter behind an atom of `frame`, as a tuple of one name; empty for any other value."""
         name = self._name(frame, atom)
         return () if name is None else (name,)
 

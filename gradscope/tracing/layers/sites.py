@@ -1,8 +1,8 @@
-"""Sites: the values of a trace that can be observed, and the names they are known by.
+"""Sites: the values of a trace that can be observed, with their names.
 
-A *site* is one value in one frame; inside loops it means one value per iteration. A value that several layers return
+A *site* is one value in one frame; inside loops it is one value per iteration. A value that several layers return
 is one site with several names, the innermost layer's first and an operation's last; the others are aliases. A value
-that no layer returns but some layer reads has no name: it is observed only to know what went into that layer.
+that no layer returns but some layer reads has no name. It is observed only as the input of that layer.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gradscope.tracing.layers.layers import LayerCall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteName:
-    """One name of a site: a layer's path and, where the layer returns several values, which of them.
+    """A `SiteName` is one name of a site: a layer's path and, if the layer returns several values, the output's index.
 
     Attributes:
         path: The layer's path, or the operation's.
-        output: Which of its values; None where it returns only one.
-        layer: The layer's path; of an operation, that of the layer it is in, None outside all layers.
+        output: The index among its outputs; None where it returns only one.
+        layer: The layer's path; for an operation, that of the layer it is in, None outside all layers.
     """
 
     path: ScopePath
@@ -38,7 +38,7 @@ class SiteName:
 
     @property
     def operation(self) -> bool:
-        """Whether it is the name of an operation's output."""
+        """Whether this names an operation's output."""
         return self.layer is not self.path
 
     @property
@@ -47,25 +47,25 @@ class SiteName:
         return self.path.template if self.output is None else f"{self.path.template}.{self.output}"
 
     def at(self, iteration: Sequence[int]) -> LayerPath:
-        """The name at one iteration per enclosing loop."""
+        """Returns the name at one iteration per enclosing loop."""
         return self.path.at(iteration).with_output(self.output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A value that can be observed.
+    """A `Site` is a value that can be observed.
 
     Attributes:
         value: Where it is made.
         shape: Its shape, of one iteration where it is in loops.
-        dtype: Its dtype, as JAX has it.
+        dtype: Its JAX dtype.
         sharding: The sharding that is part of its type; None where none is.
         names: Its names, innermost layer first, an operation last; empty for a value that is only some layer's input.
         loops: The loops around it, outermost first.
         order: Program order of the equation that makes it.
         primitive: The primitive that makes it; None for a value a frame receives.
         source: `file:line` in the user's code.
-        reach: What arrives at it in the backward pass.
+        reach: Whether and how a cotangent arrives at it in the backward pass.
         opaque: Whether it is inside a custom rule, where it cannot be observed.
         bypassed: Whether gradients go around it, by a derivative rule of an equation that it is inside.
         eliminated: Whether nothing that the function returns depends on it, so that it is not computed.
@@ -87,7 +87,7 @@ class Site:
 
     @property
     def differentiable(self) -> bool:
-        """Whether its dtype has gradients at all."""
+        """Whether the dtype has gradients at all."""
         return bool(jnp.issubdtype(self.dtype, jnp.inexact))
 
     @property
@@ -97,7 +97,7 @@ class Site:
 
 
 def find_sites(root: Frame, layers: Sequence[LayerCall], liveness: Liveness, reachability: Reachability) -> list[Site]:
-    """Every value that some layer returns or reads, in program order.
+    """Returns every value that some layer returns or reads, in program order.
 
     Args:
         root: The root frame.
@@ -115,7 +115,7 @@ def find_sites(root: Frame, layers: Sequence[LayerCall], liveness: Liveness, rea
 
 
 def site_at(root: Frame, value: ValueKey, liveness: Liveness, reachability: Reachability) -> Site:
-    """The site of one value, whether or not a layer returns it; it has no names.
+    """Returns the site of one value, whether or not a layer returns it; the site has no names.
 
     Args:
         root: The root frame.
@@ -127,7 +127,7 @@ def site_at(root: Frame, value: ValueKey, liveness: Liveness, reachability: Reac
 
 
 class _Facts(NamedTuple):
-    """The facts that sites are made of: the frames of a trace, and what the analyses found out about them."""
+    """`_Facts` are the frames of a trace and the results of the analyses, from which sites are made."""
 
     frames: Mapping[FrameKey, Frame]
     liveness: Liveness

@@ -1,13 +1,13 @@
-"""Uses: every operand at which an operation reads a value; the value's gradient is a sum over them.
+"""Uses: every operand at which an operation reads a value. The value's gradient is a sum over its uses.
 
-The gradient of a value is a sum with a *term* for each use: what flows back through that use alone. An operation that
-reads a value twice, as `x * x` does, uses it twice. Calls and checkpoints use nothing themselves: the operations that
-they run do. A loop, a branch and a custom rule use each of their operands as one operation.
+The gradient of a value is a sum with a *term* for each use, which is the gradient that flows back through that use
+only. An operation that reads a value twice, as `x * x` does, uses it twice. Calls and checkpoints use nothing
+themselves; the operations that they run do. A loop, a branch and a custom rule use each operand as one operation.
 
-A carry is used where an iteration uses it: the carry that an iteration receives *is* what the iteration before made, or
-what went into the loop, and the loop's output *is* what the last iteration made (`iterations.CarryOrigins`). So a value
-has the same uses scanned as unrolled. Any other output of an iteration, a branch or a shard is a use of the value that
-is returned.
+A carry is used where an iteration uses it. The carry that an iteration receives *is* the output of the iteration
+before, or the loop's initial carry, and the loop's output *is* that of the last iteration (`iterations.CarryOrigins`).
+So a value has the same uses scanned as unrolled. Any other output of an iteration, a branch or a shard is a use of the
+value that is returned.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gradscope.tracing.layers.sites import SiteName
 
 
 class UseKey(NamedTuple):
-    """Where a value is used: a frame, an equation of it (behind the last: the frame's outputs), and the operand."""
+    """A `UseKey` identifies a use by frame, equation (the number behind the last: the frame's outputs) and operand."""
 
     frame: FrameKey
     equation: int
@@ -37,22 +37,22 @@ class UseKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """One use of one floating-point value.
+    """A `Use` is one use of one floating-point value.
 
     Attributes:
-        key: Where it is.
-        value: What is used; None for a constant.
-        whole: Whether its term is one of those that sum to the value's gradient. It is not where the operation lies
-            inside a loop or a branch that uses the value as one, nor where a loop carries the value on.
-        user: The operation that uses it; of what a frame returns, the one that runs the frame.
-        operand: Whether it is an operand of that operation.
+        key: The frame, equation and operand.
+        value: The value that is used; None for a constant.
+        whole: Whether its term is one of those that sum to the value's gradient. It is not if the operation is inside
+            a loop or a branch that uses the value as one operation, nor if a loop carries the value on.
+        user: The operation that uses the value; for an output of a frame, the one that runs the frame.
+        operand: Whether the use is an operand of that operation.
         name: The operation's name and the number of the operand.
-        outputs: Those of the operation's outputs that send something back, by position.
+        outputs: The operation's outputs that send a gradient back, by position.
         shape: The value's shape, of one iteration where the operation is in loops.
-        dtype: Its dtype, as JAX has it.
+        dtype: The value's JAX dtype.
         sharding: The sharding that is part of its type; None where none is.
         loops: The loops around the operation, outermost first.
-        reach: What arrives from there in the backward pass.
+        reach: Whether and how a cotangent arrives from there in the backward pass.
         opaque: Whether it is inside a custom rule, where it cannot be observed.
         eliminated: Whether nothing that the function returns depends on the operation.
     """
@@ -74,7 +74,7 @@ class Use:
 
 
 def find_uses(root: Frame, layers: Sequence[LayerCall], liveness: Liveness, reachability: Reachability) -> list[Use]:
-    """Every use of a floating-point value, frame by frame.
+    """Returns every use of a floating-point value, frame by frame.
 
     Args:
         root: The root frame.
@@ -86,7 +86,7 @@ def find_uses(root: Frame, layers: Sequence[LayerCall], liveness: Liveness, reac
 
 
 class _Finding:
-    """Finds the uses of one trace."""
+    """A `_Finding` finds the uses of one trace."""
 
     def __init__(
         self, root: Frame, layers: Sequence[LayerCall], liveness: Liveness, reachability: Reachability
@@ -97,7 +97,7 @@ class _Finding:
         self._users = {(layer.frame.key, layer.equations[0]): layer for layer in layers if layer.operation}
 
     def uses(self) -> Iterator[Use]:
-        """The uses by the operations of each frame, then by its outputs."""
+        """Yields the uses by the operations of each frame, then by its outputs."""
         for frame in self._frames.values():
             for number, equation in enumerate(frame.jaxpr.eqns):
                 user = self._users.get((frame.key, number))
@@ -120,7 +120,7 @@ class _Finding:
         )
 
     def _returned(self, frame: Frame) -> Iterator[Use]:
-        """The uses of what one iteration, branch or shard returns and does not carry on."""
+        """Yields the uses of the values that one iteration, branch or shard returns and does not carry on."""
         *around, (number, _) = frame.key
         user = self._users[tuple(around), number]
         for position, atom in _values(frame.jaxpr.outvars):
@@ -147,12 +147,12 @@ class _Finding:
 
 
 def _values(atoms: Sequence[Atom]) -> Iterator[tuple[int, Atom]]:
-    """The floating-point values among some atoms, and their positions."""
+    """Returns the floating-point values among some atoms, with their positions."""
     return ((position, atom) for position, atom in enumerate(atoms) if not is_literal(atom) and is_inexact(atom))
 
 
 def _leaving(frame: Frame, path: ScopePath) -> ScopePath:
-    """The name of a frame's outputs as users: the operation that runs the frame, and its branch or iteration."""
+    """Returns the name of a frame's outputs as users: the operation that runs the frame and the branch or iteration."""
     if frame.transfer.exclusive:
         return replace(path.scope(f"branch{frame.key[-1][1]}"), occurrence=path.occurrence)
     return replace(path.scope("turn").loop(), occurrence=path.occurrence)

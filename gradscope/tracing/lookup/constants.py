@@ -1,4 +1,4 @@
-"""Constants: the values in a trace that no argument brings and no operation makes, literals included."""
+"""Constants: the values in a trace that are no argument and no operation's output, literals included."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradscope.tracing.tracer import Trace
 
 
 class Constants:
-    """The constants of a trace.
+    """`Constants` returns the values of the constants of a trace.
 
     Args:
         trace: The trace.
@@ -24,7 +24,7 @@ class Constants:
                 self._values |= zip(inside.jaxpr.constvars, inside.constants, strict=True)
 
     def value(self, frame: Frame, atom: Atom) -> Any:
-        """What an atom is that represents no value, as `frames.resolve` has it; None where that is not known.
+        """Returns the array of an atom for which `frames.resolve` returns None; None where it is not known.
 
         Args:
             frame: The frame that it is in, which may have received it from those around.

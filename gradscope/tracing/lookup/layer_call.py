@@ -1,4 +1,4 @@
-"""One call of one layer as a function of what it reads."""
+"""One call of one layer, as a function of the values that it reads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gradscope.tracing.layers.layers import LayerCall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerAlone:
-    """One call of one layer in one iteration of the loops around it.
+    """A `LayerAlone` is one call of one layer in one iteration of the loops around it, isolated as a function.
 
     Attributes:
         layer: The layer.
         iteration: The iteration.
         inputs: The variables of its frame that it reads and does not make, in order of use.
-        outputs: Those that it makes and returns.
+        outputs: The variables that it makes and returns.
     """
 
     layer: LayerCall
@@ -33,11 +33,11 @@ class LayerAlone:
 
     @property
     def name(self) -> str:
-        """Its path."""
+        """The path of the layer."""
         return str(self.layer.path.at(self.iteration))
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
-        """Its outputs, of the values of its inputs."""
+        """Returns the layer's outputs for the values of its inputs."""
         known = dict(zip(self.inputs, values, strict=True))
         for number in self.layer.equations:
             equation = self.layer.frame.jaxpr.eqns[number]
@@ -46,12 +46,12 @@ class LayerAlone:
         return [known[atom] for atom in self.outputs]
 
     def reads_its_outputs(self) -> bool:
-        """Whether it reads what it returns, whose gradient then counts what it sends back to itself."""
+        """Whether it reads a value that it returns, whose gradient then includes the layer's own contribution."""
         equations = self.layer.frame.jaxpr.eqns
         return any(atom is read for n in self.layer.equations for read in equations[n].invars for atom in self.outputs)
 
     def makes(self, value_at: ValueAt) -> bool:
-        """Whether a value is made inside it, in this iteration."""
+        """Returns whether a value is made inside it, in this iteration."""
         frame, depth = self.layer.frame, len(self.layer.frame.key)
         value = value_at.value
         if value.frame[:depth] != frame.key or value_at.iteration[: len(self.iteration)] != self.iteration:
@@ -60,7 +60,7 @@ class LayerAlone:
 
 
 def layer_alone(layers: Sequence[LayerCall], name: str) -> LayerAlone:
-    """The call of a layer that a name means.
+    """Returns the call of a layer that a name selects.
 
     Args:
         layers: All layers.
@@ -89,5 +89,5 @@ def layer_alone(layers: Sequence[LayerCall], name: str) -> LayerAlone:
 
 
 def _equation_in(value: ValueKey, depth: int) -> int:
-    """The equation of the frame at a depth that a value is made by, or inside of."""
+    """Returns the equation of the frame at a depth that makes a value, or inside which the value is made."""
     return value.frame[depth][0] if len(value.frame) > depth else value.equation

@@ -1,9 +1,9 @@
-"""Named values: every value of a trace that a user can speak of, by any name that it has.
+"""Named values: every value of a trace that a user can select, by any of its names.
 
 A value is named by the path of an argument (`w1`, `params/head/kernel`), by the key or index of an output, by the
 layer or operation that returns it, one iteration of a loop at a time (`block[3]/attn`), or by the name that
 `jax.ad_checkpoint.checkpoint_name` gave it. Where one name fits several values, the kind mentioned first here wins. A
-dump's key (`activation/block[3]/attn`, `param/head/kernel`) names what it names in a dump.
+dump's key (`activation/block[3]/attn`, `param/head/kernel`) names the same value as in a dump.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gradscope.tracing.tracer import Trace
 
 
 class NamedValue(NamedTuple):
-    """One value in one iteration of the loops around it.
+    """A `NamedValue` is one value in one iteration of the loops around it.
 
     Attributes:
         value: Where it is made; None for an output that is a constant.
@@ -33,11 +33,11 @@ class NamedValue(NamedTuple):
 
 
 class NamedValues:
-    """The names of a trace.
+    """`NamedValues` maps the names in a trace to values.
 
     Args:
         trace: The trace.
-        layers: Its layers, operations among them if they are to be found.
+        layers: Its layers; operations can be found only if they are among them.
         paths: The path of each argument; by default its name in a dump.
     """
 
@@ -47,7 +47,7 @@ class NamedValues:
             self._found.setdefault(name, value)
 
     def find(self, name: str) -> NamedValue:
-        """The value of this name.
+        """Returns the value of this name.
 
         Raises:
             UsageError: There is none; the hint names the nearest names.
@@ -59,7 +59,7 @@ class NamedValues:
 
 
 def _all(trace: Trace, layers: Sequence[LayerCall], paths: Sequence[str]) -> Iterator[tuple[str, NamedValue]]:
-    """Every name with its value, the one that wins first."""
+    """Yields every name with its value, those that win first."""
     arguments = [(leaf, NamedValue(ValueKey((), OPERAND, at))) for at, leaf in enumerate(trace.arguments)]
     yield from zip(paths, (value for _, value in arguments), strict=False)
     for name, atom in zip(trace.outputs, trace.root.jaxpr.outvars, strict=True):
@@ -82,7 +82,7 @@ def _handed_on(layer: LayerCall) -> Iterator[tuple[str, NamedValue]]:
 
 
 def _checkpointed(frame: Frame) -> Iterator[tuple[str, NamedValue]]:
-    """What `checkpoint_name` named in one frame; in loops, with the iteration behind the name."""
+    """Yields the values that `checkpoint_name` named in one frame; in loops, with the iteration behind the name."""
     for number, equation in enumerate(frame.jaxpr.eqns):
         name = checkpoint_name_of(equation)
         if name is not None:
@@ -92,7 +92,7 @@ def _checkpointed(frame: Frame) -> Iterator[tuple[str, NamedValue]]:
 
 
 def throughout(root: Frame, values: Iterable[NamedValue]) -> frozenset[ValueKey]:
-    """Those of some values that are among them in every iteration of the loops around them."""
+    """Returns those of some values that are named in every iteration of the loops around them."""
     named_iterations: dict[ValueKey, set[tuple[int, ...]]] = {}
     for named in values:
         if named.value is not None:

@@ -1,4 +1,4 @@
-"""Operations by the values they make and read, one iteration of their loops at a time."""
+"""Operations by the values that they make and read, one iteration of their loops at a time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gradscope.tracing.tracer import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One equation in one iteration of the loops around it.
+    """An `Operation` is one equation in one iteration of the loops around it.
 
     Attributes:
         frame: The frame it is in.
         equation: The equation.
-        layer: It, as a layer.
+        layer: The operation as a layer.
         iteration: The iteration.
-        operands: What it reads: values, and constants as they are.
-        outputs: What it makes.
+        operands: Its operands: values, or the arrays of constants.
+        outputs: The values that it makes.
     """
 
     frame: Frame
@@ -37,7 +37,7 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Its path."""
+        """The path of the operation."""
         return str(self.layer.path.at(self.iteration))
 
     @property
@@ -52,7 +52,7 @@ class Operation:
 
 
 class Operations:
-    """The operations of a trace that was made with them.
+    """`Operations` finds the operations of a trace that was made with operations.
 
     Args:
         trace: The trace.
@@ -74,7 +74,7 @@ class Operations:
             self._readers.setdefault(value, []).append(ValueKey(frame.key, number, 0))
 
     def maker(self, value_at: ValueAt) -> Operation:
-        """The operation that makes a value; of what a loop receives, the loop."""
+        """Returns the operation that makes a value; for a value that a loop receives, the loop."""
         value, iteration = value_at
         if value.equation == OPERAND:
             *around, (number, _) = value.frame
@@ -95,7 +95,7 @@ class Operations:
         )
 
     def readers(self, value_at: ValueAt) -> Iterator[Operation]:
-        """The operations that read a value, in every iteration in which they do, the last in execution order first."""
+        """Yields the operations that read a value, in every iteration in which they do, in reverse execution order."""
         for value in reversed(self._readers.get(value_at.value, [])):
             inner = self.frames[value.frame].loops[len(value_at.iteration) :]
             for further in itertools.product(*(reversed(range(loop.length or 1)) for loop in inner)):
