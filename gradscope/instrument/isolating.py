@@ -1,6 +1,6 @@
 """Isolation: a trace in which every segment between pinned values runs on injected values and injected cotangents.
 
-Errors do not accumulate in such a run. Each *held* (pinned) value is observed as it is computed, and then replaced by
+Errors do not accumulate in such a run. Each *pinned* value is observed as it is computed, and then replaced by
 the injected one; in the backward pass the cotangent that arrives at it is observed, and then replaced likewise. So one
 program shows for each segment what it computes from right operands, and what it returns for right cotangents.
 """
@@ -25,8 +25,8 @@ from gradscope.tracing.tracer import Trace, as_reached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """A `Held` is the value and the cotangent that are injected at one pinned value.
+class PinnedValue:
+    """A `PinnedValue` is the value and the cotangent that are injected at one pinned value.
 
     Attributes:
         values: The value, with a leading axis for each loop around it.
@@ -46,8 +46,8 @@ class IsolatedRun(NamedTuple):
     Attributes:
         loss: The loss.
         auxiliary: The loss's other outputs, flat.
-        values: The computed value at each held value.
-        cotangents: The cotangent that arrived at each held value, if any arrives.
+        values: The computed value at each pinned value.
+        cotangents: The cotangent that arrived at each pinned value, if any arrives.
         gradients: The gradient that arrived at each differentiated argument, by number, if any arrives.
     """
 
@@ -58,19 +58,19 @@ class IsolatedRun(NamedTuple):
     gradients: Mapping[int, Any]
 
 
-def run_isolated(trace: Trace, held: Mapping[ValueKey, Held], leaves: Sequence[Any]) -> IsolatedRun:
+def run_isolated(trace: Trace, pinned: Mapping[ValueKey, PinnedValue], leaves: Sequence[Any]) -> IsolatedRun:
     """Runs every segment of a trace on injected values.
 
     Args:
         trace: A traced loss.
-        held: What is injected, by value; none of them inside a `while` or a custom rule.
+        pinned: What is injected, by value; none of them inside a `while` or a custom rule.
         leaves: The loss's flat arguments.
     """
     loss = resolve(trace.root, trace.root.jaxpr.outvars[0])
-    trace = _as_seeded(trace, held, loss)
-    sites = tuple(trace.site_at(value) for value in _values(held, loss))
+    trace = _as_seeded(trace, pinned, loss)
+    sites = tuple(trace.site_at(value) for value in _values(pinned, loss))
     numbers = {site.value: number for number, site in enumerate(sites)}
-    injected = {numbers[value]: each for value, each in held.items()}
+    injected = {numbers[value]: each for value, each in pinned.items()}
     seeds = {n: jnp.asarray(each.cotangents) for n, each in injected.items() if each.cotangents is not None}
     if loss is not None and numbers[loss] not in seeds:
         seeds[numbers[loss]] = jnp.ones(sites[numbers[loss]].shape, sites[numbers[loss]].dtype)
@@ -94,14 +94,14 @@ def run_isolated(trace: Trace, held: Mapping[ValueKey, Held], leaves: Sequence[A
     )
 
 
-def _values(held: Mapping[ValueKey, Held], loss: ValueKey | None) -> list[ValueKey]:
-    """Returns the values at which something is injected or differentiation begins: those held, and the loss."""
-    return [*held] if loss is None or loss in held else [*held, loss]
+def _values(pinned: Mapping[ValueKey, PinnedValue], loss: ValueKey | None) -> list[ValueKey]:
+    """Returns the values at which something is injected or differentiation begins: those pinned, and the loss."""
+    return [*pinned] if loss is None or loss in pinned else [*pinned, loss]
 
 
-def _as_seeded(trace: Trace, held: Mapping[ValueKey, Held], loss: ValueKey | None) -> Trace:
-    """Returns the trace with the reachability from the held values that have a cotangent and from the loss."""
-    seeded = [value for value in _values(held, loss) if value == loss or held[value].cotangents is not None]
+def _as_seeded(trace: Trace, pinned: Mapping[ValueKey, PinnedValue], loss: ValueKey | None) -> Trace:
+    """Returns the trace with the reachability from the pinned values that have a cotangent and from the loss."""
+    seeded = [value for value in _values(pinned, loss) if value == loss or pinned[value].cotangents is not None]
     reachability = reachability_from(trace.root, seeded, frozenset())
     arguments = tuple(map(as_reached, trace.arguments, reachability.arguments))
     return replace(trace, reachability=reachability, arguments=arguments)

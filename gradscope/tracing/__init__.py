@@ -21,7 +21,7 @@ Vocabulary:
 - A *site* is a value that a layer returns or reads, and that can therefore be observed.
 - A *use* is one operand at which an operation reads a value.
 - A *segment* is the computation between values that are known.
-- A `LayerAlone` is one call of a layer as a function of the values that it reads.
+- A `IsolatedLayer` is one call of a layer as a function of the values that it reads.
 
 Everything that depends on JAX's version is in `jaxpr/jaxcompat`. Nothing here runs a step of the model.
 

@@ -14,7 +14,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.capturing.isolate.to_python import PythonSource
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.jaxcompat import trace
-from gradscope.tracing.lookup.layer_call import LayerAlone
+from gradscope.tracing.lookup.layer_call import IsolatedLayer
 
 #: The difference of two results that is still rounding, in machine epsilons of the result's norm.
 _LAST_BITS: Final = 1024
@@ -31,7 +31,7 @@ class LayerFunctions:
         pulled: Its outputs that have cotangents.
     """
 
-    def __init__(self, isolated: LayerAlone) -> None:
+    def __init__(self, isolated: IsolatedLayer) -> None:
         self._isolated = isolated
         self.differentiated = tuple(filter(is_inexact, isolated.inputs))
         self.pulled = tuple(filter(is_inexact, isolated.outputs))

@@ -14,7 +14,7 @@ from gradscope.tracing.jaxpr.frames import OPERAND, resolve, variable_of
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources
 from gradscope.tracing.jaxpr.jaxcompat import Atom
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
-from gradscope.tracing.lookup.layer_call import LayerAlone
+from gradscope.tracing.lookup.layer_call import IsolatedLayer
 from gradscope.tracing.tracer import Leaf
 
 
@@ -29,7 +29,7 @@ class LayerValues:
     """
 
     def __init__(
-        self, isolated: LayerAlone, arguments: PinnedArguments, pinned: PinnedValues, dump: DumpSource
+        self, isolated: IsolatedLayer, arguments: PinnedArguments, pinned: PinnedValues, dump: DumpSource
     ) -> None:
         self._isolated = isolated
         self._arguments = arguments

@@ -14,7 +14,7 @@ from gradscope.arrays.dtypes import as_numpy_dtype, is_key
 from gradscope.comparison.isolation import LeftOut
 from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
-from gradscope.instrument.isolating import Held
+from gradscope.instrument.isolating import PinnedValue
 from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import ValueKey, iterations
 from gradscope.tracing.jaxpr.iterations import ValueAt
@@ -37,7 +37,7 @@ class PinnedValues:
         left_out: The values that are not pinned, and why.
     """
 
-    arrays: dict[ValueKey, Held] = field(default_factory=dict[ValueKey, Held])
+    arrays: dict[ValueKey, PinnedValue] = field(default_factory=dict[ValueKey, PinnedValue])
     keys: dict[ValueAt, str] = field(default_factory=dict[ValueAt, str])
     sites: dict[ValueKey, Site] = field(default_factory=dict[ValueKey, Site])
     with_cotangent: set[ValueAt] = field(default_factory=set[ValueAt])
@@ -91,7 +91,7 @@ class _PinnedValuesBuilder:
         if values:
             self._found.sites[site.value] = site
             cotangents = dict(self._cotangents(site, values))
-            self._found.arrays[site.value] = Held(
+            self._found.arrays[site.value] = PinnedValue(
                 values=_stacked(site, values),
                 iterations=frozenset(values),
                 cotangents=_stacked(site, cotangents) if cotangents else None,

@@ -35,7 +35,7 @@ from gradscope.errors import UsageError
 from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.jaxpr.jaxcompat import Atom
 from gradscope.tracing.loading.model import Model
-from gradscope.tracing.lookup.layer_call import LayerAlone, layer_alone
+from gradscope.tracing.lookup.layer_call import IsolatedLayer, isolated_layer
 from gradscope.tracing.user_frames import user_code
 
 #: JAX's names of the implementations of random keys, by the dtypes of their keys.
@@ -108,7 +108,7 @@ def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
     dumps = Dumps(ref=dump, cand=dump)
     placing = ReversePairing(dumps, [Match.of(key, key, "name") for key in dump.keys()])  # noqa: SIM118 - no mapping
     arguments = pinned_arguments(model, dumps, placing)
-    isolated = layer_alone(arguments.trace.layers, name)
+    isolated = isolated_layer(arguments.trace.layers, name)
     if is_hidden(isolated.layer.frame):
         raise UsageError(
             f"{naming.printable(name)} is inside a while loop, a custom rule or a sharded function",
@@ -124,7 +124,7 @@ def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
         return _reproduction(isolated, values, inputs, reduced=reduced_matmul(dump.manifest.provenance))
 
 
-def _value(isolated: LayerAlone, values: LayerValues, place: FrameVariable, computed: Any) -> Any:
+def _value(isolated: IsolatedLayer, values: LayerValues, place: FrameVariable, computed: Any) -> Any:
     """Returns the value of one of a layer's inputs, from the dump where it has one; random keys stay random keys."""
     from_dump, dtype = values.value(place.atom), place.atom.aval.dtype
     found = computed if from_dump is None else from_dump
@@ -163,7 +163,7 @@ class _Names:
 
 
 def _reproduction(
-    isolated: LayerAlone, values: LayerValues, inputs: dict[Atom, Array], *, reduced: bool
+    isolated: IsolatedLayer, values: LayerValues, inputs: dict[Atom, Array], *, reduced: bool
 ) -> Reproduction:
     functions, names = LayerFunctions(isolated), _Names()
     input_names = dict(zip(inputs, names.of(list(map(values.name, inputs)), "x"), strict=True))

@@ -75,7 +75,7 @@ class Barriers:
         for step in (step for place in reached for step in self._flow.steps(place)):
             rule = custom_rule(step.frame.jaxpr.eqns[step.number])
             if step.way == "compute" and rule is not None and not rule.of_library:
-                yield f"{at_place(step.frame, step.number)}, whose own rule may hand on no gradient"
+                yield f"{at_place(step.frame, step.number)}, whose own rule may pass no gradient on"
 
     def _disconnected(self, reached: dict[FrameVariable, None], start: FrameVariable) -> str:
         """Returns the report on a value that does not lead to the loss."""
@@ -110,7 +110,7 @@ def _not_executed(frame: Frame) -> str:
         at = at.parent
     if at is None or at.parent is None:
         return ""
-    what = "a branch not taken" if at.transfer.exclusive else "a loop of no turns"
+    what = "a branch not taken" if at.transfer.exclusive else "a loop of no iterations"
     return f"{at_place(at.parent, at.key[-1][0])}, {what}"
 
 

@@ -16,8 +16,8 @@ from gradscope.tracing.layers.layers import LayerCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerAlone:
-    """A `LayerAlone` is one call of one layer in one iteration of the loops around it, isolated as a function.
+class IsolatedLayer:
+    """A `IsolatedLayer` is one call of one layer in one iteration of the loops around it, isolated as a function.
 
     Attributes:
         layer: The layer.
@@ -59,7 +59,7 @@ class LayerAlone:
         return _equation_in(value, depth) in self.layer.equations
 
 
-def layer_alone(layers: Sequence[LayerCall], name: str) -> LayerAlone:
+def isolated_layer(layers: Sequence[LayerCall], name: str) -> IsolatedLayer:
     """Returns the call of a layer that a name selects.
 
     Args:
@@ -80,7 +80,7 @@ def layer_alone(layers: Sequence[LayerCall], name: str) -> LayerAlone:
     layer, iteration = known[path]
     made = [v for number in layer.equations for v in layer.frame.jaxpr.eqns[number].outvars if not is_dropped(v)]
     read = [atom for number in layer.equations for atom in layer.frame.jaxpr.eqns[number].invars]
-    return LayerAlone(
+    return IsolatedLayer(
         layer=layer,
         iteration=iteration,
         inputs=tuple(dict.fromkeys(atom for atom in read if not is_literal(atom) and atom not in frozenset(made))),

@@ -65,7 +65,7 @@ def _all(trace: Trace, layers: Sequence[LayerCall], paths: Sequence[str]) -> Ite
     for name, atom in zip(trace.outputs, trace.root.jaxpr.outvars, strict=True):
         yield name, NamedValue(resolve(trace.root, atom))
     for layer in layers:
-        yield from _handed_on(layer)
+        yield from _layer_outputs(layer)
     for frame in trace.root.walk():
         yield from _checkpointed(frame)
     for leaf, value in arguments:
@@ -73,7 +73,7 @@ def _all(trace: Trace, layers: Sequence[LayerCall], paths: Sequence[str]) -> Ite
         yield leaf.name, value
 
 
-def _handed_on(layer: LayerCall) -> Iterator[tuple[str, NamedValue]]:
+def _layer_outputs(layer: LayerCall) -> Iterator[tuple[str, NamedValue]]:
     several = len(layer.outputs) > 1
     for iteration in iterations(layer.frame.loops):
         path = layer.path.at(iteration)
