@@ -50,7 +50,8 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
         fun: Returns a real scalar, or a pair of it and a pytree if `has_aux`. Its arguments are any pytrees.
         argnums: The position of the argument that is differentiated, or those of several; negative ones count from the
             last.
-        has_aux: Whether `fun` returns a pair. Leaves of the second that are not arrays are returned as they are.
+        has_aux: Whether `fun` returns a pair. Leaves of the second that are not arrays are returned as they
+            are; out of a `jit` around the step only arrays may be returned, as JAX has it.
         holomorphic: Whether `fun` is holomorphic: differentiated arguments and value are then complex.
         allow_int: Whether differentiated arguments may have integers, whose gradients are of dtype float0.
         reduce_axes: Nothing, as in JAX, which has withdrawn it.

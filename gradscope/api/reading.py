@@ -109,7 +109,11 @@ class Dump(Mapping[str, Array]):
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """The operations where NaNs and infinities began; empty where all gradients are finite."""
+        """The operations where NaNs and infinities began.
+
+        Empty where all gradients are finite, and for a step that `save` wrote: only `capture` and `gradscope dump`
+        search for an origin.
+        """
         return self.manifest.origins
 
     def stats(self, key: str) -> TensorStats:
