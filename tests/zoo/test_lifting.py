@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import gradscope as gs
-from tests.integration.command import gradscope
+from tests.integration.command import gradscope_process
 from tests.zoo import held
 
 NNX = """
@@ -126,7 +126,7 @@ def test_a_framework_that_is_missing_is_answered_with_its_extra(folder: Path, li
     (folder / "net.py").write_text(f"import {library}\n")
     hint = f"hint: install it: pip install 'gradscope-jax[{extra}]'"
     for target, status in (("net.py", 4), (f"{library}.nets:Net()", 2)):
-        done = gradscope("dump", target, folder=folder, PYTHONPATH=str(folder))
+        done = gradscope_process("dump", target, folder=folder, PYTHONPATH=str(folder))
         assert (done.status, done.lines[1]) == (status, hint), done.errors
 
 
