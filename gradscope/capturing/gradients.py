@@ -90,10 +90,10 @@ def _plan(trace: Trace, xs: Sequence[NamedValue]) -> Plan:
 def _require_observable(trace: Trace, name: str, value: ValueKey | None) -> None:
     """Refuses a value that cannot be observed, or that reverse mode cannot get to."""
     site = None if value is None else trace.site_at(value)
-    if site is not None and site.opaque:
+    if site is not None and site.bypassed:
         raise UsageError(
-            f"{printable(name)} lies inside a custom rule, which runs as it stands",
-            hint="name what goes into the rule or what comes out of it",
+            f"{printable(name)} is inside a custom rule or a linear solve, and gradients go around it",
+            hint="name a value that goes in or comes out",
         )
     if site is not None and site.forward_only:
         raise ModelError(

@@ -117,7 +117,7 @@ class TensorFacts:
         stats: The statistics columns that apply (the names of `stats.COLUMNS`), as `TensorStats.to_json` returns them.
         site: The tensor's origin in the traced program.
         alias_of: Key of the record that has the same value under another name; None for a value of its own.
-        absent: The reason why there is no tensor (`disconnected`: the loss does not depend on it); None otherwise.
+        absent: The reason why there is no tensor (`disconnected`: no gradient of the loss arrives); None otherwise.
         shard: The box of a global tensor that this one is, in the file of one of several processes; None otherwise.
     """
 

@@ -92,7 +92,7 @@ class DumpWriter:
         """
         key = key_of(record.family, record.name)
         if key in self._entries:
-            raise UsageError(f"{printable(key)} is already in the dump")
+            raise UsageError(f"{printable(key)} is already in the dump", hint="two values have one name: rename one")
         if split_key(key) != (record.family, record.name) or not record.name:
             raise UsageError(f"{printable(key)!r} is not the key of a tensor: it has no known family, or no name")
         if record.alias_of is not None and not self._is_original(record.alias_of):

@@ -214,9 +214,9 @@ def bits(value: Any) -> bytes:
     return f"{array.dtype}{array.shape}".encode() + array.tobytes()
 
 
-def assert_close(found: Any, spec: Any, *, what: str = "") -> None:
+def assert_close(found: Any, expected_array: Any, *, what: str = "") -> None:
     """Equal up to the compiler's rounding, in the dtype's own precision."""
-    left, right = np.asarray(found), np.asarray(spec)
+    left, right = np.asarray(found), np.asarray(expected_array)
     assert (left.shape, left.dtype) == (right.shape, right.dtype), what
     if not jnp.issubdtype(left.dtype, jnp.inexact):
         np.testing.assert_array_equal(left, right, err_msg=what)
@@ -272,11 +272,11 @@ def check(
         stepwise: Whether to hold it to them operation by operation as well.
     """
     observation = (check_gradients if stepwise else check_compiled)(loss, variables, batch)
-    seen, spec = observation.seen, expected(loss if twin is None else twin, variables, batch)
-    assert set(spec) <= set(seen), (set(spec) - set(seen), set(seen))
+    seen, reference = observation.seen, expected(loss if twin is None else twin, variables, batch)
+    assert set(reference) <= set(seen), (set(reference) - set(seen), set(seen))
     if exactly:
-        assert set(seen) == set(spec)
-    for name, tensor in spec.items():
+        assert set(seen) == set(reference)
+    for name, tensor in reference.items():
         assert seen[name].activation is not None, name
         assert_close(seen[name].activation, tensor.activation, what=name)
         if tensor.gradient is None or seen[name].gradient is None:

@@ -232,9 +232,9 @@ def by_layer(observation: Observation) -> dict[str, Any]:
 
 def check_layers(observation: Observation, program: tuple[Node, ...]) -> None:
     """Hold what was seen of the layers to what they make unrolled, and to gradients of something added there."""
-    seen, spec = by_layer(observation), expected_of(program)
-    assert seen.keys() == spec.keys()
-    for name, tensor in spec.items():
+    seen, reference = by_layer(observation), expected_of(program)
+    assert seen.keys() == reference.keys()
+    for name, tensor in reference.items():
         shape = tensor.activation.shape  # `vmap` adds axes of length 1
         assert_close(seen[name].activation.reshape(shape), tensor.activation, what=name)
         if seen[name].gradient is None:

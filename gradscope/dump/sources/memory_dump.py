@@ -9,7 +9,8 @@ from gradscope.dump.interfaces import DumpSource, EntryIndex, RecordSink
 from gradscope.dump.manifest.manifest import Entry, Manifest, RunFacts
 from gradscope.dump.record import Record, TensorFacts, fields_of
 from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
-from gradscope.naming import key_of
+from gradscope.errors import UsageError
+from gradscope.naming import key_of, printable
 from gradscope.protocols import implements
 
 
@@ -72,6 +73,7 @@ class MemoryWriter:
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
+        self._keys: set[str] = set()
         self._arrays: dict[str, Array] = {}
 
     @implements(RecordSink)
@@ -80,10 +82,14 @@ class MemoryWriter:
 
     @implements(RecordSink)
     def add(self, record: Record) -> Entry:
+        key = key_of(record.family, record.name)
+        if key in self._keys:
+            raise UsageError(f"{printable(key)} is already in the dump", hint="two values have one name: rename one")
+        self._keys.add(key)
         entry = Entry.of(record)
         self._entries.append(entry)
         if record.array is not None:
-            self._arrays[key_of(record.family, record.name)] = record.array
+            self._arrays[key] = record.array
         return entry
 
     @implements(RecordSink)

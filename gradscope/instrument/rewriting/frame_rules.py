@@ -22,6 +22,7 @@ runs by itself. Where a `jit` names shardings for its operands or results, they 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -258,9 +259,22 @@ def linear_solve_rule(
             list(operands.right),
             solve,
             None if functions.transpose_solve is None else transpose_solve,
+            symmetric=_is_symmetric(equation),
             has_aux=True,
         )
     return [*found, *auxiliary], captured
+
+
+def _is_symmetric(equation: Equation) -> bool:
+    """Returns whether a linear solve's map is its own transpose, as `symmetric=True` states.
+
+    JAX must not be asked to transpose such a map again: it may be a callback, or have a derivative rule of its own.
+    """
+    functions, operands = equation.params["jaxprs"], solve_operands(equation, equation.invars)
+    if len(operands.matvec) != len(operands.vecmat) or any(map(operator.is_not, operands.matvec, operands.vecmat)):
+        return False
+    # Under `vmap` the two are batched one after the other, into equal functions and not into one.
+    return functions.matvec is functions.vecmat or str(functions.matvec) == str(functions.vecmat)
 
 
 def _run(context: Context, sub: SubJaxpr, values: Sequence[Any]) -> tuple[list[Any], Captured]:

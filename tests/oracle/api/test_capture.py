@@ -112,3 +112,9 @@ def test_inside_a_transformation_it_says_what_to_call(transformed: Any) -> None:
 
 def test_positional_and_keyword_only_parameters_are_named_by_their_path() -> None:
     assert keys(gs.capture(jnp.vdot, jnp.ones(2), jnp.ones(2)), "param", "input") == {"param/value", "input/value"}
+
+
+def test_two_values_of_one_name_are_refused() -> None:
+    params = {"a/b": jnp.ones(2), "a": {"b": jnp.ones(2)}}
+    with pytest.raises(gs.UsageError, match="param/a/b is already in the dump"):
+        gs.capture(lambda params: (params["a/b"] * params["a"]["b"]).sum(), params)

@@ -163,3 +163,45 @@ def test_an_equation_in_a_solver_has_the_value_that_it_has_alone() -> None:
         first = right / 4.0 + (right - matrix_of(WEIGHTS) @ (right / 4.0)) / 4.0
     seen = observe(loss, WEIGHTS, INPUTS, jit=False).seen
     assert bits(seen["solved/first"].activation) == bits(np.asarray(first))
+
+
+@jax.custom_vjp
+def with_own_rule(x: Any) -> Any:
+    return matrix_of(WEIGHTS + WEIGHTS.T) @ x
+
+
+with_own_rule.defvjp(lambda x: (with_own_rule(x), None), lambda _, cotangent: (with_own_rule(cotangent),))
+
+
+SYMMETRIC = np.asarray(WEIGHTS + WEIGHTS.T) + 4.0 * np.eye(3, dtype=np.float32)
+
+
+def on_the_host(x: Any) -> Any:
+    return jax.pure_callback(lambda x: SYMMETRIC @ np.asarray(x), x, x, vmap_method="sequential")
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("matvec", [with_own_rule, on_the_host])
+def test_a_symmetric_map_that_jax_cannot_transpose_is_solved_all_the_same(matvec: Any, batched: bool) -> None:
+    def solve(right: Any) -> Any:
+        return jax.lax.custom_linear_solve(matvec, right, richardson, symmetric=True)
+
+    def symmetric(scale: Any, x: Any) -> Any:
+        return (jax.vmap(solve)(x * scale) if batched else solve(x[0] * scale)).sum()
+
+    expected = jax.value_and_grad(symmetric)(2.0, INPUTS)
+    found, seen = gs.value_and_grad(symmetric)(2.0, INPUTS)
+    assert bits(found) == bits(expected)
+    assert len(seen) > 0
+
+
+def test_a_gradient_with_respect_to_a_value_inside_a_solver_is_refused_and_not_none() -> None:
+    def named(weight: Any, right: Any) -> Any:
+        def solver(matvec: Any, right: Any) -> Any:
+            return jax.ad_checkpoint.checkpoint_name(richardson(matvec, right), "inner")
+
+        return {"z": solved(solver, weight, right).sum()}
+
+    for question in ({"ys": "z", "xs": "inner"}, {"ys": "inner", "xs": "weight"}):
+        with pytest.raises(UsageError, match="inner is inside a custom rule or a linear solve"):
+            gs.gradients(named, [WEIGHTS, INPUTS[0]], **question)

@@ -65,9 +65,9 @@ def check(
     dump = gradscope.capture(loss, variables, batch, terms=True, ops=ops)
     found = terms_of(dump)
     assert {key: sorted(parts) for key, parts in found.items()} == {key: sorted(names) for key, names in uses.items()}
-    spec = expected(loss if twin is None else twin, variables, batch)
+    reference = expected(loss if twin is None else twin, variables, batch)
     for name, term in ((name, term) for parts in found.values() for name, term in parts.items()):
-        assert_close(term, spec[name].gradient, what=name)
+        assert_close(term, reference[name].gradient, what=name)
     assert_sums(dump)
     assert_unperturbed(loss, variables, batch)
     return dump
@@ -240,8 +240,8 @@ def test_an_operands_term_is_the_operations_own_vjp_of_what_arrives(
     dump = gradscope.capture(loss, WEIGHTS, INPUTS, ops="inputs")
     h, arrived = dump["activation/first"], dump["activation_grad/read"]
     _, pull_back = jax.vjp(operation, h, h)
-    for position, spec in zip(positions, pull_back(arrived), strict=True):
-        assert_close(dump[f"term/read/{name}.{position}"], spec)
+    for position, pulled_back in zip(positions, pull_back(arrived), strict=True):
+        assert_close(dump[f"term/read/{name}.{position}"], pulled_back)
 
 
 def test_parameters_and_inputs_have_terms_too() -> None:
@@ -350,11 +350,11 @@ def test_where_the_way_is_stopped_nothing_comes_back_and_the_rest_is_the_whole()
         return (cosine * jnp.exp(probe("exp.0", h)) * probe("mul#2.1", h)).sum()
 
     dump = gradscope.capture(loss, WEIGHTS, INPUTS, terms=True, stop_gradients=["cosine"])
-    spec = expected(partial(loss, stopped=True), WEIGHTS, INPUTS)
+    reference = expected(partial(loss, stopped=True), WEIGHTS, INPUTS)
     terms = terms_of(dump)["activation/first"]
     assert sorted(terms) == ["exp.0", "mul#2.1"]
     for name, term in terms.items():
-        assert_close(term, spec[name].gradient, what=name)
+        assert_close(term, reference[name].gradient, what=name)
     assert_sums(dump)
     missing = {(line.name, line.reason) for line in dump.ledger.missing if line.family == "term"}
     assert missing == {("cosine/cos.0", "disconnected")}
