@@ -20,7 +20,7 @@ from gradscope.dump.sources.memory_dump import MemoryWriter
 from gradscope.errors import ModelError, UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import TraceQuery
-from gradscope.naming import several
+from gradscope.naming import as_tuple
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.loading.module_models import with_array_variables
 
@@ -116,7 +116,7 @@ def capture(
             per_example=per_example,
         ),
         reading=TensorReading(keep=not stats_only),
-        query=TraceQuery(stops=several(stop_gradients), feeds=feed or {}, fetches=several(fetch)),
+        query=TraceQuery(stops=as_tuple(stop_gradients), feeds=feed or {}, fetches=as_tuple(fetch)),
         self_check=self_check,
     )
     writer = MemoryWriter()

@@ -10,7 +10,7 @@ from gradscope.api.reading import Dump
 from gradscope.comparison import CompareOptions, Comparison, ToleranceRule
 from gradscope.comparison import compare as compare_sources
 from gradscope.comparison.pairing.map_file import read_map
-from gradscope.naming import Selection, several
+from gradscope.naming import Selection, as_tuple
 
 
 def compare(
@@ -65,7 +65,7 @@ def compare(
     options = CompareOptions(
         selection=Selection.parse(select, exclude),
         map_rules=() if map_file is None else read_map(Path(map_file)),
-        allow_missing=several(allow_missing),
+        allow_missing=as_tuple(allow_missing),
         rules=_rules(tol),
         rel_l2=tol if isinstance(tol, int | float) else None,
         bitwise=bitwise,
@@ -78,4 +78,4 @@ def compare(
 def _rules(tol: float | str | Sequence[str] | None) -> tuple[ToleranceRule, ...]:
     if tol is None or isinstance(tol, int | float):
         return ()
-    return tuple(map(ToleranceRule.parse, several(tol)))
+    return tuple(map(ToleranceRule.parse, as_tuple(tol)))

@@ -20,7 +20,7 @@ from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
-from gradscope.naming import several
+from gradscope.naming import as_tuple
 
 Parameters = ParamSpec("Parameters")
 
@@ -140,14 +140,14 @@ def gradients(
         >>> [float(each) for each in gs.gradients(fun, [2.0, 5.0], ys=["z1", "z2"], xs="w1")]
         [7.0]
     """
-    names = several(ys)
+    names = as_tuple(ys)
     initial = [None] * len(names) if grad_ys is None else [grad_ys] if isinstance(ys, str) else list(grad_ys)
     if len(initial) != len(names):
         raise UsageError(
             f"there are {len(initial)} initial gradients for {len(names)} values to differentiate",
             hint="give one for each y, None for ones",
         )
-    question = Question(ys=names, xs=several(xs), grad_ys=initial, stops=several(stop_gradients))
+    question = Question(ys=names, xs=as_tuple(xs), grad_ys=initial, stops=as_tuple(stop_gradients))
     by_name = isinstance(args, Mapping)
     return gradients_of(fun, () if by_name else args, args if by_name else {}, question)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.capturing.execution.arguments import Arguments
-from gradscope.capturing.execution.observation import is_whole_here
+from gradscope.capturing.execution.observation import is_readable_here
 from gradscope.capturing.execution.preparation import Bounds, Prepared, prepare
 from gradscope.capturing.explain.neighbourhood import MOST_BYTES
 from gradscope.capturing.explain.nonfinite import find_origins
@@ -216,7 +216,7 @@ def _provenance(model: Model, prepared: Prepared, request: DumpRequest) -> dict[
         "model": model.name,
         **model_provenance(model.source, model.file_sha256),
         **request.facts,
-        **({"batch_sha256": content_hash(batch)} if all(map(is_whole_here, batch)) else {}),
+        **({"batch_sha256": content_hash(batch)} if all(map(is_readable_here, batch)) else {}),
         "trace_fingerprint": prepared.resolved.trace.fingerprint,
         "naming": "scopes" if has_scopes(prepared.resolved.trace.root) else "parameters and lines",
         **machine_provenance(),

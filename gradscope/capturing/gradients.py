@@ -113,5 +113,5 @@ def _leaves(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
 
 def _leaves_of_argument(name: str, arg: Any) -> list[Leaf]:
     leaves = leaves_of(arg, naming.INPUT)
-    whole = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(arg))
-    return [replace(leaf, name=name if whole else f"{name}/{leaf.name}") for leaf in leaves]
+    is_leaf = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(arg))
+    return [replace(leaf, name=name if is_leaf else f"{name}/{leaf.name}") for leaf in leaves]

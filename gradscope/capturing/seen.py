@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from gradscope import naming
-from gradscope.capturing.execution.observation import gathered, with_whole_facts
+from gradscope.capturing.execution.observation import gathered, with_global_facts
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.records.measure import CoreReading, Reading
 from gradscope.capturing.records.session import Session
@@ -82,33 +82,35 @@ class Watching:
         return self.plan.observe is core_statistics
 
     @cached_property
-    def places(self) -> Mapping[str, Place]:
+    def indexes(self) -> Mapping[str, ObservationIndex]:
         """Returns where the observation of each key is stored."""
-        return {place.key: place for place in (*self._argument_places(), *self._site_places())}
+        return {index.key: index for index in (*self._argument_indexes(), *self._site_indexes())}
 
-    def _argument_places(self) -> Iterator[Place]:
+    def _argument_indexes(self) -> Iterator[ObservationIndex]:
         for number, leaf in enumerate(self.trace.arguments):
             if leaf.family == naming.PARAM and leaf.differentiated:
-                yield from self._if_selected(naming.PARAM, leaf.name, Place("", "arguments", number, ()))
-                yield from self._if_selected(naming.PARAM_GRAD, leaf.name, Place("", "gradients", number, ()))
+                yield from self._if_selected(naming.PARAM, leaf.name, ObservationIndex("", "arguments", number, ()))
+                yield from self._if_selected(
+                    naming.PARAM_GRAD, leaf.name, ObservationIndex("", "gradients", number, ())
+                )
 
-    def _if_selected(self, family: str, name: str, place: Place) -> Iterator[Place]:
-        if self.spec.wants(family, name):
-            yield place._replace(key=naming.key_of(family, name))
+    def _if_selected(self, family: str, name: str, index: ObservationIndex) -> Iterator[ObservationIndex]:
+        if self.spec.selects(family, name):
+            yield index._replace(key=naming.key_of(family, name))
 
-    def _site_places(self) -> Iterator[Place]:
+    def _site_indexes(self) -> Iterator[ObservationIndex]:
         for number, site in enumerate(self.plan.sites):
             for iteration in iterations(site.loops):
                 at = tuple(t for t, loop in zip(iteration, site.loops, strict=True) if loop.length is not None)
                 for name in site.names:
                     for family, holder in ((naming.ACTIVATION, "values"), (naming.ACTIVATION_GRAD, "cotangents")):
-                        shown = self.spec.wants_layer(family, name, iteration)
+                        shown = self.spec.selects_layer(family, name, iteration)
                         if shown and (holder == "values" or number in self.plan.gradients):
-                            yield Place(naming.key_of(family, str(name.at(iteration))), holder, number, at)
+                            yield ObservationIndex(naming.key_of(family, str(name.at(iteration))), holder, number, at)
 
 
-class Place(NamedTuple):
-    """A `Place` states where the observation of a key is stored: the holder in `Seen`, the number and the iteration."""
+class ObservationIndex(NamedTuple):
+    """An `ObservationIndex` locates the observation of a key: the holder in `Seen`, the number and the iteration."""
 
     key: str
     holder: str
@@ -140,10 +142,10 @@ class Seen(Mapping[str, Any]):
         self.arguments = arguments
 
     def __getitem__(self, key: str) -> Any:
-        place = self.watching.places.get(key)
-        if place is None:
+        index = self.watching.indexes.get(key)
+        if index is None:
             raise MissingKeyError(
-                f"nothing was observed as {printable(key)}", hint=nearest_hint(key, self.watching.places)
+                f"nothing was observed as {printable(key)}", hint=nearest_hint(key, self.watching.indexes)
             )
         holders = {
             "arguments": self.arguments,
@@ -151,14 +153,14 @@ class Seen(Mapping[str, Any]):
             "values": self.observed.captured.values,
             "cotangents": self.observed.cotangents,
         }
-        observation = holders[place.holder][place.number][(*self._all_steps, *place.at)]
+        observation = holders[index.holder][index.number][(*self._all_steps, *index.at)]
         return CoreStatistics(observation) if self.watching.statistics else observation
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.watching.places)
+        return iter(self.watching.indexes)
 
     def __len__(self) -> int:
-        return len(self.watching.places)
+        return len(self.watching.indexes)
 
     @property
     def _all_steps(self) -> tuple[slice, ...]:
@@ -182,7 +184,7 @@ class Seen(Mapping[str, Any]):
                 hint="save one of them: jax.tree.map(lambda leaf: leaf[0], seen)",
             )
         trace = replace(self.watching.trace, auxiliary=())
-        observed, kept = self._whole_where_small()
+        observed, kept = self._gathered_where_small()
         arguments = [kept.get(number) for number in range(len(trace.arguments))]
         spec = replace(self.watching.spec, families=self.watching.spec.families.intersection(_SEEN))
         run = Run(
@@ -195,11 +197,11 @@ class Seen(Mapping[str, Any]):
         )
         return Session(run, CoreReading() if self.watching.statistics else reading)
 
-    def _whole_where_small(self) -> tuple[Observed, Mapping[int, Any]]:
+    def _gathered_where_small(self) -> tuple[Observed, Mapping[int, Any]]:
         """Returns the observations, with all but the tensors complete in every process."""
         if self.watching.statistics:
             return gathered((self.observed, self.arguments))
-        return with_whole_facts(self.observed), self.arguments
+        return with_global_facts(self.observed), self.arguments
 
     def tree_flatten(self) -> tuple[tuple[Any, Any], Watching]:
         """Returns the observations, and the static description of them."""

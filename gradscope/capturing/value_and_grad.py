@@ -181,7 +181,7 @@ def _gradients(call: Call, leaves: Sequence[Leaf], observed: Observed) -> list[A
 
 def _seen(watching: Watching, observed: Observed, values: Sequence[Any]) -> Seen:
     observe = watching.plan.observe
-    chosen = {holder: {place.number for place in watching.places.values() if place.holder == holder}
+    chosen = {holder: {place.number for place in watching.indexes.values() if place.holder == holder}
               for holder in ("arguments", "gradients")}  # fmt: skip
     gradients = {number: observe(observed.gradients[number]) for number in sorted(chosen["gradients"])}
     arguments = {number: observe(jnp.asarray(values[number])) for number in sorted(chosen["arguments"])}

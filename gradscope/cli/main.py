@@ -19,7 +19,7 @@ def main() -> NoReturn:
     """Runs the command line and exit."""
     open_streams()
     with Interrupts() as interrupts:
-        from gradscope.cli.boundary import guarded
+        from gradscope.cli.error_boundary import guarded
 
         sys.exit(guarded(partial(_run, interrupts), sys.argv[1:]))
 

@@ -21,8 +21,8 @@ from gradscope.comparison.diagnosis.growth import Error, growths
 from gradscope.comparison.diagnosis.likely_causes import diagnosis, names_by_hash
 from gradscope.comparison.diagnosis.run_differences import extent_differences, provenance_differences
 from gradscope.comparison.judging.compare_options import CompareOptions
-from gradscope.comparison.judging.inverse_rows import inverse_rows
 from gradscope.comparison.judging.judge import judge, one_sided
+from gradscope.comparison.judging.loop_output_rows import loop_output_rows
 from gradscope.comparison.judging.noise import WITHIN, DefaultLimits, in_noise_floors
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unmatched import unmatched
@@ -78,7 +78,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     rows |= _diagnosed(dumps, pairing.matched, rows)
     every = (
         *(rows[key] for key in ordered if key in rows),
-        *inverse_rows(dumps, pairing.inverse, options),
+        *loop_output_rows(dumps, pairing.inverse, options),
         *(one_sided(each, allowed, ref.manifest.ledger) for each in extra),
     )
     return Comparison(

@@ -87,7 +87,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         for number in self.numbers:
-            frame, equation, position = self.place(number)
+            frame, equation, position = self.key_of(number)
             if self.is_site(number):
                 self._taps.setdefault(frame, {})[equation, position] = number
             else:
@@ -100,7 +100,7 @@ class Plan:
         """The numbers of all sites and terms."""
         return range(len(self.sites) + len(self.terms))
 
-    def place(self, number: int) -> ValueKey | UseKey:
+    def key_of(self, number: int) -> ValueKey | UseKey:
         """Returns the location of a site or a term's use: a frame, its equation, and an output or operand of that."""
         return self.sites[number].value if self.is_site(number) else self.term(number).use.key
 
@@ -204,10 +204,10 @@ class Plan:
         return self._observations[value]
 
 
-def by_site(places: Iterable[tuple[int, IterationIndex]]) -> IterationsBySite:
+def by_site(observed: Iterable[tuple[int, IterationIndex]]) -> IterationsBySite:
     """Groups pairs of site number and iteration by site number."""
     found: dict[int, frozenset[IterationIndex]] = {}
-    for number, iteration in places:
+    for number, iteration in observed:
         found[number] = found.get(number, frozenset()) | {iteration}
     return found
 

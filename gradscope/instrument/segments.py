@@ -242,7 +242,7 @@ def _by_piece(trace: Trace, plan: Plan, pieces: Sequence[range]) -> list[list[in
     observed: list[list[int]] = [[] for _ in pieces]
     of_equation = [at for at, numbers in enumerate(pieces) for _ in numbers]
     for number in plan.numbers:
-        frame, equation, position = plan.place(number)
+        frame, equation, position = plan.key_of(number)
         at = frame[0][0] if frame else equation
         if at == len(of_equation):  # a use as one of the function's outputs, of which only the loss has a gradient
             at = trace.root.definitions[trace.root.jaxpr.outvars[position]][0]

@@ -29,10 +29,10 @@ from gradscope.naming.families import (
     subject_family,
     value_family,
 )
+from gradscope.naming.one_or_many import as_tuple
 from gradscope.naming.paths import IterationIndex, LayerPath
 from gradscope.naming.patterns import Selection
 from gradscope.naming.printable import printable
-from gradscope.naming.several import several
 
 __all__ = [
     "ACTIVATION",
@@ -52,13 +52,13 @@ __all__ = [
     "IterationIndex",
     "LayerPath",
     "Selection",
+    "as_tuple",
     "example_axes",
     "family_set",
     "gradient_family",
     "is_gradient",
     "key_of",
     "printable",
-    "several",
     "split_key",
     "subject_family",
     "value_family",

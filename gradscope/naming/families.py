@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from gradscope.errors import UsageError
+from gradscope.naming.one_or_many import as_tuple
 from gradscope.naming.patterns import nearest_hint
-from gradscope.naming.several import several
 
 ACTIVATION: Final = "activation"
 ACTIVATION_GRAD: Final = "activation_grad"
@@ -74,7 +74,7 @@ def family_set(names: str | Iterable[str]) -> frozenset[str]:
     Raises:
         UsageError: There is no family of one of the names; the hint has the nearest names.
     """
-    families = several(names)
+    families = as_tuple(names)
     for family in families:
         if family not in FAMILIES and not family.startswith(f"{SLOT_PREFIX}/"):
             raise UsageError(f"there is no family {family!r}", hint=nearest_hint(family, FAMILIES))

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradscope.errors import UsageError
+from gradscope.naming.one_or_many import as_tuple
 from gradscope.naming.printable import printable
-from gradscope.naming.several import several
 
 #: The largest number of names that a hint lists where none is similar.
 _FEW: Final = 12
@@ -61,9 +61,9 @@ class Selection:
         Raises:
             UsageError: A `re:` pattern is not a regular expression.
         """
-        return cls(tuple(map(Pattern.parse, several(select))), tuple(map(Pattern.parse, several(exclude))))
+        return cls(tuple(map(Pattern.parse, as_tuple(select))), tuple(map(Pattern.parse, as_tuple(exclude))))
 
-    def wants(self, *spellings: str) -> bool:
+    def selects(self, *spellings: str) -> bool:
         """Returns whether a tensor is selected, by any of its `spellings` (its name and its key)."""
         chosen = not self.select or any(pattern.matches(*spellings) for pattern in self.select)
         return chosen and not any(pattern.matches(*spellings) for pattern in self.exclude)

@@ -6,7 +6,7 @@
   disagree, it bisects the parameters.
 - `rule_claims` checks each function with a `custom_vjp` or `custom_jvp` rule at the operands that it has in the model.
   A wrong gradient of the loss shows that some rule is wrong; this shows which.
-- `stops` keeps values of `stop_gradient` constant, which finite differences would otherwise see change.
+- `stopped_gradients` keeps values of `stop_gradient` constant, which finite differences would otherwise see change.
 - `proving` collects one row per claim, and the verdict.
 
 Everything is computed in float64, at the parameters and the batch that the model has in its own precision. Where a

@@ -24,7 +24,7 @@ from gradscope.proof.claims import Outcome, Status
 from gradscope.proof.float64 import coarsest_epsilon, wide_types, widened
 from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes
 from gradscope.proof.rule_claims import CustomRuleCall, rule_outcomes
-from gradscope.proof.stops import stopped_loss
+from gradscope.proof.stopped_gradients import stopped_loss
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Leaf, Trace, trace_loss
 from gradscope.tracing.user_frames import user_code

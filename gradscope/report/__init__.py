@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from gradscope.report.render.screen import Screen
     from gradscope.report.reports.comparison import ComparisonReport
     from gradscope.report.reports.difference import DifferenceReport
+    from gradscope.report.reports.dump_report import DumpReport, dump_report
     from gradscope.report.reports.inspection import InspectionReport, inspection_report
     from gradscope.report.reports.isolation import IsolationReport
     from gradscope.report.reports.ledger import LedgerReport
     from gradscope.report.reports.proof import ProofReport
     from gradscope.report.reports.series import SeriesReport
     from gradscope.report.reports.tensor import TensorReport, tensor_report
-    from gradscope.report.reports.whole_dump import DumpReport, dump_report
     from gradscope.report.tables.dump_rows import Row, rows_of
     from gradscope.report.tables.query import Query
 
 _HOMES = {
     "ComparisonReport": "reports.comparison",
     "DifferenceReport": "reports.difference",
-    "DumpReport": "reports.whole_dump",
+    "DumpReport": "reports.dump_report",
     "InspectionReport": "reports.inspection",
     "IsolationReport": "reports.isolation",
     "LedgerReport": "reports.ledger",
@@ -48,7 +48,7 @@ _HOMES = {
     "Screen": "render.screen",
     "SeriesReport": "reports.series",
     "TensorReport": "reports.tensor",
-    "dump_report": "reports.whole_dump",
+    "dump_report": "reports.dump_report",
     "inspection_report": "reports.inspection",
     "rows_of": "tables.dump_rows",
     "tensor_report": "reports.tensor",

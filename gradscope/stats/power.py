@@ -26,7 +26,7 @@ def power_of(stats: TensorStats) -> Power | None:
     return None if stats.l2 is None else Power(stats.l2**2, stats.finite)
 
 
-def together(powers: Iterable[Power | None]) -> Power | None:
+def combined_power(powers: Iterable[Power | None]) -> Power | None:
     """Returns the power of several tensors together; None where none of them has a power."""
     found = [power for power in powers if power is not None]
     if not found:

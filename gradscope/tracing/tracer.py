@@ -135,8 +135,8 @@ def trace_values(function: Callable[..., Any], args: tuple[Any, ...], arguments:
         arguments: What each leaf of `args` is.
     """
     jaxpr, constants, out = jaxcompat.trace(_anew(function), *args)
-    alone = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(out))
-    names = ["0"] if alone else [leaf.name for leaf in leaves_of(out, naming.AUX)]
+    is_leaf = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(out))
+    names = ["0"] if is_leaf else [leaf.name for leaf in leaves_of(out, naming.AUX)]
     return _analysed(jaxpr, constants, arguments, names, operations=True)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import typer.main
 
 from gradscope import errors
-from gradscope.cli import boundary, program
+from gradscope.cli import error_boundary, program
 from scripts.docs_blocks.markdown import code, first_sentence, table
 
 
@@ -90,9 +90,9 @@ def exit_statuses() -> str:
     rows += [(str(kind.exit_code), first_sentence(kind.__doc__), code(kind.__name__)) for kind in kinds]
     rows[2] = (rows[2][0], f"{rows[2][1]} Also: nothing could be compared, or checked.", rows[2][2])
     rows += [
-        (str(boundary.BUG), "A bug of gradscope; the message states what to report.", ""),
-        (str(boundary.INTERRUPTED), "Interrupted by Ctrl-C.", ""),
-        (str(boundary.BROKEN_PIPE), "The reader of standard output has gone away, as in `| head`.", ""),
+        (str(error_boundary.BUG), "A bug of gradscope; the message states what to report.", ""),
+        (str(error_boundary.INTERRUPTED), "Interrupted by Ctrl-C.", ""),
+        (str(error_boundary.BROKEN_PIPE), "The reader of standard output has gone away, as in `| head`.", ""),
         ("143", "Ended by SIGTERM.", ""),
     ]
     return table(["status", "meaning", "exception in Python"], rows)

@@ -41,7 +41,7 @@ def test_nothing_touches_jaxs_private_parts() -> None:
 
 
 def test_only_the_error_boundary_keeps_every_exception_from_its_caller() -> None:
-    assert modules_where(PACKAGE, keeps_everything) == ["cli/boundary.py"]
+    assert modules_where(PACKAGE, keeps_everything) == ["cli/error_boundary.py"]
 
 
 def test_models_import_nothing_of_gradscope() -> None:

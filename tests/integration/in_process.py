@@ -28,7 +28,7 @@ from typing import Any, TextIO
 import jax
 
 import gradscope
-from gradscope.cli.boundary import guarded
+from gradscope.cli.error_boundary import guarded
 from gradscope.cli.program import run
 
 #: What `python -m gradscope` has for the name of the program.

@@ -53,7 +53,7 @@ class Observation:
             UsageError: It is spread over the devices of several processes.
         """
         value = whole_tensor(self.value)
-        if not is_whole_here(value):
+        if not is_readable_here(value):
             raise UsageError(
                 "the tensors of this run are spread over several processes, and a dump in memory holds full ones",
                 hint="observe with gradscope.value_and_grad, and write with gradscope.save",
@@ -63,7 +63,7 @@ class Observation:
     def local_shards(self) -> Iterator[LocalShard]:
         """Yields the shards that this process writes."""
         value = whole_tensor(self.value)
-        if is_whole_here(value) or value.size == 0:
+        if is_readable_here(value) or value.size == 0:
             if jax.process_index() == 0:
                 array = np.asarray(value)[self.at] if value.size else np.empty(value.shape[len(self.at) :], value.dtype)
                 yield LocalShard((0,) * array.ndim, array)
@@ -79,17 +79,17 @@ class Observation:
 def gathered(tree: Any) -> Any:
     """Gathers small arrays, so that every process has each of them in full; every process has to call it."""
     return jax.tree_util.tree_map(
-        lambda value: value if is_whole_here(value) else multihost_utils.process_allgather(value, tiled=True), tree
+        lambda value: value if is_readable_here(value) else multihost_utils.process_allgather(value, tiled=True), tree
     )
 
 
-def with_whole_facts(observed: Observed) -> Observed:
+def with_global_facts(observed: Observed) -> Observed:
     """Returns an observation whose loss, executed branches and iteration counts are complete in every process."""
     captured = observed.captured
     loss, executed, iterations = gathered((observed.loss, captured.executed, captured.iterations))
     return observed._replace(loss=loss, captured=captured._replace(executed=executed, iterations=iterations))
 
 
-def is_whole_here(value: Any) -> bool:
+def is_readable_here(value: Any) -> bool:
     """Returns whether this process can read all of an array."""
     return not isinstance(value, jax.Array) or value.is_fully_addressable or value.is_fully_replicated

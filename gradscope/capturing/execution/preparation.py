@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import jax
 
 from gradscope.capturing.execution.arguments import Arguments
-from gradscope.capturing.execution.observation import with_whole_facts
+from gradscope.capturing.execution.observation import with_global_facts
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.execution.segmented import SegmentedProgram
 from gradscope.capturing.timings import Timings
@@ -194,7 +194,7 @@ class _SingleRun:
             plan=resolved.plan,
             spec=resolved.spec,
             arguments=leaves,
-            observed=with_whole_facts(seen),
+            observed=with_global_facts(seen),
             reached=self._reached,
         )
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.capturing.execution.disk_spill import DiskSpill
-from gradscope.capturing.execution.observation import with_whole_facts
+from gradscope.capturing.execution.observation import with_global_facts
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.timings import Timings
 from gradscope.instrument.observing_program import Observed, Reached
@@ -186,7 +186,7 @@ class SegmentedProgram:
         arriving = {at: cotangents[atom] for at, atom in enumerate(segment.writes) if atom in cotangents}
         with self._timings.phase("run"), user_code(f"running {self._name}"):
             returned = jax.block_until_ready(backward.stage(leaves, reads, arriving))
-        return with_whole_facts(Observed(None, [], returned.captured, returned.arrived, {})), returned
+        return with_global_facts(Observed(None, [], returned.captured, returned.arrived, {})), returned
 
     def _output(self, atom: Atom, leaves: Sequence[Any]) -> Any:
         if is_literal(atom):

@@ -58,18 +58,18 @@ class Neighbourhood:
         self._cotangents = cotangents
         self._executed = executed
 
-    def value(self, place: FrameVariable, iteration: IterationIndex) -> Any:
+    def value(self, variable: FrameVariable, iteration: IterationIndex) -> Any:
         """Returns the value of an atom in one iteration of the loops around its frame; None where it is not known."""
-        key = resolve(*place)
+        key = resolve(*variable)
         if key is None:
-            return self._constants.value(*place)
+            return self._constants.value(*variable)
         if not key.frame and key.equation == OPERAND:
             return self._arguments[key.position]
         return self._at(self._values, key, iteration)
 
-    def cotangent(self, place: FrameVariable, iteration: IterationIndex) -> np.ndarray | None:
+    def cotangent(self, variable: FrameVariable, iteration: IterationIndex) -> np.ndarray | None:
         """Returns the gradient of the loss with respect to a variable in one iteration; None where it is not known."""
-        key = resolve(*place)
+        key = resolve(*variable)
         return None if key is None else self._at(self._cotangents, key, iteration)
 
     def was_executed(self, frame: Frame, iteration: IterationIndex) -> bool:
@@ -104,18 +104,18 @@ def observe_neighbourhood(
     return _observed(run.trace, run.arguments, sites, gradients)
 
 
-def observe_values(trace: Trace, arguments: Sequence[Any], places: Iterable[FrameVariable]) -> Neighbourhood:
+def observe_values(trace: Trace, arguments: Sequence[Any], variables: Iterable[FrameVariable]) -> Neighbourhood:
     """Observes some values, and no gradients.
 
     Args:
         trace: A traced loss.
         arguments: Its flat arguments.
-        places: The values.
+        variables: The values.
 
     Returns:
         What was observed.
     """
-    return _observed(trace, arguments, _sites(trace, places), frozenset())
+    return _observed(trace, arguments, _sites(trace, variables), frozenset())
 
 
 def _observed(
@@ -132,8 +132,8 @@ def _observed(
     return Neighbourhood(trace, arguments, values, cotangents, executed)
 
 
-def _sites(trace: Trace, places: Iterable[FrameVariable]) -> tuple[Site, ...]:
-    keys = dict.fromkeys(resolve(*place) for place in places if not is_hidden(place.frame))
+def _sites(trace: Trace, variables: Iterable[FrameVariable]) -> tuple[Site, ...]:
+    keys = dict.fromkeys(resolve(*variable) for variable in variables if not is_hidden(variable.frame))
     return tuple(trace.site_at(key) for key in keys if key and (key.frame or key.equation != OPERAND))
 
 
@@ -145,14 +145,16 @@ def _around(trace: Trace, starts: Sequence[FrameVariable], known: Collection[Val
         return differentiably(trace.reachability, step) and resolve(*step.to) not in known
 
     region = flow.closure(starts, goes)
-    observed_places: dict[FrameVariable, None] = dict(region)
-    for place in region:
-        for step in flow.steps(place):
-            observed_places[step.to] = None
+    observed_variables: dict[FrameVariable, None] = dict(region)
+    for variable in region:
+        for step in flow.steps(variable):
+            observed_variables[step.to] = None
             if step.way == "compute":
                 operands = step.frame.jaxpr.eqns[step.number].invars
-                observed_places |= {FrameVariable(step.frame, atom): None for atom in operands if not is_literal(atom)}
-    return observed_places
+                observed_variables |= {
+                    FrameVariable(step.frame, atom): None for atom in operands if not is_literal(atom)
+                }
+    return observed_variables
 
 
 def differentiably(reachability: Reachability, step: Step) -> bool:

@@ -23,7 +23,7 @@ from gradscope.capturing.explain.zero_uses import EquationUse
 from gradscope.dump.manifest.manifest import Cause
 from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
-from gradscope.tracing.dataflow.gradient_barriers import at_place
+from gradscope.tracing.dataflow.gradient_barriers import location_of
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import Frame, ValueKey, variable_of
 
@@ -82,7 +82,7 @@ def causes_of(
 class _VariableAt(NamedTuple):
     """A `_Moment` is a value in one iteration of the loops around its frame."""
 
-    place: FrameVariable
+    variable: FrameVariable
     iteration: IterationIndex
 
 
@@ -156,17 +156,17 @@ class _Search:
 
     def _computed(self, value_at: _VariableAt) -> Iterator[_Result]:
         """Yields the result for each equation that computes with a value."""
-        every = self._flow.steps(value_at.place)
+        every = self._flow.steps(value_at.variable)
         steps = [step for step in every if step.way == "compute" and self._differentiably(step)]
         for frame, number in dict.fromkeys((step.frame, step.number) for step in steps):
             use = self._use(frame, number, value_at)
             if use is None:
-                yield _ZeroDerivative(f"not followed beyond {at_place(frame, number)}")
+                yield _ZeroDerivative(f"not followed beyond {location_of(frame, number)}")
             elif not any(np.any(each) for each in use.cotangents):
                 outputs = (step.to for step in steps if (step.frame, step.number) == (frame, number))
-                yield from (_VariableAt(place, value_at.iteration) for place in outputs)
+                yield from (_VariableAt(variable, value_at.iteration) for variable in outputs)
             elif use.gradient().any():
-                yield _NonzeroTerm(at_place(frame, number))
+                yield _NonzeroTerm(location_of(frame, number))
             else:
                 yield _ZeroDerivative(use.reason())
 
@@ -179,30 +179,30 @@ class _Search:
         if any(each is None for each in operands):
             return None
         outputs = [FrameVariable(frame, variable) for variable in equation.outvars if is_inexact(variable)]
-        cotangents = [self._neighbourhood.cotangent(place, value_at.iteration) for place in outputs]
+        cotangents = [self._neighbourhood.cotangent(variable, value_at.iteration) for variable in outputs]
         return EquationUse(
             frame=frame,
             number=number,
-            positions=tuple(n for n, atom in enumerate(equation.invars) if atom is value_at.place.atom),
+            positions=tuple(n for n, atom in enumerate(equation.invars) if atom is value_at.variable.atom),
             operands=operands,
             cotangents=[
-                np.zeros(place.atom.aval.shape, place.atom.aval.dtype) if each is None else each
-                for place, each in zip(outputs, cotangents, strict=True)
+                np.zeros(variable.atom.aval.shape, variable.atom.aval.dtype) if each is None else each
+                for variable, each in zip(outputs, cotangents, strict=True)
             ],
             layer=self._layers.get((frame, number)),
         )
 
     def _renamed(self, value_at: _VariableAt) -> Iterator[_Result]:
         """Yields the result for each variable of another frame that is the same value."""
-        for step in self._flow.steps(value_at.place):
+        for step in self._flow.steps(value_at.variable):
             if step.way == "compute" or not self._differentiably(step):
                 continue
             if step.to.frame.transfer.exclusive and not self._neighbourhood.was_executed(
                 step.to.frame, value_at.iteration
             ):
-                yield _ZeroDerivative(f"branch not taken: {at_place(step.frame, step.number)}")
+                yield _ZeroDerivative(f"branch not taken: {location_of(step.frame, step.number)}")
                 continue
-            use = at_place(step.frame, step.number)
+            use = location_of(step.frame, step.number)
             for iteration in _iterations(step, value_at):
                 arrived = self._neighbourhood.cotangent(step.to, iteration)
                 one = arrived[value_at.iteration[-1]] if step.way == "stack" and arrived is not None else arrived
@@ -217,9 +217,9 @@ class _Search:
 def _iterations(step: Step, value_at: _VariableAt) -> Sequence[IterationIndex]:
     """Returns the iterations in which a step from a value leads to another."""
     iteration, there = value_at.iteration, step.to.frame
-    loops_here, loops_there = value_at.place.frame.loops, there.loops
+    loops_here, loops_there = value_at.variable.frame.loops, there.loops
     if step.way in ("leave", "stack") and len(loops_there) < len(loops_here):
-        *_, last = _in_order(value_at.place.frame)
+        *_, last = _in_order(value_at.variable.frame)
         return [iteration[:-1]] if step.way == "stack" or iteration[-1] == last else []
     if step.way == "again":
         order = list(_in_order(there))

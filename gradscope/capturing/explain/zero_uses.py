@@ -14,7 +14,7 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.tracing.dataflow.gradient_barriers import at_place
+from gradscope.tracing.dataflow.gradient_barriers import location_of
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import Frame
 from gradscope.tracing.jaxpr.jaxcompat import bind
@@ -94,7 +94,7 @@ class EquationUse:
 
     def reason(self) -> str:
         """Returns why nothing comes back, with the equation's name and line."""
-        equation, where = self.frame.jaxpr.eqns[self.number], at_place(self.frame, self.number)
+        equation, where = self.frame.jaxpr.eqns[self.number], location_of(self.frame, self.number)
         if self._pulled_back(self.operands, [_scaled(each) for each in self.cotangents]).any():
             largest = max(float(np.abs(_wide(each)).max(initial=0.0)) for each in self.cotangents)
             dtype = equation.invars[self.positions[0]].aval.dtype.name

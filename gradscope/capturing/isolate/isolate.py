@@ -65,8 +65,8 @@ def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timing
     local = _LocalDump(dumps, arguments, pinned, run, boundaries)
     rows = local_rows(tuple(local.findings(pairing.matched, options)), boundaries.sources())
     return Isolation(
-        rows=tuple(row for row in rows if options.selection.wants(row.name, *row.tensors)),
-        left_out=tuple(each for each in (*pinned.left_out, *local.left_out) if options.selection.wants(each.name)),
+        rows=tuple(row for row in rows if options.selection.selects(row.name, *row.tensors)),
+        left_out=tuple(each for each in (*pinned.left_out, *local.left_out) if options.selection.selects(each.name)),
         arguments=arguments.origins,
     )
 

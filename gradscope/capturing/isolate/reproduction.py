@@ -115,23 +115,24 @@ def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
             hint="isolate the layer around it",
         )
     values = LayerValues(isolated, arguments, pinned_values(arguments.trace, dump, placing), dump)
-    places = [FrameVariable(isolated.layer.frame, atom) for atom in isolated.inputs]
+    variables = [FrameVariable(isolated.layer.frame, atom) for atom in isolated.inputs]
     with user_code(f"running {isolated.name} of {model.name}"):
-        seen = observe_values(arguments.trace, arguments.leaves, places)
+        seen = observe_values(arguments.trace, arguments.leaves, variables)
         inputs = {
-            place.atom: _value(isolated, values, place, seen.value(place, isolated.iteration)) for place in places
+            variable.atom: _value(isolated, values, variable, seen.value(variable, isolated.iteration))
+            for variable in variables
         }
         return _reproduction(isolated, values, inputs, reduced=reduced_matmul(dump.manifest.provenance))
 
 
-def _value(isolated: IsolatedLayer, values: LayerValues, place: FrameVariable, computed: Any) -> Any:
+def _value(isolated: IsolatedLayer, values: LayerValues, variable: FrameVariable, computed: Any) -> Any:
     """Returns the value of one of a layer's inputs, from the dump where it has one; random keys stay random keys."""
-    from_dump, dtype = values.value(place.atom), place.atom.aval.dtype
+    from_dump, dtype = values.value(variable.atom), variable.atom.aval.dtype
     found = computed if from_dump is None else from_dump
     random = is_key(str(dtype))
     if found is None or (random and str(dtype) not in _KEYS):
         raise UsageError(
-            f"{naming.printable(isolated.name)} reads a value of type {place.atom.aval} that a script cannot contain",
+            f"{naming.printable(isolated.name)} reads {variable.atom.aval}, which a script cannot contain",
             hint="isolate a layer inside it",
         )
     if not random:

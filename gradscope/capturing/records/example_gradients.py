@@ -195,7 +195,7 @@ def combination(run: Run, gradients: ExampleGradients, count: int, machine: Mapp
 
 
 def _is_shown(leaf: Leaf, spec: CaptureSpec) -> bool:
-    return leaf.family == naming.PARAM and spec.wants(naming.EXAMPLE_GRAD, leaf.name)
+    return leaf.family == naming.PARAM and spec.selects(naming.EXAMPLE_GRAD, leaf.name)
 
 
 def _sum(gradients: np.ndarray) -> np.ndarray:

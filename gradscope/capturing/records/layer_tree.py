@@ -11,7 +11,7 @@ from gradscope.capturing.records.pending_tensors import PendingTensor
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.naming import IterationIndex
-from gradscope.stats.power import Power, together
+from gradscope.stats.power import Power, combined_power
 from gradscope.tracing.jaxpr.frames import FrameKey, ValueKey, iterations
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources
 from gradscope.tracing.layers.layers import LayerCall
@@ -97,13 +97,13 @@ class LayerTree:
 
     def _powers_of(self, inputs: list[_Subject], outputs: list[_Subject]) -> Mapping[str, Power]:
         found = {
-            "in": self._together(inputs, gradient=False),
-            "out": self._together(outputs, gradient=False),
-            "grad_in": self._together(inputs, gradient=True),
-            "grad_out": self._together(outputs, gradient=True),
+            "in": self._combined_power(inputs, gradient=False),
+            "out": self._combined_power(outputs, gradient=False),
+            "grad_in": self._combined_power(inputs, gradient=True),
+            "grad_out": self._combined_power(outputs, gradient=True),
         }
         return {name: power for name, power in found.items() if power is not None and power.elements}
 
-    def _together(self, subjects: Iterable[_Subject], *, gradient: bool) -> Power | None:
+    def _combined_power(self, subjects: Iterable[_Subject], *, gradient: bool) -> Power | None:
         """Returns the power of several tensors; None where none of them is known."""
-        return together(self._powers.get((*subject, gradient)) for subject in subjects)
+        return combined_power(self._powers.get((*subject, gradient)) for subject in subjects)

@@ -17,7 +17,7 @@ from gradscope.dump.record import Record, Shard
 from gradscope.instrument.rewriting.core_statistics import core_numbers
 from gradscope.protocols import implements
 from gradscope.stats.core_tier import stats_from_core
-from gradscope.stats.power import Power, power_of, together
+from gradscope.stats.power import Power, combined_power, power_of
 from gradscope.stats.tensor_stats import TensorStats, tensor_stats
 from gradscope.stats.units import activation_stats
 from gradscope.tracing.user_frames import user_code
@@ -120,7 +120,7 @@ class ShardReading:
             self._shard(record, local_shard, each)
             for record in pending.records[:1] for local_shard, each in zip(local_shards, stats, strict=True)
         ]  # fmt: skip
-        return Measured(pending, (*outline, *shards), together(map(power_of, stats)))
+        return Measured(pending, (*outline, *shards), combined_power(map(power_of, stats)))
 
     @implements(Reading)
     def kept(self, record: Record) -> Record:
@@ -132,7 +132,7 @@ class ShardReading:
     def _shard(self, record: Record, local_shard: LocalShard, stats: TensorStats) -> Record:
         axes = len(record.shape)  # the data of PRNG keys has one more
         shape = local_shard.array.shape[:axes]
-        shard = Shard(of=record.name, whole=record.shape, start=local_shard.start[:axes])
+        shard = Shard(of=record.name, global_shape=record.shape, start=local_shard.start[:axes])
         return replace(
             record, name=shard.name(shape), shape=shape, stats=stats.to_json(), shard=shard, array=local_shard.array
         )

@@ -128,7 +128,7 @@ def gradient_of_argument(run: Run, number: int) -> Source:
 
 
 def _pending_leaf(run: Run, family: str, leaf: Leaf, origin: TensorOrigin, source: Source) -> Iterator[PendingTensor]:
-    shown = run.spec.wants(family, leaf.name)
+    shown = run.spec.selects(family, leaf.name)
     if shown or family in (naming.INPUT, naming.INPUT_GRAD):
         record = record_of(family, leaf.name, leaf, origin)
         yield pending_of(record, origin, source, shown=shown)
@@ -170,7 +170,7 @@ def _cotangent(run: Run, number: int, iteration: SiteIteration) -> Source:
 def _named(run: Run, site: Site, family: str, origin: TensorOrigin, source: Source) -> PendingTensor:
     """Returns the tensor of one site in one iteration, under every name that is selected."""
     iteration = origin.facts.iteration
-    names = [str(name.at(iteration)) for name in site.names if run.spec.wants_layer(family, name, iteration)]
+    names = [str(name.at(iteration)) for name in site.names if run.spec.selects_layer(family, name, iteration)]
     record = record_of(family, names[0] if names else "", site, origin)
     pending = pending_of(record, origin, source, shown=bool(names))
     own = naming.key_of(family, record.name)

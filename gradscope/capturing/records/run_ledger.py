@@ -10,7 +10,7 @@ from gradscope.capturing.records.pending_tensors import PendingTensor
 from gradscope.capturing.records.term_records import why_no_term
 from gradscope.dump.manifest.manifest import Ledger, LedgerLine
 from gradscope.dump.record import Reason, Record
-from gradscope.instrument.query.planning import wants_site
+from gradscope.instrument.query.planning import selects_site
 from gradscope.instrument.query.terms import Terms
 from gradscope.tracing.dataflow.gradient_barriers import Barriers
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
@@ -64,7 +64,7 @@ class RunLedger:
 
     def _why(self, site: Site, family: str) -> Reason:
         """Returns why a run has no tensor for a site; that the user left it out comes before all other reasons."""
-        if not wants_site(self._spec, site, family):
+        if not selects_site(self._spec, site, family):
             return "filtered"
         return "opaque" if site.opaque else "eliminated"
 

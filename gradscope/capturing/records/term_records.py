@@ -34,7 +34,7 @@ def pending_terms(run: Run, order: ExecutionOrder) -> Iterator[PendingTensor]:
 
 def why_no_term(term: Term, spec: CaptureSpec) -> Reason:
     """Returns why a run has no tensor for a term; that the user left it out comes before all other reasons."""
-    if not any(spec.wants_term(name_of(term, iteration), of) for iteration, of in term.of.items()):
+    if not any(spec.selects_term(name_of(term, iteration), of) for iteration, of in term.of.items()):
         return "filtered"
     if term.use.opaque:
         return "opaque"

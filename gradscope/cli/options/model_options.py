@@ -259,7 +259,7 @@ class ModelOptions:
 
         if self.data is None:
             return None
-        return DataRequest(place=self.data, index=self.batch_index, leaves=model.data, partial=partial)
+        return DataRequest(location=self.data, index=self.batch_index, leaves=model.data, partial=partial)
 
     def _checkpoint_request(self) -> CheckpointRequest | None:
         from gradscope.tracing.data.checkpoints import CheckpointRequest

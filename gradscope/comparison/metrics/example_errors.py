@@ -104,9 +104,9 @@ def _of_columns(ref: Operand, cand: Operand, width: int, columns: range) -> Exam
 
 def _rows(count: int, width: int, columns: range) -> Iterator[list[range]]:
     """Yields the positions of a range of elements in several examples: one range where it is all of them."""
-    together = max(1, _ELEMENTS // len(columns))
-    for first in range(0, count, together):
-        stop = min(first + together, count)
+    rows_per_read = max(1, _ELEMENTS // len(columns))
+    for first in range(0, count, rows_per_read):
+        stop = min(first + rows_per_read, count)
         rows = [range(row * width + columns.start, row * width + columns.stop) for row in range(first, stop)]
         yield [range(rows[0].start, rows[-1].stop)] if len(columns) == width else rows
 

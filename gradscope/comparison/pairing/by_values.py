@@ -57,12 +57,12 @@ class _NameSimilarity:
     """
 
     def __init__(self, matches: Iterable[Match]) -> None:
-        self._together: Counter[tuple[str, str]] = Counter()
+        self._cooccurrences: Counter[tuple[str, str]] = Counter()
         self._ref: Counter[str] = Counter()
         self._cand: Counter[str] = Counter()
         for match in matches:
             ref, cand = _scopes(match.ref), _scopes(match.cand)
-            self._together.update(product(ref, cand))
+            self._cooccurrences.update(product(ref, cand))
             self._ref.update(ref)
             self._cand.update(cand)
 
@@ -72,8 +72,8 @@ class _NameSimilarity:
         return shared, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
     def _share(self, ref: str, cand: str) -> float:
-        together = self._together[ref, cand]
-        return together / (self._ref[ref] + self._cand[cand] - together) if together else 0.0
+        cooccurrences = self._cooccurrences[ref, cand]
+        return cooccurrences / (self._ref[ref] + self._cand[cand] - cooccurrences) if cooccurrences else 0.0
 
 
 def _verified(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:

@@ -23,10 +23,10 @@ def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, m
     """
     pairing = _with_loop_outputs(dumps, pair(dumps, _passes(rules)))
     return Pairing(
-        matched=with_layouts(dumps, [each for each in pairing.matched if selection.wants(*_spellings(each))], mapper),
-        inverse=tuple(each for each in pairing.inverse if selection.wants(*_spellings(each))),
-        only_ref=tuple(key for key in pairing.only_ref if selection.wants(*_both(key))),
-        only_cand=tuple(key for key in pairing.only_cand if selection.wants(*_both(key))),
+        matched=with_layouts(dumps, [each for each in pairing.matched if selection.selects(*_spellings(each))], mapper),
+        inverse=tuple(each for each in pairing.inverse if selection.selects(*_spellings(each))),
+        only_ref=tuple(key for key in pairing.only_ref if selection.selects(*_both(key))),
+        only_cand=tuple(key for key in pairing.only_cand if selection.selects(*_both(key))),
     )
 
 

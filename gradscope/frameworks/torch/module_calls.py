@@ -18,7 +18,7 @@ from gradscope.dump.manifest.manifest import Layer
 from gradscope.dump.record import SiteFacts
 from gradscope.frameworks.torch.conversion import tensors_in
 from gradscope.frameworks.torch.torch_values import Value, Values
-from gradscope.stats.power import together
+from gradscope.stats.power import combined_power
 
 #: The JAX primitive of an autograd node whose outputs are bounded; see `stats.units`.
 _PRIMITIVES: Final = {"TanhBackward0": "tanh", "SigmoidBackward0": "logistic", "ErfBackward0": "erf"}
@@ -52,10 +52,10 @@ class ModuleCall:
     def layer(self) -> Layer:
         """Returns the call as a layer of the manifest."""
         powers = {
-            "in": together(value.power for value in self.inputs),
-            "out": together(value.power for value in self.outputs),
-            "grad_in": together(value.gradient_power for value in self.inputs),
-            "grad_out": together(value.gradient_power for value in self.outputs),
+            "in": combined_power(value.power for value in self.inputs),
+            "out": combined_power(value.power for value in self.outputs),
+            "grad_in": combined_power(value.gradient_power for value in self.inputs),
+            "grad_out": combined_power(value.gradient_power for value in self.outputs),
         }
         known = {name: power for name, power in powers.items() if power is not None and power.elements}
         return Layer(

@@ -78,22 +78,22 @@ class CaptureSpec:
             if family in self.families and not made:
                 raise UsageError(f"the family {family} is only made when it is asked for", hint=f"add {asking}")
 
-    def wants(self, family: str, name: str) -> bool:
+    def selects(self, family: str, name: str) -> bool:
         """Returns whether a tensor of this family and name is selected."""
         key = naming.key_of(family, name)
         if self.keys is not None:
             return key in self.keys
         if self.wrt is not None and naming.is_gradient(family):
             of_value = naming.key_of(naming.subject_family(family) or family, name)
-            if not self.wrt.wants(name, key, of_value):
+            if not self.wrt.selects(name, key, of_value):
                 return False
-        return family in self.families and self.selection.wants(name, key)
+        return family in self.families and self.selection.selects(name, key)
 
-    def wants_layer(self, family: str, name: SiteName, iteration: IterationIndex) -> bool:
+    def selects_layer(self, family: str, name: SiteName, iteration: IterationIndex) -> bool:
         """Returns whether a layer's output is selected at one iteration."""
-        return self.shows(name) and self.wants(family, str(name.at(iteration)))
+        return self.shows(name) and self.selects(family, str(name.at(iteration)))
 
-    def wants_term(self, name: str, of: str | None) -> bool:
+    def selects_term(self, name: str, of: str | None) -> bool:
         """Returns whether a term is selected.
 
         Args:
@@ -103,7 +103,7 @@ class CaptureSpec:
         if self.keys is not None or naming.TERM not in self.families:
             return False
         spellings = (name, naming.key_of(naming.TERM, name), *(() if of is None else (of, naming.split_key(of)[1])))
-        return self.selection.wants(*spellings) and (self.wrt is None or self.wrt.wants(*spellings))
+        return self.selection.selects(*spellings) and (self.wrt is None or self.wrt.selects(*spellings))
 
     def shows(self, name: SiteName) -> bool:
         """Returns whether a layer or operation of this name is among those shown."""

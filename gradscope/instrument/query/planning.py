@@ -35,7 +35,7 @@ def make_plan(trace: Trace, spec: CaptureSpec, observe: Observer = whole_tensor)
         spec.selection.require_matches(_known_names(trace, spec, terms))
     if spec.wrt is not None:
         spec.wrt.require_matches(_known_names(trace, spec, terms))
-    shown = {site.value for site in trace.sites if any(wants_site(spec, site, family) for family in _LAYER_FAMILIES)}
+    shown = {site.value for site in trace.sites if any(selects_site(spec, site, family) for family in _LAYER_FAMILIES)}
     read = {value for layer in trace.layers if not shown.isdisjoint(layer.outputs) for value in layer.inputs}
     observed = shown | read
     sites = tuple(site for site in trace.sites if site.value in observed and not site.opaque and not site.eliminated)
@@ -54,9 +54,11 @@ def has_gradient(tap_point: Site | Use) -> bool:
     return tap_point.reach is Reach.GRADIENT and not tap_point.opaque
 
 
-def wants_site(spec: CaptureSpec, site: Site, family: str) -> bool:
+def selects_site(spec: CaptureSpec, site: Site, family: str) -> bool:
     """Returns whether a site is selected under any of its names in any iteration."""
-    return any(spec.wants_layer(family, name, iteration) for name in site.names for iteration in iterations(site.loops))
+    return any(
+        spec.selects_layer(family, name, iteration) for name in site.names for iteration in iterations(site.loops)
+    )
 
 
 def _known_names(trace: Trace, spec: CaptureSpec, terms: Terms) -> list[str]:

@@ -259,7 +259,7 @@ def _key(trace: Trace, fetch: Fetch) -> str:
 def _as_selected(leaf: Leaf, spec: CaptureSpec) -> Leaf:
     """Returns the leaf, differentiated only if its gradient is selected."""
     family = naming.gradient_family(leaf.family)
-    selected = family is not None and spec.wants(family, leaf.name)
+    selected = family is not None and spec.selects(family, leaf.name)
     return replace(leaf, differentiated=leaf.differentiated and selected)
 
 

@@ -41,10 +41,10 @@ class Terms:
         self._arguments = [naming.key_of(leaf.family, leaf.name) for leaf in trace.arguments]
         looks_at_uses = spec.operands or spec.terms
         self._uses = find_uses(trace.root, trace.layers, trace.liveness, trace.reachability) if looks_at_uses else []
-        whole = (
+        summed = (
             self._value_at(use, iteration) for use in self._uses if _counts(use) for iteration in iterations(use.loops)
         )
-        self._shared = {value_at for value_at, count in Counter(whole).items() if value_at is not None and count > 1}
+        self._shared = {value_at for value_at, count in Counter(summed).items() if value_at is not None and count > 1}
 
     def candidates(self) -> Iterator[Term]:
         """Yields every use of the kinds that the spec selects, with the iterations in which it is one."""
@@ -64,14 +64,14 @@ class Terms:
             of = {
                 iteration: key
                 for iteration, key in term.of.items()
-                if self._spec.wants_term(name_of(term, iteration), key)
+                if self._spec.selects_term(name_of(term, iteration), key)
             }
             if of:
                 yield Term(use=term.use, of=of)
 
     def _value_at(self, use: Use, iteration: IterationIndex) -> ValueAt | None:
         """Returns the value that a term belongs to in one iteration, in the iteration that made it; or None."""
-        if use.value is None or not use.whole:
+        if use.value is None or not use.is_summand:
             return None
         return self._origins.of(ValueAt(use.value, iteration[: len(self._frames[use.value.frame].loops)]))
 

@@ -48,10 +48,10 @@ def core_statistics(value: Any, *, passing: bool = False) -> Any:
     # A second differentiation of a step concerns its gradients, and statistics are no gradients; JAX cannot
     # differentiate a host callback at all.
     constant = jax.lax.stop_gradient(whole_tensor(value))
-    return jax.lax.platform_dependent(_as_whole_bytes(constant), cpu=on_host, default=_on_device)
+    return jax.lax.platform_dependent(_as_bytes(constant), cpu=on_host, default=_on_device)
 
 
-def _as_whole_bytes(value: Any) -> Any:
+def _as_bytes(value: Any) -> Any:
     """Returns the value, or its magnitude, in a real floating-point type of whole bytes."""
     if jnp.iscomplexobj(value):
         return jnp.abs(value)

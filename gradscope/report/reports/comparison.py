@@ -26,7 +26,7 @@ from gradscope.naming.wording import counted
 from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.heat_strip import heat_strips
 from gradscope.report.render.screen import BAD, DOUBTFUL, GOOD, Screen, style_of_words
-from gradscope.report.tables.dump_rows import place
+from gradscope.report.tables.dump_rows import family_rank
 from gradscope.report.tables.numbers import count
 from gradscope.report.tables.table import Column, Kind, Line, Table, column
 
@@ -127,7 +127,7 @@ class ComparisonReport:
         families: dict[str, list[ComparisonRow]] = {}
         for row in self._shown():
             families.setdefault(row.family, []).append(row)
-        for family in sorted(families, key=_place):
+        for family in sorted(families, key=_family_order):
             yield Table(
                 title=f"{family} ({len(families[family]):,} of {totals[family]:,})",
                 columns=(_NAME, *_COLUMNS),
@@ -147,7 +147,7 @@ class ComparisonReport:
     def _outlook(self) -> Iterator[Note]:
         same = Counter(row.family for row in self.comparison.rows if row.status == "same")
         if same and not self.everything:
-            families = ", ".join(f"{count(same[family])} {family}" for family in sorted(same, key=_place))
+            families = ", ".join(f"{count(same[family])} {family}" for family in sorted(same, key=_family_order))
             yield Note(label="same", text=f"{families} (--all shows them)")
         yield from _what_would_pass([row for row in self.comparison.rows if row.counts])
 
@@ -179,9 +179,9 @@ def in_tree_order(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     return sorted(rows, key=lambda row: (begins[row.name], row.name.count("/"), row.index))
 
 
-def _place(family: str) -> tuple[bool, int]:
+def _family_order(family: str) -> tuple[bool, int]:
     """Returns the rank of a family's table: values before gradients, and otherwise in execution order."""
-    return naming.is_gradient(family), place(family)
+    return naming.is_gradient(family), family_rank(family)
 
 
 def _line(row: ComparisonRow) -> Line:

@@ -13,7 +13,7 @@ from gradscope.naming import printable
 from gradscope.naming.sizes import shown_size
 from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import DOUBTFUL, Screen
-from gradscope.report.tables.dump_rows import Row, place
+from gradscope.report.tables.dump_rows import Row, family_rank
 from gradscope.report.tables.numbers import amount, count
 from gradscope.report.tables.query import Query
 from gradscope.report.tables.table import Column, Line, Table, column
@@ -74,7 +74,7 @@ class InspectionReport:
         families: dict[str, list[Row]] = {}
         for row in self.selected:
             families.setdefault(row.family, []).append(row)
-        tables = (self._table(family, families[family]) for family in sorted(families, key=place))
+        tables = (self._table(family, families[family]) for family in sorted(families, key=family_rank))
         return (*tables, Notes(notes=tuple(self._totals())))
 
     def _table(self, family: str, rows: Sequence[Row]) -> Table:

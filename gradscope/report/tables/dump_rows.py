@@ -22,12 +22,12 @@ from gradscope.stats import LayerGains, gradient_ratios, layer_gains
 from gradscope.stats.columns import ColumnKind, base_of, column_kinds, columns_of, number
 
 #: The rank of each family of values in execution order; a gradient has that of its value.
-_PLACES: Final = {family: place for place, family in enumerate(naming.FAMILIES)}
+_RANKS: Final = {family: rank for rank, family in enumerate(naming.FAMILIES)}
 
 
-def place(family: str) -> int:
+def family_rank(family: str) -> int:
     """Returns the rank of a family in execution order; an unknown family is last."""
-    return _PLACES.get(family, len(_PLACES))
+    return _RANKS.get(family, len(_RANKS))
 
 
 #: Values that are the entry's own and not statistics, and the statistic that comes first.
@@ -104,12 +104,12 @@ class _Facts:
         # The position in the file comes last, so that a gradient stays after its own value.
         behind = (entry.site.index, first[_companions(entry)], int(naming.is_gradient(entry.family)))
         if family == naming.TERM:
-            return (place(family), first[_companions(entry)], entry.site.index)
+            return (family_rank(family), first[_companions(entry)], entry.site.index)
         if family != naming.ACTIVATION:
-            return (place(family), *behind)
+            return (family_rank(family), *behind)
         layer = self._layer(entry)
         # A composite layer computes its output last, but people read it first.
-        return (place(family), entry.site.index if layer is None else layer.index, entry.name.count("/"), *behind)
+        return (family_rank(family), entry.site.index if layer is None else layer.index, entry.name.count("/"), *behind)
 
     def _layer(self, entry: Entry) -> Layer | None:
         """Returns the layer from which an activation has its name, with or without the index of one of its outputs."""

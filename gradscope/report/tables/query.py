@@ -60,7 +60,9 @@ class Query:
         if selection.select:
             selection.require_matches([*(row.name for row in rows), *(row.key for row in rows)])
         chosen = (row for row in rows if families is None or row.family in families)
-        return _sorted([row for row in chosen if self._shallow(row) and selection.wants(row.name, row.key)], self.sort)
+        return _sorted(
+            [row for row in chosen if self._shallow(row) and selection.selects(row.name, row.key)], self.sort
+        )
 
     def _shallow(self, row: Row) -> bool:
         if self.depth is None or value_family(row.family) != naming.ACTIVATION:

@@ -13,7 +13,7 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.dump.record import Json
-from gradscope.report.tables.dump_rows import Row, place, value_family
+from gradscope.report.tables.dump_rows import Row, family_rank, value_family
 from gradscope.report.tables.table import Cell, Column, Kind, Line, Table, column
 from gradscope.stats.columns import ColumnKind, column_kinds
 
@@ -149,7 +149,9 @@ def sections(rows: Sequence[Row], notes: Mapping[str, Sequence[str]], *, in_orde
             pair.gradient = row
         else:
             pair.value = row
-    return tuple(_section(family, families[family], notes, in_order=in_order) for family in sorted(families, key=place))
+    return tuple(
+        _section(family, families[family], notes, in_order=in_order) for family in sorted(families, key=family_rank)
+    )
 
 
 def _section(family: str, pairs: Mapping[str, _Pair], notes: Mapping[str, Sequence[str]], *, in_order: bool) -> Table:

@@ -54,9 +54,9 @@ class ForwardFlow:
         self._uses: dict[Frame, dict[Atom, list[tuple[int, int]]]] = {}
         self._outputs: dict[Frame, dict[Atom, list[int]]] = {}
 
-    def steps(self, place: FrameVariable) -> Iterator[Step]:
+    def steps(self, variable: FrameVariable) -> Iterator[Step]:
         """Yields every step from a value."""
-        frame, atom = place
+        frame, atom = variable
         if frame not in self._uses:
             self._learn(frame)
         for number, position in self._uses[frame].get(atom, ()):

@@ -72,10 +72,10 @@ class Barriers:
 
     def _rules(self, reached: dict[FrameVariable, None]) -> Iterator[str]:
         """Yields the user's own derivative rules on paths without a barrier, of which one returns no gradient."""
-        for step in (step for place in reached for step in self._flow.steps(place)):
+        for step in (step for variable in reached for step in self._flow.steps(variable)):
             rule = custom_rule(step.frame.jaxpr.eqns[step.number])
             if step.way == "compute" and rule is not None and not rule.of_library:
-                yield f"{at_place(step.frame, step.number)}, whose own rule may pass no gradient on"
+                yield f"{location_of(step.frame, step.number)}, whose own rule may pass no gradient on"
 
     def _disconnected(self, reached: dict[FrameVariable, None], start: FrameVariable) -> str:
         """Returns the report on a value that does not lead to the loss."""
@@ -85,7 +85,7 @@ class Barriers:
 
     def _barriers(self, reached: dict[FrameVariable, None]) -> Iterator[str]:
         """Yields the barriers on the paths of values to the loss, in program order."""
-        steps = (step for place in reached for step in self._flow.steps(place) if is_inexact(place.atom))
+        steps = (step for variable in reached for step in self._flow.steps(variable) if is_inexact(variable.atom))
         cutting = {
             (step.frame.orders[step.number], words): None
             for step in steps
@@ -95,12 +95,12 @@ class Barriers:
 
 
 def _last_use(reached: dict[FrameVariable, None], start: FrameVariable) -> str:
-    made = [(place.frame, place.frame.definitions[place.atom][0]) for place in reached if place != start]
+    made = [(variable.frame, variable.frame.definitions[variable.atom][0]) for variable in reached if variable != start]
     uses = [(frame.orders[number], frame, number) for frame, number in made if number != OPERAND]
     if not uses:
         return ", nothing uses it"
     _, frame, number = max(uses, key=lambda use: use[0])
-    return f", its last use is {at_place(frame, number)}"
+    return f", its last use is {location_of(frame, number)}"
 
 
 def _not_executed(frame: Frame) -> str:
@@ -111,12 +111,12 @@ def _not_executed(frame: Frame) -> str:
     if at is None or at.parent is None:
         return ""
     what = "a branch not taken" if at.transfer.exclusive else "a loop of no iterations"
-    return f"{at_place(at.parent, at.key[-1][0])}, {what}"
+    return f"{location_of(at.parent, at.key[-1][0])}, {what}"
 
 
 def _words(step: Step) -> str | None:
     """Returns the description and location of a step that is a barrier; None for one that is not."""
-    equation, where = step.frame.jaxpr.eqns[step.number], at_place(step.frame, step.number)
+    equation, where = step.frame.jaxpr.eqns[step.number], location_of(step.frame, step.number)
     inside = step.frame.children.get(step.number, ())
     if inside and inside[0].transfer.gradients == "barred":
         return f"{where}, a loop that reverse mode cannot run backwards"
@@ -132,7 +132,7 @@ def _words(step: Step) -> str | None:
     return f"{where}, {_INTEGER_PATHS.get(name, 'an integer path')}"
 
 
-def at_place(frame: Frame, number: int) -> str:
+def location_of(frame: Frame, number: int) -> str:
     """Returns an equation's primitive, or the function with a rule of its own, and its location in the user's code."""
     equation = frame.jaxpr.eqns[number]
     rule, source = custom_rule(equation), source_in(frame, equation)

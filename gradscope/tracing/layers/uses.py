@@ -42,8 +42,8 @@ class Use:
     Attributes:
         key: The frame, equation and operand.
         value: The value that is used; None for a constant.
-        whole: Whether its term is one of those that sum to the value's gradient. It is not if the operation is inside
-            a loop or a branch that uses the value as one operation, nor if a loop carries the value on.
+        is_summand: Whether its term is one of those that sum to the value's gradient. It is not if the operation is
+            inside a loop or a branch that uses the value as one operation, nor if a loop carries the value on.
         user: The operation that uses the value; for an output of a frame, the one that runs the frame.
         operand: Whether the use is an operand of that operation.
         name: The operation's name and the number of the operand.
@@ -59,7 +59,7 @@ class Use:
 
     key: UseKey
     value: ValueKey | None
-    whole: bool
+    is_summand: bool
     user: LayerCall
     operand: bool = True
     name: SiteName
@@ -114,7 +114,7 @@ class _Finding:
         made = enumerate(frame.jaxpr.eqns[key.equation].outvars)
         return replace(
             use,
-            whole=use.whole and not carried,
+            is_summand=use.is_summand and not carried,
             outputs=tuple(at for at, variable in made if self._reachability.of(frame, variable) is Reach.GRADIENT),
             eliminated=key.equation not in self._liveness.used(frame),
         )
@@ -134,7 +134,7 @@ class _Finding:
         return Use(
             key=key,
             value=value,
-            whole=value is not None and region(frame) == region(self._frames[value.frame]),
+            is_summand=value is not None and region(frame) == region(self._frames[value.frame]),
             user=user,
             name=SiteName(path=user.path, output=key.operand, layer=user.parent and user.parent.path),
             shape=tuple(atom.aval.shape),

@@ -34,13 +34,13 @@ class DataRequest:
     """A `DataRequest` names a batch.
 
     Attributes:
-        place: A file or folder, or a pipeline as a target names it.
+        location: A file or folder, or a pipeline as a target names it.
         index: The index of one of a pipeline's batches, from 0; None for the first, and for a file.
         leaves: The leaves of that batch by name, where it has been read already.
         partial: Whether it may lack leaves, because only some values are computed, which may not need them.
     """
 
-    place: str
+    location: str
     index: int | None = None
     leaves: Mapping[str, np.ndarray] | None = None
     partial: bool = False
@@ -59,12 +59,14 @@ class DataRequest:
             ModelError: The pipeline failed.
             DumpError: The batch is not such as the model's own; the message lists every mismatch.
         """
-        if ":" in self.place and not Path(self.place).exists():
-            leaves = pipeline_leaves(self.place, self.index) if self.leaves is None else self.leaves
-            return _checked(f"batch {self.index or 0} of {self.place}", expected, leaves, partial=self.partial)
+        if ":" in self.location and not Path(self.location).exists():
+            leaves = pipeline_leaves(self.location, self.index) if self.leaves is None else self.leaves
+            return _checked(f"batch {self.index or 0} of {self.location}", expected, leaves, partial=self.partial)
         if self.index is not None:
-            raise UsageError(f"{self.place} has one batch", hint="--batch-index selects one of a pipeline: module:NAME")
-        return batch_from_file(Path(self.place), expected, partial=self.partial)
+            raise UsageError(
+                f"{self.location} has one batch", hint="--batch-index selects one of a pipeline: module:NAME"
+            )
+        return batch_from_file(Path(self.location), expected, partial=self.partial)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

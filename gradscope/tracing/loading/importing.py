@@ -27,8 +27,8 @@ from gradscope.tracing.loading.zoo import zoo_file
 from gradscope.tracing.user_frames import user_code
 
 
-def import_place(target: Target) -> ModuleType:
-    """Returns the module that a target's place names.
+def import_location(target: Target) -> ModuleType:
+    """Returns the module that a target's location names.
 
     Raises:
         UsageError: There is no such file or module.
@@ -36,10 +36,10 @@ def import_place(target: Target) -> ModuleType:
     """
     os.environ.setdefault("KERAS_BACKEND", "jax")  # its default is TensorFlow, whose models have no jaxpr
     if target.rule == "module":
-        return _imported(target.place)
+        return _imported(target.location)
     if target.rule == "zoo":
-        return _loaded(zoo_file(target.place))
-    path = _existing_file(Path(target.place)).resolve()
+        return _loaded(zoo_file(target.location))
+    path = _existing_file(Path(target.location)).resolve()
     _put_first(path.parent)
     return _loaded(path)
 

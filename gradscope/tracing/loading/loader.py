@@ -15,7 +15,7 @@ from gradscope.errors import UsageError
 from gradscope.frameworks.detect import builder_of
 from gradscope.frameworks.modules.request import Request
 from gradscope.naming.patterns import nearest_hint
-from gradscope.tracing.loading.importing import import_place
+from gradscope.tracing.loading.importing import import_location
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.loading.module_models import module_model
 from gradscope.tracing.loading.plain_functions import (
@@ -46,9 +46,9 @@ def load_model(text: str, request: Request | None = None) -> Model:
     request = request or Request()
     target = parse_target(text)
     seed_generators(request.seed)
-    module = import_place(target)
+    module = import_location(target)
     name = _name(target)
-    holder = module if target.attribute is None else _holder(module, target.place, target.attribute, request.seed)
+    holder = module if target.attribute is None else _holder(module, target.location, target.attribute, request.seed)
     label = "the file itself" if target.attribute is None else target.attribute.text
     model = None if has_functions(holder) else module_model(name, holder, request)
     model = model or functions_model(name, holder, label, request)
@@ -57,7 +57,7 @@ def load_model(text: str, request: Request | None = None) -> Model:
         model,
         source=source,
         file_sha256=None if source is None else hashlib.sha256(source.read_bytes()).hexdigest(),
-        choices=(_place_choice(target, source), *model.choices),
+        choices=(_location_choice(target, source), *model.choices),
     )
 
 
@@ -71,7 +71,7 @@ def named_object(text: str) -> Any:
     target = parse_target(text)
     if target.attribute is None:
         raise UsageError(f"{text} names no object", hint=f"name one: {text}:NAME")
-    return _holder(import_place(target), target.place, target.attribute, seed=0)
+    return _holder(import_location(target), target.location, target.attribute, seed=0)
 
 
 def seed_generators(seed: int) -> None:
@@ -82,7 +82,7 @@ def seed_generators(seed: int) -> None:
 
 
 def _name(target: Target) -> str:
-    stem = Path(target.place).stem if target.rule == "path" else target.place.rpartition(".")[2]
+    stem = Path(target.location).stem if target.rule == "path" else target.location.rpartition(".")[2]
     return stem if target.attribute is None else f"{stem}.{target.attribute.text}"
 
 
@@ -91,18 +91,18 @@ def _source(module: ModuleType) -> Path | None:
     return None if file is None else Path(file).resolve()
 
 
-def _place_choice(target: Target, source: Path | None) -> str:
+def _location_choice(target: Target, source: Path | None) -> str:
     found = {"path": "a path", "module": "a module", "zoo": "a model of the zoo"}[target.rule]
-    return f"{target.place} is {found}" + ("" if source is None else f", loaded from {source}")
+    return f"{target.location} is {found}" + ("" if source is None else f", loaded from {source}")
 
 
-def _holder(module: ModuleType, place: str, attribute: Attribute, seed: int) -> Any:
+def _holder(module: ModuleType, location: str, attribute: Attribute, seed: int) -> Any:
     """Returns the object that an attribute of a target names, built if it is called or a framework's class."""
     found: Any = module
     with user_code(f"looking up {attribute.text}"):
         for depth, part in enumerate(attribute.path):
             if not hasattr(found, part):
-                where = f"{place}:{'.'.join(attribute.path[:depth])}".rstrip(":")
+                where = f"{location}:{'.'.join(attribute.path[:depth])}".rstrip(":")
                 raise UsageError(f"{where} has no {part!r}", hint=nearest_hint(part, public_names(found)))
             found = getattr(found, part)
         builder = builder_of(found, seed=seed)

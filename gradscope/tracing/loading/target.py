@@ -1,14 +1,14 @@
 """A target is the text with which a user names a model, `PLACE` or `PLACE:NAME`.
 
-The *place* is searched for in this order, and the first rule that fits decides:
+The *location* is searched for in this order, and the first rule that fits decides:
 
 - `path`: it ends in `.py`, contains a slash, or is a file: `model.py`, `../runs/model.py`;
 - `module`: Python would find a module of that name from the working directory: `package.module`;
 - `zoo`: it is a model that comes with gradscope: `resnet50`.
 
-A dotted place that fits no rule is taken for a module, so that the error names the module that is missing.
+A dotted location that fits no rule is taken for a module, so that the error names the module that is missing.
 
-The *name* is a dotted attribute of the place, and may be followed by a call with literal arguments: `configs.small`,
+The *name* is a dotted attribute of the location, and may be followed by a call with literal arguments: `configs.small`,
 `ResNet(depth=18)`. Arguments are read by `ast.literal_eval`; nothing in a target is ever evaluated.
 
 Sharp edge: only the outermost package of a module is looked for here, because looking further would import it, which
@@ -31,7 +31,7 @@ from gradscope.errors import UsageError
 from gradscope.naming.patterns import nearest_hint
 from gradscope.tracing.loading.zoo import zoo_names
 
-#: The rule by which a target's place was found.
+#: The rule by which a target's location was found.
 Rule: TypeAlias = Literal["path", "module", "zoo"]
 
 _FORMS: Final = "write model.py, model.py:NAME, package.module:NAME or a name of the zoo: {zoo}"
@@ -70,14 +70,14 @@ class Target:
 
     Attributes:
         text: As written.
-        rule: The rule that matched its place.
-        place: The path, module or zoo name before the colon.
+        rule: The rule that matched its location.
+        location: The path, module or zoo name before the colon.
         attribute: The part after the colon; None without one.
     """
 
     text: str
     rule: Rule
-    place: str
+    location: str
     attribute: Attribute | None = None
 
 
@@ -85,31 +85,33 @@ def parse_target(text: str) -> Target:
     """Returns the target that a text names; it looks at the file system and runs nothing.
 
     Raises:
-        UsageError: The text is not of the form of a target, or its place is neither a path, a module nor in the zoo.
+        UsageError: The text is not of the form of a target, or its location is neither a path, a module nor in the zoo.
     """
-    place, colon, name = text.partition(":")
-    if not place:
+    location, colon, name = text.partition(":")
+    if not location:
         raise _malformed(text, "there is no file, module or zoo name" + " before the colon" * bool(colon))
     if colon and not name:
         raise _malformed(text, "there is no name after the colon")
-    return Target(text=text, rule=_rule(text, place), place=place, attribute=_attribute(text, name) if name else None)
+    return Target(
+        text=text, rule=_rule(text, location), location=location, attribute=_attribute(text, name) if name else None
+    )
 
 
-def _rule(text: str, place: str) -> Rule:
-    if place.endswith(".py") or "/" in place or Path(place).is_file():
+def _rule(text: str, location: str) -> Rule:
+    if location.endswith(".py") or "/" in location or Path(location).is_file():
         return "path"
-    parts = place.split(".")
+    parts = location.split(".")
     if not all(part.isidentifier() for part in parts):
-        raise _malformed(text, f"{place!r} is neither a file nor the name of a module or of a zoo model")
+        raise _malformed(text, f"{location!r} is neither a file nor the name of a module or of a zoo model")
     if _is_module(parts[0]):
         return "module"
-    if place in zoo_names():
+    if location in zoo_names():
         return "zoo"
     if len(parts) > 1:
         return "module"
     raise UsageError(
-        f"there is no file, module or zoo model called {place!r}",
-        hint=nearest_hint(place, [*zoo_names(), *_files_here()]),
+        f"there is no file, module or zoo model called {location!r}",
+        hint=nearest_hint(location, [*zoo_names(), *_files_here()]),
     )
 
 

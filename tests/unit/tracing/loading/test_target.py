@@ -66,7 +66,7 @@ def test_finding_a_module_runs_nothing_of_it(folder: Path) -> None:
 
 def test_a_name_may_be_dotted() -> None:
     target = parse_target("model.py:configs.small")
-    assert target.place == "model.py"
+    assert target.location == "model.py"
     assert target.attribute is not None
     assert target.attribute.path == ("configs", "small")
     assert target.attribute.call is None

@@ -1,4 +1,4 @@
-"""`inverse_rows` yields the rows of loop outputs that only the candidate has, against the reference's iterations."""
+"""`loop_output_rows` judges loop outputs that only the candidate has against the reference's iterations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.manifest import Entry
 
 
-def inverse_rows(dumps: Dumps, inverse: Iterable[Match], options: CompareOptions) -> Iterator[ComparisonRow]:
+def loop_output_rows(dumps: Dumps, inverse: Iterable[Match], options: CompareOptions) -> Iterator[ComparisonRow]:
     """Yields the rows of inverse pairs.
 
     Args:

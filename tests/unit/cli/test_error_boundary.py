@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from gradscope.cli.boundary import guarded
+from gradscope.cli.error_boundary import guarded
 from gradscope.errors import DumpError, MachineError, ModelError, UsageError
 
 
@@ -119,7 +119,7 @@ def test_an_interrupt_is_reported_in_a_line(interrupt: BaseException, capsys: py
 
 PRINTING = """
 import sys
-from gradscope.cli.boundary import guarded
+from gradscope.cli.error_boundary import guarded
 sys.exit(guarded(lambda: print("x" * {size}), []))
 """
 
@@ -147,7 +147,7 @@ def test_a_full_disk_under_the_output_is_the_machines_failure(size: int) -> None
 
 @pytest.mark.parametrize("closing", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full"])
 def test_streams_that_are_closed_or_full_do_not_change_the_status(closing: str) -> None:
-    program = "import sys\nfrom gradscope.cli.boundary import guarded\nfrom gradscope.errors import DumpError\n"
+    program = "import sys\nfrom gradscope.cli.error_boundary import guarded\nfrom gradscope.errors import DumpError\n"
     program += 'def fail(): print("x"); raise DumpError("damaged")\nsys.exit(guarded(fail, []))'
     run = subprocess.run(["sh", "-c", f"{sys.executable} -c '{program}' {closing}"], capture_output=True, check=False)
     assert run.returncode == 3

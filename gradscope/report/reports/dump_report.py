@@ -133,13 +133,13 @@ def _origins(origins: Sequence[Origin]) -> Notes:
     notes = [
         Note(label=label, text=text, style=style_of_words("nonfinite"))
         for origin in origins
-        for label, text in (("origin", f"{_place(origin)} {origin.why}"), ("repair", origin.repair))
+        for label, text in (("origin", f"{_origin_location(origin)} {origin.why}"), ("repair", origin.repair))
         if text
     ]
     return Notes(title="Where it began", notes=tuple(notes))
 
 
-def _place(origin: Origin) -> str:
+def _origin_location(origin: Origin) -> str:
     return naming.printable(origin.name) + (f" ({origin.source})" if origin.source else "")
 
 
@@ -159,8 +159,8 @@ def _origin_json(origin: Origin) -> dict[str, Json]:
 
 
 def _sentence(finding: Finding) -> str:
-    place = f" ({finding.source})" if finding.source else ""
-    return f"{_key(finding)} {finding.why}{place}"
+    location = f" ({finding.source})" if finding.source else ""
+    return f"{_key(finding)} {finding.why}{location}"
 
 
 def _finding_json(finding: Finding) -> dict[str, Json]:
