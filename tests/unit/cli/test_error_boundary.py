@@ -95,7 +95,7 @@ def test_names_in_messages_cannot_control_the_terminal(capsys: pytest.CaptureFix
 
 def test_an_unexpected_error_is_a_bug_that_asks_for_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     first, second, third, fourth = told(ValueError("odd\nlong"), capsys, "show", "a b.npz")
-    assert first.startswith("gradscope: error: this is a bug in gradscope: ValueError: odd at test_boundary.py:")
+    assert first.startswith("gradscope: error: this is a bug in gradscope: ValueError: odd at test_error_boundary.py:")
     assert first.endswith(" in program")
     assert second.startswith("seen in: gradscope ")
     assert third == "command: gradscope show 'a b.npz'"
