@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from gradscope.api.comparing import compare
     from gradscope.api.observing import gradients, save, value_and_grad
     from gradscope.api.reading import Dump, load
+    from gradscope.api.training import train_step
     from gradscope.capturing.seen import Seen
     from gradscope.comparison import Comparison
     from gradscope.errors import DumpError, GradscopeError, MachineError, ModelError, UsageError
     from gradscope.report import Query
     from gradscope.stats import Finding, TensorStats, Thresholds, tensor_stats
+    from gradscope.training import clip
 
 _HOMES = {
     "Comparison": "gradscope.comparison",
@@ -46,6 +48,7 @@ _HOMES = {
     "load": "gradscope.api.reading",
     "save": "gradscope.api.observing",
     "tensor_stats": "gradscope.stats",
+    "train_step": "gradscope.api.training",
     "value_and_grad": "gradscope.api.observing",
 }
 
@@ -63,16 +66,24 @@ __all__ = [
     "Thresholds",
     "UsageError",
     "capture",
+    "clip",
     "compare",
     "gradients",
     "load",
     "save",
     "tensor_stats",
+    "train_step",
     "value_and_grad",
 ]
 
 
+#: Names that are modules: functions of theirs are called as `gs.clip.norm(1)`.
+_MODULES = {"clip": "gradscope.training.clip"}
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module 'gradscope' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -8,7 +8,14 @@ from __future__ import annotations
 from typing import Final
 
 #: The extra that installs a package, by the name it is imported under.
-_EXTRAS: Final = {"flax": "flax", "equinox": "equinox", "haiku": "haiku", "keras": "keras", "orbax": "orbax"}
+_EXTRAS: Final = {
+    "flax": "flax",
+    "equinox": "equinox",
+    "haiku": "haiku",
+    "keras": "keras",
+    "orbax": "orbax",
+    "optax": "train",
+}
 
 
 def install_hint(module: str | None) -> str | None:

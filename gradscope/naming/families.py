@@ -26,7 +26,9 @@ INPUT_GRAD: Final = "input_grad"
 TERM: Final = "term"
 EXAMPLE_GRAD: Final = "example_grad"
 AUX: Final = "aux"
+CLIPPED_GRAD: Final = "clipped_grad"
 UPDATE: Final = "update"
+AVERAGE: Final = "average"
 TENSOR: Final = "tensor"
 SLOT_PREFIX: Final = "slot"
 
@@ -42,7 +44,9 @@ FAMILIES: Final = (
     TERM,
     STATE,
     AUX,
+    CLIPPED_GRAD,
     UPDATE,
+    AVERAGE,
     TENSOR,
 )
 
@@ -76,7 +80,7 @@ def family_set(names: str | Iterable[str]) -> frozenset[str]:
     """
     families = as_tuple(names)
     for family in families:
-        if family not in FAMILIES and not family.startswith(f"{SLOT_PREFIX}/"):
+        if family not in (*FAMILIES, SLOT_PREFIX) and not family.startswith(f"{SLOT_PREFIX}/"):
             raise UsageError(f"there is no family {family!r}", hint=nearest_hint(family, FAMILIES))
     return frozenset(families)
 

@@ -38,7 +38,12 @@ def classes() -> str:
 
 def names() -> Iterator[tuple[str, Definition]]:
     for name in gradscope.__all__:
-        yield name, definition(gradscope._HOMES[name], name)
+        if name in gradscope._MODULES:
+            for each in source_of(gradscope._MODULES[name]).body:
+                if isinstance(each, ast.FunctionDef) and not each.name.startswith("_"):
+                    yield f"{name}.{each.name}", each
+        else:
+            yield name, definition(gradscope._HOMES[name], name)
 
 
 def definition(module: str, name: str) -> Definition:
@@ -65,10 +70,10 @@ def source_of(module: str) -> ast.Module:
 def section(name: str, found: Definition) -> str:
     if isinstance(found, ast.ClassDef):
         return "\n\n".join(filter(None, [f"### `{name}`", prose(found), members(found)]))
-    return "\n\n".join([f"### `{name}`", f"```python\n{signature(found)}\n```", prose(found)])
+    return "\n\n".join([f"### `{name}`", f"```python\n{signature(name, found)}\n```", prose(found)])
 
 
-def signature(found: ast.FunctionDef) -> str:
+def signature(name: str, found: ast.FunctionDef) -> str:
     arguments = found.args
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults]
@@ -77,8 +82,8 @@ def signature(found: ast.FunctionDef) -> str:
     parts += [argument(each, value) for each, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
     parts += [f"**{argument(arguments.kwarg, None)}"] if arguments.kwarg else []
     returns = "" if found.returns is None else f" -> {ast.unparse(found.returns)}"
-    line = f"{found.name}({', '.join(parts)}){returns}"
-    lines = [f"{found.name}(", *(f"    {each}," for each in parts), f"){returns}"]
+    line = f"{name}({', '.join(parts)}){returns}"
+    lines = [f"{name}(", *(f"    {each}," for each in parts), f"){returns}"]
     return line if len(line) <= _WIDTH else "\n".join(lines)
 
 

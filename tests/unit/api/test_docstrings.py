@@ -6,6 +6,7 @@ import doctest
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,10 +14,18 @@ import pytest
 import gradscope
 
 
+def is_public_function(module: ModuleType, each: Any) -> bool:
+    return inspect.isfunction(each) and each.__module__ == module.__name__ and not each.__name__.startswith("_")
+
+
 def public() -> Iterator[tuple[str, Any]]:
-    """Every public name, and the public methods of `Dump` that are more than a value."""
+    """Every public name, the functions of public modules, and the methods of `Dump` that are more than a value."""
     for name in gradscope.__all__:
-        yield name, getattr(gradscope, name)
+        each = getattr(gradscope, name)
+        if inspect.ismodule(each):
+            yield from ((f"{name}.{key}", made) for key, made in vars(each).items() if is_public_function(each, made))
+        else:
+            yield name, each
     for name in ("findings", "stats", "table"):
         yield f"Dump.{name}", getattr(gradscope.Dump, name)
 

@@ -1,0 +1,26 @@
+"""Training: one step of an optimizer as a pure function whose every stage is observed.
+
+- `step` defines `train_step`: the gradients are computed, processed and applied, and each stage is observed.
+- `state` defines `TrainState`, what a step turns into its successor, and names the optimizer's variables.
+- `processing` turns gradients into those that the optimizer gets: multiplied, clipped, of the trained parameters.
+- `clip` has the ways to clip gradients, as TensorFlow 1 has them.
+- `optimizers` finds optimizers and schedules of optax by name, and `tensorflow1` defines what optax lacks.
+- `literal_expressions` parses `adam(exponential_decay(0.1, 1000, 0.96))`; nothing in an expression is ever evaluated.
+- `averages` keeps exponential moving averages of parameters.
+- `step_seen` defines `StepSeen`, the observations of one step.
+
+Vocabulary: a *stage* is one of the values that a step computes for each parameter: its gradient, the gradient as handed
+to the optimizer (*clipped*), the *update* that is added to the parameter. A *slot* is a variable that the optimizer
+keeps for each parameter (`mu`, `nu`, `trace`), a word of TensorFlow's.
+
+Optimizers are optax's, an optional dependency (the extra `train`); only what it lacks is defined here. Without optax,
+importing this package is a `UsageError` that says how to install it.
+"""
+
+from importlib.util import find_spec
+
+from gradscope.errors import UsageError
+from gradscope.frameworks.extras import install_hint
+
+if find_spec("optax") is None:
+    raise UsageError("training needs the package optax", hint=install_hint("optax"))

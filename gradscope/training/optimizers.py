@@ -1,0 +1,151 @@
+"""Optimizers, schedules and ways to clip by name: all of optax's, and those of TensorFlow 1 that optax lacks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import optax
+import optax.contrib
+
+from gradscope.errors import UsageError
+from gradscope.naming.patterns import nearest_hint
+from gradscope.training import clip, tensorflow1
+from gradscope.training.literal_expressions import Expression, parse_expression
+
+#: A schedule: the learning rate as a function of the number of steps that were taken before.
+Schedule = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """An optimizer with its learning rate: a gradient transformation of optax that knows what it multiplies by.
+
+    Attributes:
+        init: `init(params) -> state`, as optax has it.
+        update: `update(gradients, state, params) -> (updates, state)`.
+        learning_rate: The learning rate or its schedule; None where it is not known.
+        text: The expression that it was made from.
+    """
+
+    init: Callable[..., Any]
+    update: Callable[..., Any]
+    learning_rate: float | Schedule | None
+    text: str
+
+
+def parse_optimizer(text: str, learning_rate: str | float | None = None) -> Optimizer:
+    """Returns the optimizer that an expression names.
+
+    Args:
+        text: A name with literal arguments, `adam(1e-3, b1=0.9)`; schedules may be among them.
+        learning_rate: A number or a schedule, where the expression has none.
+
+    Raises:
+        UsageError: The expression has another form, names no optimizer, or has arguments that it does not take.
+    """
+    expression = parse_expression(text)
+    if not isinstance(expression, Expression):
+        raise UsageError(f"{text!r} is not an optimizer", hint="write its name: 'sgd(0.1)'")
+    makers = _optimizers()
+    make = _named(expression, makers, "optimizer")
+    rate = None if learning_rate is None else parse_schedule(learning_rate)
+    given: dict[str, Any] = {}
+
+    def recorded(*positional: Any, **keyword: Any) -> Any:
+        if rate is not None and "learning_rate" in keyword:
+            raise TypeError("it has a learning rate, and another is given")
+        if rate is not None:
+            keyword = {**keyword, "learning_rate": rate}
+        given.update(_arguments(make, positional, keyword))
+        return make(*positional, **keyword)
+
+    recorded.__name__ = make.__name__
+    made = expression.of(recorded, _value_of)
+    if not isinstance(made, optax.GradientTransformation):
+        raise UsageError(f"{text!r} is not an optimizer", hint="write its name: 'sgd(0.1)'")
+    return Optimizer(init=made.init, update=made.update, learning_rate=given.get("learning_rate"), text=text)
+
+
+def parse_schedule(text: str | float) -> float | Schedule:
+    """Returns the number or the schedule that an expression states.
+
+    Raises:
+        UsageError: It is neither, or a schedule does not take the arguments.
+    """
+    if not isinstance(text, str):
+        return float(text)
+    found = parse_expression(text)
+    return _value_of(found) if isinstance(found, Expression) else found
+
+
+def parse_clip(text: str) -> optax.GradientTransformation:
+    """Returns the way to clip that an expression names, as in `value(-1, 1)`, or `global_norm(1)`.
+
+    Raises:
+        UsageError: It names none, or a limit is not above 0.
+    """
+    expression = parse_expression(text)
+    if not isinstance(expression, Expression):
+        raise UsageError(f"{text!r} is no way to clip", hint=f"one of {', '.join(_CLIPS)}, as in 'global_norm(1)'")
+    return expression.of(_named(expression, _CLIPS, "way to clip"), _value_of)
+
+
+_CLIPS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {"value": clip.value, "norm": clip.norm, "average_norm": clip.average_norm, "global_norm": clip.global_norm}
+)
+
+
+def _value_of(expression: Expression) -> Any:
+    """Returns the schedule that an argument names."""
+    return expression.of(_named(expression, _schedules(), "schedule"), _value_of)
+
+
+def _named(expression: Expression, known: Mapping[str, Callable[..., Any]], kind: str) -> Callable[..., Any]:
+    found = known.get(expression.name)
+    if found is None:
+        raise UsageError(f"there is no {kind} called {expression.name!r}", hint=nearest_hint(expression.name, known))
+    return found
+
+
+@cache
+def _optimizers() -> Mapping[str, Callable[..., Any]]:
+    """Returns every optimizer by name: a public function of optax that returns a gradient transformation, and ours."""
+    own = {
+        each.__name__: each
+        for each in (tensorflow1.ftrl, tensorflow1.momentum, tensorflow1.tf1_adam, tensorflow1.tf1_rmsprop)
+    }
+    contributed = {f"contrib.{name}": function for name, function in _transformations(optax.contrib).items()}
+    return MappingProxyType({**_transformations(optax), **contributed, **own})
+
+
+def _transformations(module: Any) -> dict[str, Callable[..., Any]]:
+    return {
+        name: function
+        for name, function in vars(module).items()
+        if not name.startswith("_")
+        and inspect.isfunction(function)
+        and "GradientTransformation" in str(inspect.signature(function).return_annotation)
+    }
+
+
+@cache
+def _schedules() -> Mapping[str, Callable[..., Any]]:
+    """Returns every schedule of optax by name."""
+    public = {name: each for name, each in vars(optax.schedules).items() if inspect.isfunction(each)}
+    return MappingProxyType({name: each for name, each in public.items() if not name.startswith(("_", "inject_"))})
+
+
+def _arguments(make: Callable[..., Any], positional: tuple[Any, ...], keyword: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the arguments of a call by name, defaults included.
+
+    Raises:
+        TypeError: The function does not take them.
+    """
+    bound = inspect.signature(make).bind(*positional, **keyword)
+    bound.apply_defaults()
+    return bound.arguments

@@ -1,0 +1,232 @@
+"""`train_step` makes one step of training a pure function, in the parts that TensorFlow users know.
+
+A step computes the gradients of a loss (`compute_gradients`), processes them, and applies them (`apply_gradients`).
+Each part is a pure function of arrays, so that a step can be compiled, sharded, scanned and donated like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradscope import naming
+from gradscope.capturing.seen import Seen
+from gradscope.capturing.value_and_grad import Signature, observing_value_and_grad
+from gradscope.errors import UsageError
+from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
+from gradscope.instrument.rewriting.core_statistics import core_statistics
+from gradscope.training.averages import MovingAverage
+from gradscope.training.optimizers import Optimizer, parse_clip, parse_optimizer
+from gradscope.training.processing import Processing, merged
+from gradscope.training.state import TrainState, collections_of, named_leaves, with_params
+from gradscope.training.step_seen import StepSeen
+
+
+class Gradients(NamedTuple):
+    """The gradients of one batch, and what was computed with them.
+
+    Attributes:
+        loss: The loss, 0-d.
+        aux: What the loss returned beside the scalar; None where nothing.
+        gradients: The gradients of the trained parameters: the parameters' pytree, with None for all others.
+        seen: The observations of the loss and its gradients.
+    """
+
+    loss: Any
+    aux: Any
+    gradients: Any
+    seen: Seen
+
+
+class TrainStep:
+    """A training step: call it as `step(state, batch) -> (state, seen)`; `init` makes the first state.
+
+    Args:
+        loss: `loss(variables, batch) -> scalar` or `-> (scalar, aux)`.
+        optimizer: The optimizer, of optax.
+        processing: What happens to gradients before the optimizer gets them.
+        average: The moving averages to keep; None for none.
+        state_updates: Whether collections that the loss returns replace those of the variables.
+        spec: The selection that is observed.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[[Any, Any], Any],
+        optimizer: Any,
+        processing: Processing,
+        *,
+        average: MovingAverage | None,
+        state_updates: bool,
+        spec: CaptureSpec,
+    ) -> None:
+        self._loss = loss
+        self._optimizer = optimizer
+        self._processing = processing
+        self._average = average
+        self._state_updates = state_updates
+        self._spec = spec
+        self._families = spec.families | ({naming.SLOT_PREFIX} if spec.families == EVERYTHING else frozenset())
+
+    def init(self, variables: Any) -> TrainState:
+        """Returns the state before the first step.
+
+        Args:
+            variables: What the model's `init` returns.
+
+        Raises:
+            UsageError: A pattern matches no parameter, or no parameter is trained.
+        """
+        state = TrainState(jnp.zeros((), jnp.int32), variables, None, None)
+        self._processing.require_matches(state.params)
+        trained = self._processing.trained_of(state.params)
+        average = None if self._average is None else jax.tree_util.tree_map(jnp.asarray, trained)
+        return TrainState(state.step, variables, self._optimizer.init(trained), average)
+
+    def compute_gradients(self, state: TrainState, batch: Any) -> Gradients:
+        """Returns the loss of a batch and its gradients; nothing in the state changes."""
+
+        def of_params(params: Any, variables: Any, batch: Any) -> tuple[Any, Any]:
+            out = self._loss(with_params(variables, params), batch)
+            return out if isinstance(out, tuple) and len(out) == 2 else (out, None)
+
+        signature = Signature(has_aux=True, allow_int=True)
+        observing = observing_value_and_grad(of_params, signature, self._spec, "stats")
+        others = with_params(state.variables, None)
+        ((loss, aux), gradients), seen = observing(state.params, others, batch)
+        trained = self._processing.trained_of(state.params)
+        kept = jax.tree_util.tree_map(
+            lambda param, gradient: None if param is None else gradient,
+            trained,
+            gradients,
+            is_leaf=lambda leaf: leaf is None,
+        )
+        return Gradients(loss, aux, kept, seen)
+
+    def process_gradients(self, state: TrainState, gradients: Any) -> Any:
+        """Returns the gradients as the optimizer gets them: multiplied, then clipped."""
+        return self._processing.processed(gradients, self._processing.trained_of(state.params))
+
+    def apply_gradients(self, state: TrainState, gradients: Any) -> tuple[TrainState, Any]:
+        """Returns the state after an update, and the updates, which are added to the trained parameters.
+
+        Args:
+            state: The state before.
+            gradients: Processed gradients of the trained parameters.
+        """
+        before = self._processing.trained_of(state.params)
+        updates, optimizer = self._optimizer.update(gradients, state.optimizer, before)
+        trained = optax.apply_updates(before, updates)
+        step = state.step + 1
+        average = None if self._average is None else self._average.updated(state.average, trained, step)
+        variables = with_params(state.variables, merged(trained, state.params))
+        return TrainState(step, variables, optimizer, average), updates
+
+    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, StepSeen]:
+        """Returns the state after one step on a batch, and what was observed in it.
+
+        Args:
+            state: The state before.
+            batch: The batch, as the loss takes it.
+
+        Raises:
+            UsageError: A pattern of `select` matches nothing.
+            ModelError: The loss returns no real scalar.
+        """
+        computed = self.compute_gradients(state, batch)
+        processed = self.process_gradients(state, computed.gradients)
+        after, updates = self.apply_gradients(state, processed)
+        after = self._with_collections(after, computed.aux)
+        numbers = {
+            "loss": computed.loss,
+            "grad_norm": optax.tree.norm(computed.gradients),
+            "grad_norm_clipped": optax.tree.norm(processed),
+            "update_norm": optax.tree.norm(updates),
+            "param_norm": optax.tree.norm(self._processing.trained_of(state.params)),
+            **self._learning_rate(state),
+        }
+        stages = self._stages(after, processed, updates)
+        return after, StepSeen(computed.seen, stages, numbers, computed.aux)
+
+    def _with_collections(self, state: TrainState, aux: Any) -> TrainState:
+        """Returns the state with the collections that the loss returned, where they have the same structure."""
+        old = collections_of(state.variables)
+        if not (self._state_updates and isinstance(aux, Mapping)):
+            return state
+        new = {name: aux[name] for name in old if name in aux and _alike(old[name], aux[name])}
+        return TrainState(state.step, {**state.variables, **new}, state.optimizer, state.average) if new else state
+
+    def _learning_rate(self, state: TrainState) -> dict[str, Any]:
+        """Returns the learning rate of the next step by its name; nothing where the optimizer does not state it."""
+        rate = getattr(self._optimizer, "learning_rate", None)
+        if rate is None:
+            rate = optax.tree.get(state.optimizer, "learning_rate")
+        value = rate(state.step) if callable(rate) else rate
+        return {} if value is None else {"learning_rate": jnp.asarray(value, jnp.float32)}
+
+    def _stages(self, after: TrainState, processed: Any, updates: Any) -> dict[str, Any]:
+        """Returns statistics of what becomes of the gradients, and of the optimizer's variables after the step."""
+        by_family = {naming.UPDATE: named_leaves(updates)}
+        if self._processing.changes_gradients:
+            by_family = {naming.CLIPPED_GRAD: named_leaves(processed), **by_family}
+        tensors = {
+            naming.key_of(family, name): leaf for family, leaves in by_family.items() for name, leaf in leaves.items()
+        }
+        tensors |= after.slots() | after.averages()
+        return {key: core_statistics(leaf) for key, leaf in tensors.items() if self._selects(key)}
+
+    def _selects(self, key: str) -> bool:
+        family, name = naming.split_key(key)
+        chosen = {family, family.partition("/")[0]} & self._families
+        return bool(chosen) and self._spec.selection.selects(name, key)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Returns whether two pytrees have the same structure and arrays of the same shapes."""
+    if jax.tree_util.tree_structure(one) != jax.tree_util.tree_structure(other):
+        return False
+    pairs = zip(jax.tree_util.tree_leaves(one), jax.tree_util.tree_leaves(other), strict=True)
+    return all(jnp.shape(each) == jnp.shape(new) for each, new in pairs)
+
+
+def make_train_step(
+    loss: Callable[[Any, Any], Any],
+    optimizer: Any,
+    *,
+    clip: Any,
+    multiply: Mapping[str, float],
+    only: str | Sequence[str],
+    freeze: str | Sequence[str],
+    ema: float | str | MovingAverage | None,
+    state_updates: bool,
+    spec: CaptureSpec,
+) -> TrainStep:
+    """Returns the training step that the arguments of `gradscope.train_step` state.
+
+    Raises:
+        UsageError: An optimizer, a clip, an average or a pattern is none.
+    """
+    clips = [clip] if isinstance(clip, str | optax.GradientTransformation) else list(clip)
+    parsed = [parse_clip(each) if isinstance(each, str) else each for each in clips]
+    chosen = parse_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+    for each in (chosen, *parsed):
+        if not isinstance(each, Optimizer | optax.GradientTransformation):
+            raise UsageError(f"{each!r} is not a gradient transformation of optax", hint="for example optax.adam(1e-3)")
+    return TrainStep(
+        loss,
+        chosen,
+        Processing.of(only, freeze, multiply, parsed),
+        average=_average(ema),
+        state_updates=state_updates,
+        spec=spec,
+    )
+
+
+def _average(ema: float | str | MovingAverage | None) -> MovingAverage | None:
+    if ema is None or isinstance(ema, MovingAverage):
+        return ema
+    return MovingAverage.parse(ema) if isinstance(ema, str) else MovingAverage(float(ema))

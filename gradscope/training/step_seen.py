@@ -1,0 +1,77 @@
+"""`StepSeen` is what a training step observed: statistics of every stage, and the numbers of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any, Final
+
+import jax
+
+from gradscope.capturing.seen import CoreStatistics, Seen
+from gradscope.errors import MissingKeyError
+from gradscope.naming import printable
+from gradscope.naming.patterns import nearest_hint
+
+#: The numbers of a step, in the order in which a run's history has them.
+NUMBERS: Final = ("loss", "learning_rate", "grad_norm", "grad_norm_clipped", "update_norm", "param_norm")
+
+
+@jax.tree_util.register_pytree_node_class
+class StepSeen(Mapping[str, CoreStatistics]):
+    """`StepSeen` maps keys to statistics: those of `Seen`, and `clipped_grad/`, `update/`, `slot/mu/`, `average/`.
+
+    Args:
+        backward: The observations of the loss and its gradients.
+        stages: Vectors of core statistics by key.
+        numbers: The numbers of the step, by the names of `NUMBERS`; an unknown learning rate is absent.
+        aux: What the loss returned beside the scalar; None where nothing.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import gradscope as gs
+        >>> step = gs.train_step(lambda w, x: ((w["a"] * x) ** 2).mean(), "sgd(0.5)", clip=gs.clip.norm(1))
+        >>> state, seen = jax.jit(step)(step.init({"a": jnp.ones(2)}), jnp.array([3.0, 4.0]))
+        >>> float(seen["clipped_grad/a"].l2), float(seen["update/a"].l2), float(seen.loss)
+        (1.0, 0.5, 12.5)
+    """
+
+    def __init__(self, backward: Seen, stages: Mapping[str, Any], numbers: Mapping[str, Any], aux: Any) -> None:
+        self.backward = backward
+        self.stages = dict(stages)
+        self.numbers = dict(numbers)
+        self.aux = aux
+
+    def __getitem__(self, key: str) -> CoreStatistics:
+        if key in self.stages:
+            return CoreStatistics(self.stages[key])
+        if key in self.backward:
+            return self.backward[key]
+        raise MissingKeyError(f"nothing was observed as {printable(key)}", hint=nearest_hint(key, self))
+
+    def __iter__(self) -> Iterator[str]:
+        return chain(self.backward, self.stages)
+
+    def __len__(self) -> int:
+        return len(self.backward) + len(self.stages)
+
+    @property
+    def loss(self) -> Any:
+        """The loss before the update, 0-d."""
+        return self.numbers["loss"]
+
+    @property
+    def grad_norm(self) -> Any:
+        """The l2 norm of the gradients of all trained parameters together, as differentiated."""
+        return self.numbers["grad_norm"]
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+        """Returns the observations; keys are part of the pytree."""
+        return (self.backward, self.stages, self.numbers, self.aux), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any, ...]) -> StepSeen:
+        """Restores the observations from the output of `tree_flatten`."""
+        made = cls.__new__(cls)  # JAX also builds pytrees whose parts are no arrays and no mappings
+        made.backward, made.stages, made.numbers, made.aux = children
+        return made
