@@ -103,19 +103,6 @@ def test_input_gradients_are_jax_grads_of_the_untouched_loss(proof: Proof) -> No
     proof.assert_family("input_grad", proof.plain_gradients)
 
 
-@pytest.mark.parametrize("proof", ["resnet50, short"], indirect=True)
-def test_pytorch_has_the_same_loss_and_parameter_gradients(proof: Proof) -> None:
-    """Of variables that are noise; `test_pytorch` goes through the layers, of those that `init` makes."""
-    pytest.importorskip("torch", reason="PyTorch is absent: a ResNet with noise for variables was NOT compared")
-    from tests.oracle.frameworks import torch_resnet
-
-    with in_float64():
-        variables, batch = proof.case.arguments()
-    twin = torch_resnet.run(variables, batch)
-    assert float(twin["activation/loss"]) == pytest.approx(proof.plain_loss, rel=1e-12)
-    proof.assert_family("param_grad", {key: twin[key] for key in twin if key.startswith("param_grad/")})
-
-
 def test_no_tensor_is_vacuous(proof: Proof) -> None:
     """Zeros agree with zeros, whoever computed them."""
     assert not [key for key in proof.written_out if not proof.written_out[key].any()]
