@@ -54,6 +54,11 @@ class Case:
         return variables, jax.tree.map(np.asarray, batch)
 
 
+def in_float64() -> Any:
+    """JAX with 64-bit types inside a `with` statement."""
+    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
+
+
 class ShortResNet(resnet50.ResNet):
     """A ResNet of three blocks: with a projected shortcut, without, and with one that halves the image."""
 
@@ -98,6 +103,6 @@ def _cases() -> dict[str, Case]:
 #: By name.
 ZOO = _cases()
 
-#: Those whose tensors and steps are proved. ResNet-50 and the short one with blocks like its own take longer to compile,
+#: Those whose tensors and steps are proved. ResNet-50 and the short one with blocks like its own take long to compile,
 #: and are held to PyTorch. The transformer of one layer is proved operation by operation, which is more.
 QUICK = {name: ZOO[name] for name in ZOO if not name.startswith(("resnet50", "transformer, one layer"))}

@@ -1,4 +1,4 @@
-"""Reproductions as their users have them: scripts run where there is no gradscope, in a process of their own or here."""
+"""Reproductions as their users have them: scripts run where there is no gradscope."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import jax
 
 #: Fails on import: a script that needs gradscope does not run where this is found first.
 POISON = "raise ImportError('a reproduction needs no gradscope')\n"
@@ -41,12 +43,14 @@ def run(script: Path) -> Ran:
 def run_here(script: Path) -> Ran:
     """Run a script in this process, which has imported JAX, and has no gradscope meanwhile."""
     output, errors, status = io.StringIO(), io.StringIO(), 0
+    x64 = jax.config.jax_enable_x64
     with redirect_stdout(output), redirect_stderr(errors), _without_gradscope():
         try:
             runpy.run_path(str(script), run_name="__main__")
         except SystemExit as ended:
-            assert isinstance(ended.code, int)
-            status = ended.code
+            status = int(ended.code or 0)
+        finally:
+            jax.config.update("jax_enable_x64", x64)  # which every script sets
     return _ran(status, output.getvalue(), errors.getvalue())
 
 

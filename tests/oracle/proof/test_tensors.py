@@ -16,7 +16,7 @@ import pytest
 
 import gradscope
 from gradscope import Dump
-from tests.oracle.zoo import QUICK, ZOO, Case
+from tests.oracle.zoo import QUICK, ZOO, Case, in_float64
 from tests.support.explicit import named_params, tensors_of
 
 #: Largest relative l2 error. ResNets amplify rounding: batch norm over two examples of one pixel divides by what may be
@@ -59,10 +59,6 @@ def proof(request: pytest.FixtureRequest) -> Iterator[Proof]:
             plain_loss=loss,
             plain_gradients=gradients,
         )
-
-
-def in_float64() -> Any:
-    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
 
 
 def plain(case: Case, variables: Any, batch: Any) -> tuple[float, dict[str, np.ndarray]]:
