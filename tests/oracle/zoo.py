@@ -92,7 +92,7 @@ def _cases() -> dict[str, Case]:
         "transformer, one layer": (_transformer(1, unroll=True, checkpoint=False), explicit.transformer, False, 2),
         "resnet18, short": (_short_resnet(18, 32), explicit.resnet, True, 2),
         "resnet50, short": (_short_resnet(50, 64), explicit.resnet, True, 2),
-        "resnet50": (_resnet(50, 64), explicit.resnet, True, 2),
+        "resnet50": (_resnet(50, 64), explicit.resnet, True, 1),
     }
     return {
         name: Case(name=name, model=model, target=target, explicit=written_out, has_aux=has_aux, examples=examples)

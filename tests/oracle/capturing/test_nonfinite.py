@@ -145,6 +145,13 @@ def test_every_other_cause_is_recognised(trap: Any) -> None:
     assert why in found.why
 
 
+def test_of_two_causes_the_earlier_is_named() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.log(x[1] * w["one"] - 5).sum() + jnp.sqrt(x[1] * w["one"] - 5).sum()
+
+    assert origin_of(loss).primitive == "log"
+
+
 def test_a_norm_is_distinguished_from_other_square_roots() -> None:
     found = origin_of(lambda w, x: jnp.linalg.norm(w["zero"]) + x.sum())
     assert "the derivative of a norm at 0" in found.why
