@@ -73,7 +73,7 @@ class Observation:
 
     @property
     def seen(self) -> dict[str, Seen]:
-        """By every name of every site and turn."""
+        """By every name of every site and iteration."""
         found: dict[str, Seen] = {}
         for number, site in enumerate(self.plan.sites):
             for name, seen in self._iterations(number):

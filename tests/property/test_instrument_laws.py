@@ -2,7 +2,7 @@
 
 A program is a tree of nodes over an activation of fixed shape. Run *rolled* it uses JAX's constructs; run *unrolled*,
 the oracle, it is plain operations one after another, with a probe at every layer. Layers have names of their own, so a
-layer in a turn is known by its name and the turns around it.
+layer in an iteration is known by its name and the iterations around it.
 
 The laws share a pool of programs, each traced once. Laws about traces also see small programs that hypothesis draws
 anew for each of them, and shrinks; laws that run a program take the first few of the pool, which have every construct.
@@ -108,7 +108,7 @@ def rolled(program: tuple[Node, ...], weights: Any, x: Any) -> Any:
 
 
 def unrolled(program: tuple[Node, ...], weights: Any, x: Any, probe: Probe, iterations: tuple[int, ...] = ()) -> Any:
-    """The program turn by turn, branch by branch; a layer is probed under its name and the turns around it."""
+    """The program with loops and branches resolved; a layer is probed under its name and the iterations around it."""
     for node in program:
         run = [partial(unrolled, part, weights, probe=probe, iterations=iterations) for part in node.inside]
         if node.kind == "layer":
@@ -221,7 +221,7 @@ def twin_of(program: tuple[Node, ...]) -> Callable[[Any, Any, Probe], Any]:
 
 
 def by_layer(observation: Observation) -> dict[str, Any]:
-    """What was seen of the leaf layers, by their own name and the turns around them."""
+    """What was seen of the leaf layers, by their own name and the iterations around them."""
     found = {}
     for name, seen in observation.seen.items():
         leaf = re.sub(r"\[\d+\]", "", name).rpartition("/")[2]

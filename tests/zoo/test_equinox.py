@@ -145,7 +145,7 @@ def test_names_and_values_survive_scan_vmap_and_checkpoint(folder: Path) -> None
 
 
 def lifted_layers_of(net: Any, x: Any) -> dict[str, Any]:
-    """What each layer of `Lifted` returns for one example, in every turn of its loops."""
+    """What each layer of `Lifted` returns for one example, in every iteration of its loops."""
     seen: dict[str, Any] = {}
     for iteration in range(3):
         layer = jax.tree.map(lambda leaf: leaf[iteration] if eqx.is_array(leaf) else leaf, net.layers)  # noqa: B023 - at once

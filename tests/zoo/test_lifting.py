@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import gradscope as gs
-from tests.integration.command import gradscope_process
+from tests.integration.command import gradscope
 from tests.zoo import held
 
 NNX = """
@@ -121,12 +121,14 @@ def test_an_equinox_module_with_its_state_does_too(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("library", "extra"), [("flax", "flax"), ("equinox", "equinox"), ("haiku", "haiku"), ("keras", "keras")]
 )
-def test_a_framework_that_is_missing_is_answered_with_its_extra(folder: Path, library: str, extra: str) -> None:
-    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules[{library!r}] = None\n")
+def test_a_framework_that_is_missing_is_answered_with_its_extra(
+    folder: Path, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
     (folder / "net.py").write_text(f"import {library}\n")
     hint = f"hint: install it: pip install 'gradscope-jax[{extra}]'"
     for target, status in (("net.py", 4), (f"{library}.nets:Net()", 2)):
-        done = gradscope_process("dump", target, folder=folder, PYTHONPATH=str(folder))
+        done = gradscope("dump", target, folder=folder)
         assert (done.status, done.lines[1]) == (status, hint), done.errors
 
 

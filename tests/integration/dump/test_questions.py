@@ -36,10 +36,10 @@ class Broken:
 
     @staticmethod
     def loss(variables, batch):
-        def turn(total, x):
+        def iteration(total, x):
             return total + jnp.log(x.sum() - 2.0 + 0.0 * variables["w"].sum()), None  # the trap
 
-        return jax.lax.scan(turn, 0.0, batch["x"])[0]
+        return jax.lax.scan(iteration, 0.0, batch["x"])[0]
 """
 
 

@@ -94,8 +94,7 @@ def test_a_signal_ends_a_dump_at_once_whatever_it_is_at(tmp_path: Path, stage: s
     }
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_writing_leaves_the_old_dump(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_while_writing_leaves_the_old_dump(tmp_path: Path) -> None:
     layers = '    for n in range(60):\n        with jax.named_scope(f"layer{n}"):\n            x = jnp.tanh(x)\n'
     models.write(
         tmp_path,
@@ -107,7 +106,7 @@ def test_a_signal_while_writing_leaves_the_old_dump(tmp_path: Path, number: sign
     (tmp_path / "model.npz").write_bytes(b"old")
     with dumping(tmp_path, "--batch-size", "1") as running:
         wait_until(lambda: any(size > 1 << 20 for size in partial_sizes(tmp_path)))
-        interrupted(running, number)
+        interrupted(running, signal.SIGINT)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.npz", "model.py"]
     assert (tmp_path / "model.npz").read_bytes() == b"old"
 

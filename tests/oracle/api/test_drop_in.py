@@ -240,10 +240,9 @@ def test_it_can_be_differentiated_again(second: Callable[..., Any], observe: Any
     assert_differentiated_alike(deep, second, observe, jax.jit)
 
 
-@pytest.mark.parametrize("observe", MODES)
 @pytest.mark.parametrize("second", SECOND.values(), ids=SECOND.keys())
-def test_operation_by_operation_too(second: Callable[..., Any], observe: Any) -> None:
-    assert_differentiated_alike(lambda w, x: (dense(w, x) ** 3).sum(), second, observe, lambda function: function)
+def test_operation_by_operation_too(second: Callable[..., Any]) -> None:
+    assert_differentiated_alike(lambda w, x: (dense(w, x) ** 3).sum(), second, "stats", lambda function: function)
 
 
 @pytest.mark.parametrize("observe", MODES)

@@ -129,7 +129,7 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
         "cancellation: the gradient's terms sum to exactly zero in dot_general",
     ),
     "a branch": (branches, ONES, r"branch not taken: cond at test_zero_gradients.py:\d+$"),
-    "a mask in every turn": (scanned, jnp.ones((3, 4)), "masked: multiplied by exact zeros in mul at"),
+    "a mask in every iteration": (scanned, jnp.ones((3, 4)), "masked: multiplied by exact zeros in mul at"),
     "a mask behind a scan": (carried, ONES, "masked: multiplied by exact zeros in mul at"),
     "where in a scan of which only the end is used": (
         last_of_a_scan,

@@ -168,7 +168,7 @@ def test_branches_and_while_loops_inside_each_other(iterations: int) -> None:
         last = f"loop[{max(iterations - 1, 0)}]"
         of_last = {f"{last}/curved", f"{last}.0"}
         assert of_last & ran == (of_last if flag and iterations else set())
-        assert f"{last}/straight" not in ran  # the last turn here is an even one
+        assert f"{last}/straight" not in ran  # the last iteration here is an even one
         assert ("loop" in ran, "zero" in ran) == (flag, not flag)
 
 

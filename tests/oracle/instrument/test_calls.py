@@ -357,7 +357,7 @@ def test_what_a_loss_prints_is_printed_once(capsys: pytest.CaptureFixture[str]) 
 def test_printing_in_order_inside_loops_and_branches(capsys: pytest.CaptureFixture[str]) -> None:
     def loss(weights: Any, x: Any) -> Any:
         def body(carry: Any, row: Any) -> Any:
-            jax.debug.print("turn {}", carry, ordered=True)
+            jax.debug.print("iteration {}", carry, ordered=True)
             branch = partial(jax.debug.print, "odd {}", carry, ordered=True)
             jax.lax.cond(carry % 2 == 1, branch, lambda: None)
             return carry + 1, layer("row", lambda row: row @ weights["w"], row)
@@ -366,7 +366,15 @@ def test_printing_in_order_inside_loops_and_branches(capsys: pytest.CaptureFixtu
 
     observe(loss, WEIGHTS, INPUTS)
     jax.effects_barrier()
-    assert capsys.readouterr().out.split("\n") == ["turn 0", "turn 1", "odd 1", "turn 2", "turn 3", "odd 3", ""]
+    assert capsys.readouterr().out.split("\n") == [
+        "iteration 0",
+        "iteration 1",
+        "odd 1",
+        "iteration 2",
+        "iteration 3",
+        "odd 3",
+        "",
+    ]
 
 
 def test_a_host_callback_inside_a_layer() -> None:

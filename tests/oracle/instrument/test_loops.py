@@ -1,4 +1,4 @@
-"""Loops inside a loss: a record per turn of a scan, and of a `while` the last turn."""
+"""Loops inside a loss: a record per iteration of a scan, and of a `while` the last iteration."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def scanned(weights: Any, x: Any, **options: Any) -> Any:
 
 
 def unrolled(weights: Any, x: Any, probe: Probe, *, reverse: bool = False) -> Any:
-    """The same, one turn after the other, each record under the name of its turn."""
+    """The same, one iteration after the other, each record under the name of its iteration."""
     made: dict[int, Any] = {}
     iterations = reversed(range(len(weights))) if reverse else range(len(weights))
     for iteration in iterations:
@@ -230,7 +230,7 @@ def test_a_loop_of_known_length_is_a_scan() -> None:
 
 
 def counted(iterations: Any, x: Any, weight: Any) -> Any:
-    """A loop whose number of turns only running it tells."""
+    """A loop whose number of iterations only running it tells."""
     body = lambda _, carry: layer("step", attend, weight, carry)  # noqa: E731
     return layer("loop", lambda: jax.lax.fori_loop(0, iterations, body, x))
 

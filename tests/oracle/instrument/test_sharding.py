@@ -232,7 +232,7 @@ def looped(x: Any) -> Any:
 
 @pytest.mark.parametrize("function", LOSSES.values(), ids=LOSSES.keys())
 def test_sharding_that_is_part_of_types(function: Any) -> None:
-    """Under a mesh with explicit axes branches, turns and backward rules agree on types only if shardings agree."""
+    """Under a mesh with explicit axes branches, loops and backward rules agree on types only if shardings agree."""
     mesh = jax.make_mesh((SHARDS,), ("data",), axis_types=(AxisType.Explicit,))
 
     def loss(weight: Any, x: Any) -> Any:

@@ -81,7 +81,7 @@ doubled.defvjp(lambda x: (2.0 * x, None), lambda _, cotangent: (3.0 * cotangent,
 
 
 def looped(params: Any, batch: Any, *, fault: bool = False) -> Array:
-    """A scanned and checkpointed block of two layers; in one turn the second may have a wrong rule."""
+    """A scanned and checkpointed block of two layers; in one iteration the second may have a wrong rule."""
 
     @jax.checkpoint
     def block(x: Array, iteration: Any) -> Array:

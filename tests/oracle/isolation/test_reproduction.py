@@ -17,7 +17,7 @@ from gradscope.errors import UsageError
 from gradscope.tracing.loading.model import Model
 from models.transformer import Transformer
 from tests.oracle.zoo import ShortResNet
-from tests.support.reproduction import Ran, run
+from tests.support.reproduction import Ran, run_here
 
 
 def reproduction(loss: Any, variables: Any, batch: Any, layer: str) -> Reproduction:
@@ -30,7 +30,7 @@ def ran(folder: Path, found: Reproduction) -> Ran:
     np.savez(folder / "isolated.npz", **arrays(found))
     path = folder / "isolated.py"
     path.write_text(script(found, file="isolated", dump="dump.npz"))
-    return run(path)
+    return run_here(path)
 
 
 @pytest.fixture(scope="module", autouse=True)

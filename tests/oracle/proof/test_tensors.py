@@ -16,7 +16,7 @@ import pytest
 
 import gradscope
 from gradscope import Dump
-from tests.oracle.zoo import QUICK, ZOO, Case
+from tests.oracle.zoo import QUICK, ZOO, Case, in_float64
 from tests.support.explicit import named_params, tensors_of
 
 #: Largest relative l2 error. ResNets amplify rounding: batch norm over two examples of one pixel divides by what may be
@@ -61,10 +61,6 @@ def proof(request: pytest.FixtureRequest) -> Iterator[Proof]:
         )
 
 
-def in_float64() -> Any:
-    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
-
-
 def plain(case: Case, variables: Any, batch: Any) -> tuple[float, dict[str, np.ndarray]]:
     """Loss and gradients as JAX gives them of the untouched loss."""
     differentiate = jax.value_and_grad(case.loss, argnums=(0, 1), has_aux=case.has_aux, allow_int=True)
@@ -101,19 +97,6 @@ def test_parameter_gradients_are_those_of_the_model_written_out(proof: Proof) ->
 
 def test_input_gradients_are_jax_grads_of_the_untouched_loss(proof: Proof) -> None:
     proof.assert_family("input_grad", proof.plain_gradients)
-
-
-@pytest.mark.parametrize("proof", ["resnet50, short"], indirect=True)
-def test_pytorch_has_the_same_loss_and_parameter_gradients(proof: Proof) -> None:
-    """Of variables that are noise; `test_pytorch` goes through the layers, of those that `init` makes."""
-    pytest.importorskip("torch", reason="PyTorch is absent: a ResNet with noise for variables was NOT compared")
-    from tests.oracle.frameworks import torch_resnet
-
-    with in_float64():
-        variables, batch = proof.case.arguments()
-    twin = torch_resnet.run(variables, batch)
-    assert float(twin["activation/loss"]) == pytest.approx(proof.plain_loss, rel=1e-12)
-    proof.assert_family("param_grad", {key: twin[key] for key in twin if key.startswith("param_grad/")})
 
 
 def test_no_tensor_is_vacuous(proof: Proof) -> None:

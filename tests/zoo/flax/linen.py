@@ -34,7 +34,7 @@ def captured(intermediates: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def unrolled(captured: Mapping[str, Any], module: str, iterations: int) -> dict[str, Any]:
-    """What Flax stacks of a scanned module, turn by turn."""
+    """What Flax stacks of a scanned module, iteration by iteration."""
     found: dict[str, Any] = {}
     for name, value in captured.items():
         if name == module or name.startswith(f"{module}/"):

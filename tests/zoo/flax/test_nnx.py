@@ -57,9 +57,9 @@ class Lifted(nnx.Module):
         self.inner = Owner(rngs)
     def __call__(self, x):
         @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
-        def turn(x, layer):
+        def iteration(x, layer):
             return nnx.gelu(layer(x)) + x
-        x = turn(x, self.layers)
+        x = iteration(x, self.layers)
         x = nnx.remat(lambda module, x: module(x))(self.again, x)
         x = nnx.jit(lambda module, x: module(x))(self.inner, x)
         return x + self.inner.table(jnp.argmax(x, -1))

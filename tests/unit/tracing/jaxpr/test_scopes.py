@@ -1,4 +1,4 @@
-"""Scope paths: how scopes, turns and calls make a name."""
+"""Scope paths: how scopes, iterations and calls make a name."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def traced(function: Callable[[Any, Any], Any]) -> Trace:
 
 
 def names(trace: Trace) -> list[str]:
-    """Every name of every site in every turn, in program order, aliases after their own."""
+    """Every name of every site in every iteration, in program order, aliases after their own."""
     return [
         str(name.at(iteration)) for site in trace.sites for iteration in iterations(site.loops) for name in site.names
     ]
@@ -308,7 +308,7 @@ def test_names_are_unique_across_branches_loops_and_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    "colliding", [["a#2", "a", "a"], ["a", "a", "a#2"], ["a.0", "both"], ["both", "a.0", "a.1"], ["turns", "a[0]"]]
+    "colliding", [["a#2", "a", "a"], ["a", "a", "a#2"], ["a.0", "both"], ["both", "a.0", "a.1"], ["iterations", "a[0]"]]
 )
 def test_names_are_unique_even_where_scopes_are_named_like_calls_outputs_and_iterations(colliding: list[str]) -> None:
     def iterations(x: Any) -> Any:
@@ -321,7 +321,7 @@ def test_names_are_unique_even_where_scopes_are_named_like_calls_outputs_and_ite
         for name in colliding:
             if name == "both":
                 x = sum(under("a", both, x))
-            elif name == "turns":
+            elif name == "iterations":
                 x = under("a", iterations, x)
             else:
                 x = under(name, jnp.matmul, x, w)
