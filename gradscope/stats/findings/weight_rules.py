@@ -1,0 +1,127 @@
+"""The rules about what weights do to a signal: `init`, and `exploding` where the weights have grown or inputs are large.
+
+A layer's *gain* is the factor by which its weights change the root mean square of what goes through it. Random weights
+of a usual scale (LeCun, Glorot, He) have a gain of 0.5 to 2. A gain beyond the threshold counts where it does harm:
+where the signals of the layers behind it have changed with it, or a bounded function behind it is saturated. A
+normalisation takes away both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Final
+
+from gradscope import naming
+from gradscope.dump.manifest.manifest import Entry
+from gradscope.stats.findings.kernels import KernelLayer, kernel_layers
+from gradscope.stats.findings.rule_evidence import (
+    RuleEvidence, Suspect, Thresholds, column, is_zero, suspect,
+)  # fmt: skip
+from gradscope.stats.findings.trends import signal_trend
+from gradscope.stats.findings.unit_rules import saturated_activations
+
+#: The part of a gain's logarithm that has to reach the layers behind.
+_REACHES: Final = 0.5
+#: The root mean square of an input above which it is large for layers of a usual scale.
+_LARGE_INPUT: Final = 30.0
+#: The change of a signal over all layers, as a logarithm to base 10, and the gain of each layer, that count as a trend.
+_DEPTH: Final = 3.0
+_EACH: Final = 2.5
+
+
+def weights(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
+    """Finds layers whose weights cannot learn, or that change a signal out of all proportion."""
+    layers = kernel_layers(evidence)
+    yield from _without_movement(evidence, layers)
+    yield from _all_equal(layers)
+    beyond = [layer for number, layer in enumerate(layers) if _is_beyond(evidence, layers, number, thresholds)]
+    if not beyond and _drifts(layers):
+        beyond = [layer for layer in layers if layer.gain is not None and not 1 / _EACH < layer.gain < _EACH]
+    if beyond:
+        yield _out_of_proportion(evidence, beyond)
+
+
+def _without_movement(evidence: RuleEvidence, layers: Sequence[KernelLayer]) -> Iterator[Suspect]:
+    """Finds kernels of zeros that no gradient moves."""
+    still = [
+        kernel for layer in layers for kernel in layer.kernels
+        if is_zero(kernel) and is_zero(evidence.entry(naming.PARAM_GRAD, kernel.name))
+    ]  # fmt: skip
+    if still:
+        why = "is zero, and so is its gradient: it stays zero, and nothing passes it in either direction"
+        yield suspect("init", still[0], why, still, total=True)
+
+
+def _all_equal(layers: Sequence[KernelLayer]) -> Iterator[Suspect]:
+    """Finds kernels with the same number everywhere."""
+    equal = [
+        kernel for layer in layers for kernel in layer.kernels
+        if 0 < column(kernel, "rms") and column(kernel, "std") <= 1e-6 * column(kernel, "rms")
+    ]  # fmt: skip
+    if equal:
+        why = f"is {column(equal[0], 'mean'):.3g} in every element, so that all units compute and learn the same"
+        yield suspect("init", equal[0], why, equal)
+
+
+def _is_beyond(evidence: RuleEvidence, layers: Sequence[KernelLayer], number: int, thresholds: Thresholds) -> bool:
+    """Returns whether a layer's gain is beyond the threshold, and does harm."""
+    gain = layers[number].gain
+    if not gain or 1 / thresholds.init <= gain <= thresholds.init:
+        return False
+    if gain > 1 and any(_reads(evidence, each, layers[number]) for each in saturated_activations(evidence, thresholds)):
+        return True
+    behind = [rms for layer in layers[number + 1 :] if (rms := column(layer.output, "rms")) > 0]
+    before = [rms for layer in layers[:number] if (rms := column(layer.output, "rms")) > 0]
+    before = before or [layers[number].layer.rms["in"]]
+    if not behind:
+        # The scale of the last layer is that of the model's answer; a small one is a usual choice.
+        return gain > 1 and column(layers[number].output, "rms") > thresholds.init * median(before)
+    change = median(behind[: len(layers) // 2 + 1]) / median(before[-len(layers) // 2 - 1 :])
+    return change > gain**_REACHES if gain > 1 else change < gain**_REACHES
+
+
+def _reads(evidence: RuleEvidence, reader: Entry, layer: KernelLayer) -> bool:
+    """Returns whether a value comes directly after a layer's output."""
+    layers = {each.path: each for each in evidence.manifest.layers}
+    own = layers.get(reader.site.layer or "")
+    return own is not None and layer.output.name in own.inputs
+
+
+def _drifts(layers: Sequence[KernelLayer]) -> bool:
+    """Returns whether the signal changes steadily over depth, and the weights of most layers are the reason."""
+    gains = [layer.gain for layer in layers if layer.gain]
+    found = signal_trend(layers)
+    if found is None or len(gains) < len(layers) / 2 or not found.steady or abs(found.total) < _DEPTH:
+        return False
+    typical = median(gains)
+    return typical > _EACH if found.total > 0 else typical < 1 / _EACH
+
+
+def _out_of_proportion(evidence: RuleEvidence, layers: Sequence[KernelLayer]) -> Suspect:
+    worst = max(layers, key=lambda layer: max(layer.gain or 1, 1 / (layer.gain or 1)))
+    gain = worst.gain or 1.0
+    concerned = [entry for layer in layers for entry in (layer.output, *layer.kernels)]
+    if evidence.is_trained and gain > 1:
+        why = f"multiplies the signal by {gain:.3g}: the weights have grown"
+        return suspect("exploding", worst.output, why, concerned)
+    others = "" if len(layers) == 1 else f", and {len(layers) - 1} more layers are alike"
+    why = f"has weights that multiply the signal by {gain:.3g}, where usual ones do by about 1{others}"
+    return suspect("init", worst.output, why, concerned)
+
+
+def inputs(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
+    """Finds inputs that are large for the layers that read them, where nothing normalises them."""
+    layers = kernel_layers(evidence)
+    saturated = saturated_activations(evidence, thresholds)
+    for layer in layers:
+        large = [
+            entry for name in layer.layer.inputs
+            if (entry := evidence.entry(naming.INPUT, name)) is not None and column(entry, "rms") > _LARGE_INPUT
+        ]  # fmt: skip
+        reaches = column(layers[-1].output, "rms") > _LARGE_INPUT or any(_reads(evidence, each, layer) for each in saturated)
+        if large and reaches and column(layer.output, "rms") > _LARGE_INPUT:
+            rms, mean = column(large[0], "rms"), column(large[0], "mean")
+            why = f"has an rms of {rms:.3g} (mean {mean:.3g}), which no layer normalises: the signal is large throughout"
+            yield suspect("exploding", large[0], why, [each.output for each in layers])
+            return
