@@ -128,19 +128,25 @@ class RuleEvidence:
     def is_trained(self) -> bool:
         """Whether the parameters look as if they had moved: a bias is not as an initialisation makes it.
 
-        An initialisation makes all elements of a bias equal, or draws them as it draws the kernel.
+        An initialisation makes all elements of a bias equal, or draws them uniformly, as it draws the kernel.
         """
         return any(self._has_moved(entry) for entry in self.of(naming.PARAM) if len(entry.shape) == 1)
 
     def _has_moved(self, bias: Entry) -> bool:
-        # The spread of a sample of n differs from the one drawn from by about 1 / sqrt(2 n).
         spread, size = column(bias, "std"), column(bias, "size")
         if spread <= 1e-6 * column(bias, "rms") or size < 2:
             return False
         *outer, _ = bias.name.split("/")
         beside = (entry for entry in self.of(naming.PARAM) if len(entry.shape) > 1
                   and entry.name.split("/")[:-1] == outer)  # fmt: skip
-        return not any(abs(column(entry, "std") / spread - 1) < 3 / (2 * size) ** 0.5 for entry in beside)
+        # The spread of a sample of n differs from the one drawn from by about 1 / sqrt(2 n).
+        near = 3 / (2 * size) ** 0.5
+        return not any(_is_uniform(entry) and abs(column(entry, "std") / spread - 1) < near for entry in beside)
+
+
+def _is_uniform(entry: Entry) -> bool:
+    # Of a uniform distribution around zero, the largest magnitude is sqrt(3) deviations; of normal ones, it is larger.
+    return column(entry, "amax") < 1.8 * column(entry, "std")
 
 
 def key(entry: Entry) -> str:

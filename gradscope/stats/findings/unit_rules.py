@@ -119,6 +119,9 @@ def _is_softmax(entry: Entry) -> bool:
     if count < 3 or entry.site.primitive not in _SOFTMAX:
         return False
     low, high = column(entry, "min"), column(entry, "max")
+    chosen = low == 0 and high == 1 and column(entry, "zeros") * count == column(entry, "size") * (count - 1)
+    if chosen and entry.site.primitive == "convert_element_type":
+        return False  # a one-hot code
     mean = column(entry, "mean") * count
     return low >= 0 and high <= 1.01 and abs(mean - 1) < 2e-3 and high > low
 

@@ -71,6 +71,8 @@ def _is_beyond(evidence: RuleEvidence, layers: Sequence[KernelLayer], number: in
         return False
     if gain > 1 and any(_reads(evidence, each, layers[number]) for each in saturated_activations(evidence, thresholds)):
         return True
+    if gain > 1 and _passes_on(evidence, layers, layers[number], thresholds):
+        return True
     behind = [rms for layer in layers[number + 1 :] if (rms := column(layer.output, "rms")) > 0]
     before = [rms for layer in layers[:number] if (rms := column(layer.output, "rms")) > 0]
     before = before or [layers[number].layer.rms["in"]]
@@ -86,6 +88,17 @@ def _reads(evidence: RuleEvidence, reader: Entry, layer: KernelLayer) -> bool:
     layers = {each.path: each for each in evidence.manifest.layers}
     own = layers.get(reader.site.layer or "")
     return own is not None and layer.output.name in own.inputs
+
+
+def _passes_on(
+    evidence: RuleEvidence, layers: Sequence[KernelLayer], layer: KernelLayer, thresholds: Thresholds
+) -> bool:
+    """Returns whether a layer without a kernel, such as a residual sum, passes on what is large for this model."""
+    usual = median(column(each.output, "rms") for each in layers)
+    own = {each.layer.path for each in layers}
+    readers = (each for each in evidence.manifest.layers
+               if layer.output.name in each.inputs and each.path not in own and each.index > layer.layer.index)  # fmt: skip
+    return any(0 < thresholds.init * usual < reader.rms.get("out", 0.0) for reader in readers)
 
 
 def _drifts(layers: Sequence[KernelLayer]) -> bool:
