@@ -132,12 +132,10 @@ def _equinox(name: str, **options: Any) -> Run:
             found = _images(seed, 8)
             return {**found, "x": jnp.moveaxis(found["x"], -1, 1)}
 
-    arrays, rest = eqx.partition(net, eqx.is_inexact_array)
+    def loss(net: Any, batch: Any) -> Any:
+        return nets.cross_entropy(jax.vmap(net)(batch["x"]), batch["y"])
 
-    def loss(arrays: Any, batch: Any) -> Any:
-        return nets.cross_entropy(jax.vmap(eqx.combine(arrays, rest))(batch["x"]), batch["y"])
-
-    return prepared(loss, arrays, batch, **options)
+    return prepared(loss, net, batch, **options)
 
 
 def _haiku(forward: Callable[[Any], Any], batch: Callable[[int], nets.Tree], **options: Any) -> Run:

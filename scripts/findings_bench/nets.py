@@ -213,5 +213,9 @@ def tokens(size: int = 4, length: int = 12) -> Tree:
 
 
 def cast(tree: Any, dtype: Any) -> Any:
-    """Returns a tree with its floating-point leaves in a dtype."""
-    return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree)
+    """Returns a tree with its floating-point arrays in a dtype."""
+
+    def one(leaf: Any) -> Any:
+        return leaf.astype(dtype) if isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    return jax.tree.map(one, tree)

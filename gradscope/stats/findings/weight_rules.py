@@ -73,13 +73,15 @@ def _is_beyond(evidence: RuleEvidence, layers: Sequence[KernelLayer], number: in
         return True
     if gain > 1 and _passes_on(evidence, layers, layers[number], thresholds):
         return True
-    behind = [rms for layer in layers[number + 1 :] if (rms := column(layer.output, "rms")) > 0]
-    before = [rms for layer in layers[:number] if (rms := column(layer.output, "rms")) > 0]
-    before = before or [layers[number].layer.rms["in"]]
+    # What the layers receive, and not what they return, which depends on their own weights.
+    received = [layer.layer.rms.get("in", 0.0) for layer in layers]
+    before = [rms for rms in received[: number + 1] if rms > 0]
+    behind = [rms for rms in received[number + 1 :] if rms > 0]
     if not behind:
         # The scale of the last layer is that of the model's answer; a small one is a usual choice.
         return gain > 1 and column(layers[number].output, "rms") > thresholds.init * median(before)
-    change = median(behind[: len(layers) // 2 + 1]) / median(before[-len(layers) // 2 - 1 :])
+    near = len(layers) // 2 + 1
+    change = median(behind[:near]) / median(before[-near:])
     return change > gain**_REACHES if gain > 1 else change < gain**_REACHES
 
 
