@@ -40,7 +40,9 @@ def _chain(params: Tree, activation: Any = jax.nn.relu, batch: Tree | None = Non
     return Run(nets.chain_loss(activation), params, nets.points() if batch is None else batch)
 
 
-def _after(learning_rate: float, params: Tree, activation: Any, *, adam: bool = False, batch: Tree | None = None) -> Run:
+def _after(
+    learning_rate: float, params: Tree, activation: Any, *, adam: bool = False, batch: Tree | None = None
+) -> Run:
     batch = nets.points() if batch is None else batch
     loss = nets.chain_loss(activation)
     optimizer = (optax.adam if adam else optax.sgd)(learning_rate)

@@ -169,7 +169,9 @@ def _haiku_net(name: str) -> Callable[[Any], Any]:
         import haiku as hk
 
         if name == "mobilenet":
-            return hk.nets.MobileNetV1(num_classes=nets.CLASSES, channels=(8, 16, 16, 32, 32, 32, 32, 32, 32, 32, 64, 64, 64))(x, True)
+            return hk.nets.MobileNetV1(
+                num_classes=nets.CLASSES, channels=(8, 16, 16, 32, 32, 32, 32, 32, 32, 32, 64, 64, 64)
+            )(x, True)
         return hk.nets.ResNet18(nets.CLASSES)(x, True)
 
     return forward
@@ -193,7 +195,9 @@ def _keras(make: Callable[[Any], Any], batch: Callable[[int], nets.Tree], **opti
 
 def _keras_dense(keras: Any) -> Any:
     layers = keras.layers
-    return keras.Sequential([keras.Input((16,)), layers.Dense(32, "relu"), layers.Dense(32, "relu"), layers.Dense(nets.CLASSES)])
+    return keras.Sequential(
+        [keras.Input((16,)), layers.Dense(32, "relu"), layers.Dense(32, "relu"), layers.Dense(nets.CLASSES)]
+    )
 
 
 def _keras_convnet(keras: Any) -> Any:
@@ -216,15 +220,25 @@ def _transformers(name: str, **options: Any) -> Run:
                               resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)  # fmt: skip
         net = t.FlaxGPT2LMHeadModel(config, input_shape=(1, 4))
     elif name == "bert":
-        net = t.FlaxBertForSequenceClassification(t.BertConfig(vocab_size=50, num_labels=nets.CLASSES, **sizes), input_shape=(1, 4))
+        net = t.FlaxBertForSequenceClassification(
+            t.BertConfig(vocab_size=50, num_labels=nets.CLASSES, **sizes), input_shape=(1, 4)
+        )
     else:
-        net = t.FlaxViTForImageClassification(t.ViTConfig(image_size=16, patch_size=4, num_labels=nets.CLASSES, **sizes))
+        net = t.FlaxViTForImageClassification(
+            t.ViTConfig(image_size=16, patch_size=4, num_labels=nets.CLASSES, **sizes)
+        )
 
     def loss(params: Any, batch: Any) -> Any:
         if name == "vit":
-            return nets.cross_entropy(net(jnp.moveaxis(batch["x"], -1, 1), params=params, train=False).logits, batch["y"])
+            return nets.cross_entropy(
+                net(jnp.moveaxis(batch["x"], -1, 1), params=params, train=False).logits, batch["y"]
+            )
         logits = net(batch["ids"], params=params, train=False).logits
-        return nets.cross_entropy(logits[:, :-1], batch["ids"][:, 1:]) if name == "gpt2" else nets.cross_entropy(logits, batch["y"])
+        return (
+            nets.cross_entropy(logits[:, :-1], batch["ids"][:, 1:])
+            if name == "gpt2"
+            else nets.cross_entropy(logits, batch["y"])
+        )
 
     params = jax.tree.map(jnp.asarray, net.params)
     return prepared(loss, params, (lambda s: _images(s, 4)) if name == "vit" else _tokens, **options)

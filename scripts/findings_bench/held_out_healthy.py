@@ -62,7 +62,10 @@ def _gated_unit(params: Tree, batch: Tree) -> Any:
 
 
 def _gated_unit_params() -> Tree:
-    params: Tree = {"embed": {"table": 0.02 * jax.random.normal(nets.key(40), (50, 32))}, "head": nets.layer(41, (32, 50), 0.1)}
+    params: Tree = {
+        "embed": {"table": 0.02 * jax.random.normal(nets.key(40), (50, 32))},
+        "head": nets.layer(41, (32, 50), 0.1),
+    }
     for n in range(4):
         params[f"block{n}"] = {"norm": {"scale": jnp.ones(32)}, "gate": nets.layer(3 * n, (32, 64), 0.11),
                                "up": nets.layer(3 * n + 1, (32, 64), 0.11), "down": nets.layer(3 * n + 2, (64, 32), 0.16)}  # fmt: skip
@@ -75,6 +78,7 @@ def _ids(seed: int) -> Tree:
 
 def _critic(params: Tree, batch: Tree) -> Any:
     """Regresses a value on that of a target network, behind stop_gradient, that is an input."""
+
     def value(params: Tree, x: Any) -> Any:
         x = nets.named("relu", jax.nn.relu, nets.dense(params, "dense0", x))
         return nets.dense(params, "value", x)[:, 0]
@@ -105,12 +109,17 @@ def _quantised(params: Tree, batch: Tree) -> Any:
         through = code + lax.stop_gradient(chosen - code)
     out = nets.dense(params, "decoder", through)
     with jax.named_scope("loss"):
-        commitment = jnp.square(lax.stop_gradient(chosen) - code).mean() + jnp.square(chosen - lax.stop_gradient(code)).mean()
+        commitment = (
+            jnp.square(lax.stop_gradient(chosen) - code).mean() + jnp.square(chosen - lax.stop_gradient(code)).mean()
+        )
         return jnp.square(out - batch["x"]).mean() + commitment
 
 
 def _quantised_params() -> Tree:
-    return {**_layers({"encoder": (16, 4), "decoder": (4, 16)}), "codes": {"table": jax.random.normal(nets.key(9), (8, 4))}}
+    return {
+        **_layers({"encoder": (16, 4), "decoder": (4, 16)}),
+        "codes": {"table": jax.random.normal(nets.key(9), (8, 4))},
+    }
 
 
 def _adapter(params: Tree, batch: Tree) -> Any:
@@ -167,7 +176,13 @@ def _u_net(params: Tree, batch: Tree) -> Any:
 
 
 def _u_net_params() -> Tree:
-    sizes = {"in": (3, 3, 3, 8), "down": (3, 3, 8, 16), "middle": (3, 3, 16, 16), "up": (3, 3, 24, 8), "out": (3, 3, 8, 3)}
+    sizes = {
+        "in": (3, 3, 3, 8),
+        "down": (3, 3, 8, 16),
+        "middle": (3, 3, 16, 16),
+        "up": (3, 3, 24, 8),
+        "out": (3, 3, 8, 3),
+    }
     params = _layers(sizes, 1.4)
     return {**params, "out": jax.tree.map(jnp.zeros_like, params["out"])}
 
@@ -175,7 +190,9 @@ def _u_net_params() -> Tree:
 def _experts(params: Tree, batch: Tree) -> Any:
     """Weights four experts by a softmax."""
     gates = nets.named("gates", jax.nn.softmax, nets.dense(params, "router", batch["x"]))
-    outs = jnp.stack([nets.named(f"act{n}", jnp.tanh, nets.dense(params, f"expert{n}", batch["x"])) for n in range(4)], 1)
+    outs = jnp.stack(
+        [nets.named(f"act{n}", jnp.tanh, nets.dense(params, f"expert{n}", batch["x"])) for n in range(4)], 1
+    )
     with jax.named_scope("mix"):
         x = jnp.einsum("ne,ned->nd", gates, outs)
     return nets.cross_entropy(nets.dense(params, "head", x), batch["y"])
@@ -196,7 +213,9 @@ def _policy(params: Tree, batch: Tree) -> Any:
 
 
 def _policy_params() -> Tree:
-    params = _layers({"dense0": (16, 32), "dense1": (32, 32), "value": (32, 1), "policy": (32, nets.CLASSES)}, math.sqrt(2))
+    params = _layers(
+        {"dense0": (16, 32), "dense1": (32, 32), "value": (32, 1), "policy": (32, nets.CLASSES)}, math.sqrt(2)
+    )
     return {**params, "policy": nets.layer(3, (32, nets.CLASSES), 0.01)}
 
 
@@ -220,7 +239,10 @@ def _padded(seed: int) -> Tree:
 
 
 def _binary_params() -> Tree:
-    return {"embed": {"table": 0.05 * jax.random.normal(nets.key(3), (20, 16))}, **_layers({"dense0": (16, 32), "head": (32, 1)})}
+    return {
+        "embed": {"table": 0.05 * jax.random.normal(nets.key(3), (20, 16))},
+        **_layers({"dense0": (16, 32), "head": (32, 1)}),
+    }
 
 
 def _post_norm(params: Tree, batch: Tree) -> Any:
@@ -241,8 +263,11 @@ def _self_normalising(params: Tree, batch: Tree) -> Any:
 
 def _solver(params: Tree, batch: Tree) -> Any:
     """Integrates a vector field by 20 steps."""
+
     def step(x: Any, _: Any) -> tuple[Any, None]:
-        return x + 0.05 * nets.dense(params, "field2", nets.named("tanh", jnp.tanh, nets.dense(params, "field1", x))), None
+        return x + 0.05 * nets.dense(
+            params, "field2", nets.named("tanh", jnp.tanh, nets.dense(params, "field1", x))
+        ), None
 
     with jax.named_scope("solve"):
         x, _ = lax.scan(step, batch["x"], None, length=20)
@@ -292,5 +317,8 @@ HEALTHY = (
 
 def _funnel() -> Tree:
     widths = (16, 256, 64, 16, 4, 16, 64, 256)
-    params = {f"dense{n}": nets.layer(n, (a, b), math.sqrt(2)) for n, (a, b) in enumerate(zip(widths, widths[1:], strict=False))}
+    params = {
+        f"dense{n}": nets.layer(n, (a, b), math.sqrt(2))
+        for n, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
+    }
     return {**params, "head": nets.layer(99, (256, nets.CLASSES))}

@@ -1,7 +1,7 @@
 """Folds what rules suspect into causes: a consequence is counted with its cause, and is no finding of its own.
 
 The table `_CONSEQUENCES` states what follows from what, and where: *behind* in the forward pass, *before* it (which the
-backward pass reaches later), or anywhere. Causes come in the order of `_ORDER`, worst first.
+backward pass reaches later), or anywhere. A gradient that is exactly zero follows from whatever lets nothing pass. Causes come in the order of `_ORDER`, worst first.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
+from gradscope import naming
 from gradscope.stats.findings.rule_evidence import Finding, Suspect
 
 _Where: TypeAlias = Literal["behind", "before", "anywhere"]
 
 #: Rules, the worst first: numbers that are wrong, gradients that do not arrive, those that hardly do, and the rest.
 _ORDER: Final = ("self-check", "nonfinite", "overflow", "init", "dead", "saturated", "exploding", "vanishing",
-                 "zero-grad", "underflow", "unused-param")  # fmt: skip
+                 "underflow", "zero-grad", "unused-param")  # fmt: skip
 
 #: By rule of the cause and of the consequence, where the consequence may be. Of two that could be each other's, the
 #: cause is the one that comes first in `_ORDER`.
 _CONSEQUENCES: Final[Mapping[str, Mapping[str, _Where]]] = {
-    "nonfinite": {rule: "anywhere" for rule in ("overflow", "init", "dead", "saturated", "exploding", "vanishing",
-                                                "underflow", "zero-grad")},
-    "overflow": {rule: "anywhere" for rule in ("init", "dead", "saturated", "exploding", "vanishing", "underflow",
-                                               "zero-grad")},
+    "nonfinite": dict.fromkeys(("overflow", "init", "dead", "saturated", "exploding", "vanishing", "underflow"), "anywhere"),
+    "overflow": dict.fromkeys(("init", "dead", "saturated", "exploding", "vanishing", "underflow"), "anywhere"),
     "init": {"dead": "behind", "saturated": "behind", "exploding": "anywhere", "vanishing": "anywhere",
              "underflow": "anywhere"},
     "dead": {"init": "behind", "saturated": "behind", "exploding": "anywhere", "vanishing": "anywhere",
@@ -54,14 +53,14 @@ def causes(suspects: Sequence[Suspect]) -> tuple[Finding, ...]:
 
 def _rank(suspect: Suspect) -> tuple[int, float]:
     # An input is before every layer that its size upsets.
-    first = suspect.finding.family == "input"
+    first = suspect.finding.family == naming.INPUT
     return -1 if first and suspect.finding.rule == "exploding" else _ORDER.index(suspect.finding.rule), suspect.begin
 
 
 def _explains(cause: Suspect, other: Suspect) -> bool:
     rule, consequence = cause.finding.rule, other.finding.rule
-    if consequence == "zero-grad" and (cause.total or rule == "saturated"):
-        return _explains_zero(cause, other)
+    if consequence == "zero-grad":
+        return _explains_zero(cause, other.finding.why)
     where = _CONSEQUENCES.get(rule, {}).get(consequence)
     if where == "behind":
         return other.begin >= cause.begin
@@ -70,13 +69,13 @@ def _explains(cause: Suspect, other: Suspect) -> bool:
     return where == "anywhere"
 
 
-def _explains_zero(cause: Suspect, other: Suspect) -> bool:
-    """Returns whether gradients are exactly zero because nothing passes at a cause."""
-    if "is absent" in other.finding.why:
-        return False
-    if cause.finding.rule == "saturated":
-        return "rounds to zero" in other.finding.why
-    return True
+def _explains_zero(cause: Suspect, why: str) -> bool:
+    """Returns whether gradients are exactly zero because of a cause."""
+    if why.startswith("is absent"):
+        return False  # the program has no path for them, whatever the numbers are
+    if cause.finding.rule in ("underflow", "saturated"):
+        return "underflow in" in why if cause.finding.rule == "underflow" else "rounds to zero" in why
+    return cause.total
 
 
 def _finding(suspect: Suspect, keys: set[str]) -> Finding:

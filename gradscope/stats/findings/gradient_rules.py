@@ -109,7 +109,9 @@ def _unused(evidence: RuleEvidence, param: Entry) -> str:
         return ""
     cause = evidence.cause(gradient)
     known = cause is not None and cause.why.startswith(_UNUSED)
-    return naming.printable(cause.why.removeprefix(_UNUSED).lstrip(": ")) if known and cause and is_zero(gradient) else ""
+    return (
+        naming.printable(cause.why.removeprefix(_UNUSED).lstrip(": ")) if known and cause and is_zero(gradient) else ""
+    )
 
 
 def self_check(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:

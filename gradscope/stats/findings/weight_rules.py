@@ -23,8 +23,8 @@ from gradscope.stats.findings.unit_rules import saturated_activations
 
 #: The part of a gain's logarithm that has to reach the layers behind.
 _REACHES: Final = 0.5
-#: The root mean square of an input above which it is large for layers of a usual scale.
-_LARGE_INPUT: Final = 30.0
+#: The root mean square of an input, or of an answer, above which it is large for layers of a usual scale.
+_LARGE: Final = 30.0
 #: The change of a signal over all layers, as a logarithm to base 10, and the gain of each layer, that count as a trend.
 _DEPTH: Final = 3.0
 _EACH: Final = 2.5
@@ -79,7 +79,7 @@ def _is_beyond(evidence: RuleEvidence, layers: Sequence[KernelLayer], number: in
     behind = [rms for rms in received[number + 1 :] if rms > 0]
     if not behind:
         # The scale of the last layer is that of the model's answer; a small one is a usual choice.
-        return gain > 1 and column(layers[number].output, "rms") > thresholds.init * median(before)
+        return gain > 1 and column(layers[number].output, "rms") > max(_LARGE, thresholds.init * median(before))
     near = len(layers) // 2 + 1
     change = median(behind[:near]) / median(before[-near:])
     return change > gain**_REACHES if gain > 1 else change < gain**_REACHES
@@ -132,11 +132,13 @@ def inputs(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     for layer in layers:
         large = [
             entry for name in layer.layer.inputs
-            if (entry := evidence.entry(naming.INPUT, name)) is not None and column(entry, "rms") > _LARGE_INPUT
+            if (entry := evidence.entry(naming.INPUT, name)) is not None and column(entry, "rms") > _LARGE
         ]  # fmt: skip
-        reaches = column(layers[-1].output, "rms") > _LARGE_INPUT or any(_reads(evidence, each, layer) for each in saturated)
-        if large and reaches and column(layer.output, "rms") > _LARGE_INPUT:
+        reaches = column(layers[-1].output, "rms") > _LARGE or any(_reads(evidence, each, layer) for each in saturated)
+        if large and reaches and column(layer.output, "rms") > _LARGE:
             rms, mean = column(large[0], "rms"), column(large[0], "mean")
-            why = f"has an rms of {rms:.3g} (mean {mean:.3g}), which no layer normalises: the signal is large throughout"
+            why = (
+                f"has an rms of {rms:.3g} (mean {mean:.3g}), which no layer normalises: the signal is large throughout"
+            )
             yield suspect("exploding", large[0], why, [each.output for each in layers])
             return
