@@ -25,9 +25,10 @@ def zero_gradient(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
     for entry in evidence.entries:
         if entry.family in (naming.PARAM_GRAD, naming.ACTIVATION_GRAD) and (reason := _reason(evidence, entry)):
             lost.setdefault(reason, []).append(entry)
+    starting = tuple(_starting_at_zero(evidence)) if lost else ()
     for reason, entries in lost.items():
         params = [entry for entry in entries if entry.family == naming.PARAM_GRAD]
-        if params and not all(_is_by_construction(evidence, entry, reason) for entry in params):
+        if params and not all(_is_by_construction(evidence, entry, reason, starting) for entry in params):
             yield _lost(reason, params, [entry for entry in entries if entry not in params])
 
 
@@ -53,7 +54,7 @@ def _reason(evidence: RuleEvidence, entry: Entry) -> str:
     return "its cause is not determined" if cause is None else cause.why
 
 
-def _is_by_construction(evidence: RuleEvidence, entry: Entry, reason: str) -> bool:
+def _is_by_construction(evidence: RuleEvidence, entry: Entry, reason: str, starting: Sequence[Entry]) -> bool:
     """Returns whether a zero is no fault: it goes away with the next step, or the loss does not depend on the value."""
     if reason.startswith("branch not taken"):
         return True
@@ -62,7 +63,7 @@ def _is_by_construction(evidence: RuleEvidence, entry: Entry, reason: str) -> bo
         return any(len(other.shape) > len(entry.shape) and not is_zero(other) for other in beside)
     return reason.startswith("masked") and any(
         param.site.index >= entry.site.index and param.site.source is not None and param.site.source in reason
-        for param in _starting_at_zero(evidence)
+        for param in starting
     )
 
 

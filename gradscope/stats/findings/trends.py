@@ -27,6 +27,8 @@ from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresh
 _FEWEST: Final = 6
 #: The most points of a regression, whose cost is quadratic.
 _MOST: Final = 200
+#: The least part of the slope that each half has.
+_PART: Final = 0.25
 #: The least change from layer to layer, as a logarithm to base 10: a factor of 1.12.
 _LEAST_SLOPE: Final = 0.05
 
@@ -39,7 +41,7 @@ class Trend:
         slope: Change from one layer to the next.
         total: Change from the first to the last layer, by the slope.
         ends: Change of the median from the first third of the layers to the last one.
-        steady: Whether the middle third is between the others.
+        steady: Whether each half of the layers has at least a part of the slope, so that it is not a jump at one layer.
     """
 
     slope: float
@@ -56,12 +58,18 @@ def trend(logarithms: Sequence[float]) -> Trend | None:
     """Returns the trend of a series; None where there are too few points."""
     if len(logarithms) < _FEWEST:
         return None
-    step = -(-len(logarithms) // _MOST)
-    points = list(enumerate(logarithms))[::step]
-    slope = median((b - a) / (y - x) for (x, a), (y, b) in combinations(points, 2))
-    third = len(logarithms) // 3
-    first, middle, last = (median(part) for part in (logarithms[:third], logarithms[third:-third], logarithms[-third:]))
-    return Trend(slope, slope * (len(logarithms) - 1), last - first, min(first, last) <= middle <= max(first, last))
+    slope = _slope(logarithms)
+    third, half = len(logarithms) // 3, len(logarithms) // 2
+    ends = median(logarithms[-third:]) - median(logarithms[:third])
+    halves = (_slope(logarithms[:half]), _slope(logarithms[half:]))
+    steady = all(part * slope >= _PART * slope**2 for part in halves)
+    return Trend(slope, slope * (len(logarithms) - 1), ends, steady)
+
+
+def _slope(series: Sequence[float]) -> float:
+    """Returns the median of the slopes between all pairs of points."""
+    points = list(enumerate(series))[:: -(-len(series) // _MOST)]
+    return median((b - a) / (y - x) for (x, a), (y, b) in combinations(points, 2))
 
 
 def vanishing(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
@@ -85,7 +93,7 @@ def exploding(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspec
 def _gradients(evidence: RuleEvidence) -> list[Entry]:
     """Returns the gradients with respect to the outputs of layers with a kernel, in execution order."""
     found = (layer.gradient for layer in kernel_layers(evidence))
-    return [gradient for gradient in found if gradient is not None and _norm(gradient) > 0]
+    return [gradient for gradient in found if gradient is not None and 0 < _norm(gradient) < math.inf]
 
 
 def _first_third(gradients: Sequence[Entry]) -> Sequence[Entry]:
@@ -106,4 +114,4 @@ def _sentence(what: str, found: Trend, layers: int) -> str:
 def signal_trend(layers: Sequence[KernelLayer]) -> Trend | None:
     """Returns the trend of the root mean square of the layers' outputs."""
     outputs = [column(layer.output, "rms") for layer in layers]
-    return trend([math.log10(rms) for rms in outputs if rms > 0])
+    return trend([math.log10(rms) for rms in outputs if 0 < rms < math.inf])

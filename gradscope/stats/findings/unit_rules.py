@@ -16,8 +16,8 @@ from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresh
 _EXAMPLES: Final = 8
 #: The largest probability at which a share of dead units does not count as chance.
 _CHANCE: Final = 1e-4
-#: Primitives that end a rectifier.
-_RECTIFIERS: Final = frozenset({"custom_jvp_call", "max", "select_n", "clamp", "jit", "pjit", "mul"})
+#: Primitives that end a rectifier; None where the primitive is unknown.
+_RECTIFIERS: Final = frozenset({None, "custom_jvp_call", "max", "select_n", "clamp", "jit", "pjit", "mul"})
 #: Primitives that end a softmax.
 _SOFTMAX: Final = frozenset({"div", "exp", "custom_jvp_call", "convert_element_type"})
 #: Concentration of a softmax above which it is saturated, at the initialisation and later.
@@ -42,7 +42,7 @@ def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
 
 def _is_dead(evidence: RuleEvidence, entry: Entry, thresholds: Thresholds) -> bool:
     share = column(entry, "dead")
-    if entry.site.operation or len(entry.shape) < 2 or share <= thresholds.dead:
+    if entry.site.operation or len(entry.shape) < 2 or not thresholds.dead < share <= 1:
         return False
     return _is_beyond_chance(entry, share) and (_is_rectified(entry) or _precedes_rectifier(evidence, entry, share))
 
@@ -57,7 +57,8 @@ def _is_beyond_chance(entry: Entry, share: float) -> bool:
     examples = column(entry, "size") / units
     if share == 1 and examples >= _EXAMPLES:
         return True  # nothing passes, whatever the reason
-    tail = sum(math.comb(units, k) for k in range(round(share * units), units + 1)) / 2**units
+    deviations = (2 * share - 1) * math.sqrt(units)
+    tail = math.erfc(deviations / math.sqrt(2)) / 2  # of the binomial distribution, which is nearly normal
     return tail < (_CHANCE if examples >= _EXAMPLES else _CHANCE**2)
 
 

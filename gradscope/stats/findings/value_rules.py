@@ -59,7 +59,7 @@ def _matters(evidence: RuleEvidence, broken: Sequence[Entry]) -> bool:
 
 def _first(broken: Sequence[Entry]) -> Entry:
     """Returns the tensor that was computed first."""
-    forward = [entry for entry in broken if not naming.is_gradient(entry.family)]
+    forward = [entry for entry in broken if entry.family in _FORWARD]
     # The backward pass runs in reverse execution order, so the first computed gradient is the last in `broken`.
     backward = [entry for entry in broken if entry.family == naming.ACTIVATION_GRAD] or list(broken)
     return forward[0] if forward else backward[-1]
@@ -75,23 +75,20 @@ def _of_origin(evidence: RuleEvidence, origin: Origin, broken: Sequence[Entry]) 
     families = (naming.ACTIVATION_GRAD, naming.ACTIVATION) if gradient else _FORWARD
     parts = origin.name.split("/")
     paths = ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
-    named = [evidence.entry(*naming.split_key(origin.name))] if parts[0] in _FORWARD[1:] else []
-    place = next((entry for entry in (*named, *(evidence.entry(family, path) for path in paths for family in families))
-                  if entry is not None), None)  # fmt: skip
+    keys = [naming.split_key(origin.name), *((family, path) for path in paths for family in families)]
     first = _first([entry for entry in broken if naming.is_gradient(entry.family) == gradient] or list(broken))
-    rule = "overflow" if _NARROW.search(origin.why) else _rule(first)
-    name = origin.name if place is None else place.name
-    of_operation = "" if name == origin.name else f", in {naming.printable(origin.name)}"
+    place = next((entry for at in keys if (entry := evidence.entry(*at)) is not None), first)
+    name, own = naming.printable(origin.name), (place.name, key(place))
     found = Finding(
-        rule=rule,
-        name=name,
-        family=families[0] if place is None else place.family,
-        why=f"{origin.why}{of_operation}",
+        rule="overflow" if _NARROW.search(origin.why) else _rule(first),
+        name=place.name,
+        family=place.family,
+        why=origin.why if origin.name in own else f"{origin.why}, in {name}",
         source=origin.source,
         iteration=origin.iteration,
         tensors=len(broken),
     )
-    begin = 0 if place is None or place.family in _FORWARD[1:] else place.site.index
+    begin = place.site.index if place.family in (naming.ACTIVATION, naming.ACTIVATION_GRAD) else 0
     return Suspect(finding=found, keys=frozenset(map(key, broken)), begin=begin, total=True)
 
 

@@ -8,12 +8,11 @@ normalisation takes away both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from statistics import median
 from typing import Final
 
 from gradscope import naming
-from gradscope.dump.manifest.manifest import Entry
 from gradscope.stats.findings.kernels import KernelLayer, kernel_layers
 from gradscope.stats.findings.rule_evidence import (
     RuleEvidence, Suspect, Thresholds, column, is_zero, suspect,
@@ -33,9 +32,12 @@ _EACH: Final = 2.5
 def weights(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     """Finds layers whose weights cannot learn, or that change a signal out of all proportion."""
     layers = kernel_layers(evidence)
+    saturated = _read_by_saturated(evidence, thresholds)
     yield from _without_movement(evidence, layers)
     yield from _all_equal(layers)
-    beyond = [layer for number, layer in enumerate(layers) if _is_beyond(evidence, layers, number, thresholds)]
+    beyond = [
+        layer for number, layer in enumerate(layers) if _is_beyond(evidence, layers, number, saturated, thresholds)
+    ]
     if not beyond and _drifts(layers):
         beyond = [layer for layer in layers if layer.gain is not None and not 1 / _EACH < layer.gain < _EACH]
     if beyond:
@@ -64,12 +66,18 @@ def _all_equal(layers: Sequence[KernelLayer]) -> Iterator[Suspect]:
         yield suspect("init", equal[0], why, equal)
 
 
-def _is_beyond(evidence: RuleEvidence, layers: Sequence[KernelLayer], number: int, thresholds: Thresholds) -> bool:
+def _is_beyond(
+    evidence: RuleEvidence,
+    layers: Sequence[KernelLayer],
+    number: int,
+    saturated: Set[str],
+    thresholds: Thresholds,
+) -> bool:
     """Returns whether a layer's gain is beyond the threshold, and does harm."""
     gain = layers[number].gain
     if not gain or 1 / thresholds.init <= gain <= thresholds.init:
         return False
-    if gain > 1 and any(_reads(evidence, each, layers[number]) for each in saturated_activations(evidence, thresholds)):
+    if gain > 1 and layers[number].output.name in saturated:
         return True
     if gain > 1 and _passes_on(evidence, layers, layers[number], thresholds):
         return True
@@ -85,11 +93,11 @@ def _is_beyond(evidence: RuleEvidence, layers: Sequence[KernelLayer], number: in
     return change > gain**_REACHES if gain > 1 else change < gain**_REACHES
 
 
-def _reads(evidence: RuleEvidence, reader: Entry, layer: KernelLayer) -> bool:
-    """Returns whether a value comes directly after a layer's output."""
-    layers = {each.path: each for each in evidence.manifest.layers}
-    own = layers.get(reader.site.layer or "")
-    return own is not None and layer.output.name in own.inputs
+def _read_by_saturated(evidence: RuleEvidence, thresholds: Thresholds) -> Set[str]:
+    """Returns the names of the values that saturated functions read."""
+    layers = {layer.path: layer for layer in evidence.manifest.layers}
+    saturated = (layers.get(each.site.layer or "") for each in saturated_activations(evidence, thresholds))
+    return {name for layer in saturated if layer is not None for name in layer.inputs}
 
 
 def _passes_on(
@@ -128,13 +136,13 @@ def _out_of_proportion(evidence: RuleEvidence, layers: Sequence[KernelLayer]) ->
 def inputs(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     """Finds inputs that are large for the layers that read them, where nothing normalises them."""
     layers = kernel_layers(evidence)
-    saturated = saturated_activations(evidence, thresholds)
+    saturated = _read_by_saturated(evidence, thresholds)
     for layer in layers:
         large = [
             entry for name in layer.layer.inputs
             if (entry := evidence.entry(naming.INPUT, name)) is not None and column(entry, "rms") > _LARGE
         ]  # fmt: skip
-        reaches = column(layers[-1].output, "rms") > _LARGE or any(_reads(evidence, each, layer) for each in saturated)
+        reaches = column(layers[-1].output, "rms") > _LARGE or layer.output.name in saturated
         if large and reaches and column(layer.output, "rms") > _LARGE:
             rms, mean = column(large[0], "rms"), column(large[0], "mean")
             why = (
