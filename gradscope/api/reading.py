@@ -155,8 +155,8 @@ class Dump(Mapping[str, Array]):
             >>> import jax.numpy as jnp
             >>> import gradscope as gs
             >>> dump = gs.capture(lambda w, x: jnp.sqrt(w * x).sum(), jnp.zeros(3), jnp.ones(3))
-            >>> [(finding.rule, finding.why) for finding in dump.findings()]
-            [('nonfinite', 'sent back the first Inf: the derivative of sqrt at 0 (element [0]) is infinite')]
+            >>> [(finding.rule, finding.tensors) for finding in dump.findings()]
+            [('nonfinite', 2)]
         """
         return find(self.manifest, thresholds)
 

@@ -84,7 +84,7 @@ def findings_of(manifest: Manifest) -> tuple[Finding, ...]:
 def trained(
     loss: Loss, variables: Any, batches: Sequence[Any], optimizer: optax.GradientTransformation, steps: int = 50
 ) -> Any:
-    """Returns the variables after some steps of training; only `variables["params"]` moves where there is such a key."""
+    """Returns the variables after some steps of training; of Flax's variables, only `variables["params"]` moves."""
     inside = isinstance(variables, dict) and "params" in variables
 
     def scalar(params: Any, rest: Any, batch: Any) -> Any:

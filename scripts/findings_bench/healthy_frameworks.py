@@ -114,7 +114,7 @@ def _nnx(**options: Any) -> Run:
     def loss(params: Any, batch: Any) -> Any:
         return nets.cross_entropy(nnx.merge(graph, params)(batch["x"]), batch["y"])
 
-    return prepared(loss, nnx.to_pure_dict(params) if not options.pop("state", True) else params, _points, **options)
+    return prepared(loss, params, _points, **options)
 
 
 def _equinox(name: str, **options: Any) -> Run:
@@ -202,9 +202,9 @@ def _keras_dense(keras: Any) -> Any:
 
 def _keras_convnet(keras: Any) -> Any:
     layers = keras.layers
-    return keras.Sequential([keras.Input((16, 16, 3)), layers.Conv2D(8, 3, activation="relu"), layers.BatchNormalization(),
-                             layers.MaxPooling2D(), layers.Conv2D(16, 3, activation="relu"), layers.Flatten(),
-                             layers.Dense(nets.CLASSES)])  # fmt: skip
+    first = [layers.Conv2D(8, 3, activation="relu"), layers.BatchNormalization(), layers.MaxPooling2D()]
+    second = [layers.Conv2D(16, 3, activation="relu"), layers.Flatten(), layers.Dense(nets.CLASSES)]
+    return keras.Sequential([keras.Input((16, 16, 3)), *first, *second])
 
 
 def _keras_gru(keras: Any) -> Any:
@@ -265,7 +265,7 @@ HEALTHY = (
     _case("linen attention, 50 steps", lambda: _linen(_linen_attention(), lambda _: nets.tokens(), steps=50)),
     _case("linen attention, bfloat16", lambda: _linen(_linen_attention(), lambda _: nets.tokens(), dtype=jnp.bfloat16)),
     _case("linen LSTM", lambda: _linen(_linen_lstm(), _sequences)),
-    _case("nnx MLP", lambda: _nnx()),
+    _case("nnx MLP", _nnx),
     _case("nnx MLP, 50 steps of SGD", lambda: _nnx(steps=50, rate=0.1, sgd=True)),
     _case("equinox MLP", lambda: _equinox("mlp")),
     _case("equinox MLP, 50 steps", lambda: _equinox("mlp", steps=50, rate=1e-2)),

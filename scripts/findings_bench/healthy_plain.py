@@ -212,7 +212,7 @@ HEALTHY = (
                                           "temperature": jnp.asarray(math.log(10.0))}, _points)),
     _case("chain with the loss times 1e-6", lambda: _weighted(1e-6)),
     _case("chain with the loss times 1e6", lambda: _weighted(1e6)),
-    _case("auxiliary NaN and an unused average", lambda: _auxiliary_run()),
+    _case("auxiliary NaN and an unused average", _auxiliary_run),
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -67,8 +68,9 @@ def _gated_unit_params() -> Tree:
         "head": nets.layer(41, (32, 50), 0.1),
     }
     for n in range(4):
-        params[f"block{n}"] = {"norm": {"scale": jnp.ones(32)}, "gate": nets.layer(3 * n, (32, 64), 0.11),
-                               "up": nets.layer(3 * n + 1, (32, 64), 0.11), "down": nets.layer(3 * n + 2, (64, 32), 0.16)}  # fmt: skip
+        gate, up = nets.layer(3 * n, (32, 64), 0.11), nets.layer(3 * n + 1, (32, 64), 0.11)
+        down = nets.layer(3 * n + 2, (64, 32), 0.16)
+        params[f"block{n}"] = {"norm": {"scale": jnp.ones(32)}, "gate": gate, "up": up, "down": down}
     return params
 
 
@@ -280,6 +282,12 @@ def _normalised_input(params: Tree, batch: Tree) -> Any:
     return nets.cross_entropy(nets.run_convnet(params, x), batch["y"])
 
 
+def _funnel() -> Tree:
+    widths = itertools.pairwise((16, 256, 64, 16, 4, 16, 64, 256))
+    params = {f"dense{n}": nets.layer(n, shape, math.sqrt(2)) for n, shape in enumerate(widths)}
+    return {**params, "head": nets.layer(99, (256, nets.CLASSES))}
+
+
 def _case(name: str, loss: Callable[[Any, Any], Any], params: Callable[[], Any], batch: Callable[[int], Any] = _points,
           **options: Any) -> Healthy:  # fmt: skip
     def run() -> Run:
@@ -311,14 +319,5 @@ HEALTHY = (
           lambda: _layers({"field1": (16, 32), "field2": (32, 16), "head": (16, nets.CLASSES)})),
     _case("inputs rescaled inside", _normalised_input, lambda: nets.convnet(4), lambda s: nets.images(4, seed=s)),
     _case("chain of 12, He, batch 2", nets.chain_loss(), lambda: nets.chain(12), lambda s: nets.points(2, seed=s)),
-    _case("wide chain to a narrow code and back", nets.chain_loss(), lambda: _funnel()),
+    _case("wide chain to a narrow code and back", nets.chain_loss(), _funnel),
 )  # fmt: skip
-
-
-def _funnel() -> Tree:
-    widths = (16, 256, 64, 16, 4, 16, 64, 256)
-    params = {
-        f"dense{n}": nets.layer(n, (a, b), math.sqrt(2))
-        for n, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
-    }
-    return {**params, "head": nets.layer(99, (256, nets.CLASSES))}

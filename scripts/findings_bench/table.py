@@ -18,16 +18,16 @@ from gradscope.stats import Finding
 
 #: Of the held-out cases, what the rules found when they were run on them for the first time.
 FIRST_RUN = (
-    "When the rules were run on the held-out cases for the first time, they found 29 of 30 faults, and one finding in 21 "
-    "healthy runs. `h-half-underflow` was told as `zero-grad`, of which the underflow was the second finding; the binary "
+    "When the rules were run on the held-out cases for the first time, they found 29 of 30 faults, and one finding in "
+    "21 healthy runs. `h-half-underflow` was told as `zero-grad`, and the underflow was the second finding; the binary "
     "classification was told as `exploding`, because after 50 steps its last layer multiplied the signal by 10.2. Both "
-    "have been repaired since, so that the table below is no longer one of unseen cases."
+    "have been repaired since, so that the tables below are no longer of unseen cases."
 )
 
 _HEAD = """# The bench of findings
 
-`scripts/bench findings` runs healthy models, in which nothing may be found, and models with a planted fault, of which the
-first finding has to be the fault: the right rule, in the right layer. It writes this page. The thresholds in
+`scripts/bench findings` runs healthy models, in which nothing may be found, and models with a planted fault, of which
+the first finding has to be the fault: the right rule, in the right layer. It writes this page. The thresholds in
 [Findings](findings.md) are those that it supports.
 
 The faults and what is expected of each were written before any threshold was chosen. The *held-out* cases were written

@@ -1,7 +1,8 @@
 """Folds what rules suspect into causes: a consequence is counted with its cause, and is no finding of its own.
 
 The table `_CONSEQUENCES` states what follows from what, and where: *behind* in the forward pass, *before* it (which the
-backward pass reaches later), or anywhere. A gradient that is exactly zero follows from whatever lets nothing pass. Causes come in the order of `_ORDER`, worst first.
+backward pass reaches later), or anywhere. A gradient that is exactly zero follows from whatever lets nothing pass.
+Causes come in the order of `_ORDER`, worst first.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ _Where: TypeAlias = Literal["behind", "before", "anywhere"]
 _ORDER: Final = ("self-check", "nonfinite", "overflow", "init", "dead", "saturated", "exploding", "vanishing",
                  "underflow", "zero-grad", "unused-param")  # fmt: skip
 
+#: The rules that read numbers, which mean nothing where some are not finite.
+_OF_NUMBERS: Final = ("init", "dead", "saturated", "exploding", "vanishing", "underflow")
+
 #: By rule of the cause and of the consequence, where the consequence may be. Of two that could be each other's, the
 #: cause is the one that comes first in `_ORDER`.
 _CONSEQUENCES: Final[Mapping[str, Mapping[str, _Where]]] = {
-    "nonfinite": dict.fromkeys(("overflow", "init", "dead", "saturated", "exploding", "vanishing", "underflow"), "anywhere"),
-    "overflow": dict.fromkeys(("init", "dead", "saturated", "exploding", "vanishing", "underflow"), "anywhere"),
+    "nonfinite": dict.fromkeys(("overflow", *_OF_NUMBERS), "anywhere"),
+    "overflow": dict.fromkeys(_OF_NUMBERS, "anywhere"),
     "init": {"dead": "behind", "saturated": "behind", "exploding": "anywhere", "vanishing": "anywhere",
              "underflow": "anywhere"},
     "dead": {"init": "behind", "saturated": "behind", "exploding": "anywhere", "vanishing": "anywhere",

@@ -110,10 +110,10 @@ RULES: Final = (
     ),
     FindingRule(
         name="zero-grad",
-        sentence="Gradients of parameters are exactly zero, or cut off; one finding for each place where they are lost.",
+        sentence="Gradients of parameters are exactly zero, or cut off; one finding for each place where they are.",
         formula="every element of a parameter's gradient = 0, and the cause is not that the loss is invariant, that a "
         "branch starts at zero or is not taken",
-        remedy="See the reason: a stop_gradient, an integer or a rounding on the path, a mask that is zero, dead units.",
+        remedy="See the reason: a stop_gradient, an integer or a rounding on the path, a mask of zeros, dead units.",
         checks=(gradient_rules.zero_gradient,),
     ),
     FindingRule(

@@ -7,13 +7,17 @@ closest to the place.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.stats.findings.rule_evidence import (
-    Finding, RuleEvidence, Suspect, Thresholds, column, is_zero, suspect,
+    Finding,
+    RuleEvidence,
+    Suspect,
+    Thresholds,
+    is_zero,
+    suspect,
 )  # fmt: skip
 
 _UNUSED = "disconnected"
@@ -81,7 +85,7 @@ def unused_parameter(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]
     Some are used by no layer; others are, and what that layer computes does not reach the loss.
     """
     params = {entry.name: entry for entry in evidence.entries if entry.family == naming.PARAM}
-    unused = {name: why for name, entry in params.items() if (why := _unused(evidence, entry))}
+    unused = {name: why for name, entry in params.items() if (why := _unused(evidence, entry)) is not None}
     used = {part for name in params if name not in unused for part in _around(name)}
     parts: dict[str, list[Entry]] = {}
     for name in unused:
@@ -89,30 +93,29 @@ def unused_parameter(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]
         parts.setdefault(part, []).append(params[name])
     for part, entries in parts.items():
         of = "" if len(entries) == 1 else f", nor do the other {len(entries) - 1} of {naming.printable(part)}"
-        yield suspect("unused-param", entries[0], f"does not reach the loss{of}: {unused[entries[0].name]}", entries)
+        yield suspect("unused-param", entries[0], f"does not reach the loss{of}{unused[entries[0].name]}", entries)
 
 
 def _around(name: str) -> list[str]:
     """Returns the paths of a name's parents, the outermost first, and the name itself."""
-    parts = re.split("/", name)
+    parts = name.split("/")
     return ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
 
 
-def _unused(evidence: RuleEvidence, param: Entry) -> str:
-    """Returns why the loss does not depend on a parameter; "" where it does, or where that is not known."""
+def _unused(evidence: RuleEvidence, param: Entry) -> str | None:
+    """Returns the rest of a sentence on why the loss does not depend on a parameter; None where it does."""
     gradient = evidence.entry(naming.PARAM_GRAD, param.name)
-    if gradient is None:
-        return ""
-    if gradient.absent == "disconnected":
-        detail = evidence.detail(gradient)
-        if not detail or detail.startswith(_UNUSED):
-            return naming.printable(detail.removeprefix(_UNUSED).lstrip(": ")) or "the loss does not depend on it"
-        return ""
-    cause = evidence.cause(gradient)
-    known = cause is not None and cause.why.startswith(_UNUSED)
-    return (
-        naming.printable(cause.why.removeprefix(_UNUSED).lstrip(": ")) if known and cause and is_zero(gradient) else ""
-    )
+    cause = None if gradient is None else evidence.cause(gradient)
+    if gradient is not None and gradient.absent == "disconnected":
+        known = evidence.detail(gradient) or _UNUSED
+    elif cause is not None and is_zero(gradient):
+        known = cause.why
+    else:
+        return None
+    if not known.startswith(_UNUSED):
+        return None
+    rest = known.removeprefix(_UNUSED).removeprefix(": the loss does not depend on it")
+    return naming.printable(rest)
 
 
 def self_check(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:

@@ -9,7 +9,13 @@ from typing import Final
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Origin
 from gradscope.stats.findings.rule_evidence import (
-    Finding, RuleEvidence, Suspect, Thresholds, column, key, suspect,
+    Finding,
+    RuleEvidence,
+    Suspect,
+    Thresholds,
+    column,
+    key,
+    suspect,
 )  # fmt: skip
 
 #: The largest numbers of the types that overflow in practice. Those of eight bits are scaled to fill their range.
@@ -78,12 +84,12 @@ def _of_origin(evidence: RuleEvidence, origin: Origin, broken: Sequence[Entry]) 
     keys = [naming.split_key(origin.name), *((family, path) for path in paths for family in families)]
     first = _first([entry for entry in broken if naming.is_gradient(entry.family) == gradient] or list(broken))
     place = next((entry for at in keys if (entry := evidence.entry(*at)) is not None), first)
-    name, own = naming.printable(origin.name), (place.name, key(place))
+    told = origin.name == key(place) or f"{origin.name}/".startswith(f"{place.name}/")
     found = Finding(
         rule="overflow" if _NARROW.search(origin.why) else _rule(first),
         name=place.name,
         family=place.family,
-        why=origin.why if origin.name in own else f"{origin.why}, in {name}",
+        why=origin.why if told else f"{origin.why}, in {naming.printable(origin.name)}",
         source=origin.source,
         iteration=origin.iteration,
         tensors=len(broken),

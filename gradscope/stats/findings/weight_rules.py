@@ -1,4 +1,4 @@
-"""The rules about what weights do to a signal: `init`, and `exploding` where the weights have grown or inputs are large.
+"""The rules about what weights do to a signal: `init`, and `exploding` where weights have grown or inputs are large.
 
 A layer's *gain* is the factor by which its weights change the root mean square of what goes through it. Random weights
 of a usual scale (LeCun, Glorot, He) have a gain of 0.5 to 2. A gain beyond the threshold counts where it does harm:
@@ -8,14 +8,20 @@ normalisation takes away both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from statistics import median
 from typing import Final
 
 from gradscope import naming
 from gradscope.stats.findings.kernels import KernelLayer, kernel_layers
 from gradscope.stats.findings.rule_evidence import (
-    RuleEvidence, Suspect, Thresholds, column, is_zero, suspect,
+    RuleEvidence,
+    Suspect,
+    Thresholds,
+    column,
+    is_zero,
+    suspect,
 )  # fmt: skip
 from gradscope.stats.findings.trends import signal_trend
 from gradscope.stats.findings.unit_rules import saturated_activations
@@ -59,7 +65,7 @@ def _all_equal(layers: Sequence[KernelLayer]) -> Iterator[Suspect]:
     """Finds kernels with the same number everywhere."""
     equal = [
         kernel for layer in layers for kernel in layer.kernels
-        if 0 < column(kernel, "rms") and column(kernel, "std") <= 1e-6 * column(kernel, "rms")
+        if column(kernel, "rms") > 0 and column(kernel, "std") <= 1e-6 * column(kernel, "rms")
     ]  # fmt: skip
     if equal:
         why = f"is {column(equal[0], 'mean'):.3g} in every element, so that all units compute and learn the same"
@@ -70,7 +76,7 @@ def _is_beyond(
     evidence: RuleEvidence,
     layers: Sequence[KernelLayer],
     number: int,
-    saturated: Set[str],
+    saturated: AbstractSet[str],
     thresholds: Thresholds,
 ) -> bool:
     """Returns whether a layer's gain is beyond the threshold, and does harm."""
@@ -93,7 +99,7 @@ def _is_beyond(
     return change > gain**_REACHES if gain > 1 else change < gain**_REACHES
 
 
-def _read_by_saturated(evidence: RuleEvidence, thresholds: Thresholds) -> Set[str]:
+def _read_by_saturated(evidence: RuleEvidence, thresholds: Thresholds) -> AbstractSet[str]:
     """Returns the names of the values that saturated functions read."""
     layers = {layer.path: layer for layer in evidence.manifest.layers}
     saturated = (layers.get(each.site.layer or "") for each in saturated_activations(evidence, thresholds))
@@ -106,8 +112,8 @@ def _passes_on(
     """Returns whether a layer without a kernel, such as a residual sum, passes on what is large for this model."""
     usual = median(column(each.output, "rms") for each in layers)
     own = {each.layer.path for each in layers}
-    readers = (each for each in evidence.manifest.layers
-               if layer.output.name in each.inputs and each.path not in own and each.index > layer.layer.index)  # fmt: skip
+    behind = (each for each in evidence.manifest.layers if each.index > layer.layer.index and each.path not in own)
+    readers = (each for each in behind if layer.output.name in each.inputs)
     return any(0 < thresholds.init * usual < reader.rms.get("out", 0.0) for reader in readers)
 
 

@@ -1,4 +1,4 @@
-"""Each rule finds the fault that it is about, none that only looks like it, and consequences are told with their cause."""
+"""Each rule finds the fault that it is about and none that looks like it; consequences are told with their cause."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def found(*entries: Entry, thresholds: Thresholds | None = None, **fields: objec
     return [(each.rule, each.name) for each in find(manifest, thresholds)]
 
 
-def chain(gradients: Sequence[float], outputs: Sequence[float] | None = None, gains: Sequence[float] | None = None) -> Manifest:
+def chain(
+    gradients: Sequence[float], outputs: Sequence[float] | None = None, gains: Sequence[float] | None = None
+) -> Manifest:
     """Returns a chain of layers with kernels, with given norms of gradients, outputs and gains."""
     entries: list[Entry] = []
     layers: list[Layer] = []
@@ -54,7 +56,9 @@ def chain(gradients: Sequence[float], outputs: Sequence[float] | None = None, ga
             entry(f"param/{name}/kernel", RANDOM.standard_normal((4, 4)), 2 * n),
             entry(f"param_grad/{name}/kernel", RANDOM.standard_normal((4, 4)), 2 * n),
             entry(f"activation/{name}", output * values / np.sqrt(np.mean(values**2)), 2 * n, primitive="dot_general"),
-            entry(f"activation_grad/{name}", gradient * values / np.linalg.norm(values), 2 * n, primitive="dot_general"),
+            entry(
+                f"activation_grad/{name}", gradient * values / np.linalg.norm(values), 2 * n, primitive="dot_general"
+            ),
         ]
         gain = output / outputs[n - 1] if n else output
         rms = {"in": output / (gains[n] if gains else gain), "out": output}
@@ -127,7 +131,7 @@ def test_nonfinite_is_one_finding_at_the_origin_with_all_tensors_counted() -> No
     origin = Origin(direction="forward", name="early/log", why="made the first Inf: log of 0", source="net.py:7")
     (known,) = find(replace(manifest, origins=(origin,)))
     assert known == Finding(
-        rule="nonfinite", name="early", family="activation", why="made the first Inf: log of 0, in early/log",
+        rule="nonfinite", name="early", family="activation", why="made the first Inf: log of 0",
         source="net.py:7", iteration=(), tensors=4,
     )  # fmt: skip
 
@@ -237,7 +241,9 @@ def test_a_branch_that_starts_at_zero_is_no_fault() -> None:
         entry("param/head", [[0.0]], 5),
         entry("param_grad/head", [[1.0]], 5),
     )
-    cause = Cause(family="param_grad", name="body", why="masked: multiplied by exact zeros in dot_general at model.py:5")
+    cause = Cause(
+        family="param_grad", name="body", why="masked: multiplied by exact zeros in dot_general at model.py:5"
+    )
     assert found(*entries, causes=(cause,)) == []
     assert found(entries[0], causes=(cause,)) == [("zero-grad", "body")]
 
