@@ -103,9 +103,12 @@ def _auxiliary(params: Tree, batch: Tree) -> Any:
     return nets.cross_entropy(logits, batch["y"]), {"metric": metric, "mean": params["average"]["mean"] * 0.9}
 
 
-def _with_average() -> Run:
-    params = nets.chain(2)
-    return Run(_auxiliary, {"params": params, "average": {"mean": jnp.zeros(3)}}, nets.points(), has_aux=True)
+def _auxiliary_run() -> Run:
+    def loss(variables: Any, batch: Any) -> Any:
+        return _auxiliary({**variables["params"], "average": variables["average"]}, batch)
+
+    variables = {"params": nets.chain(2), "average": {"mean": jnp.zeros(3)}}
+    return Run(loss, variables, nets.points(), has_aux=True)
 
 
 def _gru(params: Tree, batch: Tree) -> Any:
@@ -161,11 +164,14 @@ def _contrastive(params: Tree, batch: Tree) -> Any:
     return nets.cross_entropy(logits, jnp.arange(logits.shape[0]))
 
 
+def _weighted(weight: float) -> Run:
+    loss = nets.chain_loss()
+    return prepared(lambda params, batch: loss(params, batch) * weight, nets.chain(6), _points)
+
+
 def _case(name: str, run: Callable[[], Run]) -> Healthy:
     return Healthy(name, run)
 
-
-_HE = math.sqrt(2)
 
 HEALTHY = (
     _case("mlp, batch 64", lambda: _zoo(mlp, 64)),
@@ -214,17 +220,3 @@ HEALTHY = (
     _case("chain with the loss times 1e6", lambda: _weighted(1e6)),
     _case("auxiliary NaN and an unused average", _auxiliary_run),
 )  # fmt: skip
-
-
-def _weighted(weight: float) -> Run:
-    loss = nets.chain_loss()
-    return prepared(lambda params, batch: loss(params, batch) * weight, nets.chain(6, gain=_HE), _points)
-
-
-def _auxiliary_run() -> Run:
-    run = _with_average()
-
-    def loss(variables: Any, batch: Any) -> Any:
-        return _auxiliary({**variables["params"], "average": variables["average"]}, batch)
-
-    return Run(loss, run.variables, run.batch, has_aux=True)

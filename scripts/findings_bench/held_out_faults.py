@@ -13,17 +13,17 @@ from jax import lax
 from findings_bench import nets
 from findings_bench.cases import Fault, Run, trained
 from findings_bench.held_out_healthy import (
-    _dense_blocks,
-    _dense_blocks_params,
-    _experts,
-    _experts_params,
-    _gated_unit,
-    _gated_unit_params,
-    _ids,
-    _policy,
-    _policy_params,
-    _u_net,
-    _u_net_params,
+    dense_blocks,
+    dense_blocks_params,
+    experts,
+    experts_params,
+    gated_unit,
+    gated_unit_params,
+    ids,
+    policy,
+    policy_params,
+    u_net,
+    u_net_params,
 )  # fmt: skip
 from findings_bench.nets import Tree
 
@@ -100,11 +100,11 @@ def _detached_value() -> Run:
         value = lax.stop_gradient(nets.dense(params, "value", x))
         return nets.cross_entropy(nets.dense(params, "policy", x), batch["y"]) + jnp.square(value).mean()
 
-    return Run(loss, _policy_params(), nets.points())
+    return Run(loss, policy_params(), nets.points())
 
 
 def _ids_beyond() -> Run:
-    return Run(_gated_unit, _gated_unit_params(), {"ids": _ids(1)["ids"].at[0, 0].set(60)})
+    return Run(gated_unit, gated_unit_params(), {"ids": ids(1)["ids"].at[0, 0].set(60)})
 
 
 def _temperature() -> Run:
@@ -118,7 +118,7 @@ def _temperature() -> Run:
 
 
 def _router() -> Run:
-    return Run(_experts, _times(_experts_params(), "router", 200.0), nets.points())
+    return Run(experts, _times(experts_params(), "router", 200.0), nets.points())
 
 
 def _half_cotangent() -> Run:
@@ -212,7 +212,7 @@ FAULTS = (
     _fault("h-deep-small", "14 layers with kernels 5 times too small", "init", _ANY,
            lambda: Run(nets.chain_loss(), nets.chain(14, gain=0.28), nets.points())),
     _fault("h-dense-block", "conv3 of concatenated features is 60 times too large", "init", "conv3",
-           lambda: Run(_dense_blocks, _times(_dense_blocks_params(), "conv3", 60.0), nets.images(4))),
+           lambda: Run(dense_blocks, _times(dense_blocks_params(), "conv3", 60.0), nets.images(4))),
     _fault("h-tanh-large", "dense1 before a tanh is 80 times too large", "init", "dense1",
            lambda: Run(nets.chain_loss(jnp.tanh), _times(nets.chain(3, gain=1.0), "dense1", 80.0), nets.points())),
     _fault("h-u-net-dead", "the bias of the last convolution before a ReLU is -30", "dead", "conv2|act2",
@@ -232,18 +232,18 @@ FAULTS = (
            _half_cotangent),
     _fault("h-half-underflow", "a policy loss of 1e-6 with float16 layers", "underflow",
            "policy|value|value_loss|tanh1|dense1|loss|tanh0|dense0",
-           lambda: Run(lambda p, b: 1e-6 * _policy(p, b).astype(jnp.float32), nets.cast(_policy_params(), jnp.float16),
+           lambda: Run(lambda p, b: 1e-6 * policy(p, b).astype(jnp.float32), nets.cast(policy_params(), jnp.float16),
                        nets.cast(nets.points(), jnp.float16))),
     _fault("h-rate-relu", "20 steps of SGD with rate 100 on a convolutional net", "dead|exploding|nonfinite",
            f"{_ANY}|head|pool|loss|x",
            lambda: _rate(nets.convnet_loss, nets.convnet(3), nets.images(), optax.sgd(100.0))),
     _fault("h-rate-u-net", "20 steps of SGD with rate 3 on a U-net", "nonfinite|exploding", ".*",
-           lambda: _rate(_u_net, _u_net_params(), nets.images(2), optax.sgd(3.0))),
+           lambda: _rate(u_net, u_net_params(), nets.images(2), optax.sgd(3.0))),
     _fault("h-rate-sigmoid", "20 steps of Adam with rate 10 on sigmoids", "saturated", _ANY,
            lambda: _rate(nets.chain_loss(jax.nn.sigmoid), nets.chain(3, gain=1.0), nets.points(), optax.adam(10.0))),
     _fault("h-input-pixels", "images of 0 to 255", "exploding", "x|conv0",
            lambda: Run(nets.convnet_loss, nets.convnet(3), {**(b := nets.images()), "x": 128 + 64 * b["x"]})),
     _fault("h-unused-block", "a transformer block is not called", "unused-param", "block3",
-           lambda: Run(lambda p, b: _gated_unit({**p, "block3": _gated_unit_params()["block3"]}, b),
-                       _gated_unit_params(), _ids(1))),
+           lambda: Run(lambda p, b: gated_unit({**p, "block3": gated_unit_params()["block3"]}, b),
+                       gated_unit_params(), ids(1))),
 )  # fmt: skip

@@ -44,7 +44,7 @@ def _periodic_params() -> Tree:
     return params
 
 
-def _gated_unit(params: Tree, batch: Tree) -> Any:
+def gated_unit(params: Tree, batch: Tree) -> Any:
     """Predicts tokens with RMS norms and gated units, as LLaMA does."""
     with jax.named_scope("embed"):
         x = params["embed"]["table"][batch["ids"]]
@@ -62,7 +62,7 @@ def _gated_unit(params: Tree, batch: Tree) -> Any:
     return nets.cross_entropy(nets.dense(params, "head", x), batch["ids"])
 
 
-def _gated_unit_params() -> Tree:
+def gated_unit_params() -> Tree:
     params: Tree = {
         "embed": {"table": 0.02 * jax.random.normal(nets.key(40), (50, 32))},
         "head": nets.layer(41, (32, 50), 0.1),
@@ -74,7 +74,7 @@ def _gated_unit_params() -> Tree:
     return params
 
 
-def _ids(seed: int) -> Tree:
+def ids(seed: int) -> Tree:
     return {"ids": jax.random.randint(nets.key(seed), (4, 10), 0, 50)}
 
 
@@ -146,7 +146,7 @@ def _adapter_params() -> Tree:
     return params
 
 
-def _dense_blocks(params: Tree, batch: Tree) -> Any:
+def dense_blocks(params: Tree, batch: Tree) -> Any:
     """Concatenates all earlier features, as DenseNet does."""
     x = batch["x"]
     for n in range(6):
@@ -158,12 +158,12 @@ def _dense_blocks(params: Tree, batch: Tree) -> Any:
     return nets.cross_entropy(nets.dense(params, "head", x), batch["y"])
 
 
-def _dense_blocks_params() -> Tree:
+def dense_blocks_params() -> Tree:
     params = {f"conv{n}": nets.layer(n, (3, 3, 3 + 4 * n, 4), math.sqrt(2)) for n in range(6)}
     return {**params, "head": nets.layer(9, (27, nets.CLASSES))}
 
 
-def _u_net(params: Tree, batch: Tree) -> Any:
+def u_net(params: Tree, batch: Tree) -> Any:
     """Predicts noise at the input's resolution, by way of lower ones."""
     x = nets.named("silu0", jax.nn.silu, nets.conv(params, "in", batch["x"]))
     low = nets.named("silu1", jax.nn.silu, nets.conv(params, "down", x, 2))
@@ -177,7 +177,7 @@ def _u_net(params: Tree, batch: Tree) -> Any:
         return jnp.square(out - batch["x"]).mean()
 
 
-def _u_net_params() -> Tree:
+def u_net_params() -> Tree:
     sizes = {
         "in": (3, 3, 3, 8),
         "down": (3, 3, 8, 16),
@@ -189,7 +189,7 @@ def _u_net_params() -> Tree:
     return {**params, "out": jax.tree.map(jnp.zeros_like, params["out"])}
 
 
-def _experts(params: Tree, batch: Tree) -> Any:
+def experts(params: Tree, batch: Tree) -> Any:
     """Weights four experts by a softmax."""
     gates = nets.named("gates", jax.nn.softmax, nets.dense(params, "router", batch["x"]))
     outs = jnp.stack(
@@ -200,11 +200,11 @@ def _experts(params: Tree, batch: Tree) -> Any:
     return nets.cross_entropy(nets.dense(params, "head", x), batch["y"])
 
 
-def _experts_params() -> Tree:
+def experts_params() -> Tree:
     return _layers({"router": (16, 4), **{f"expert{n}": (16, 32) for n in range(4)}, "head": (32, nets.CLASSES)})
 
 
-def _policy(params: Tree, batch: Tree) -> Any:
+def policy(params: Tree, batch: Tree) -> Any:
     """Has a policy whose last layer is 100 times smaller than usual, and a value; both share two layers."""
     x = nets.named("tanh0", jnp.tanh, nets.dense(params, "dense0", batch["x"]))
     x = nets.named("tanh1", jnp.tanh, nets.dense(params, "dense1", x))
@@ -214,7 +214,7 @@ def _policy(params: Tree, batch: Tree) -> Any:
     return nets.cross_entropy(nets.dense(params, "policy", x), batch["y"]) + error
 
 
-def _policy_params() -> Tree:
+def policy_params() -> Tree:
     params = _layers(
         {"dense0": (16, 32), "dense1": (32, 32), "value": (32, 1), "policy": (32, nets.CLASSES)}, math.sqrt(2)
     )
@@ -299,17 +299,17 @@ def _case(name: str, loss: Callable[[Any, Any], Any], params: Callable[[], Any],
 HEALTHY = (
     _case("sines", _periodic, _periodic_params),
     _case("sines, 50 steps", _periodic, _periodic_params, steps=50, rate=1e-4),
-    _case("gated units", _gated_unit, _gated_unit_params, _ids),
-    _case("gated units, 50 steps, bfloat16", _gated_unit, _gated_unit_params, _ids, steps=50, dtype=jnp.bfloat16),
+    _case("gated units", gated_unit, gated_unit_params, ids),
+    _case("gated units, 50 steps, bfloat16", gated_unit, gated_unit_params, ids, steps=50, dtype=jnp.bfloat16),
     _case("target network", _critic, _critic_params, _transition),
     _case("quantised code", _quantised, _quantised_params),
     _case("narrow adapters", _adapter, _adapter_params),
     _case("narrow adapters, 50 steps", _adapter, _adapter_params, steps=50),
-    _case("concatenated features", _dense_blocks, _dense_blocks_params, lambda s: nets.images(4, seed=s)),
-    _case("U-net, zero-initialised output", _u_net, _u_net_params, lambda s: nets.images(2, seed=s)),
-    _case("U-net, 50 steps", _u_net, _u_net_params, lambda s: nets.images(2, seed=s), steps=50),
-    _case("experts", _experts, _experts_params),
-    _case("policy and value", _policy, _policy_params),
+    _case("concatenated features", dense_blocks, dense_blocks_params, lambda s: nets.images(4, seed=s)),
+    _case("U-net, zero-initialised output", u_net, u_net_params, lambda s: nets.images(2, seed=s)),
+    _case("U-net, 50 steps", u_net, u_net_params, lambda s: nets.images(2, seed=s), steps=50),
+    _case("experts", experts, experts_params),
+    _case("policy and value", policy, policy_params),
     _case("binary classification with padding, 50 steps", _binary, _binary_params, _padded, steps=50, rate=1e-2),
     _case("post-norm residual", _post_norm, lambda: nets.residual(10, normed=True)),
     _case("post-norm residual, 50 steps of SGD", _post_norm, lambda: nets.residual(10, normed=True),
