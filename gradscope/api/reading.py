@@ -146,7 +146,7 @@ class Dump(Mapping[str, Array]):
             thresholds: The limits of the rules; None for the defaults.
 
         Returns:
-            Findings about values in execution order, then those about gradients.
+            One finding for each cause, worst first.
 
         Raises:
             DumpError: A statistic in the dump is not a number.
@@ -154,11 +154,9 @@ class Dump(Mapping[str, Array]):
         Example:
             >>> import jax.numpy as jnp
             >>> import gradscope as gs
-            >>> dump = gs.capture(lambda w, x: (w * x).sum(), jnp.ones(3), jnp.full(3, 1e-3))
-            >>> dump.findings()
-            ()
-            >>> [(finding.rule, finding.name) for finding in dump.findings(gs.Thresholds(vanishing=0.01))]
-            [('vanishing', 'value')]
+            >>> dump = gs.capture(lambda w, x: jnp.sqrt(w * x).sum(), jnp.zeros(3), jnp.ones(3))
+            >>> [(finding.rule, finding.tensors) for finding in dump.findings()]
+            [('nonfinite', 2)]
         """
         return find(self.manifest, thresholds)
 

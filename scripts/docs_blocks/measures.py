@@ -51,8 +51,9 @@ def findings_table() -> str:
     rows = []
     for rule in RULES:
         limits = (f"{code(name)} = {getattr(defaults, name):g}: {meanings[name]}" for name in rule.thresholds)
-        rows.append((f'<a id="{rule.name}"></a>{code(rule.name)}', rule.sentence, "<br>".join(limits) or "none"))
-    return table(["rule", "what it finds", "thresholds"], rows)
+        name = f'<a id="{rule.name}"></a>{code(rule.name)}'
+        rows.append((name, rule.sentence, rule.formula, "<br>".join(limits) or "none", rule.remedy))
+    return table(["rule", "what it finds", "formula", "thresholds", "what to do"], rows)
 
 
 def tolerances_table() -> str:

@@ -90,7 +90,7 @@ def small_network() -> Manifest:
         _layer("stem/relu", stem, 2, 0.61, 2.1e-3, zeros=16_102, dead=0.0625),
         _layer("block1", narrow, 3, 0.0, 0.0, alias="block1/relu"),
         _layer("block1/conv", narrow, 3, 1.31, 8.4e-4, dtype="bfloat16"),
-        _layer("block1/relu", narrow, 4, 0.22, 9.1e-5, zeros=15_360, dead=0.75),
+        _layer("block1/relu", narrow, 4, 0.22, 9.1e-5, zeros=15_360, dead=0.875, min=0),
         _layer("block2/conv", narrow, 5, 12.7, 5.5e-9, nan=3),
         _layer("loss", (), 6, 2.31, 1.0),
     ]

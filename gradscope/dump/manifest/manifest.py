@@ -142,11 +142,19 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """The reason why one gradient is exactly zero."""
+    """The reason why one gradient is zero.
+
+    Attributes:
+        family: The gradient's family.
+        name: The gradient's name.
+        why: The reason, without a full stop.
+        rounding: Whether the gradient is zero only but for rounding, because the loss is invariant.
+    """
 
     family: str
     name: str
     why: str
+    rounding: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,6 +169,7 @@ def _finding_json(finding: Finding) -> dict[str, Json]:
         facts["source"] = finding.source
     if finding.iteration:
         facts["iteration"] = list(finding.iteration)
+    facts["tensors"] = finding.tensors
     return facts
 
 

@@ -1,6 +1,6 @@
 """Defines the table of all rules, and applies them to the manifest of a dump.
 
-A rule is a pure function from evidence and thresholds to findings. It skips a tensor whose manifest lacks the number
+A rule is a pure function from evidence and thresholds to suspects. It skips a tensor whose manifest lacks the number
 that it needs, as in a dump of the core tier, of some families only, or without layers.
 """
 
@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradscope.dump.manifest.manifest import Manifest
-from gradscope.stats.findings import structure_rules as structure
-from gradscope.stats.findings import tensor_rules as rules
-from gradscope.stats.findings.rule_evidence import Finding, RuleEvidence, Thresholds
+from gradscope.stats.findings import gradient_rules, trends, unit_rules, value_rules, weight_rules
+from gradscope.stats.findings.causes import causes
+from gradscope.stats.findings.rule_evidence import Finding, RuleEvidence, Suspect, Thresholds
+
+_Check = Callable[[RuleEvidence, Thresholds], Iterable[Suspect]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,76 +25,136 @@ class FindingRule:
     Attributes:
         name: The rule's stable name.
         sentence: A description of the rule's findings, for users.
+        formula: What is compared with what.
         thresholds: The fields of `Thresholds` that the rule reads.
-        check: The function that returns the findings.
+        remedy: What to do.
+        checks: The functions that return the findings.
     """
 
     name: str
     sentence: str
+    formula: str
     thresholds: tuple[str, ...] = ()
-    check: Callable[[RuleEvidence, Thresholds], Iterable[Finding]]
+    remedy: str
+    checks: tuple[_Check, ...] = ()
 
 
-#: Every rule, in the order in which several findings about one tensor are listed.
+#: Every rule.
 RULES: Final = (
-    FindingRule(name="nonfinite", sentence="A tensor has a NaN or an infinity.", check=rules.nonfinite),
     FindingRule(
-        name="vanishing",
-        sentence="The mean magnitude of a gradient is below the threshold, but not zero.",
-        thresholds=("vanishing",),
-        check=rules.vanishing,
+        name="nonfinite",
+        sentence="A NaN or an infinity reaches the loss or the gradient of a parameter; one finding for each origin.",
+        formula="count of NaNs and infinities > 0 in the loss, a parameter, its gradient, or that of an input",
+        remedy="Repair the operation that is named; the dump suggests how, under 'Where it began'. A NaN that reaches "
+        "neither the loss nor the gradient of a parameter is no finding.",
+        checks=(value_rules.nonfinite,),
     ),
     FindingRule(
-        name="exploding",
-        sentence="A gradient exceeds its parameter by more than the ratio, or has an element above the magnitude.",
-        thresholds=("exploding_ratio", "exploding_magnitude"),
-        check=rules.exploding,
-    ),
-    FindingRule(
-        name="dead",
-        sentence="More than this share of an activation's units are at most zero over the whole batch.",
-        thresholds=("dead",),
-        check=rules.dead,
-    ),
-    FindingRule(
-        name="zero-grad",
-        sentence="A gradient is exactly zero, or there is none because the loss does not depend on the value.",
-        check=structure.zero_gradient,
-    ),
-    FindingRule(
-        name="unused-param",
-        sentence="A parameter does not reach the loss, or no layer uses it.",
-        check=structure.unused_parameter,
+        name="overflow",
+        sentence="A number is beyond the largest of its narrow type, or close to it.",
+        formula="Inf in a float16 or float8 tensor, or amax > 0.5 of the largest float16",
+        remedy="Compute this in float32 or bfloat16, scale the operands, or scale the loss down.",
+        checks=(value_rules.overflow,),
     ),
     FindingRule(
         name="init",
-        sentence="The standard deviations of neighbouring layers' outputs differ by more than this factor.",
+        sentence="A layer's weights multiply the signal by far more or less than usual ones, are all equal, or stay at "
+        "zero.",
+        formula="fwd_gain = rms(x W) / rms(x) of a layer with one kernel, beyond the factor up or down, where the "
+        "layers behind change with it; or std(W) = 0; or W = 0 and its gradient = 0",
         thresholds=("init",),
-        check=structure.initialisation,
+        remedy="Draw the kernel with deviation 1/sqrt(fan in), times sqrt(2) before a ReLU; a normalisation behind it "
+        "makes the scale irrelevant.",
+        checks=(weight_rules.weights,),
+    ),
+    FindingRule(
+        name="dead",
+        sentence="Most units of a rectifier are zero for all examples and positions, which are enough to say so.",
+        formula="share of units (last axis) whose maximum is zero; of at least 8 examples and positions, and beyond "
+        "chance (probability below 1e-4 where each unit is dead with probability 1/2)",
+        thresholds=("dead",),
+        remedy="Lower the learning rate or warm it up, look at the biases before the rectifier, or use one that passes "
+        "a gradient below zero.",
+        checks=(unit_rules.dead,),
+    ),
+    FindingRule(
+        name="saturated",
+        sentence="A bounded function (tanh, sigmoid, softmax) inside the model is at its limits, where it passes no "
+        "gradient; or a softmax goes through another softmax.",
+        formula="saturated = share of elements within 0.01 of a limit; of a softmax over K, (K mean(p^2) K - 1) / (K - "
+        "1): 0 for equal weights, 1 for a single one (0.6 counts at the initialisation, 0.9 later)",
+        thresholds=("saturated",),
+        remedy="Scale what goes in: divide attention scores by sqrt(width), normalise inputs, lower the learning rate. "
+        "Give a loss that takes logits the logits.",
+        checks=(unit_rules.saturated,),
+    ),
+    FindingRule(
+        name="exploding",
+        sentence="The gradient grows from layer to layer on its way back from the loss; or the signal does, because "
+        "inputs are not scaled or weights have grown.",
+        formula="Theil-Sen slope of log l2(gradient of a layer's output) over the chain of layers with a kernel, times "
+        "their number: first layers / last ones; at least 6 layers, ends and middle in order",
+        thresholds=("exploding",),
+        remedy="Normalise in each block, scale residual branches down by their number, clip the gradient's norm, "
+        "normalise inputs to deviation 1, lower the learning rate.",
+        checks=(trends.exploding, weight_rules.inputs),
+    ),
+    FindingRule(
+        name="vanishing",
+        sentence="The gradient shrinks from layer to layer on its way back from the loss.",
+        formula="as for `exploding`: first layers / last ones",
+        thresholds=("vanishing",),
+        remedy="Use residual connections, a normalisation in each block, an activation function whose derivative is "
+        "not below 1 everywhere (ReLU, GELU), and kernels of its gain.",
+        checks=(trends.vanishing,),
+    ),
+    FindingRule(
+        name="zero-grad",
+        sentence="Gradients of parameters are exactly zero, or cut off; one finding for each place where they are.",
+        formula="every element of a parameter's gradient = 0, and the cause is not that the loss is invariant, that a "
+        "branch starts at zero or is not taken",
+        remedy="See the reason: a stop_gradient, an integer or a rounding on the path, a mask of zeros, dead units.",
+        checks=(gradient_rules.zero_gradient,),
+    ),
+    FindingRule(
+        name="underflow",
+        sentence="Most of a float16 or float8 gradient is below the type's smallest normal number.",
+        formula="subnormal / (size - zeros) of a gradient",
+        thresholds=("underflow",),
+        remedy="Multiply the loss by a constant (loss scaling) and divide the parameters' gradients by it, or use "
+        "bfloat16.",
+        checks=(value_rules.underflow,),
+    ),
+    FindingRule(
+        name="unused-param",
+        sentence="The loss does not depend on a parameter; one finding for each part of the model.",
+        formula="no path from the parameter to the loss",
+        remedy="Call the layer, use its output, or remove it.",
+        checks=(gradient_rules.unused_parameter,),
     ),
     FindingRule(
         name="self-check",
         sentence="Observing changed a parameter's gradient by more than rounding.",
-        check=structure.self_check,
+        formula="rel_l2 of the instrumented and the plain gradient, against the rounding of the dtype",
+        remedy="Report it: this is a fault of gradscope, not of the model.",
+        checks=(gradient_rules.self_check,),
     ),
 )
 
 
 def find(manifest: Manifest, thresholds: Thresholds | None = None) -> tuple[Finding, ...]:
-    """Returns the findings of all rules in a dump.
+    """Returns what is wrong with a run: one finding for each cause, worst first.
 
     Args:
         manifest: The dump's manifest; tensors are not read.
         thresholds: The thresholds of the rules; the defaults where None.
 
     Returns:
-        Findings about values in execution order, then those about gradients. Several findings about one tensor are in
-        the order of `RULES`.
+        Findings, worst first. Their consequences are counted in `Finding.tensors`.
 
     Raises:
         DumpError: A statistic in the manifest is not a number.
     """
     evidence = RuleEvidence(manifest)
     limits = Thresholds() if thresholds is None else thresholds
-    found = [each for rule in RULES for each in rule.check(evidence, limits)]
-    return tuple(sorted(found, key=evidence.rank))
+    return causes([each for rule in RULES for check in rule.checks for each in check(evidence, limits)])

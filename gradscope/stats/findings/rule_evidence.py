@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from gradscope import naming
-from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.manifest.manifest import Cause, Entry, Manifest
 from gradscope.naming import IterationIndex
-from gradscope.stats.columns import number
+from gradscope.stats.columns import is_all_zero, number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A tensor that looks wrong, and why.
+    """What is wrong with a run: one cause, at the tensor where it is worst.
 
     Attributes:
         rule: Name of the rule that returned the finding.
@@ -22,13 +23,15 @@ class Finding:
         why: The reason with its number, as the predicate of a sentence without a full stop.
         source: `file:line` of the tensor in the user's code; None where unknown.
         iteration: Index per enclosing loop, outermost first.
+        tensors: Number of tensors that it concerns: those that have the fault, and those that have it for a
+            consequence.
 
     Example:
         >>> import jax.numpy as jnp
         >>> import gradscope as gs
         >>> dump = gs.capture(lambda w, x: (w["a"] * x).sum(), {"a": jnp.ones(2), "b": jnp.ones(2)}, jnp.ones(2))
         >>> [(finding.rule, finding.name) for finding in dump.findings()]
-        [('unused-param', 'b'), ('zero-grad', 'b')]
+        [('unused-param', 'b')]
     """
 
     rule: str
@@ -37,6 +40,7 @@ class Finding:
     why: str
     source: str | None
     iteration: IterationIndex
+    tensors: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +48,42 @@ class Thresholds:
     """The thresholds of the rules, with the defaults of the Python interface and of the command line.
 
     Attributes:
-        vanishing: Mean magnitude below which a gradient vanishes.
-        exploding_ratio: `g/w` above which a parameter's gradient explodes.
-        exploding_magnitude: Magnitude of one element above which a gradient explodes.
+        vanishing: Ratio of the gradient at the first layers to that at the last ones below which it vanishes.
+        exploding: Ratio of the gradient at the first layers to that at the last ones above which it explodes.
         dead: Share of dead units above which an activation is dead.
-        init: Ratio of the standard deviations of neighbouring layers above which the initialisation is doubtful.
+        saturated: Share of elements at a limit of their function above which an activation is saturated.
+        init: Factor by which a layer's weights may change the scale of the signal, up or down.
+        underflow: Share of a gradient's elements that are subnormal in their type above which it underflows.
 
     Example:
         >>> import gradscope as gs
         >>> gs.Thresholds(dead=0.9).vanishing  # the others have their defaults
-        1e-07
+        0.001
     """
 
-    vanishing: float = 1e-7
-    exploding_ratio: float = 1.0
-    exploding_magnitude: float = 1e4
-    dead: float = 0.5
+    vanishing: float = 1e-3
+    exploding: float = 1e3
+    dead: float = 0.8
+    saturated: float = 0.9
     init: float = 10.0
+    underflow: float = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """What a rule returns: a finding, and what is needed to fold consequences into their causes.
+
+    Attributes:
+        finding: The finding, of the rule alone.
+        keys: Keys of the tensors that it concerns.
+        begin: Execution index of the first of them.
+        total: Whether nothing passes there, neither a signal nor a gradient.
+    """
+
+    finding: Finding
+    keys: frozenset[str] = field(default_factory=frozenset[str])
+    begin: float = 0.0
+    total: bool = False
 
 
 class RuleEvidence:
@@ -75,35 +98,60 @@ class RuleEvidence:
         self.manifest = manifest
         own = (entry for entry in manifest.entries if entry.alias_of is None)
         self.entries = tuple(sorted(own, key=lambda entry: entry.site.index))
-        self._causes = {(cause.family, cause.name): cause.why for cause in manifest.causes}
+        self._causes = {(cause.family, cause.name): cause for cause in manifest.causes}
         self._details = {(line.family, line.name): line.detail for line in manifest.ledger.missing}
-        self._by_key = {naming.key_of(entry.family, entry.name): entry for entry in manifest.entries}
+        self._by_key = {key(entry): entry for entry in manifest.entries}
 
-    @property
-    def gradients(self) -> tuple[Entry, ...]:
-        """The entries of gradients, present or absent, without those of terms, which are summands of a gradient."""
-        return tuple(entry for entry in self.entries if naming.value_family(entry.family) is not None)
+    def of(self, *families: str) -> tuple[Entry, ...]:
+        """Returns the entries of some families that have a tensor."""
+        return tuple(entry for entry in self.entries if entry.family in families and entry.absent is None)
 
     def entry(self, family: str, name: str) -> Entry | None:
         """Returns the entry of a family and name, or that of an alias's tensor; None where there is none."""
         found = self._by_key.get(naming.key_of(family, name))
         return found if found is None or found.alias_of is None else self._by_key.get(found.alias_of)
 
-    def cause(self, entry: Entry) -> str | None:
-        """Returns the reason why a gradient is exactly zero; None where the manifest has none."""
+    def cause(self, entry: Entry) -> Cause | None:
+        """Returns the reason why a gradient is zero; None where the manifest has none."""
         return self._causes.get((entry.family, entry.name))
 
     def detail(self, entry: Entry) -> str:
         """Returns the ledger's detail on why a tensor is missing; "" where it has none."""
         return self._details.get((entry.family, entry.name), "")
 
-    def rank(self, finding: Finding) -> tuple[bool, float]:
-        """Returns the sort key of a finding: values before gradients, each by execution index.
+    @cached_property
+    def nonfinite(self) -> tuple[Entry, ...]:
+        """The entries with a NaN or an infinity, in execution order."""
+        return tuple(entry for entry in self.entries if column(entry, "nan") + column(entry, "inf"))
 
-        A finding about a tensor without an entry comes after all others of its kind.
+    @cached_property
+    def is_trained(self) -> bool:
+        """Whether the parameters look as if they had moved: a bias is not as an initialisation makes it.
+
+        An initialisation makes all elements of a bias equal, or draws them uniformly, as it draws the kernel.
         """
-        found = self.entry(finding.family, finding.name)
-        return naming.is_gradient(finding.family), math.inf if found is None else found.site.index
+        return any(self._has_moved(entry) for entry in self.of(naming.PARAM) if len(entry.shape) == 1)
+
+    def _has_moved(self, bias: Entry) -> bool:
+        spread, size = column(bias, "std"), column(bias, "size")
+        if spread <= 1e-6 * column(bias, "rms") or size < 2:
+            return False
+        *outer, _ = bias.name.split("/")
+        beside = (entry for entry in self.of(naming.PARAM) if len(entry.shape) > 1
+                  and entry.name.split("/")[:-1] == outer)  # fmt: skip
+        # The spread of a sample of n differs from the one drawn from by about 1 / sqrt(2 n).
+        near = 3 / (2 * size) ** 0.5
+        return not any(_is_uniform(entry) and abs(column(entry, "std") / spread - 1) < near for entry in beside)
+
+
+def _is_uniform(entry: Entry) -> bool:
+    # Of a uniform distribution around zero, the largest magnitude is sqrt(3) deviations; of normal ones, it is larger.
+    return column(entry, "amax") < 1.8 * column(entry, "std")
+
+
+def key(entry: Entry) -> str:
+    """Returns an entry's key."""
+    return naming.key_of(entry.family, entry.name)
 
 
 def column(entry: Entry, name: str) -> float:
@@ -111,9 +159,22 @@ def column(entry: Entry, name: str) -> float:
     return number(entry.stats, name) or 0.0
 
 
-def finding(rule: str, entry: Entry, why: str) -> Finding:
-    """Returns the finding of a rule about one entry."""
-    site = entry.site
-    return Finding(
-        rule=rule, name=entry.name, family=entry.family, why=why, source=site.source, iteration=site.iteration
+def is_zero(entry: Entry | None) -> bool:
+    """Returns whether an entry has a tensor of zeros."""
+    return entry is not None and is_all_zero(entry.stats)
+
+
+def suspect(rule: str, entry: Entry, why: str, concerned: Iterable[Entry] = (), *, total: bool = False) -> Suspect:
+    """Returns the finding of a rule at one entry, which concerns some more."""
+    entries = {key(each): each for each in (entry, *concerned)}
+    found = Finding(
+        rule=rule,
+        name=entry.name,
+        family=entry.family,
+        why=why,
+        source=entry.site.source,
+        iteration=entry.site.iteration,
+        tensors=len(entries),
     )
+    begin = min(each.site.index for each in entries.values())
+    return Suspect(finding=found, keys=frozenset(entries), begin=begin, total=total)

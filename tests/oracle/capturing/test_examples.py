@@ -209,9 +209,7 @@ def test_a_single_example_that_is_not_finite_is_no_failure_of_the_run() -> None:
     dump = captured(loss)
     assert not np.isfinite(dump["example_grad/w"]).any()
     assert manifest_of(dump).origins == ()
-    found = [finding for finding in dump.findings() if finding.rule == "nonfinite"]
-    assert {finding.name for finding in found} == {"w", "half"}
-    assert not any("origin" in finding.why for finding in found)
+    assert "nonfinite" not in {finding.rule for finding in dump.findings()}
     assert (combined(dump).coupled, combined(dump).rel_l2) == (True, np.inf)
 
 

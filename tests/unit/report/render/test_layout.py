@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -100,14 +101,14 @@ def test_counts_of_nonfinite_elements_are_columns_only_where_there_are_some() ->
 
 
 def test_colour_repeats_what_words_say() -> None:
-    text = to_text(report_of(small_network()), TERMINAL)
+    text = to_text(report_of(replace(small_network(), loss=math.nan)), TERMINAL)
     coloured = {text.plain[span.start : span.end].strip(): str(span.style) for span in text.spans}
-    assert coloured["nonfinite, vanishing"] == "red"
-    assert coloured["dead"] == "yellow"
+    assert coloured["nonfinite"] == "red"
+    assert coloured["unused-param"] == "yellow"
 
 
 def test_without_colour_the_words_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = to_text(report_of(small_network()), TERMINAL)
+    text = to_text(report_of(replace(small_network(), loss=math.nan)), TERMINAL)
     assert "\x1b[31m" in printed(text, color_system="standard", _environ={"TERM": "xterm"})
     assert "\x1b[31m" not in printed(text, _environ={"TERM": "xterm", "NO_COLOR": "1"})
     assert printed(text, _environ={"TERM": "dumb"}) == text.plain

@@ -67,6 +67,6 @@ def test_sorted_tables_have_full_names() -> None:
 
 def test_findings_are_those_about_the_rows_shown() -> None:
     manifest = small_network()
-    shown = report_of(manifest, query=Query(families=frozenset({"activation"}), depth=1))
-    # The composite is another name of the dead rectifier.
+    shown = report_of(manifest, query=Query(families=frozenset({"activation"})))
     assert [(each.rule, each.name) for each in shown.findings] == [("dead", "block1/relu")]
+    assert report_of(manifest, query=Query(families=frozenset({"input"}))).findings == ()

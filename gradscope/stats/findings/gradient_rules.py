@@ -1,0 +1,134 @@
+"""The rules about parameters that do not learn: `zero-grad` and `unused-param`, and the rule on the self-check.
+
+They are about parameters. A value without a gradient behind which there is no parameter (a metric, a moving average) is
+in the ledger alone. The gradients that are lost at one place, for one reason, are one finding, at the value that is
+closest to the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gradscope import naming
+from gradscope.dump.manifest.manifest import Entry
+from gradscope.stats.findings.rule_evidence import (
+    Finding,
+    RuleEvidence,
+    Suspect,
+    Thresholds,
+    is_zero,
+    suspect,
+)  # fmt: skip
+
+_UNUSED = "disconnected"
+
+
+def zero_gradient(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
+    """Finds places where the gradients of parameters are lost, and are exactly zero or absent before them."""
+    lost: dict[str, list[Entry]] = {}
+    for entry in evidence.entries:
+        if entry.family in (naming.PARAM_GRAD, naming.ACTIVATION_GRAD) and (reason := _reason(evidence, entry)):
+            lost.setdefault(reason, []).append(entry)
+    starting = tuple(_starting_at_zero(evidence)) if lost else ()
+    for reason, entries in lost.items():
+        params = [entry for entry in entries if entry.family == naming.PARAM_GRAD]
+        if params and not all(_is_by_construction(evidence, entry, reason, starting) for entry in params):
+            yield _lost(reason, params, [entry for entry in entries if entry not in params])
+
+
+def _lost(reason: str, params: Sequence[Entry], values: Sequence[Entry]) -> Suspect:
+    exact = params[0].absent is None
+    closest = max(values or params, key=lambda entry: entry.site.index)
+    many = "1 parameter" if len(params) == 1 else f"{len(params)} parameters"
+    state = "is exactly zero" if exact else "is absent"
+    why = f"{state}, and that of {many} with it: {naming.printable(reason)}" if values else (
+        f"{state}{'' if len(params) == 1 else f', in {many}'}: {naming.printable(reason)}"
+    )  # fmt: skip
+    return suspect("zero-grad", closest, why, [*params, *values])
+
+
+def _reason(evidence: RuleEvidence, entry: Entry) -> str:
+    """Returns why a gradient is zero or absent; "" where it is neither, or where its value is unused."""
+    if entry.absent == "disconnected":
+        detail = evidence.detail(entry)
+        return "" if not detail or detail.startswith(_UNUSED) else detail
+    cause = evidence.cause(entry)
+    if not is_zero(entry) or (cause is not None and (cause.rounding or cause.why.startswith(_UNUSED))):
+        return ""
+    return "its cause is not determined" if cause is None else cause.why
+
+
+def _is_by_construction(evidence: RuleEvidence, entry: Entry, reason: str, starting: Sequence[Entry]) -> bool:
+    """Returns whether a zero is no fault: it goes away with the next step, or the loss does not depend on the value."""
+    if reason.startswith("branch not taken"):
+        return True
+    if reason.startswith("cancellation"):
+        beside = (other for other in evidence.of(naming.PARAM_GRAD) if other.site.layer == entry.site.layer)
+        return any(len(other.shape) > len(entry.shape) and not is_zero(other) for other in beside)
+    return reason.startswith("masked") and any(
+        param.site.index >= entry.site.index and param.site.source is not None and param.site.source in reason
+        for param in starting
+    )
+
+
+def _starting_at_zero(evidence: RuleEvidence) -> Iterator[Entry]:
+    """Yields the parameters that are zero and have a gradient: those of branches that are switched off at first."""
+    for param in evidence.of(naming.PARAM):
+        gradient = evidence.entry(naming.PARAM_GRAD, param.name)
+        if is_zero(param) and gradient is not None and gradient.absent is None and not is_zero(gradient):
+            yield param
+
+
+def unused_parameter(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
+    """Finds parameters on which the loss does not depend at all, by the largest parts of the model that have no other.
+
+    Some are used by no layer; others are, and what that layer computes does not reach the loss.
+    """
+    params = {entry.name: entry for entry in evidence.entries if entry.family == naming.PARAM}
+    unused = {name: why for name, entry in params.items() if (why := _unused(evidence, entry)) is not None}
+    used = {part for name in params if name not in unused for part in _around(name)}
+    parts: dict[str, list[Entry]] = {}
+    for name in unused:
+        part = next((part for part in _around(name) if part not in used), name)
+        parts.setdefault(part, []).append(params[name])
+    for part, entries in parts.items():
+        of = "" if len(entries) == 1 else f", nor do the other {len(entries) - 1} of {naming.printable(part)}"
+        yield suspect("unused-param", entries[0], f"does not reach the loss{of}{unused[entries[0].name]}", entries)
+
+
+def _around(name: str) -> list[str]:
+    """Returns the paths of a name's parents, the outermost first, and the name itself."""
+    parts = name.split("/")
+    return ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
+
+
+def _unused(evidence: RuleEvidence, param: Entry) -> str | None:
+    """Returns the rest of a sentence on why the loss does not depend on a parameter; None where it does."""
+    gradient = evidence.entry(naming.PARAM_GRAD, param.name)
+    cause = None if gradient is None else evidence.cause(gradient)
+    if gradient is not None and gradient.absent == "disconnected":
+        known = evidence.detail(gradient) or _UNUSED
+    elif cause is not None and is_zero(gradient):
+        known = cause.why
+    else:
+        return None
+    if not known.startswith(_UNUSED):
+        return None
+    rest = known.removeprefix(_UNUSED).removeprefix(": the loss does not depend on it")
+    return naming.printable(rest)
+
+
+def self_check(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
+    """Finds parameters whose gradient in the instrumented program differs from the plain one by more than rounding."""
+    names = (evidence.manifest.self_check or {}).get("beyond_rounding")
+    known: Mapping[str, Entry | None] = {
+        str(name): evidence.entry(naming.PARAM_GRAD, str(name)) for name in (names if isinstance(names, list) else ())
+    }
+    for name, entry in known.items():
+        why = "differs from the gradient of the plain program by more than rounding"
+        found = Finding(
+            rule="self-check", name=name, family=naming.PARAM_GRAD, why=why,
+            source=None if entry is None else entry.site.source,
+            iteration=() if entry is None else entry.site.iteration,
+        )  # fmt: skip
+        yield Suspect(finding=found)

@@ -1,0 +1,106 @@
+"""Finds the layers with a kernel, in execution order: those whose weights mix the features of a signal.
+
+A *kernel* is a parameter of at least two axes, without the axis of a loop's iterations, that is not multiplied element
+by element. Layers without one (normalisations, activation functions, losses, attention weights) are no steps of depth.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gradscope import naming
+from gradscope.dump.manifest.manifest import Entry, Layer
+from gradscope.stats.findings.rule_evidence import RuleEvidence, column
+
+#: The primitives whose result is linear in the layer's input where they end a layer with one kernel.
+_LINEAR: Final = frozenset({"dot_general", "conv_general_dilated", "add", "add_any", "reshape", "transpose",
+                            "convert_element_type", "squeeze"})  # fmt: skip
+_INDEX: Final = re.compile(r"\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelLayer:
+    """A layer with a kernel.
+
+    Attributes:
+        layer: The layer.
+        output: Its first output.
+        kernels: Its kernels.
+        gradient: The gradient with respect to the output; None where there is none.
+        gain: The factor by which the weights change the root mean square, without the bias; None where it is not
+            theirs alone, as in a layer that ends in an activation function or has several kernels.
+    """
+
+    layer: Layer
+    output: Entry
+    kernels: tuple[Entry, ...]
+    gradient: Entry | None
+    gain: float | None
+
+
+def kernel_layers(evidence: RuleEvidence) -> tuple[KernelLayer, ...]:
+    """Returns the layers with a kernel that have no parts with parameters, in execution order."""
+    layers = [layer for layer in evidence.manifest.layers if layer.params and layer.outputs]
+    around = {layer.parent for layer in layers}
+    lengths = _iterations(evidence.manifest.layers)
+    found = (_kernel_layer(evidence, layer, lengths) for layer in sorted(layers, key=lambda layer: layer.index)
+             if layer.path not in around)  # fmt: skip
+    return tuple(each for each in found if each is not None)
+
+
+def _iterations(layers: Sequence[Layer]) -> Mapping[str, int]:
+    """Returns the number of iterations of each path with an index, by the path in front of it."""
+    lengths: dict[str, int] = {}
+    for path in (layer.path for layer in layers):
+        for found in _INDEX.finditer(path):
+            prefix = _INDEX.sub("[]", path[: found.start()])
+            lengths[prefix] = max(lengths.get(prefix, 0), int(found[1]) + 1)
+    return lengths
+
+
+def _kernel_layer(evidence: RuleEvidence, layer: Layer, lengths: Mapping[str, int]) -> KernelLayer | None:
+    output = evidence.entry(naming.ACTIVATION, layer.outputs[0])
+    if output is None or output.absent is not None:
+        return None
+    params = [entry for name in layer.params if (entry := evidence.entry(naming.PARAM, name)) is not None]
+    shapes = {entry.name: _own_shape(entry.shape, layer.path, lengths) for entry in params}
+    kernels = tuple(entry for entry in params if _is_kernel(shapes[entry.name], output.shape))
+    if not kernels:
+        return None
+    gradient = evidence.entry(naming.ACTIVATION_GRAD, layer.outputs[0])
+    biases = [entry for entry in params if entry not in kernels]
+    return KernelLayer(
+        layer=layer,
+        output=output,
+        kernels=kernels,
+        gradient=None if gradient is None or gradient.absent else gradient,
+        gain=_gain(layer, output, biases) if len(kernels) == 1 else None,
+    )
+
+
+def _own_shape(shape: Sequence[int], path: str, lengths: Mapping[str, int]) -> tuple[int, ...]:
+    """Returns a parameter's shape without the axes of the loops around the layer that uses it."""
+    rest = list(shape)
+    for found in _INDEX.finditer(path):
+        if rest and rest[0] == lengths[_INDEX.sub("[]", path[: found.start()])]:
+            del rest[0]
+    return tuple(rest)
+
+
+def _is_kernel(shape: tuple[int, ...], output: tuple[int, ...]) -> bool:
+    mixing = len(shape) > 1 and math.prod(shape[:-1]) > 1
+    return mixing and shape != output[1:][-len(shape) :]
+
+
+def _gain(layer: Layer, output: Entry, biases: Sequence[Entry]) -> float | None:
+    """Returns the ratio of root mean squares of output and input, without what the biases add."""
+    before, after = layer.rms.get("in"), layer.rms.get("out")
+    rectified = output.stats.get("min") == 0
+    if not before or after is None or not (output.site.primitive in _LINEAR or rectified):
+        return None
+    added = 0.0 if rectified else max((column(bias, "rms") for bias in biases), default=0.0)
+    return math.sqrt(max(after**2 - added**2, 0.0)) / before

@@ -1,0 +1,117 @@
+"""The rules about depth: the gradient, or the signal, changes by a factor from layer to layer.
+
+A trend is a robust regression (Theil and Sen) of the logarithm of a norm on the position in the chain of layers that
+have a kernel. The regression's slope does not depend on the loss's scale or the batch, nor on single layers. The
+norm is the l2 norm: unlike the root mean square, it does not change where weights of a sane scale change the width,
+and a pooling changes it less.
+
+References:
+    Sen: Estimates of the Regression Coefficient Based on Kendall's Tau, 1968.
+    Hochreiter: Untersuchungen zu dynamischen neuronalen Netzen, 1991 (the gradient's exponential change with depth).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+from typing import Final
+
+from gradscope.dump.manifest.manifest import Entry
+from gradscope.stats.findings.kernels import KernelLayer, kernel_layers
+from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresholds, column, suspect
+
+#: The fewest layers that make a trend.
+_FEWEST: Final = 6
+#: The most points of a regression, whose cost is quadratic.
+_MOST: Final = 200
+#: The least part of the slope that each half has.
+_PART: Final = 0.25
+#: The least change from layer to layer, as a logarithm to base 10: a factor of 1.12.
+_LEAST_SLOPE: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A trend over some layers, in decimal logarithms.
+
+    Attributes:
+        slope: Change from one layer to the next.
+        total: Change from the first to the last layer, by the slope.
+        ends: Change of the median from the first third of the layers to the last one.
+        steady: Whether each half of the layers has at least a part of the slope, so that it is not a jump at one layer.
+    """
+
+    slope: float
+    total: float
+    ends: float
+    steady: bool
+
+    def rises(self, least: float) -> bool:
+        """Returns whether it rises by at least so much, by the regression and by the ends."""
+        return self.steady and self.slope >= _LEAST_SLOPE and self.total >= least and self.ends >= least / 2
+
+
+def trend(logarithms: Sequence[float]) -> Trend | None:
+    """Returns the trend of a series; None where there are too few points."""
+    if len(logarithms) < _FEWEST:
+        return None
+    slope = _slope(logarithms)
+    third, half = len(logarithms) // 3, len(logarithms) // 2
+    ends = median(logarithms[-third:]) - median(logarithms[:third])
+    halves = (_slope(logarithms[:half]), _slope(logarithms[half:]))
+    steady = all(part * slope >= _PART * slope**2 for part in halves)
+    return Trend(slope, slope * (len(logarithms) - 1), ends, steady)
+
+
+def _slope(series: Sequence[float]) -> float:
+    """Returns the median of the slopes between all pairs of points."""
+    points = list(enumerate(series))[:: -(-len(series) // _MOST)]
+    return median((b - a) / (y - x) for (x, a), (y, b) in combinations(points, 2))
+
+
+def vanishing(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
+    """Finds a gradient that shrinks from layer to layer on its way from the loss."""
+    gradients = _gradients(evidence)
+    found = trend([math.log10(_norm(gradient)) for gradient in gradients])
+    if found is not None and found.rises(-math.log10(thresholds.vanishing)):
+        worst = min(_first_third(gradients), key=_norm)
+        yield suspect("vanishing", worst, _sentence("shrinks", found, len(gradients)), gradients)
+
+
+def exploding(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
+    """Finds a gradient that grows from layer to layer on its way from the loss."""
+    gradients = _gradients(evidence)
+    found = trend([-math.log10(_norm(gradient)) for gradient in gradients])
+    if found is not None and found.rises(math.log10(thresholds.exploding)):
+        worst = max(_first_third(gradients), key=_norm)
+        yield suspect("exploding", worst, _sentence("grows", found, len(gradients)), gradients)
+
+
+def _gradients(evidence: RuleEvidence) -> list[Entry]:
+    """Returns the gradients with respect to the outputs of layers with a kernel, in execution order."""
+    found = (layer.gradient for layer in kernel_layers(evidence))
+    return [gradient for gradient in found if gradient is not None and 0 < _norm(gradient) < math.inf]
+
+
+def _first_third(gradients: Sequence[Entry]) -> Sequence[Entry]:
+    return gradients[: max(len(gradients) // 3, 1)]
+
+
+def _norm(entry: Entry) -> float:
+    return column(entry, "l2")
+
+
+def _sentence(what: str, found: Trend, layers: int) -> str:
+    return (
+        f"is where a gradient has come to that {what} by a factor of {10**found.slope:.3g} from layer to layer: "
+        f"{10**found.total:.2g} times over {layers} layers"
+    )
+
+
+def signal_trend(layers: Sequence[KernelLayer]) -> Trend | None:
+    """Returns the trend of the root mean square of the layers' outputs."""
+    outputs = [column(layer.output, "rms") for layer in layers]
+    return trend([math.log10(rms) for rms in outputs if 0 < rms < math.inf])

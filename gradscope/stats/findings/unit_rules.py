@@ -1,0 +1,145 @@
+"""The rules about units and functions that pass no gradient: `dead` and `saturated`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gradscope import naming
+from gradscope.dump.manifest.manifest import Entry
+from gradscope.stats.columns import number
+from gradscope.stats.findings.kernels import kernel_layers
+from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresholds, column, is_zero, suspect
+
+#: The fewest examples and positions that say something about a unit.
+_EXAMPLES: Final = 8
+#: The largest probability at which a share of dead units does not count as chance.
+_CHANCE: Final = 1e-4
+#: Primitives that end a rectifier; None where the primitive is unknown.
+_RECTIFIERS: Final = frozenset({None, "custom_jvp_call", "max", "select_n", "clamp", "jit", "pjit", "mul"})
+#: Primitives that end a softmax.
+_SOFTMAX: Final = frozenset({"div", "exp", "custom_jvp_call", "convert_element_type"})
+#: Concentration of a softmax above which it is saturated, at the initialisation and later.
+_CONCENTRATED: Final = (0.6, 0.9)
+
+
+def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
+    """Finds rectifiers most of whose units are zero for every example."""
+    found = [entry for entry in evidence.of(naming.ACTIVATION) if _is_dead(evidence, entry, thresholds)]
+    if not found:
+        return
+    most = max(column(entry, "dead") for entry in found)
+    first = next(entry for entry in found if column(entry, "dead") > most - 0.1)
+    layers = {layer.path: layer for layer in evidence.manifest.layers}
+    after = (entry for entry in found if first.name in getattr(layers.get(entry.site.layer or ""), "inputs", ()))
+    worst = next(after, first) if not _is_rectified(first) else first
+    share, units = column(worst, "dead"), worst.shape[-1]
+    examples = column(worst, "size") / units
+    why = f"has {share:.1%} dead units: {share * units:.0f} of {units} are zero for all of {examples:.0f} examples"
+    yield suspect("dead", worst, why, found, total=share == 1)
+
+
+def _is_dead(evidence: RuleEvidence, entry: Entry, thresholds: Thresholds) -> bool:
+    share = column(entry, "dead")
+    if entry.site.operation or len(entry.shape) < 2 or not thresholds.dead < share <= 1:
+        return False
+    return _is_beyond_chance(entry, share) and (_is_rectified(entry) or _precedes_rectifier(evidence, entry, share))
+
+
+def _is_beyond_chance(entry: Entry, share: float) -> bool:
+    """Returns whether so many units are dead by more than chance.
+
+    In a deep chain all examples become alike, and a unit is positive for all of them or for none, with equal
+    probability.
+    """
+    units = entry.shape[-1]
+    examples = column(entry, "size") / units
+    if share == 1 and examples >= _EXAMPLES:
+        return True  # nothing passes, whatever the reason
+    deviations = (2 * share - 1) * math.sqrt(units)
+    tail = math.erfc(deviations / math.sqrt(2)) / 2  # of the binomial distribution, which is nearly normal
+    return tail < (_CHANCE if examples >= _EXAMPLES else _CHANCE**2)
+
+
+def _is_rectified(entry: Entry) -> bool:
+    zeros = column(entry, "zeros") / max(column(entry, "size"), 1)
+    return number(entry.stats, "min") == 0 and zeros >= column(entry, "dead") and entry.site.primitive in _RECTIFIERS
+
+
+def _precedes_rectifier(evidence: RuleEvidence, entry: Entry, share: float) -> bool:
+    """Returns whether the gradient of a value is exactly zero where its units are negative, as before a rectifier."""
+    gradient = evidence.entry(naming.ACTIVATION_GRAD, entry.name)
+    if gradient is None or gradient.absent is not None or number(entry.stats, "max") == number(entry.stats, "min"):
+        return False
+    if is_zero(gradient):
+        cause = evidence.cause(gradient)
+        return cause is not None and cause.why.startswith("dead units")
+    return column(gradient, "zeros") >= share * column(gradient, "size")
+
+
+def saturated(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
+    """Finds bounded functions at their limits: tanh, sigmoid, erf, softmax, and a softmax of a softmax."""
+    found = saturated_activations(evidence, thresholds)
+    if found:
+        worst = found[0]
+        share = number(worst.stats, "saturated")
+        what = f"{share:.1%} of its elements" if share is not None else f"{concentration(worst):.1%} of its weight"
+        where = "within 0.01 of a limit" if share is not None else "on one element"
+        yield suspect("saturated", worst, f"is saturated: {what} {where}, and no gradient passes there", found)
+    for entry in evidence.of(naming.ACTIVATION):
+        if _is_softmax(entry) and _is_normalised_again(evidence, entry):
+            why = "is a softmax whose result goes through another one: differences of at most 1 remain of its logits"
+            yield suspect("saturated", entry, why)
+
+
+def saturated_activations(evidence: RuleEvidence, thresholds: Thresholds) -> Sequence[Entry]:
+    """Returns the activations inside the model that are saturated, in execution order."""
+    last = max((layer.layer.index for layer in kernel_layers(evidence)), default=-1)
+    inner = [entry for entry in evidence.of(naming.ACTIVATION) if entry.site.index < last and not entry.site.operation]
+    limit = _CONCENTRATED[evidence.is_trained]
+    return [
+        entry for entry in inner
+        if column(entry, "saturated") > thresholds.saturated or (_is_softmax(entry) and concentration(entry) > limit)
+    ]  # fmt: skip
+
+
+def concentration(entry: Entry) -> float:
+    """Returns how far a softmax is from equal weights, 0, to a single weight, 1."""
+    count = entry.shape[-1]
+    together = count * column(entry, "rms") ** 2  # the mean of the sums of squares: 1 for a single weight
+    masked = column(entry, "zeros") > 0.25 * column(entry, "size")
+    # Of a causal mask, position t leaves t weights, whose sum of squares is at least 1 / t.
+    equal = sum(1 / n for n in range(1, count + 1)) / count if masked else 1 / count
+    return (together - equal) / (1 - equal)
+
+
+def _is_softmax(entry: Entry) -> bool:
+    """Returns whether the elements are shares that sum to 1 along the last axis, by their mean."""
+    count = entry.shape[-1] if len(entry.shape) > 1 else 0
+    if count < 3 or entry.site.primitive not in _SOFTMAX:
+        return False
+    low, high = column(entry, "min"), column(entry, "max")
+    chosen = low == 0 and high == 1 and column(entry, "zeros") * count == column(entry, "size") * (count - 1)
+    if chosen and entry.site.primitive == "convert_element_type":
+        return False  # a one-hot code
+    mean = column(entry, "mean") * count
+    return low >= 0 and high <= 1.01 and abs(mean - 1) < 2e-3 and high > low
+
+
+def _is_normalised_again(evidence: RuleEvidence, entry: Entry) -> bool:
+    """Returns whether the gradient of a softmax is what the cross-entropy of its softmax has, of one label each.
+
+    It is the softmax of shares, which is between 1 / (K - 1 + e) and e / (K - 1 + e), less 1 for the label, divided by
+    the number of examples. Its sum is zero, as a softmax does not change where a number is added to all logits.
+    """
+    gradient = evidence.entry(naming.ACTIVATION_GRAD, entry.name)
+    if gradient is None or gradient.absent is not None or not column(gradient, "rms"):
+        return False
+    count = entry.shape[-1]
+    examples = column(entry, "size") / count
+    most = math.e / (count - 1 + math.e)
+    centred = abs(column(gradient, "mean")) < 1e-3 * column(gradient, "rms")
+    low, high = column(gradient, "min") * examples, column(gradient, "max") * examples
+    least = 1 / (count - 1 + math.e)
+    return centred and -1 < low < most - 1 + 0.01 and 0.99 * least < high < 1.01 * most

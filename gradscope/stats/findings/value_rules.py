@@ -1,0 +1,133 @@
+"""The rules about numbers that leave their range: `nonfinite`, `overflow` and `underflow`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gradscope import naming
+from gradscope.dump.manifest.manifest import Entry, Origin
+from gradscope.stats.findings.rule_evidence import (
+    Finding,
+    RuleEvidence,
+    Suspect,
+    Thresholds,
+    column,
+    key,
+    suspect,
+)  # fmt: skip
+
+#: The largest numbers of the types that overflow in practice. Those of eight bits are scaled to fill their range.
+_LARGEST: Final = {"float16": 65504.0}
+_NARROW: Final = re.compile(r"the largest (float16|float8\w*)")
+_SMALL: Final = ("float16", "float8")
+_FORWARD: Final = (naming.ACTIVATION, naming.INPUT, naming.PARAM, naming.STATE)
+#: Primitives that write an infinity of the user's, as a mask does.
+_FILLS: Final = frozenset({"select_n", "scatter", "broadcast_in_dim", "pad", "concatenate", "dynamic_update_slice"})
+#: The part of the largest number at which a type is about to overflow.
+_CLOSE: Final = 0.5
+
+
+def nonfinite(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
+    """Finds where NaNs or infinities began that reach the loss or the gradient of a parameter."""
+    broken = [entry for entry in evidence.nonfinite if entry.family != naming.EXAMPLE_GRAD]
+    if not broken or not _matters(evidence, broken):
+        return
+    first = _first(broken)
+    origins = [_of_origin(evidence, origin, broken) for origin in evidence.manifest.origins]
+    # The search names where a NaN began. Where an infinity was there before, that is the cause, unless it was written
+    # there on purpose.
+    if origins and (first.family not in _FORWARD or first.site.primitive in _FILLS or _is_at(origins, first)):
+        yield from origins
+    else:
+        yield suspect(_rule(first), first, f"has {_counts(first)}, and is the first that has any", broken, total=True)
+
+
+def _is_at(origins: Sequence[Suspect], first: Entry) -> bool:
+    return any(origin.begin <= first.site.index for origin in origins)
+
+
+def _rule(first: Entry) -> str:
+    return "overflow" if first.dtype.startswith(_SMALL) and column(first, "inf") > 0 else "nonfinite"
+
+
+def _matters(evidence: RuleEvidence, broken: Sequence[Entry]) -> bool:
+    """Returns whether NaNs or infinities reach the loss or the gradient of a parameter, as far as that is known."""
+    loss = evidence.manifest.loss
+    if loss is not None and not abs(loss) < float("inf"):
+        return True
+    if any(entry.family in (naming.PARAM, naming.PARAM_GRAD, naming.INPUT_GRAD) for entry in broken):
+        return True
+    # Without a loss and gradients, any is reported: what it reaches is not known.
+    return loss is None and not evidence.of(naming.PARAM_GRAD)
+
+
+def _first(broken: Sequence[Entry]) -> Entry:
+    """Returns the tensor that was computed first."""
+    forward = [entry for entry in broken if entry.family in _FORWARD]
+    # The backward pass runs in reverse execution order, so the first computed gradient is the last in `broken`.
+    backward = [entry for entry in broken if entry.family == naming.ACTIVATION_GRAD] or list(broken)
+    return forward[0] if forward else backward[-1]
+
+
+def _counts(entry: Entry) -> str:
+    return f"{column(entry, 'nan'):.0f} NaN and {column(entry, 'inf'):.0f} Inf of {column(entry, 'size'):.0f} elements"
+
+
+def _of_origin(evidence: RuleEvidence, origin: Origin, broken: Sequence[Entry]) -> Suspect:
+    """Returns the finding at the tensor around an origin, which is an operation."""
+    gradient = origin.direction == "backward"
+    families = (naming.ACTIVATION_GRAD, naming.ACTIVATION) if gradient else _FORWARD
+    parts = origin.name.split("/")
+    paths = ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    keys = [naming.split_key(origin.name), *((family, path) for path in paths for family in families)]
+    first = _first([entry for entry in broken if naming.is_gradient(entry.family) == gradient] or list(broken))
+    place = next((entry for at in keys if (entry := evidence.entry(*at)) is not None), first)
+    told = origin.name == key(place) or f"{origin.name}/".startswith(f"{place.name}/")
+    found = Finding(
+        rule="overflow" if _NARROW.search(origin.why) else _rule(first),
+        name=place.name,
+        family=place.family,
+        why=origin.why if told else f"{origin.why}, in {naming.printable(origin.name)}",
+        source=origin.source,
+        iteration=origin.iteration,
+        tensors=len(broken),
+    )
+    begin = place.site.index if place.family in (naming.ACTIVATION, naming.ACTIVATION_GRAD) else 0
+    return Suspect(finding=found, keys=frozenset(map(key, broken)), begin=begin, total=True)
+
+
+def overflow(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
+    """Finds tensors whose largest element is close to the largest number of a narrow type."""
+    close = [
+        entry for entry in evidence.of(naming.ACTIVATION, naming.ACTIVATION_GRAD, naming.PARAM_GRAD)
+        if column(entry, "amax") > _CLOSE * _LARGEST.get(entry.dtype, float("inf"))
+    ]  # fmt: skip
+    if close:
+        worst = max(close, key=lambda entry: column(entry, "amax"))
+        largest = f"{_LARGEST[worst.dtype]:.6g}, the largest {worst.dtype}"
+        yield suspect("overflow", worst, f"has an element of {column(worst, 'amax'):.6g}, close to {largest}", close)
+
+
+def underflow(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
+    """Finds gradients of a narrow type most of which is below its smallest normal number."""
+    low = [
+        entry for entry in evidence.of(naming.ACTIVATION_GRAD, naming.PARAM_GRAD)
+        if entry.dtype.startswith(_SMALL) and _share_below(evidence, entry) > thresholds.underflow
+    ]  # fmt: skip
+    if low:
+        inner = [entry for entry in low if entry.family == naming.ACTIVATION_GRAD]
+        first = (inner or low)[-1]  # the first one in the backward pass
+        share = _share_below(evidence, first)
+        why = f"is below the smallest normal {first.dtype} in {share:.1%} of its elements: scale the loss up"
+        yield suspect("underflow", first, why, low)
+
+
+def _share_below(evidence: RuleEvidence, entry: Entry) -> float:
+    """Returns the share of a gradient that is subnormal, among the elements that are not zero."""
+    cause = evidence.cause(entry)
+    if cause is not None and cause.why.startswith("underflow"):
+        return 1.0
+    rest = column(entry, "size") - column(entry, "zeros")
+    return column(entry, "subnormal") / rest if rest else 0.0

@@ -1,0 +1,158 @@
+"""The rules about what weights do to a signal: `init`, and `exploding` where weights have grown or inputs are large.
+
+A layer's *gain* is the factor by which its weights change the root mean square of what goes through it. Random weights
+of a usual scale (LeCun, Glorot, He) have a gain of 0.5 to 2. A gain beyond the threshold counts where it does harm:
+where the signals of the layers behind it have changed with it, or a bounded function behind it is saturated. A
+normalisation takes away both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from statistics import median
+from typing import Final
+
+from gradscope import naming
+from gradscope.stats.findings.kernels import KernelLayer, kernel_layers
+from gradscope.stats.findings.rule_evidence import (
+    RuleEvidence,
+    Suspect,
+    Thresholds,
+    column,
+    is_zero,
+    suspect,
+)  # fmt: skip
+from gradscope.stats.findings.trends import signal_trend
+from gradscope.stats.findings.unit_rules import saturated_activations
+
+#: The part of a gain's logarithm that has to reach the layers behind.
+_REACHES: Final = 0.5
+#: The root mean square of an input, or of an answer, above which it is large for layers of a usual scale.
+_LARGE: Final = 30.0
+#: The change of a signal over all layers, as a logarithm to base 10, and the gain of each layer, that count as a trend.
+_DEPTH: Final = 3.0
+_EACH: Final = 2.5
+
+
+def weights(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
+    """Finds layers whose weights cannot learn, or that change a signal out of all proportion."""
+    layers = kernel_layers(evidence)
+    saturated = _read_by_saturated(evidence, thresholds)
+    yield from _without_movement(evidence, layers)
+    yield from _all_equal(layers)
+    beyond = [
+        layer for number, layer in enumerate(layers) if _is_beyond(evidence, layers, number, saturated, thresholds)
+    ]
+    if not beyond and _drifts(layers):
+        beyond = [layer for layer in layers if layer.gain is not None and not 1 / _EACH < layer.gain < _EACH]
+    if beyond:
+        yield _out_of_proportion(evidence, beyond)
+
+
+def _without_movement(evidence: RuleEvidence, layers: Sequence[KernelLayer]) -> Iterator[Suspect]:
+    """Finds kernels of zeros that no gradient moves."""
+    still = [
+        kernel for layer in layers for kernel in layer.kernels
+        if is_zero(kernel) and is_zero(evidence.entry(naming.PARAM_GRAD, kernel.name))
+    ]  # fmt: skip
+    if still:
+        why = "is zero, and so is its gradient: it stays zero, and nothing passes it in either direction"
+        yield suspect("init", still[0], why, still, total=True)
+
+
+def _all_equal(layers: Sequence[KernelLayer]) -> Iterator[Suspect]:
+    """Finds kernels with the same number everywhere."""
+    equal = [
+        kernel for layer in layers for kernel in layer.kernels
+        if column(kernel, "rms") > 0 and column(kernel, "std") <= 1e-6 * column(kernel, "rms")
+    ]  # fmt: skip
+    if equal:
+        why = f"is {column(equal[0], 'mean'):.3g} in every element, so that all units compute and learn the same"
+        yield suspect("init", equal[0], why, equal)
+
+
+def _is_beyond(
+    evidence: RuleEvidence,
+    layers: Sequence[KernelLayer],
+    number: int,
+    saturated: AbstractSet[str],
+    thresholds: Thresholds,
+) -> bool:
+    """Returns whether a layer's gain is beyond the threshold, and does harm."""
+    gain = layers[number].gain
+    if not gain or 1 / thresholds.init <= gain <= thresholds.init:
+        return False
+    if gain > 1 and layers[number].output.name in saturated:
+        return True
+    if gain > 1 and _passes_on(evidence, layers, layers[number], thresholds):
+        return True
+    # What the layers receive, and not what they return, which depends on their own weights.
+    received = [layer.layer.rms.get("in", 0.0) for layer in layers]
+    before = [rms for rms in received[: number + 1] if rms > 0]
+    behind = [rms for rms in received[number + 1 :] if rms > 0]
+    if not behind:
+        # The scale of the last layer is that of the model's answer; a small one is a usual choice.
+        return gain > 1 and column(layers[number].output, "rms") > max(_LARGE, thresholds.init * median(before))
+    near = len(layers) // 2 + 1
+    change = median(behind[:near]) / median(before[-near:])
+    return change > gain**_REACHES if gain > 1 else change < gain**_REACHES
+
+
+def _read_by_saturated(evidence: RuleEvidence, thresholds: Thresholds) -> AbstractSet[str]:
+    """Returns the names of the values that saturated functions read."""
+    layers = {layer.path: layer for layer in evidence.manifest.layers}
+    saturated = (layers.get(each.site.layer or "") for each in saturated_activations(evidence, thresholds))
+    return {name for layer in saturated if layer is not None for name in layer.inputs}
+
+
+def _passes_on(
+    evidence: RuleEvidence, layers: Sequence[KernelLayer], layer: KernelLayer, thresholds: Thresholds
+) -> bool:
+    """Returns whether a layer without a kernel, such as a residual sum, passes on what is large for this model."""
+    usual = median(column(each.output, "rms") for each in layers)
+    own = {each.layer.path for each in layers}
+    behind = (each for each in evidence.manifest.layers if each.index > layer.layer.index and each.path not in own)
+    readers = (each for each in behind if layer.output.name in each.inputs)
+    return any(0 < thresholds.init * usual < reader.rms.get("out", 0.0) for reader in readers)
+
+
+def _drifts(layers: Sequence[KernelLayer]) -> bool:
+    """Returns whether the signal changes steadily over depth, and the weights of most layers are the reason."""
+    gains = [layer.gain for layer in layers if layer.gain]
+    found = signal_trend(layers)
+    if found is None or len(gains) < len(layers) / 2 or not found.steady or abs(found.total) < _DEPTH:
+        return False
+    typical = median(gains)
+    return typical > _EACH if found.total > 0 else typical < 1 / _EACH
+
+
+def _out_of_proportion(evidence: RuleEvidence, layers: Sequence[KernelLayer]) -> Suspect:
+    worst = max(layers, key=lambda layer: max(layer.gain or 1, 1 / (layer.gain or 1)))
+    gain = worst.gain or 1.0
+    concerned = [entry for layer in layers for entry in (layer.output, *layer.kernels)]
+    if evidence.is_trained and gain > 1:
+        why = f"multiplies the signal by {gain:.3g}: the weights have grown"
+        return suspect("exploding", worst.output, why, concerned)
+    others = "" if len(layers) == 1 else f", and {len(layers) - 1} more layers are alike"
+    why = f"has weights that multiply the signal by {gain:.3g}, where usual ones do by about 1{others}"
+    return suspect("init", worst.output, why, concerned)
+
+
+def inputs(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
+    """Finds inputs that are large for the layers that read them, where nothing normalises them."""
+    layers = kernel_layers(evidence)
+    saturated = _read_by_saturated(evidence, thresholds)
+    for layer in layers:
+        large = [
+            entry for name in layer.layer.inputs
+            if (entry := evidence.entry(naming.INPUT, name)) is not None and column(entry, "rms") > _LARGE
+        ]  # fmt: skip
+        reaches = column(layers[-1].output, "rms") > _LARGE or layer.output.name in saturated
+        if large and reaches and column(layer.output, "rms") > _LARGE:
+            rms, mean = column(large[0], "rms"), column(large[0], "mean")
+            why = (
+                f"has an rms of {rms:.3g} (mean {mean:.3g}), which no layer normalises: the signal is large throughout"
+            )
+            yield suspect("exploding", large[0], why, [each.output for each in layers])
+            return

@@ -1,0 +1,12 @@
+"""The bench of findings: healthy models, in which nothing may be found, and planted faults, each with what is expected.
+
+- `cases` defines `Healthy` and `Fault`, runs one, and judges its findings.
+- `nets` has the small networks that the cases vary.
+- `healthy_plain` and `healthy_frameworks` list the healthy models, `faults_values` and `faults_paths` the faults.
+- `held_out` lists healthy models and faults on which no threshold was set.
+- `table` writes the page `docs/reference/findings-bench.md`.
+
+The faults were written with their expectations before any threshold was chosen. An expectation is the rules that name
+the cause, and the layers in which it is; a fault counts as found where the first finding has one of the rules and is in
+one of the layers.
+"""

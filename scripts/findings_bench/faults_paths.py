@@ -1,0 +1,149 @@
+"""Faults of paths: gradients that are cut, parameters without use, masks, NaNs and infinities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from findings_bench import nets
+from findings_bench.cases import Fault, Run
+from findings_bench.nets import Tree
+
+
+def _between(
+    function: Callable[[Any], Any], name: str = "between", activation: Callable[[Any], Any] = jax.nn.relu
+) -> Run:
+    """Returns a chain with a function between act1 and dense2."""
+
+    def loss(params: Tree, batch: Tree) -> Any:
+        x = batch["x"]
+        for n in range(4):
+            x = nets.named(f"act{n}", activation, nets.dense(params, f"dense{n}", x))
+            if n == 1:
+                x = nets.named(name, function, x)
+        return nets.cross_entropy(nets.dense(params, "head", x), batch["y"])
+
+    return Run(loss, nets.chain(4), nets.points())
+
+
+def _branches(cut: Callable[[Any], Any]) -> Run:
+    params = {**nets.chain(2), "side0": nets.layer(60, (16, 32)), "side1": nets.layer(61, (32, 32))}
+
+    def loss(params: Tree, batch: Tree) -> Any:
+        side = nets.dense(params, "side1", nets.named("sideact", jax.nn.relu, nets.dense(params, "side0", batch["x"])))
+        x = nets.named("act0", jax.nn.relu, nets.dense(params, "dense0", batch["x"]))
+        x = nets.named("act1", jax.nn.relu, nets.dense(params, "dense1", x))
+        with jax.named_scope("join"):
+            x = x + cut(side)
+        return nets.cross_entropy(nets.dense(params, "head", x), batch["y"])
+
+    return Run(loss, params, nets.points())
+
+
+def _unused(called: bool) -> Run:
+    params = {**nets.chain(2), "extra": nets.layer(60, (16, 32))}
+
+    def loss(params: Tree, batch: Tree) -> Any:
+        if called:
+            nets.dense(params, "extra", batch["x"])
+        return nets.chain_loss()({name: each for name, each in params.items() if name != "extra"}, batch)
+
+    return Run(loss, params, nets.points())
+
+
+def _masked_loss(divide: bool) -> Run:
+    def loss(params: Tree, batch: Tree) -> Any:
+        logits = nets.run_chain(params, batch["x"])
+        with jax.named_scope("loss"):
+            picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["y"][:, None], axis=-1)[:, 0]
+            total = -(picked * batch["mask"]).sum()
+            return total / batch["mask"].sum() if divide else total / 32
+
+    return Run(loss, nets.chain(3), {**nets.points(), "mask": jnp.zeros(32)})
+
+
+def _labels(labels: Any) -> Run:
+    return Run(nets.chain_loss(), nets.chain(2), {**nets.points(), "y": labels})
+
+
+def _spoiled(value: float) -> Run:
+    batch = nets.points()
+    return Run(nets.chain_loss(), nets.chain(2), {**batch, "x": batch["x"].at[3, 2].set(value)})
+
+
+def _norm_without_epsilon() -> Run:
+    def normalise(x: Any) -> Any:
+        centred = x - x.mean(-1, keepdims=True)
+        return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True))
+
+    run = _between(normalise, "normalise")
+    return Run(run.loss, run.variables, {**run.batch, "x": run.batch["x"].at[0].set(0.0)})
+
+
+def _exp_loss() -> Run:
+    def loss(params: Tree, batch: Tree) -> Any:
+        logits = 200 * nets.run_chain(params, batch["x"])
+        with jax.named_scope("loss"):
+            probabilities = jnp.exp(logits) / jnp.exp(logits).sum(-1, keepdims=True)
+            return -jnp.log(jnp.take_along_axis(probabilities, batch["y"][:, None], axis=-1)).mean()
+
+    return Run(loss, nets.chain(2), nets.points())
+
+
+def _root_of_distance(x: Any) -> Any:
+    return jnp.sqrt(x - x.min(-1, keepdims=True))
+
+
+def _distance() -> Run:
+    def loss(params: Tree, batch: Tree) -> Any:
+        one, other = (nets.run_chain(params, each) for each in (batch["x"], batch["x"]))
+        with jax.named_scope("distance"):
+            return jnp.linalg.norm(one - other, axis=-1).mean()
+
+    return Run(loss, nets.chain(2), {"x": nets.points()["x"]})
+
+
+def _fault(name: str, planted: str, rules: str, layers: str, run: Callable[[], Run]) -> Fault:
+    return Fault(name, planted, tuple(rules.split("|")), layers, run)
+
+
+_CUT = "between|act1|dense1"
+
+FAULTS = (
+    _fault("stop-gradient", "stop_gradient after act1", "zero-grad", _CUT, lambda: _between(lax.stop_gradient)),
+    _fault("stop-branch", "a branch of two layers behind stop_gradient", "zero-grad", "side1|join",
+           lambda: _branches(lax.stop_gradient)),
+    _fault("integer-cast", "act1 is cast to int32 and back", "zero-grad", _CUT,
+           lambda: _between(lambda x: x.astype(jnp.int32).astype(x.dtype))),
+    _fault("argmax", "act1 is replaced by its one-hot argmax", "zero-grad", _CUT,
+           lambda: _between(lambda x: jax.nn.one_hot(jnp.argmax(x, -1), x.shape[-1]))),
+    _fault("rounding", "act1 is rounded without a straight-through gradient", "zero-grad", _CUT,
+           lambda: _between(jnp.round)),
+    _fault("branch-times-zero", "a branch is multiplied by zero", "zero-grad", "side1|join",
+           lambda: _branches(lambda side: side * 0.0)),
+    _fault("unused-parameter", "the parameters of a layer that is not called", "unused-param", "extra",
+           lambda: _unused(False)),
+    _fault("unused-output", "a layer is called and its output forgotten", "unused-param", "extra",
+           lambda: _unused(True)),
+    _fault("mask-all", "the loss's mask is zero everywhere", "zero-grad", "head|loss", lambda: _masked_loss(False)),
+    _fault("mask-mean", "a mean over a mask that is zero everywhere", "nonfinite", "loss", lambda: _masked_loss(True)),
+    _fault("mask-attention", "a row of attention is masked throughout by -inf", "nonfinite", "softmax|scores",
+           lambda: Run(nets.attention_loss(mask=lambda scores: scores.at[0, 0].set(-jnp.inf)),
+                       nets.attention(), nets.tokens())),
+    _fault("label-shift", "labels start at 1", "nonfinite", "loss", lambda: _labels(nets.points()["y"] + 1)),
+    _fault("input-inf", "an input is infinite", "nonfinite", "x", lambda: _spoiled(float("inf"))),
+    _fault("input-nan", "an input is NaN", "nonfinite", "x", lambda: _spoiled(float("nan"))),
+    _fault("log-zero", "the log of a ReLU", "nonfinite", "between", lambda: _between(jnp.log)),
+    _fault("sqrt-zero", "the square root of the distance to the smallest feature", "nonfinite", "between",
+           lambda: _between(_root_of_distance, activation=jnp.tanh)),
+    _fault("where-once", "where around a log of zeros", "nonfinite", "between",
+           lambda: _between(lambda x: jnp.where(x > x.min(), jnp.log(x - x.min()), 0.0), activation=jnp.tanh)),
+    _fault("norm-without-epsilon", "a normalisation without epsilon, of equal features", "nonfinite",
+           "normalise", _norm_without_epsilon),
+    _fault("exp-overflow", "a softmax without the largest subtracted", "nonfinite", "loss", _exp_loss),
+    _fault("distance-zero", "the norm of a difference that is zero", "nonfinite", "distance", _distance),
+)  # fmt: skip

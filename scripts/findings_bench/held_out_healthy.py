@@ -1,0 +1,323 @@
+"""Healthy models on which no threshold was set."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from findings_bench import nets
+from findings_bench.cases import Healthy, Run
+from findings_bench.healthy_plain import prepared
+from findings_bench.nets import Tree
+
+
+def _points(seed: int) -> Tree:
+    return nets.points(24, seed=seed)
+
+
+def _layers(sizes: dict[str, tuple[int, ...]], gain: float = 1.0) -> Tree:
+    return {name: nets.layer(n, shape, gain) for n, (name, shape) in enumerate(sizes.items())}
+
+
+def _periodic(params: Tree, batch: Tree) -> Any:
+    """Represents a function by sines of 30 times their operand, as SIREN does."""
+    x = batch["x"][:, :2]
+    for name in ("first", "second", "third"):
+        x = nets.named(f"{name}_sine", lambda x: jnp.sin(30 * x), nets.dense(params, name, x))
+    out = nets.dense(params, "out", x)
+    with jax.named_scope("loss"):
+        return jnp.square(out[:, 0] - jnp.sin(batch["x"][:, 0])).mean()
+
+
+def _periodic_params() -> Tree:
+    params = _layers({"first": (2, 32), "second": (32, 32), "third": (32, 32), "out": (32, 1)})
+    bounds = {"first": 1 / 2, "second": math.sqrt(6 / 32) / 30, "third": math.sqrt(6 / 32) / 30, "out": 0.07}
+    for n, (name, bound) in enumerate(bounds.items()):
+        shape = params[name]["kernel"].shape
+        params[name]["kernel"] = jax.random.uniform(nets.key(n), shape, minval=-bound, maxval=bound)
+    return params
+
+
+def gated_unit(params: Tree, batch: Tree) -> Any:
+    """Predicts tokens with RMS norms and gated units, as LLaMA does."""
+    with jax.named_scope("embed"):
+        x = params["embed"]["table"][batch["ids"]]
+    for n in range(4):
+        block = params[f"block{n}"]
+        with jax.named_scope(f"block{n}"):
+            with jax.named_scope("norm"):
+                y = x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6) * block["norm"]["scale"]
+            gate = nets.named("silu", jax.nn.silu, nets.dense(block, "gate", y))
+            with jax.named_scope("product"):
+                y = gate * nets.dense(block, "up", y)
+            y = nets.dense(block, "down", y)
+            with jax.named_scope("add"):
+                x = x + y
+    return nets.cross_entropy(nets.dense(params, "head", x), batch["ids"])
+
+
+def gated_unit_params() -> Tree:
+    params: Tree = {
+        "embed": {"table": 0.02 * jax.random.normal(nets.key(40), (50, 32))},
+        "head": nets.layer(41, (32, 50), 0.1),
+    }
+    for n in range(4):
+        gate, up = nets.layer(3 * n, (32, 64), 0.11), nets.layer(3 * n + 1, (32, 64), 0.11)
+        down = nets.layer(3 * n + 2, (64, 32), 0.16)
+        params[f"block{n}"] = {"norm": {"scale": jnp.ones(32)}, "gate": gate, "up": up, "down": down}
+    return params
+
+
+def ids(seed: int) -> Tree:
+    return {"ids": jax.random.randint(nets.key(seed), (4, 10), 0, 50)}
+
+
+def _critic(params: Tree, batch: Tree) -> Any:
+    """Regresses a value on that of a target network, behind stop_gradient, that is an input."""
+
+    def value(params: Tree, x: Any) -> Any:
+        x = nets.named("relu", jax.nn.relu, nets.dense(params, "dense0", x))
+        return nets.dense(params, "value", x)[:, 0]
+
+    with jax.named_scope("target"):
+        target = lax.stop_gradient(batch["reward"] + 0.99 * value(batch["target"], batch["x"]))
+    with jax.named_scope("online"):
+        predicted = value(params, batch["x"])
+    with jax.named_scope("loss"):
+        return jnp.square(predicted - target).mean()
+
+
+def _critic_params(seed: int = 0) -> Tree:
+    return {"dense0": nets.layer(seed, (16, 32), math.sqrt(2)), "value": nets.layer(seed + 1, (32, 1))}
+
+
+def _transition(seed: int) -> Tree:
+    return {"x": _points(seed)["x"], "reward": jnp.ones(24), "target": _critic_params(7)}
+
+
+def _quantised(params: Tree, batch: Tree) -> Any:
+    """Encodes to the nearest of eight codes with a straight-through gradient."""
+    code = nets.dense(params, "encoder", batch["x"])
+    table = params["codes"]["table"]
+    with jax.named_scope("quantise"):
+        nearest = jnp.argmin(jnp.square(code[:, None] - table[None]).sum(-1), -1)
+        chosen = table[nearest]
+        through = code + lax.stop_gradient(chosen - code)
+    out = nets.dense(params, "decoder", through)
+    with jax.named_scope("loss"):
+        commitment = (
+            jnp.square(lax.stop_gradient(chosen) - code).mean() + jnp.square(chosen - lax.stop_gradient(code)).mean()
+        )
+        return jnp.square(out - batch["x"]).mean() + commitment
+
+
+def _quantised_params() -> Tree:
+    return {
+        **_layers({"encoder": (16, 4), "decoder": (4, 16)}),
+        "codes": {"table": jax.random.normal(nets.key(9), (8, 4))},
+    }
+
+
+def _adapter(params: Tree, batch: Tree) -> Any:
+    """Adds a product of two narrow kernels, the second of them zero at first, to a fixed one, as LoRA does."""
+    x = batch["x"]
+    for n in range(3):
+        with jax.named_scope(f"layer{n}"):
+            with jax.named_scope("base"):
+                base = x @ nets.kernel(n, (16, 16))
+            low = nets.dense(params[f"layer{n}"], "down", x)
+            high = nets.dense(params[f"layer{n}"], "up", low)
+            with jax.named_scope("add"):
+                x = jnp.tanh(base + high)
+    return nets.cross_entropy(nets.dense(params, "head", x), batch["y"])
+
+
+def _adapter_params() -> Tree:
+    params: Tree = {"head": nets.layer(20, (16, nets.CLASSES))}
+    for n in range(3):
+        up = {"kernel": jnp.zeros((2, 16)), "bias": jnp.zeros(16)}
+        params[f"layer{n}"] = {"down": nets.layer(30 + n, (16, 2)), "up": up}
+    return params
+
+
+def dense_blocks(params: Tree, batch: Tree) -> Any:
+    """Concatenates all earlier features, as DenseNet does."""
+    x = batch["x"]
+    for n in range(6):
+        new = nets.named(f"relu{n}", jax.nn.relu, nets.conv(params, f"conv{n}", x))
+        with jax.named_scope(f"join{n}"):
+            x = jnp.concatenate([x, new], -1)
+    with jax.named_scope("pool"):
+        x = x.mean((1, 2))
+    return nets.cross_entropy(nets.dense(params, "head", x), batch["y"])
+
+
+def dense_blocks_params() -> Tree:
+    params = {f"conv{n}": nets.layer(n, (3, 3, 3 + 4 * n, 4), math.sqrt(2)) for n in range(6)}
+    return {**params, "head": nets.layer(9, (27, nets.CLASSES))}
+
+
+def u_net(params: Tree, batch: Tree) -> Any:
+    """Predicts noise at the input's resolution, by way of lower ones."""
+    x = nets.named("silu0", jax.nn.silu, nets.conv(params, "in", batch["x"]))
+    low = nets.named("silu1", jax.nn.silu, nets.conv(params, "down", x, 2))
+    low = nets.named("silu2", jax.nn.silu, nets.conv(params, "middle", low))
+    with jax.named_scope("upsample"):
+        high = jnp.repeat(jnp.repeat(low, 2, 1), 2, 2)
+    with jax.named_scope("join"):
+        x = jnp.concatenate([x, high], -1)
+    out = nets.conv(params, "out", nets.named("silu3", jax.nn.silu, nets.conv(params, "up", x)))
+    with jax.named_scope("loss"):
+        return jnp.square(out - batch["x"]).mean()
+
+
+def u_net_params() -> Tree:
+    sizes = {
+        "in": (3, 3, 3, 8),
+        "down": (3, 3, 8, 16),
+        "middle": (3, 3, 16, 16),
+        "up": (3, 3, 24, 8),
+        "out": (3, 3, 8, 3),
+    }
+    params = _layers(sizes, 1.4)
+    return {**params, "out": jax.tree.map(jnp.zeros_like, params["out"])}
+
+
+def experts(params: Tree, batch: Tree) -> Any:
+    """Weights four experts by a softmax."""
+    gates = nets.named("gates", jax.nn.softmax, nets.dense(params, "router", batch["x"]))
+    outs = jnp.stack(
+        [nets.named(f"act{n}", jnp.tanh, nets.dense(params, f"expert{n}", batch["x"])) for n in range(4)], 1
+    )
+    with jax.named_scope("mix"):
+        x = jnp.einsum("ne,ned->nd", gates, outs)
+    return nets.cross_entropy(nets.dense(params, "head", x), batch["y"])
+
+
+def experts_params() -> Tree:
+    return _layers({"router": (16, 4), **{f"expert{n}": (16, 32) for n in range(4)}, "head": (32, nets.CLASSES)})
+
+
+def policy(params: Tree, batch: Tree) -> Any:
+    """Has a policy whose last layer is 100 times smaller than usual, and a value; both share two layers."""
+    x = nets.named("tanh0", jnp.tanh, nets.dense(params, "dense0", batch["x"]))
+    x = nets.named("tanh1", jnp.tanh, nets.dense(params, "dense1", x))
+    value = nets.dense(params, "value", x)
+    with jax.named_scope("value_loss"):
+        error = jnp.square(value[:, 0] - batch["x"][:, 0]).mean()
+    return nets.cross_entropy(nets.dense(params, "policy", x), batch["y"]) + error
+
+
+def policy_params() -> Tree:
+    params = _layers(
+        {"dense0": (16, 32), "dense1": (32, 32), "value": (32, 1), "policy": (32, nets.CLASSES)}, math.sqrt(2)
+    )
+    return {**params, "policy": nets.layer(3, (32, nets.CLASSES), 0.01)}
+
+
+def _binary(params: Tree, batch: Tree) -> Any:
+    """Classifies with a sigmoid and binary cross-entropy, inputs of which are all padding in half of the positions."""
+    with jax.named_scope("embed"):
+        x = params["embed"]["table"][batch["ids"]]
+    with jax.named_scope("pool"):
+        mask = (batch["ids"] > 0)[..., None]
+        x = (x * mask).sum(1) / jnp.maximum(mask.sum(1), 1)
+    x = nets.named("gelu", jax.nn.gelu, nets.dense(params, "dense0", x))
+    probability = nets.named("sigmoid", jax.nn.sigmoid, nets.dense(params, "head", x)[:, 0])
+    with jax.named_scope("loss"):
+        label = (batch["ids"][:, 0] % 2).astype(x.dtype)
+        return -(label * jnp.log(probability + 1e-6) + (1 - label) * jnp.log(1 - probability + 1e-6)).mean()
+
+
+def _padded(seed: int) -> Tree:
+    ids = jax.random.randint(nets.key(seed), (16, 10), 1, 20)
+    return {"ids": ids.at[:, 5:].set(0)}
+
+
+def _binary_params() -> Tree:
+    return {
+        "embed": {"table": 0.05 * jax.random.normal(nets.key(3), (20, 16))},
+        **_layers({"dense0": (16, 32), "head": (32, 1)}),
+    }
+
+
+def _post_norm(params: Tree, batch: Tree) -> Any:
+    x = nets.dense(params, "stem", batch["x"])
+    for n in range(10):
+        block = params[f"block{n}"]
+        with jax.named_scope(f"block{n}"):
+            y = nets.dense(block, "down", nets.named("gelu", jax.nn.gelu, nets.dense(block, "up", x)))
+            with jax.named_scope("add"):
+                x = x + y
+            x = nets.norm(block, "norm", x)
+    return nets.cross_entropy(nets.dense(params, "head", x), batch["y"])
+
+
+def _self_normalising(params: Tree, batch: Tree) -> Any:
+    return nets.cross_entropy(nets.run_chain(params, batch["x"], jax.nn.selu), batch["y"])
+
+
+def _solver(params: Tree, batch: Tree) -> Any:
+    """Integrates a vector field by 20 steps."""
+
+    def step(x: Any, _: Any) -> tuple[Any, None]:
+        return x + 0.05 * nets.dense(
+            params, "field2", nets.named("tanh", jnp.tanh, nets.dense(params, "field1", x))
+        ), None
+
+    with jax.named_scope("solve"):
+        x, _ = lax.scan(step, batch["x"], None, length=20)
+    return nets.cross_entropy(nets.dense(params, "head", x), batch["y"])
+
+
+def _normalised_input(params: Tree, batch: Tree) -> Any:
+    with jax.named_scope("rescale"):
+        x = (batch["x"] * 60 + 128) / 255
+    return nets.cross_entropy(nets.run_convnet(params, x), batch["y"])
+
+
+def _funnel() -> Tree:
+    widths = itertools.pairwise((16, 256, 64, 16, 4, 16, 64, 256))
+    params = {f"dense{n}": nets.layer(n, shape, math.sqrt(2)) for n, shape in enumerate(widths)}
+    return {**params, "head": nets.layer(99, (256, nets.CLASSES))}
+
+
+def _case(name: str, loss: Callable[[Any, Any], Any], params: Callable[[], Any], batch: Callable[[int], Any] = _points,
+          **options: Any) -> Healthy:  # fmt: skip
+    def run() -> Run:
+        return prepared(loss, params(), batch, **options)
+
+    return Healthy(name, run)
+
+
+HEALTHY = (
+    _case("sines", _periodic, _periodic_params),
+    _case("sines, 50 steps", _periodic, _periodic_params, steps=50, rate=1e-4),
+    _case("gated units", gated_unit, gated_unit_params, ids),
+    _case("gated units, 50 steps, bfloat16", gated_unit, gated_unit_params, ids, steps=50, dtype=jnp.bfloat16),
+    _case("target network", _critic, _critic_params, _transition),
+    _case("quantised code", _quantised, _quantised_params),
+    _case("narrow adapters", _adapter, _adapter_params),
+    _case("narrow adapters, 50 steps", _adapter, _adapter_params, steps=50),
+    _case("concatenated features", dense_blocks, dense_blocks_params, lambda s: nets.images(4, seed=s)),
+    _case("U-net, zero-initialised output", u_net, u_net_params, lambda s: nets.images(2, seed=s)),
+    _case("U-net, 50 steps", u_net, u_net_params, lambda s: nets.images(2, seed=s), steps=50),
+    _case("experts", experts, experts_params),
+    _case("policy and value", policy, policy_params),
+    _case("binary classification with padding, 50 steps", _binary, _binary_params, _padded, steps=50, rate=1e-2),
+    _case("post-norm residual", _post_norm, lambda: nets.residual(10, normed=True)),
+    _case("post-norm residual, 50 steps of SGD", _post_norm, lambda: nets.residual(10, normed=True),
+          steps=50, rate=0.01, sgd=True),
+    _case("self-normalising chain of 12", _self_normalising, lambda: nets.chain(12, gain=1.0)),
+    _case("integrated vector field", _solver,
+          lambda: _layers({"field1": (16, 32), "field2": (32, 16), "head": (16, nets.CLASSES)})),
+    _case("inputs rescaled inside", _normalised_input, lambda: nets.convnet(4), lambda s: nets.images(4, seed=s)),
+    _case("chain of 12, He, batch 2", nets.chain_loss(), lambda: nets.chain(12), lambda s: nets.points(2, seed=s)),
+    _case("wide chain to a narrow code and back", nets.chain_loss(), _funnel),
+)  # fmt: skip

@@ -1,0 +1,51 @@
+"""A part of the bench of findings: faults that were planted are found first, and nothing is in healthy models."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+ROOT = Path(__file__).parents[3]
+sys.path.append(str(ROOT / "scripts"))
+
+from findings_bench import faults_paths, faults_values, healthy_plain  # noqa: E402
+from findings_bench.cases import Fault, Healthy, findings_of  # noqa: E402
+
+FAULTS = {each.name: each for each in (*faults_values.FAULTS, *faults_paths.FAULTS)}
+HEALTHY = {each.name: each for each in healthy_plain.HEALTHY}
+
+
+@pytest.fixture(autouse=True)
+def _as_users_run_it() -> Iterator[None]:
+    """The models add vectors to matrices, and mix dtypes, as users' models do."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["init-large-one", "sigmoid-stack", "dead-most", "saturated-tanh", "softmax-twice", "half-underflow",
+     "stop-branch", "unused-parameter", "mask-mean"],
+)  # fmt: skip
+def test_a_planted_fault_is_the_first_finding(name: str) -> None:
+    findings = findings_of(FAULTS[name].run().manifest())
+    assert FAULTS[name].is_found(findings), findings
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["mlp, batch 1", "mlp, batch 4, bfloat16", "chain with a zero-initialised head", "attention masked by -inf",
+     "variational autoencoder", "auxiliary NaN and an unused average"],
+)  # fmt: skip
+def test_nothing_is_found_in_a_healthy_model(name: str) -> None:
+    assert findings_of(HEALTHY[name].run().manifest()) == ()
+
+
+def test_the_bench_has_the_cases_that_its_page_promises() -> None:
+    cases: tuple[Healthy | Fault, ...] = (*FAULTS.values(), *HEALTHY.values())
+    assert len(FAULTS) >= 40
+    assert len({case.name for case in cases}) == len(cases)
