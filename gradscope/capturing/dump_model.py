@@ -108,7 +108,7 @@ def dump_model(
         # The search follows the loss's own gradients, so it would explain the wrong run for any other query. It also
         # needs all values in one process.
         searchable = not request.query and not is_shared()
-        origins = _origins(model, prepared, timings) if searchable and session.nonfinite else ()
+        origins = _origins(model, prepared, session, timings) if searchable and session.nonfinite else ()
         causes = _causes(model, session, request.bounds, timings) if searchable and session.zeros else ()
         checked = None
         if request.self_check:
@@ -158,10 +158,10 @@ def _require_memory(prepared: Prepared, request: DumpRequest) -> None:
         )
 
 
-def _origins(model: Model, prepared: Prepared, timings: Timings) -> tuple[Origin, ...]:
+def _origins(model: Model, prepared: Prepared, session: Session, timings: Timings) -> tuple[Origin, ...]:
     """Returns where values that are not finite began."""
     with timings.phase("search for the origin"), user_code(f"searching {model.name} for the origin of a NaN"):
-        return find_origins(model.loss, prepared)
+        return find_origins(model.loss, prepared, finite=math.isfinite(session.loss() or 0.0))
 
 
 def _query_facts(query: TraceQuery, resolved: ResolvedQuery) -> dict[str, Json]:

@@ -1,207 +1,287 @@
 """The search for the origin of a NaN or an infinity: the first operation that made one, forward or backward.
 
-The loss runs once more. Statistics of every operation's result and gradient replace the tensors, inside `jit`, `scan`,
-`checkpoint` and branches alike.
+The loss runs once more, with flags in place of the tensors, and then the few operations that matter once more.
 
 Forward, the search goes back from the loss: from a result that is not finite to the operands that are not, until all
 operands of an operation are finite. A NaN is followed through NaNs only: an infinity may be intended, as in a mask, but
-the operation that makes a NaN of it is an error.
+the operation that makes a NaN of it is an error. Where an operand of that operation is an infinity that was computed
+and not stated as a constant, and without which there would be no NaN, the origin is where the infinity began.
 
 Backward, where the loss is finite, the search takes the gradient that is not finite and closest to the loss. One of the
-uses of its value returned it. The backward rules of these uses run once more, one at a time, to find which.
+uses of its value returned it. The backward rules of these uses run once more to find which. Where it would be finite
+but for an operand that is not, the origin is in the forward pass, although nothing of it reaches the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, Final, Literal, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gradscope import naming
-from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.execution.preparation import Prepared
-from gradscope.capturing.explain.known_causes import explain_backward, explain_forward
-from gradscope.capturing.explain.replay import Replay
+from gradscope.capturing.explain.backward_causes import backward_diagnosis
+from gradscope.capturing.explain.forward_causes import forward_diagnosis, is_mask
+from gradscope.capturing.explain.nonfinite_flags import INF, NAN, NonfiniteFlags, is_argument
+from gradscope.capturing.explain.repairs import Diagnosis, element
+from gradscope.capturing.explain.replay import (
+    Failure,
+    Replay,
+    backward_failure,
+    first_nonfinite,
+    forward_failure,
+)
 from gradscope.dump.manifest.manifest import Origin
-from gradscope.instrument.observing_program import observing_program
-from gradscope.instrument.query.capture_spec import CaptureSpec
-from gradscope.instrument.query.planning import make_plan
-from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS, core_statistics
-from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, resolve
+from gradscope.tracing.jaxpr.frames import OPERAND, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources
-from gradscope.tracing.layers.sites import Site
-from gradscope.tracing.lookup.operations import Operations
+from gradscope.tracing.lookup.operations import Operation, Operations
 from gradscope.tracing.tracer import Trace, trace_loss
 
+#: The most uses of one value whose backward rules run again: those of the last iterations of a loop come first.
+_MOST_USES: Final = 64
 
-class _Counts(NamedTuple):
-    """A `_Counts` holds numbers of elements that are not finite."""
 
-    nan: int
-    inf: int
+class _Birth(NamedTuple):
+    """A `_Birth` is a value that is not finite although nothing that it is made of is.
+
+    Attributes:
+        value: The value.
+        stated: Whether it is an infinity that the program states as a constant, or an argument.
+    """
+
+    value: ValueAt
+    stated: bool
+
+
+class _First(NamedTuple):
+    """A `_First` is an operation that made the first value that is not finite.
+
+    Attributes:
+        operation: The operation.
+        failure: Its first such element; None where it is not known.
+        diagnosis: What went wrong.
+        then: What went wrong in the operation that made a NaN of it; "" where it is that one.
+    """
+
+    operation: Operation
+    failure: Failure | None
+    diagnosis: Diagnosis
+    then: str = ""
 
     @property
-    def any(self) -> bool:
-        return self.nan + self.inf > 0
+    def kind(self) -> str:
+        """What the element is."""
+        return "Inf" if self.failure is not None and np.isinf(self.failure.value) else "NaN"
+
+    def origin(self, direction: Literal["forward", "backward"], why: str) -> Origin:
+        """Returns the origin, told so."""
+        operation, failure = self.operation, self.failure
+        return Origin(
+            direction=direction,
+            name=operation.name,
+            why=why,
+            repair=self.diagnosis.repair,
+            primitive=operation.primitive if failure is None else failure.equation.primitive.name,
+            source=operation.layer.source,
+            iteration=operation.iteration,
+            index=() if failure is None else failure.index,
+            operands=() if failure is None else failure.operands,
+        )
 
 
-_NONE = _Counts(0, 0)
-
-
-def find_origins(loss: Callable[[Any, Any], Any], prepared: Prepared) -> tuple[Origin, ...]:
+def find_origins(loss: Callable[[Any, Any], Any], prepared: Prepared, *, finite: bool) -> tuple[Origin, ...]:
     """Returns the operation in which a value that is not finite began; nothing where all values are finite.
 
     Args:
         loss: The loss.
         prepared: Its arguments.
+        finite: Whether the loss is finite, so that only gradients are not.
 
     Returns:
-        One origin: forward where the loss is not finite, backward where only gradients are not.
+        One origin: forward where the loss is not finite, or where an operation's result is not that spoils the
+        gradients; backward where only gradients are not.
     """
     trace = prepared.resolved.trace
     if not trace.operations:
         trace = trace_loss(loss, prepared.variables, prepared.batch, operations=True)
-    counted, operations = _Counted(trace, prepared.leaves), Operations(trace)
-    replay = Replay(trace, prepared.leaves)
+    search = _Search(trace, prepared.leaves, backward=finite)
     start = resolve(trace.root, trace.root.jaxpr.outvars[0])
-    if start is not None and counted.value(ValueAt(start, ())).any:
-        found = _forward(trace, counted, operations, replay, ValueAt(start, ()))
-    else:
-        found = _backward(counted, operations, replay)
+    found = search.backward() if finite else None if start is None else search.forward(ValueAt(start, ()))
     return () if found is None else (found,)
 
 
-class _Counted:
-    """A `_Counted` run knows for every value and gradient how many elements are not finite.
+class _Search:
+    """A `_Search` finds the origin in one run.
 
     Args:
         trace: The loss, operations included.
         leaves: Its flat arguments.
+        backward: Whether the gradients are looked at, too.
     """
 
-    def __init__(self, trace: Trace, leaves: Any) -> None:
-        plan = make_plan(trace, CaptureSpec(operations=True), core_statistics)
-        program, self.reached = observing_program(trace, plan)
-        self._observed = jax.jit(program)(leaves)
+    def __init__(self, trace: Trace, leaves: Sequence[Any], *, backward: bool) -> None:
+        self._trace = trace
         self._leaves = leaves
-        self._numbers = {site.value: number for number, site in enumerate(plan.sites)}
-        self._order = ExecutionOrder.of_trace(trace)
-        self.sites: tuple[Site, ...] = plan.sites
+        self._flags = NonfiniteFlags(trace, leaves, backward=backward)
+        self._operations = Operations(trace)
 
-    def value(self, value_at: ValueAt) -> _Counts:
-        """Returns the counts of a value; zeros where it was not observed."""
-        if _is_argument(value_at.value):
-            return _counts_in(self._leaves[value_at.value.position])
-        number = self._numbers.get(value_at.value)
-        return _NONE if number is None else self._at(self._observed.captured.values[number], number, value_at)
+    def forward(self, start: ValueAt) -> Origin | None:
+        """Returns the origin of the value that is the loss; None where it is finite."""
+        if not self._flags.value(start):
+            return None
+        birth = self._birth(start)
+        if is_argument(birth.value.value):
+            return self._of_argument(birth.value)
+        operation = self._operations.maker(birth.value)
+        first = self._first(operation, self._replayed([operation]))
+        if birth.stated:
+            return first.origin("forward", "is the first Inf: a constant of the program that reaches the loss")
+        if first.operation is operation:
+            return first.origin("forward", f"made the first {first.kind}: {first.diagnosis.why}")
+        made = f"made the infinity of which {_located(operation)} makes the first NaN, {first.then}"
+        return first.origin("forward", f"{made}: {first.diagnosis.why}")
 
-    def gradient(self, value_at: ValueAt) -> _Counts:
-        """Returns the counts of the gradient with respect to a value; zeros where there is none."""
-        if _is_argument(value_at.value):
-            gradient = self._observed.gradients.get(value_at.value.position)
-            return _NONE if gradient is None else _counts_in(gradient)
-        number = self._numbers.get(value_at.value)
-        if number is None or number not in self.reached.sites:
-            return _NONE
-        return self._at(self._observed.cotangents[number], number, value_at)
-
-    def rank(self, value_at: ValueAt) -> int:
-        """Returns the rank of a value in the order of execution."""
-        if _is_argument(value_at.value):
-            return -1
-        site = self.sites[self._numbers[value_at.value]]
-        return self._order.rank(site.loops, site.order, value_at.iteration)
-
-    def bad_gradients(self) -> Iterator[ValueAt]:
-        """Yields every value whose gradient is not finite, arguments included, in every iteration."""
-        arguments = (ValueAt(ValueKey((), OPERAND, number), ()) for number in self._observed.gradients)
-        yield from (value_at for value_at in arguments if self.gradient(value_at).any)
-        for number in sorted(self.reached.sites):
-            bad = self._nonfinite(self._observed.cotangents[number])
-            for at in np.argwhere(bad).tolist():
-                yield ValueAt(self.sites[number].value, self._with_whiles(number, tuple(at)))
-
-    def _nonfinite(self, vectors: Any) -> np.ndarray:
-        host = np.asarray(vectors)
-        return np.asarray(CORE_NUMBERS["nan"](host) + CORE_NUMBERS["inf"](host))
-
-    def _with_whiles(self, number: int, at: tuple[int, ...]) -> tuple[int, ...]:
-        known = iter(at)
-        return tuple(0 if loop.length is None else next(known) for loop in self.sites[number].loops)
-
-    def _at(self, vectors: Any, number: int, value_at: ValueAt) -> _Counts:
-        loops = self.sites[number].loops
-        at = tuple(
-            iteration for iteration, loop in zip(value_at.iteration, loops, strict=True) if loop.length is not None
+    def backward(self) -> Origin | None:
+        """Returns the operation closest to the loss whose gradient is not finite although the one it receives is."""
+        bad = max(self._flags.bad_gradients(), key=self._flags.rank, default=None)
+        if bad is None:
+            return None
+        finite = (
+            reader
+            for reader in self._operations.readers(bad)
+            if not any(self._flags.gradient(output) for output in reader.outputs)
         )
-        vector = np.asarray(vectors[at] if at else vectors)
-        return _Counts(int(CORE_NUMBERS["nan"](vector)), int(CORE_NUMBERS["inf"](vector)))
+        uses = list(islice(finite, _MOST_USES))
+        replay = self._replayed(uses, backward=True)
+        for use in uses:
+            failure = replay.backward(use)
+            if failure is not None:
+                return self._of_use(use, failure, replay)
+        return self._of_sum(bad)
+
+    def _of_use(self, use: Operation, failure: Failure, replay: Replay) -> Origin:
+        kind = "NaN" if np.isnan(failure.value) else "Inf"
+        earlier = self._needed(use, failure, lambda operands: backward_failure(use.equation, operands, failure.arrived))
+        if earlier is None:
+            diagnosis = backward_diagnosis(use, failure, self._operations)
+            return _First(use, failure, diagnosis).origin("backward", f"sent back the first {kind}: {diagnosis.why}")
+        first = self._first(earlier, replay)
+        return first.origin(
+            "forward",
+            f"made {first.kind} in the forward pass: {first.diagnosis.why}; it does not reach the loss, but the "
+            f"gradients: {_located(use)} sends back the first {kind}{element(failure.index)}",
+        )
+
+    def _first(self, operation: Operation, replay: Replay) -> _First:
+        """Returns an operation's result that is not finite, or the infinity without which it would be."""
+        failure = replay.forward(operation)
+        diagnosis = forward_diagnosis(operation, failure, self._operations)
+        if failure is None:
+            return _First(operation, None, diagnosis)
+        earlier = self._needed(operation, failure, lambda operands: forward_failure(operation.equation, operands))
+        if earlier is None:
+            return _First(operation, failure, diagnosis)
+        made = replay.forward(earlier)
+        return _First(earlier, made, forward_diagnosis(earlier, made, self._operations), then=diagnosis.why)
+
+    def _of_sum(self, bad: ValueAt) -> Origin | None:
+        """Returns the origin of a gradient whose terms are all finite."""
+        if is_argument(bad.value):
+            leaf = self._trace.arguments[bad.value.position]
+            name, source = naming.key_of(leaf.family, leaf.name), None
+        elif bad.value.equation == OPERAND:
+            return None
+        else:
+            maker = self._operations.maker(bad)
+            name, source = maker.name, maker.layer.source
+        why = "receives the first gradient that is not finite: none of the terms that flow back to it was found to be so"
+        return Origin(direction="backward", name=name, why=why, source=source, iteration=bad.iteration)
+
+    def _replayed(self, operations: Sequence[Operation], *, backward: bool = False) -> Replay:
+        """Returns a replay of operations, and of those that made their operands' infinities and NaNs."""
+        needed, fresh = list(operations), list(operations)
+        for _ in range(2):  # of a NaN, where it began; of that operation, the infinity that it made the NaN of
+            births = {birth.value: None for operation in fresh for birth in self._computed(operation).values()}
+            fresh = [self._operations.maker(value) for value in births]
+            needed += fresh
+        return Replay(self._trace, self._leaves, needed, backward=backward)
+
+    def _computed(self, operation: Operation) -> dict[int, _Birth]:
+        """Returns where an operation's operands that are not finite began, by their positions.
+
+        Nothing where one of them is a constant infinity, or began outside of any operation: it may be meant.
+        """
+        operands = ((at, each) for at, each in enumerate(operation.operands) if isinstance(each, ValueAt))
+        births = {at: self._birth(each) for at, each in operands if self._flags.value(each)}
+        all_computed = all(not birth.stated and birth.value.value.equation >= 0 for birth in births.values())
+        return births if all_computed else {}
+
+    def _needed(
+        self, operation: Operation, failure: Failure, again: Callable[[Sequence[np.ndarray]], Failure | None]
+    ) -> Operation | None:
+        """Returns the operation that made an operand without which there would be no failure; None where none did."""
+        births = self._computed(operation)
+        if failure.equation is operation.equation and births:
+            tensors = enumerate(failure.tensors)
+            if again([_mended(each) if at in births else each for at, each in tensors]) is not None:
+                return None
+        first = min(births.values(), key=lambda birth: self._flags.rank(birth.value), default=None)
+        return None if first is None else self._operations.maker(first.value)
+
+    def _birth(self, start: ValueAt) -> _Birth:
+        """Returns the earliest value before another, or itself, that is not finite although its operands are."""
+        wanted = NAN if self._flags.value(start) & NAN else INF
+        found: dict[ValueAt, None] = {}
+        seen, waiting = {start}, [start]
+        while waiting:
+            value_at = waiting.pop()
+            culprits = [each for each in self._behind(value_at) if self._flags.value(each) & wanted]
+            if not culprits:
+                found[value_at] = None
+            waiting += [each for each in culprits if each not in seen]
+            seen.update(culprits)
+        births = [_Birth(value_at, self._is_stated(value_at)) for value_at in found]
+        return min(births, key=lambda birth: (not birth.stated, self._flags.rank(birth.value)))
+
+    def _behind(self, value_at: ValueAt) -> list[ValueAt]:
+        """Returns the values from which a value is made."""
+        if is_argument(value_at.value):
+            return []
+        found = sources(self._operations.frames, value_at)  # in loops and branches, or the operands of its equation
+        return found if found or value_at.value.equation == OPERAND else self._operations.maker(value_at).values
+
+    def _is_stated(self, value_at: ValueAt) -> bool:
+        """Returns whether a value that is not finite was made of a constant, or given, as an infinity."""
+        if self._flags.value(value_at) & NAN:
+            return False
+        if value_at.value.equation == OPERAND:
+            return is_argument(value_at.value)
+        operands = self._operations.maker(value_at).operands
+        return any(is_mask(each) for each in operands if not isinstance(each, ValueAt))
+
+    def _of_argument(self, value_at: ValueAt) -> Origin:
+        leaf = self._trace.arguments[value_at.value.position]
+        array = np.asarray(self._leaves[value_at.value.position])
+        wide = array if array.dtype.kind in "fc" else array.astype(np.float32)
+        return Origin(
+            direction="forward",
+            name=naming.key_of(leaf.family, leaf.name),
+            why=f"has {np.isnan(wide).sum():,} NaN and {np.isinf(wide).sum():,} Inf before anything is computed",
+            repair="look at where it comes from: the data, the checkpoint, the step before",
+        )
 
 
-def _is_argument(value: ValueKey) -> bool:
-    return not value.frame and value.equation == OPERAND
+def _mended(operand: np.ndarray) -> np.ndarray:
+    """Returns an operand with ones in place of elements that are not finite."""
+    if first_nonfinite(operand) is None:
+        return operand
+    wide = operand if operand.dtype.kind in "fc" else operand.astype(np.float32)
+    return np.where(np.isfinite(wide), wide, 1).astype(operand.dtype)
 
 
-def _counts_in(array: Any) -> _Counts:
-    host = np.asarray(array)
-    if not jnp.issubdtype(host.dtype, jnp.inexact):
-        return _NONE
-    wide = host if host.dtype.kind in "fc" else host.astype(np.float32)
-    return _Counts(int(np.isnan(wide).sum()), int(np.isinf(wide).sum()))
+def _located(operation: Operation) -> str:
+    return operation.primitive + (f" at {operation.layer.source}" if operation.layer.source else "")
 
 
-def _forward(trace: Trace, counted: _Counted, operations: Operations, replay: Replay, start: ValueAt) -> Origin | None:
-    """Returns the earliest operation before the loss whose result is not finite although its operands are."""
-    only_nan = counted.value(start).nan > 0
-
-    def bad(value_at: ValueAt) -> bool:
-        counts = counted.value(value_at)
-        return counts.nan > 0 if only_nan else counts.any
-
-    found: dict[ValueAt, None] = {}
-    seen, waiting = {start}, [start]
-    while waiting:
-        value_at = waiting.pop()
-        culprits = [each for each in _behind(operations, value_at) if bad(each)]
-        if not culprits:
-            found[value_at] = None
-        waiting += [each for each in culprits if each not in seen]
-        seen.update(culprits)
-    first = min(found, key=counted.rank)
-    if _is_argument(first.value):
-        return _bad_argument(trace, counted.value(first), first)
-    operation = operations.maker(first)
-    return explain_forward(operation, replay.forward(operation))
-
-
-def _behind(operations: Operations, value_at: ValueAt) -> list[ValueAt]:
-    """Returns the values from which a value is made."""
-    if _is_argument(value_at.value):
-        return []
-    found = sources(operations.frames, value_at)  # elsewhere in loops and branches, or the operands of its equation
-    return found if found or value_at.value.equation == OPERAND else operations.maker(value_at).values
-
-
-def _bad_argument(trace: Trace, counts: _Counts, value_at: ValueAt) -> Origin:
-    leaf = trace.arguments[value_at.value.position]
-    return Origin(
-        direction="forward",
-        name=naming.key_of(leaf.family, leaf.name),
-        why=f"has {counts.nan:,} NaN and {counts.inf:,} Inf before anything is computed",
-        repair="look at where it comes from: the data, the checkpoint, the step before",
-    )
-
-
-def _backward(counted: _Counted, operations: Operations, replay: Replay) -> Origin | None:
-    """Returns the operation closest to the loss whose gradient is not finite although the one that it receives is."""
-    bad = list(counted.bad_gradients())
-    if not bad:
-        return None
-    for operation in operations.readers(max(bad, key=counted.rank)):
-        failure = replay.backward(operation)
-        if failure is not None:
-            return explain_backward(operation, failure, operations)
-    return None

@@ -1,23 +1,44 @@
-"""A replay runs a single operation again, on the operands and the gradient that it had in the run."""
+"""A replay runs single operations again, on the operands and the gradients that they had in the run.
+
+One program observes those of all operations that are asked for, however many they are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope.capturing.explain.nonfinite_flags import counted_iterations
 from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.taps import whole_tensor
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.iterations import ValueAt
+from gradscope.tracing.jaxpr.jaxcompat import (
+    Atom,
+    Equation,
+    SubJaxpr,
+    bind,
+    is_literal,
+    kind_of,
+    run_closed,
+    sub_jaxprs,
+)
 from gradscope.tracing.jaxpr.vjp import pulled_back
 from gradscope.tracing.lookup.operations import Operation
 from gradscope.tracing.tracer import Trace
+
+#: Equations that compute what their jaxpr computes, so that a failure in them is a failure of an equation inside.
+_TRANSPARENT: Final = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+
+
+#: The most iterations of a `while` that run again.
+_MOST_ITERATIONS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,40 +46,67 @@ class Failure:
     """A `Failure` is the first element of an operation's result or gradient that is not finite.
 
     Attributes:
+        equation: The equation that made it: the operation's, or one inside it where it has a derivative rule.
         index: The element's index in the result, or in the operand's gradient.
         value: The element.
         operands: The forward operands' elements at that index; operands without one are left out.
+        tensors: All of the equation's forward operands.
         received: Backward, the arriving gradient's element at that index; None where the shapes differ, and forward.
-        dtype: The dtype of the result.
+        arrived: Backward, the arriving gradients by output; empty forward.
+        dtype: The dtype of the result, or of the gradient.
+        iteration: The iteration of the `while` that the operation is; None for any other.
     """
 
+    equation: Equation
     index: tuple[int, ...]
     value: float
     operands: tuple[float, ...]
-    received: float | None
+    tensors: Sequence[np.ndarray]
+    received: float | None = None
+    arrived: Mapping[int, Any]
     dtype: Any
+    iteration: int | None = None
 
 
 class Replay:
-    """A `Replay` runs single operations of a traced loss on the values that they had in the run.
+    """A `Replay` holds what some operations of a traced loss received in the run.
 
     Args:
         trace: The loss.
         leaves: Its flat arguments.
+        operations: The operations.
+        backward: Whether the gradients that arrive at them are observed, too.
     """
 
-    def __init__(self, trace: Trace, leaves: Sequence[Any]) -> None:
-        self._trace = trace
-        self._leaves = leaves
+    def __init__(
+        self, trace: Trace, leaves: Sequence[Any], operations: Sequence[Operation], *, backward: bool = False
+    ) -> None:
+        outputs = {output.value for operation in operations for output in operation.outputs}
+        read = {value_at.value for operation in operations for value_at in operation.values}
+        self._sites = tuple(trace.site_at(key) for key in dict.fromkeys((*read, *outputs)))
+        self._numbers = {site.value: number for number, site in enumerate(self._sites)}
+        differentiated = frozenset(
+            number
+            for number, site in enumerate(self._sites)
+            if backward and site.value in outputs and site.reach is Reach.GRADIENT
+        )
+        plan = Plan(sites=self._sites, gradients=differentiated, observe=whole_tensor)
+        program, reached = observing_program(trace, plan)
+
+        def seen(leaves: Sequence[Any]) -> tuple[Any, Any]:
+            observed = program(leaves)
+            return observed.captured.values, observed.cotangents if backward else {}
+
+        self._values, cotangents = jax.jit(seen)(list(leaves))
+        self._cotangents = {number: each for number, each in cotangents.items() if number in reached.sites}
 
     def forward(self, operation: Operation) -> Failure | None:
         """Returns the first element of an operation's results that is not finite; None where all are finite."""
-        values, _ = self._tensors([*operation.values, *operation.outputs], [])
-        operands = _concrete(operation, values)
+        operands = self._operands(operation)
         for output in operation.outputs:
-            index = _first_nonfinite(values[output])
-            if index is not None:
-                return _failure(values[output], index, operands, None, values[output].dtype)
+            result = self._at(self._values, output)
+            if result is not None and first_nonfinite(result) is not None:
+                return _inside(operation.equation, operands) or _failure(operation.equation, result, operands)
         return None
 
     def backward(self, operation: Operation) -> Failure | None:
@@ -67,68 +115,49 @@ class Replay:
         None where all of them are finite, and where the gradient that it receives is not: then another operation is the
         origin.
         """
-        values, gradients = self._tensors([*operation.values, *operation.outputs], operation.outputs)
-        operands = _concrete(operation, values)
-        received = [gradients.get(output) for output in operation.outputs]
-        if any(each is not None and _first_nonfinite(each) is not None for each in received):
+        received = [self._at(self._cotangents, output) for output in operation.outputs]
+        if any(each is not None and first_nonfinite(each) is not None for each in received):
             return None
         arrived = {position: jnp.asarray(each) for position, each in enumerate(received) if each is not None}
-        for gradient in _pulled_back(operation, operands, arrived):
-            index = _first_nonfinite(gradient)
-            if index is not None:
-                return _failure(gradient, index, operands, received[0], values[operation.outputs[0]].dtype)
-        return None
+        return backward_failure(operation.equation, self._operands(operation), arrived) if arrived else None
 
-    def _tensors(
-        self, values: Sequence[ValueAt], gradients: Sequence[ValueAt]
-    ) -> tuple[dict[ValueAt, np.ndarray], dict[ValueAt, np.ndarray]]:
-        """Returns values, and the gradients of the loss with respect to values, as far as there are any."""
-        keys = list(dict.fromkeys(value_at.value for value_at in values))
-        sites = tuple(self._trace.site_at(key) for key in keys)
-        differentiated = {value_at.value for value_at in gradients}
-        observed = frozenset(
-            number for number, site in enumerate(sites) if site.value in differentiated and site.reach is Reach.GRADIENT
+    def _operands(self, operation: Operation) -> list[np.ndarray]:
+        found = (
+            self._at(self._values, each) if isinstance(each, ValueAt) else np.asarray(each)
+            for each in operation.operands
         )
-        program, reached = observing_program(
-            self._trace, Plan(sites=sites, gradients=observed, observe=whole_tensor, outputs=(False,) * self._outputs)
-        )
-        seen = jax.jit(program)(self._leaves)
-        numbers = {key: number for number, key in enumerate(keys)}
+        return [np.asarray(each) for each in found]
 
-        def at(tensors: Any, value_at: ValueAt) -> np.ndarray:
-            loops = sites[numbers[value_at.value]].loops
-            index = tuple(
-                iteration for iteration, loop in zip(value_at.iteration, loops, strict=True) if loop.length is not None
-            )
-            return np.asarray(tensors[numbers[value_at.value]])[index]
-
-        return (
-            {value_at: at(seen.captured.values, value_at) for value_at in values},
-            {
-                value_at: at(seen.cotangents, value_at)
-                for value_at in gradients
-                if numbers[value_at.value] in reached.sites
-            },
-        )
-
-    @property
-    def _outputs(self) -> int:
-        return len(self._trace.outputs)
+    def _at(self, tensors: Mapping[int, Any], value_at: ValueAt) -> np.ndarray | None:
+        number = self._numbers[value_at.value]
+        if number not in tensors:
+            return None
+        return np.asarray(tensors[number][counted_iterations(self._sites[number], value_at)])
 
 
-def _concrete(operation: Operation, values: dict[ValueAt, np.ndarray]) -> list[np.ndarray]:
-    return [values[each] if isinstance(each, ValueAt) else np.asarray(each) for each in operation.operands]
-
-
-def _pulled_back(operation: Operation, operands: Sequence[Any], arrived: Mapping[int, Any]) -> list[np.ndarray]:
-    """Returns the gradients of an operation's inexact operands, by the operation's own backward rule."""
+def backward_failure(equation: Equation, operands: Sequence[np.ndarray], arrived: Mapping[int, Any]) -> Failure | None:
+    """Returns the first element that is not finite in what an equation's own backward rule returns; None for none."""
     inexact = [number for number, operand in enumerate(operands) if jnp.issubdtype(operand.dtype, jnp.inexact)]
     values = [jnp.asarray(operand) for operand in operands]
-    return [np.asarray(gradient) for gradient in pulled_back(operation.equation, values, inexact, arrived)]
+    for gradient in map(np.asarray, pulled_back(equation, values, inexact, arrived)):
+        if first_nonfinite(gradient) is not None:
+            failure = _failure(equation, gradient, operands)
+            one = np.asarray(next(iter(arrived.values())))
+            same = one.shape == gradient.shape
+            return replace(failure, arrived=arrived, received=number_of(one[failure.index]) if same else None)
+    return None
 
 
-def _first_nonfinite(array: np.ndarray) -> tuple[int, ...] | None:
-    """Returns the index of the first NaN, or else of the first infinity."""
+def forward_failure(equation: Equation, operands: Sequence[np.ndarray]) -> Failure | None:
+    """Returns the first element of an equation's results that is not finite; None where all are finite."""
+    for result in map(np.asarray, bind(equation, [jnp.asarray(operand) for operand in operands])):
+        if first_nonfinite(result) is not None:
+            return _failure(equation, result, operands)
+    return None
+
+
+def first_nonfinite(array: np.ndarray) -> tuple[int, ...] | None:
+    """Returns the index of the first NaN, or else of the first infinity; None where all elements are finite."""
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         return None
     wide = array if array.dtype.kind in "fc" else array.astype(np.float32)
@@ -138,23 +167,78 @@ def _first_nonfinite(array: np.ndarray) -> tuple[int, ...] | None:
     return None
 
 
-def _failure(
-    array: np.ndarray, index: tuple[int, ...], operands: Sequence[np.ndarray], received: np.ndarray | None, dtype: Any
-) -> Failure:
+def number_of(element: Any) -> float:
+    """Returns an element as a number; of a complex one the magnitude."""
+    return float(abs(element)) if np.iscomplexobj(element) else float(element)
+
+
+def _inside(equation: Equation, operands: Sequence[np.ndarray]) -> Failure | None:
+    """Returns the failure of the equation inside a function with a derivative rule; None for any other equation."""
+    if kind_of(equation) == "while":
+        return _in_while(equation, operands)
+    if equation.primitive.name not in _TRANSPARENT and kind_of(equation) != "call":
+        return None
+    return _in_jaxpr(sub_jaxprs(equation)[0], operands, bind(equation, [jnp.asarray(each) for each in operands]))
+
+
+def _in_while(equation: Equation, operands: Sequence[np.ndarray]) -> Failure | None:
+    """Returns the failure of an equation in the body of a `while`, which runs until its carry is not finite."""
+    params = equation.params
+    first_body, first_carry = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    values = [jnp.asarray(each) for each in operands]
+    constants, carries = values[first_body:first_carry], values[first_carry:]
+    body = jax.jit(lambda *received: run_closed(params["body_jaxpr"], *received))
+    for iteration in range(_MOST_ITERATIONS):
+        if not np.all(run_closed(params["cond_jaxpr"], *values[:first_body], *carries)[0]):
+            return None
+        made = body(*constants, *carries)
+        if _bad(made):
+            found = _in_jaxpr(sub_jaxprs(equation)[0], [*constants, *carries], made)
+            return None if found is None else replace(found, iteration=iteration)
+        carries = made
+    return None
+
+
+def _in_jaxpr(sub: SubJaxpr, operands: Sequence[Any], outputs: Sequence[Any]) -> Failure | None:
+    """Returns the failure of the first equation of a jaxpr that makes of finite operands what its outputs have."""
+    values: dict[Atom, Any] = dict(zip(sub.jaxpr.constvars, sub.constants, strict=True))
+    values.update(zip(sub.jaxpr.invars, map(jnp.asarray, operands), strict=True))
+    wanted = _has_nan(outputs)
+    for inner in sub.jaxpr.eqns:
+        read = [atom.val if is_literal(atom) else values[atom] for atom in inner.invars]
+        made = bind(inner, read)
+        results = [np.asarray(each) for each in made if not jnp.issubdtype(each.dtype, jax.dtypes.extended)]
+        arrays = [np.asarray(each) for each in read if not jnp.issubdtype(jnp.asarray(each).dtype, jax.dtypes.extended)]
+        bad = next((each for each in results if first_nonfinite(each) is not None), None)
+        if bad is not None and (_has_nan([bad]) and not _has_nan(arrays) if wanted else not _bad(arrays)):
+            return _inside(inner, arrays) or _failure(inner, bad, arrays)
+        values.update(zip(inner.outvars, made, strict=True))
+    return None
+
+
+def _bad(arrays: Sequence[Any]) -> bool:
+    return any(first_nonfinite(np.asarray(each)) is not None for each in arrays)
+
+
+def _has_nan(arrays: Sequence[Any]) -> bool:
+    first = ((np.asarray(each), first_nonfinite(np.asarray(each))) for each in arrays)
+    return any(index is not None and np.isnan(number_of(array[index])) for array, index in first)
+
+
+def _failure(equation: Equation, array: np.ndarray, operands: Sequence[np.ndarray]) -> Failure:
+    index = first_nonfinite(array) or ()
     aligned = [operand for operand in operands if _broadcasts(operand.shape, array.shape)]
     return Failure(
+        equation=equation,
         index=index,
-        value=_number(array[index]),
-        operands=tuple(_number(np.broadcast_to(operand, array.shape)[index]) for operand in aligned),
-        received=None if received is None or received.shape != array.shape else _number(received[index]),
-        dtype=dtype,
+        value=number_of(array[index]),
+        operands=tuple(number_of(np.broadcast_to(operand, array.shape)[index]) for operand in aligned),
+        tensors=operands,
+        arrived={},
+        dtype=array.dtype,
     )
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     """Returns whether a shape broadcasts to another, as an elementwise operation reads its operands."""
     return not shape or (len(shape) == len(to) and all(one in (1, other) for one, other in zip(shape, to, strict=True)))
-
-
-def _number(element: Any) -> float:
-    return float(abs(element)) if np.iscomplexobj(element) else float(element)
