@@ -61,12 +61,15 @@ class Barriers:
     def _detail(self, frame: Frame, value: ValueKey, absent: Reason) -> str:
         if absent == "not-executed":
             return _not_executed(frame)
-        start = FrameVariable(frame, variable_of(frame, value))
+        return self.between(FrameVariable(frame, variable_of(frame, value)))
+
+    def between(self, start: FrameVariable) -> str:
+        """Returns what cuts every path from a variable to the loss, with locations."""
         reached = self._flow.closure([start])
         loss = self._root.jaxpr.outvars[0]
         if is_literal(loss) or FrameVariable(self._root, loss) not in reached:
             return self._disconnected(reached, start)
-        told = list(dict.fromkeys(self._barriers(reached))) or list(dict.fromkeys(self._rules(reached)))
+        told = list(dict.fromkeys(self._barriers(reached, start))) or list(dict.fromkeys(self._rules(reached)))
         more = f" and {len(told) - _MOST_BARRIERS} more" if len(told) > _MOST_BARRIERS else ""
         return "; ".join(told[:_MOST_BARRIERS]) + more
 
@@ -83,9 +86,10 @@ class Barriers:
         use = ", only auxiliary outputs do" if any(each in reached for each in others) else _last_use(reached, start)
         return f"disconnected: the loss does not depend on it{use}"
 
-    def _barriers(self, reached: dict[FrameVariable, None]) -> Iterator[str]:
-        """Yields the barriers on the paths of values to the loss, in program order."""
-        steps = (step for variable in reached for step in self._flow.steps(variable) if is_inexact(variable.atom))
+    def _barriers(self, reached: dict[FrameVariable, None], start: FrameVariable) -> Iterator[str]:
+        """Yields the barriers on the paths of a value to the loss, in program order."""
+        before = [variable for variable in reached if not _is_in_solver(variable.frame, start)]
+        steps = (step for variable in before for step in self._flow.steps(variable) if is_inexact(variable.atom))
         cutting = {
             (step.frame.orders[step.number], words): None
             for step in steps
@@ -120,6 +124,8 @@ def _words(step: Step) -> str | None:
     inside = step.frame.children.get(step.number, ())
     if inside and inside[0].transfer.gradients == "barred":
         return f"{where}, a loop that reverse mode cannot run backwards"
+    if step.way == "enter" and _is_solver(step.to.frame):
+        return f"{where}, which takes no gradient of its initial guess, nor of how it is solved"
     if step.way == "leave" and inside and inside[0].transfer.gradients == "around":
         return f"{where}, a solver whose derivative is another solve and does not depend on it"
     if step.way != "compute" or (is_inexact(step.to.atom) and not is_constant(equation)):
@@ -130,6 +136,20 @@ def _words(step: Step) -> str | None:
     if is_constant(equation):
         return f"{where}, constant wherever it has a derivative"
     return f"{where}, {_INTEGER_PATHS.get(name, 'an integer path')}"
+
+
+def _is_solver(frame: Frame) -> bool:
+    return frame.kind == "linear_solve"
+
+
+def _is_in_solver(frame: Frame, start: FrameVariable) -> bool:
+    """Returns whether a frame is inside a solver that a value is not inside of."""
+    around: Frame | None = frame
+    while around is not None:
+        if _is_solver(around) and start.frame.key[: len(around.key)] != around.key:
+            return True
+        around = around.parent
+    return False
 
 
 def location_of(frame: Frame, number: int) -> str:

@@ -49,6 +49,10 @@ _KINDS: Final[Mapping[str, FrameKind]] = {
 }
 
 
+#: Primitives that return each operand as the output at its position.
+OPERAND_BY_OPERAND: Final = frozenset({"device_put", "optimization_barrier"})
+
+
 class Equation(Protocol):
     """An `Equation` is the part of a `JaxprEqn` that every supported version has."""
 

@@ -22,11 +22,11 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.capturing.execution.preparation import Prepared
-from gradscope.capturing.explain.backward_causes import backward_diagnosis
-from gradscope.capturing.explain.forward_causes import forward_diagnosis, is_mask
-from gradscope.capturing.explain.nonfinite_flags import INF, NAN, NonfiniteFlags, is_argument
-from gradscope.capturing.explain.repairs import Diagnosis, element
-from gradscope.capturing.explain.replay import (
+from gradscope.capturing.explain.nonfinite.backward_causes import backward_diagnosis
+from gradscope.capturing.explain.nonfinite.forward_causes import forward_diagnosis, is_mask
+from gradscope.capturing.explain.nonfinite.nonfinite_flags import INF, NAN, NonfiniteFlags, is_argument
+from gradscope.capturing.explain.nonfinite.repairs import Diagnosis, element
+from gradscope.capturing.explain.nonfinite.replay import (
     Failure,
     Replay,
     backward_failure,

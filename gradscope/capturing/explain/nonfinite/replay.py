@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.capturing.explain.nonfinite_flags import counted_iterations
+from gradscope.capturing.explain.nonfinite.nonfinite_flags import counted_iterations
 from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.taps import whole_tensor

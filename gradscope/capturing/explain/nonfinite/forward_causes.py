@@ -9,7 +9,7 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.capturing.explain.repairs import (
+from gradscope.capturing.explain.nonfinite.repairs import (
     ADD_EPSILON,
     BASE_POSITIVE,
     CLIP_INSIDE,
@@ -28,7 +28,7 @@ from gradscope.capturing.explain.repairs import (
     numbers,
     overflow,
 )
-from gradscope.capturing.explain.replay import Failure
+from gradscope.capturing.explain.nonfinite.replay import Failure
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.operations import Operation, Operations
 
