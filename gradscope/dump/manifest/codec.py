@@ -217,7 +217,12 @@ def _ledger_line(value: Json, position: int) -> LedgerLine:
 
 def _cause(value: Json, position: int) -> Cause:
     cause = Fields.of(value, f"cause {position}", Cause)
-    return Cause(family=cause.text("family"), name=cause.text("name"), why=cause.text("why"))
+    return Cause(
+        family=cause.text("family"),
+        name=cause.text("name"),
+        why=cause.text("why"),
+        rounding=cause.boolean("rounding", default=False),
+    )
 
 
 def _reason(entry: Fields, name: str) -> Reason | None:

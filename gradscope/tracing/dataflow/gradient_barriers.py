@@ -9,6 +9,7 @@ reported, or it does not lead to the loss at all.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from gradscope.dump.record import Reason
@@ -69,15 +70,16 @@ class Barriers:
         loss = self._root.jaxpr.outvars[0]
         if is_literal(loss) or FrameVariable(self._root, loss) not in reached:
             return self._disconnected(reached, start)
-        told = list(dict.fromkeys(self._barriers(reached, start))) or list(dict.fromkeys(self._rules(reached)))
+        barriers, rules = self._barriers(reached, start), partial(self._rules, reached)
+        told = next(filter(None, map(_distinct, (barriers, rules(of_library=False), rules(of_library=True)))), [])
         more = f" and {len(told) - _MOST_BARRIERS} more" if len(told) > _MOST_BARRIERS else ""
         return "; ".join(told[:_MOST_BARRIERS]) + more
 
-    def _rules(self, reached: dict[FrameVariable, None]) -> Iterator[str]:
-        """Yields the user's own derivative rules on paths without a barrier, of which one returns no gradient."""
+    def _rules(self, reached: dict[FrameVariable, None], *, of_library: bool) -> Iterator[str]:
+        """Yields the derivative rules on paths without a barrier, of which one returns no gradient."""
         for step in (step for variable in reached for step in self._flow.steps(variable)):
             rule = custom_rule(step.frame.jaxpr.eqns[step.number])
-            if step.way == "compute" and rule is not None and not rule.of_library:
+            if step.way == "compute" and rule is not None and rule.of_library is of_library:
                 yield f"{location_of(step.frame, step.number)}, whose own rule may pass no gradient on"
 
     def _disconnected(self, reached: dict[FrameVariable, None], start: FrameVariable) -> str:
@@ -96,6 +98,10 @@ class Barriers:
             if step.number in self._liveness.live(step.frame) and (words := _words(step)) is not None
         }
         yield from (words for _, words in sorted(cutting))
+
+
+def _distinct(words: Iterator[str]) -> list[str]:
+    return list(dict.fromkeys(words))
 
 
 def _last_use(reached: dict[FrameVariable, None], start: FrameVariable) -> str:
