@@ -10,6 +10,7 @@ from typing import Any
 from gradscope.capturing.execution.preparation import Prepared
 from gradscope.capturing.explain.attempt import Attempt
 from gradscope.capturing.explain.nonfinite.origin_search import find_origins
+from gradscope.capturing.explain.zeros.rounding_zeros import cancels, rounding_causes
 from gradscope.capturing.records.session import Session
 from gradscope.capturing.timings import Timings
 from gradscope.dump.manifest.manifest import Cause, Origin
@@ -53,4 +54,9 @@ def explanations(
         with timings.phase("explain"), Attempt() as attempt:
             causes = session.causes(most_bytes)
         failed += [f"why gradients are zero {attempt.failure}"] if attempt.failure else []
+    if not session.nonfinite:
+        with timings.phase("explain"), Attempt() as attempt:
+            found = rounding_causes(session.run, session.gradients, [each for each in causes if cancels(each)])
+            causes = tuple({(each.family, each.name): each for each in (*causes, *found)}.values())
+        failed += [f"why gradients are small {attempt.failure}"] if attempt.failure else []
     return Explanations(origins=origins, causes=causes, failed=tuple(failed))
