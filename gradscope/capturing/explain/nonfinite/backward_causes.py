@@ -64,7 +64,9 @@ def _cause(operation: Operation, failure: Failure, operations: Operations) -> Di
             return Diagnosis(f"the derivative of a norm at 0{place} is not finite", NORM)
         return Diagnosis(f"the derivative of sqrt at 0{place} is infinite", ADD_EPSILON)
     if primitive in _SINGULAR_AT_ONE and abs(first) == 1:
-        return Diagnosis(f"the derivative of {_SINGULAR_AT_ONE[primitive]} at {first:g}{place} is infinite", CLIP_INSIDE)
+        return Diagnosis(
+            f"the derivative of {_SINGULAR_AT_ONE[primitive]} at {first:g}{place} is infinite", CLIP_INSIDE
+        )
     if primitive in _SINGULAR_AT and first == _SINGULAR_AT[primitive]:
         return Diagnosis(f"the derivative of {primitive} at {first:g}{place} is infinite", CLIP_INSIDE)
     if primitive in _SINGULAR_AT_ZERO and 0 in failure.operands:
@@ -88,7 +90,9 @@ def _overflow(failure: Failure) -> Diagnosis | None:
     place, primitive = element(failure.index), failure.equation.primitive.name
     if most > limit and primitive in ("convert_element_type", "reduce_precision", "copy"):
         found = overflow(failure.dtype, backward=True)
-        return Diagnosis(f"{found.why}: the gradient that arrives at {primitive}{place} is up to {most:.6g}", found.repair)
+        return Diagnosis(
+            f"{found.why}: the gradient that arrives at {primitive}{place} is up to {most:.6g}", found.repair
+        )
     if not has_infinity and _finite(failure) and primitive not in _SINGULAR_AT_ZERO:
         found = overflow(failure.dtype, backward=True)
         return Diagnosis(f"{found.why} in the gradient of {primitive}{place}", found.repair)

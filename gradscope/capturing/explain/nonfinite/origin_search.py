@@ -36,6 +36,7 @@ from gradscope.capturing.explain.nonfinite.replay import (
 from gradscope.dump.manifest.manifest import Origin
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources
+from gradscope.tracing.jaxpr.jaxcompat import source_of
 from gradscope.tracing.lookup.operations import Operation, Operations
 from gradscope.tracing.tracer import Trace, trace_loss
 
@@ -75,6 +76,12 @@ class _First(NamedTuple):
         """What the element is."""
         return "Inf" if self.failure is not None and np.isinf(self.failure.value) else "NaN"
 
+    @property
+    def source(self) -> str | None:
+        """The line of the equation that failed, which may be inside the operation."""
+        inside = self.failure is not None and self.failure.equation is not self.operation.equation
+        return (source_of(self.failure.equation) if self.failure and inside else None) or self.operation.layer.source
+
     def origin(self, direction: Literal["forward", "backward"], why: str) -> Origin:
         """Returns the origin, told so."""
         operation, failure = self.operation, self.failure
@@ -84,7 +91,7 @@ class _First(NamedTuple):
             why=why,
             repair=self.diagnosis.repair,
             primitive=operation.primitive if failure is None else failure.equation.primitive.name,
-            source=operation.layer.source,
+            source=self.source,
             iteration=operation.iteration,
             index=() if failure is None else failure.index,
             operands=() if failure is None else failure.operands,
@@ -196,7 +203,9 @@ class _Search:
         else:
             maker = self._operations.maker(bad)
             name, source = maker.name, maker.layer.source
-        why = "receives the first gradient that is not finite: none of the terms that flow back to it was found to be so"
+        why = (
+            "receives the first gradient that is not finite: none of the terms that flow back to it was found to be so"
+        )
         return Origin(direction="backward", name=name, why=why, source=source, iteration=bad.iteration)
 
     def _replayed(self, operations: Sequence[Operation], *, backward: bool = False) -> Replay:
@@ -283,5 +292,3 @@ def _mended(operand: np.ndarray) -> np.ndarray:
 
 def _located(operation: Operation) -> str:
     return operation.primitive + (f" at {operation.layer.source}" if operation.layer.source else "")
-
-

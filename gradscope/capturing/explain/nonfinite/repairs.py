@@ -27,7 +27,7 @@ UNDER_ROOT: Final = "add a small epsilon under the square root that it is divide
 WHERE_TWICE: Final = (
     "use where twice: give the operation a harmless operand, f(where(ok, x, 1)), where its result is thrown away"
 )
-X_LOG_X: Final = "use jax.scipy.special.xlogy or entr, or where twice: p * log(where(p > 0, p, 1)) is 0 where p is 0"
+X_LOG_X: Final = "use where twice: p * log(where(p > 0, p, 1)) is 0 where p is 0, and so is its gradient"
 NORM: Final = "take the norm of a vector that cannot be zero: sqrt(sum(x**2) + eps), or where(x2 > 0, x2, 1) inside it"
 FINITE_MASK: Final = "mask with a large finite number, -1e9 say, in place of -inf, or keep one entry of every row"
 MASK_FIRST: Final = "mask with where, before the infinity is made, and not by multiplying"
@@ -43,9 +43,7 @@ def overflow(dtype: np.dtype, *, backward: bool) -> Diagnosis:
     """Returns the diagnosis of a result beyond the largest number of a dtype, as the predicate of a clause."""
     scale = SCALE_LOSS if backward else SCALE_OPERANDS
     narrow = jnp.finfo(dtype).bits < jnp.finfo(jnp.float32).bits
-    return Diagnosis(
-        f"overflow of {dtype} (largest {largest(dtype):.6g})", f"{scale}, or {WIDER}" if narrow else scale
-    )
+    return Diagnosis(f"overflow of {dtype} (largest {largest(dtype):.6g})", f"{scale}, or {WIDER}" if narrow else scale)
 
 
 def largest(dtype: np.dtype) -> float:

@@ -16,7 +16,18 @@ from gradscope.tracing.jaxpr.jaxcompat import Equation, sub_jaxprs
 _MOST_ELEMENTS: Final = 256
 
 #: Primitives whose result's elements each depend on several elements of an operand, by the start of their names.
-_MIXING: Final = ("reduce_", "dot_general", "conv_general", "cum", "argm", "sort", "fft", "ragged_dot", "psum", "triangular")
+_MIXING: Final = (
+    "reduce_",
+    "dot_general",
+    "conv_general",
+    "cum",
+    "argm",
+    "sort",
+    "fft",
+    "ragged_dot",
+    "psum",
+    "triangular",
+)
 #: Their results are differences and sums: what is taken out is measured in absolute terms.
 _SUMS: Final = frozenset({"add", "sub", "add_any"})
 
@@ -52,7 +63,6 @@ class Precision:
     def taken_out(self) -> float:
         """The ratio of two differences below which the smaller may be rounding."""
         return max(_TAKEN_OUT, _ROUNDING * self.eps / self.displacement)
-
 
     @property
     def visible(self) -> float:
@@ -104,7 +114,9 @@ def change_of(before: np.ndarray, after: np.ndarray) -> Change:
     known = np.isfinite(differences)
     differences, one = differences[known], np.abs(one[known])
     scale = float(np.sqrt(np.mean(one**2))) if one.size else 0.0
-    return Change(share=float(np.mean(differences > 0)) if one.size else 0.0, differences=np.sort(differences), scale=scale)
+    return Change(
+        share=float(np.mean(differences > 0)) if one.size else 0.0, differences=np.sort(differences), scale=scale
+    )
 
 
 def is_taken_out(equation: Equation, operands: Sequence[Change], result: Change, precision: Precision) -> bool:

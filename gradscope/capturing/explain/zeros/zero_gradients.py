@@ -20,7 +20,12 @@ import numpy as np
 from gradscope import naming
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.explain.attempt import Attempt
-from gradscope.capturing.explain.zeros.neighbourhood import MOST_BYTES, Neighbourhood, differentiably, observe_neighbourhood
+from gradscope.capturing.explain.zeros.neighbourhood import (
+    MOST_BYTES,
+    Neighbourhood,
+    differentiably,
+    observe_neighbourhood,
+)
 from gradscope.capturing.explain.zeros.zero_uses import CONSTANT, EquationUse
 from gradscope.dump.manifest.manifest import Cause
 from gradscope.naming import IterationIndex

@@ -140,7 +140,9 @@ class EquationUse:
             return False
         draw = np.random.default_rng(0).standard_normal
         before = self._outputs(self.operands)
-        others = [self._outputs(self._with(jnp.asarray(draw(value.shape), value.dtype), self.operands)) for _ in range(2)]
+        others = [
+            self._outputs(self._with(jnp.asarray(draw(value.shape), value.dtype), self.operands)) for _ in range(2)
+        ]
         return all(np.array_equal(one, each) for other in others for one, each in zip(before, other, strict=True))
 
     def _cancels(self) -> bool:
