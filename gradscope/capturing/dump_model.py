@@ -15,8 +15,8 @@ from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.execution.observation import is_readable_here
 from gradscope.capturing.execution.preparation import Bounds, Prepared, prepare
-from gradscope.capturing.explain.zeros.neighbourhood import MOST_BYTES
 from gradscope.capturing.explain.self_check import self_check
+from gradscope.capturing.explain.zeros.neighbourhood import MOST_BYTES
 from gradscope.capturing.records.distributed import is_shared, reading_for
 from gradscope.capturing.records.example_gradients import ExampleProgram, combination
 from gradscope.capturing.records.explanations import Explanations, explanations

@@ -10,8 +10,8 @@ import numpy as np
 
 from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.execution.run import Run
-from gradscope.capturing.explain.zeros.zero_gradients import Zero, causes_of
 from gradscope.capturing.explain.zeros.rounding_zeros import Gradient
+from gradscope.capturing.explain.zeros.zero_gradients import Zero, causes_of
 from gradscope.capturing.records.example_gradients import ExampleGradients, pending_examples
 from gradscope.capturing.records.layer_tree import LayerTree
 from gradscope.capturing.records.measure import Reading

@@ -30,6 +30,12 @@ _INTEGER_PATHS: Final = {
     **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne", "is_finite"), "an integer path: a comparison"),
 }
 
+#: What a solver with implicit derivatives does to a value that enters its search, and to one that leaves it.
+_SOLVER: Final = {
+    "enter": "which takes no gradient of its initial guess, nor of how it is solved",
+    "leave": "a solver whose derivative is another solve and does not depend on it",
+}
+
 
 class Barriers:
     """`Barriers` finds the equations that cut the paths of a trace's values to the loss.
@@ -130,10 +136,8 @@ def _words(step: Step) -> str | None:
     inside = step.frame.children.get(step.number, ())
     if inside and inside[0].transfer.gradients == "barred":
         return f"{where}, a loop that reverse mode cannot run backwards"
-    if step.way == "enter" and _is_solver(step.to.frame):
-        return f"{where}, which takes no gradient of its initial guess, nor of how it is solved"
-    if step.way == "leave" and inside and inside[0].transfer.gradients == "around":
-        return f"{where}, a solver whose derivative is another solve and does not depend on it"
+    if step.way in _SOLVER and inside and _is_solver(inside[0]):
+        return f"{where}, {_SOLVER[step.way]}"
     if step.way != "compute" or (is_inexact(step.to.atom) and not is_constant(equation)):
         return None
     name = equation.primitive.name

@@ -26,9 +26,8 @@ def pulled_back(
     Returns:
         For each chosen operand a gradient of its shape and dtype.
     """
-
-    # All operands and not the chosen ones only: JAX's rule for the padding value of `pad` fails where the padded operand
-    # counts as constant (0.10).
+    # All operands and not the chosen ones only: JAX's rule for the padding value of `pad` fails where the padded
+    # operand counts as constant (0.10).
     inexact = [n for n, operand in enumerate(operands) if jnp.issubdtype(jax.typeof(operand).dtype, jnp.inexact)]
 
     def outputs(*values: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Where an infinity or a NaN was born, in programs that make the first NaN of it, or the first bad gradient, elsewhere."""
+"""Where an infinity or a NaN was born, in programs that make the first NaN or the first bad gradient elsewhere."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ CASES = {
     ),
     "a row that is masked throughout": Case(repairs.FINITE_MASK, attention(-jnp.inf), attention(-1e9)),
     "the same by hand": Case(
-        repairs.FINITE_MASK, attention(-jnp.inf, by_hand), attention(-1e9, lambda s: jax.nn.softmax(s))
+        repairs.FINITE_MASK, attention(-jnp.inf, by_hand), attention(-1e9, jax.nn.softmax)
     ),
     "a mask by multiplication": Case(
         repairs.MASK_FIRST, lambda w, x: (jnp.where(x > 0, x * w, -jnp.inf) * jnp.maximum(x, 0.0)).sum(),

@@ -58,20 +58,9 @@ def _cause(operation: Operation, failure: Failure, operations: Operations) -> Di
     over = _overflow(failure)
     if over is not None:
         return over
-    first = failure.operands[0] if failure.operands else math.nan
-    if primitive == "sqrt" and first == 0:
-        if _of_squares(operation, operations):
-            return Diagnosis(f"the derivative of a norm at 0{place} is not finite", NORM)
-        return Diagnosis(f"the derivative of sqrt at 0{place} is infinite", ADD_EPSILON)
-    if primitive in _SINGULAR_AT_ONE and abs(first) == 1:
-        return Diagnosis(
-            f"the derivative of {_SINGULAR_AT_ONE[primitive]} at {first:g}{place} is infinite", CLIP_INSIDE
-        )
-    if primitive in _SINGULAR_AT and first == _SINGULAR_AT[primitive]:
-        return Diagnosis(f"the derivative of {primitive} at {first:g}{place} is infinite", CLIP_INSIDE)
-    if primitive in _SINGULAR_AT_ZERO and 0 in failure.operands:
-        why = f"the derivative of {primitive} at {numbers(failure.operands)}{place} is not finite"
-        return Diagnosis(why, ADD_EPSILON)
+    singular = _singular(operation, primitive, failure, operations)
+    if singular is not None:
+        return singular
     if primitive in _DECOMPOSITIONS:
         return Diagnosis(f"the derivative of {primitive} is not finite where two of the values that it finds coincide")
     if _finite(failure) and math.isinf(failure.value):
@@ -79,6 +68,22 @@ def _cause(operation: Operation, failure: Failure, operations: Operations) -> Di
         return Diagnosis(f"{found.why} in the gradient of {primitive}{place}", found.repair)
     operands = f" at {numbers(failure.operands)}" if failure.operands else ""
     return Diagnosis(f"the derivative of {primitive}{operands}{place} is not finite")
+
+
+def _singular(operation: Operation, primitive: str, failure: Failure, operations: Operations) -> Diagnosis | None:
+    """Returns the diagnosis of a derivative that is infinite, or not defined, where it was taken."""
+    first, place = failure.operands[0] if failure.operands else math.nan, element(failure.index)
+    if primitive == "sqrt" and first == 0:
+        if _of_squares(operation, operations):
+            return Diagnosis(f"the derivative of a norm at 0{place} is not finite", NORM)
+        return Diagnosis(f"the derivative of sqrt at 0{place} is infinite", ADD_EPSILON)
+    if (primitive in _SINGULAR_AT_ONE and abs(first) == 1) or first == _SINGULAR_AT.get(primitive):
+        name = _SINGULAR_AT_ONE.get(primitive, primitive)
+        return Diagnosis(f"the derivative of {name} at {first:g}{place} is infinite", CLIP_INSIDE)
+    if primitive in _SINGULAR_AT_ZERO and 0 in failure.operands:
+        why = f"the derivative of {primitive} at {numbers(failure.operands)}{place} is not finite"
+        return Diagnosis(why, ADD_EPSILON)
+    return None
 
 
 def _overflow(failure: Failure) -> Diagnosis | None:
@@ -90,9 +95,8 @@ def _overflow(failure: Failure) -> Diagnosis | None:
     place, primitive = element(failure.index), failure.equation.primitive.name
     if most > limit and primitive in ("convert_element_type", "reduce_precision", "copy"):
         found = overflow(failure.dtype, backward=True)
-        return Diagnosis(
-            f"{found.why}: the gradient that arrives at {primitive}{place} is up to {most:.6g}", found.repair
-        )
+        why = f"{found.why}: the gradient that arrives at {primitive}{place} is up to {most:.6g}"
+        return Diagnosis(why, found.repair)
     if not has_infinity and _finite(failure) and primitive not in _SINGULAR_AT_ZERO:
         found = overflow(failure.dtype, backward=True)
         return Diagnosis(f"{found.why} in the gradient of {primitive}{place}", found.repair)

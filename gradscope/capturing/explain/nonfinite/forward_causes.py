@@ -24,7 +24,6 @@ from gradscope.capturing.explain.nonfinite.repairs import (
     X_LOG_X,
     Diagnosis,
     element,
-    largest,
     numbers,
     overflow,
 )
@@ -47,6 +46,13 @@ def forward_diagnosis(operation: Operation, failure: Failure | None, operations:
     if failure.iteration is not None:
         place += f" in iteration {failure.iteration} of the {operation.primitive}"
     primitive = failure.equation.primitive.name
+    return _known(operation, primitive, failure, operations, place) or _unknown(primitive, failure, place)
+
+
+def _known(
+    operation: Operation, primitive: str, failure: Failure, operations: Operations, place: str
+) -> Diagnosis | None:
+    """Returns the diagnosis of a known cause; None where there is none."""
     if primitive == "gather":
         return _gather(failure, place)
     if _is_row_masked(operation, primitive, failure, operations):
@@ -55,10 +61,13 @@ def forward_diagnosis(operation: Operation, failure: Failure | None, operations:
     found = rule(failure.operands) if rule is not None and failure.operands else None
     if found is not None:
         return Diagnosis(f"{found.why}{place}", _special_repair(operation, primitive, operations) or found.repair)
-    if primitive == "reduce_sum" and not any(np.isnan(_wide(each)).any() for each in failure.tensors[:1]):
-        infinite = np.isinf(_wide(failure.tensors[0])).any()
-        if infinite and math.isnan(failure.value):
-            return Diagnosis(f"infinity minus infinity in a sum{place}")
+    if primitive == "reduce_sum" and math.isnan(failure.value) and np.isinf(_wide(failure.tensors[0])).any():
+        return Diagnosis(f"infinity minus infinity in a sum{place}")
+    return None
+
+
+def _unknown(primitive: str, failure: Failure, place: str) -> Diagnosis:
+    """Returns the diagnosis of an overflow, or else what the operation is and what it received."""
     if all(np.all(np.isfinite(_wide(each))) for each in failure.tensors) and _may_overflow(failure):
         over = overflow(failure.dtype, backward=False)
         return Diagnosis(f"{over.why} in {primitive}{_of(failure)}{place}", over.repair)
@@ -102,10 +111,10 @@ def _gather(failure: Failure, place: str) -> Diagnosis:
     beyond = (indices < 0) | (indices >= sizes)
     if not beyond.any():
         return Diagnosis(f"gather{place}")
-    at = tuple(map(int, np.argwhere(beyond)[0]))
-    where = f" (element {list(at[:-1])} of the indices)" if len(at) > 1 else ""
-    why = f"index {int(indices[at])}{where} is beyond the {int(sizes[at[-1]])} rows of the table, and gather fills with NaN"
-    return Diagnosis(why, VALID_INDEX)
+    at = [int(each) for each in np.argwhere(beyond)[0]]
+    where = f" (element {at[:-1]} of the indices)" if len(at) > 1 else ""
+    rows = f"beyond the {int(sizes[at[-1]])} rows of the table"
+    return Diagnosis(f"index {int(indices[tuple(at)])}{where} is {rows}, and gather fills with NaN", VALID_INDEX)
 
 
 def _is_row_masked(operation: Operation, primitive: str, failure: Failure, operations: Operations) -> bool:

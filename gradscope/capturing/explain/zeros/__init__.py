@@ -2,5 +2,6 @@
 
 - `zero_gradients` follows a gradient that is exactly zero towards the loss. `neighbourhood` observes the operations
   around it, and `zero_uses` classifies an operation whose derivative is zero there.
-- `invariance` displaces what has a gradient of rounding errors, and finds the operation that takes the displacement out.
+- `rounding_zeros` chooses the gradients that may be rounding errors. `invariance` displaces their values, and finds the
+  operation that takes the displacement out, as `displacement` measures it.
 """

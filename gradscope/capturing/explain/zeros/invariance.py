@@ -1,4 +1,4 @@
-"""Invariances: gradients that are zero because the loss does not change with the value, whatever its gradient's bits are.
+"""Invariances: gradients that are zero because the loss does not change with the value.
 
 The bias of a key under a softmax, a bias before a batch normalisation, everything before a layer normalisation of two
 features: the terms of such a gradient cancel, and what is left is rounding. No list of names tells them. The value is
@@ -54,7 +54,7 @@ class Invariances:
 
     def __init__(self, run: Run, arguments: Sequence[int]) -> None:
         self._run = run
-        self._leaves = [None if leaf is None else jnp.asarray(leaf) for leaf in run.arguments]
+        self._leaves: list[Any] = [None if leaf is None else jnp.asarray(leaf) for leaf in run.arguments]
         self._flow = ForwardFlow()
         self._reachability = run.trace.reachability
         root = run.trace.root
@@ -142,12 +142,13 @@ class Invariances:
         for variable in self._flow.closure([start], lambda step: self._goes(step) and _only_reshapes(step)):
             for step in self._flow.steps(variable):
                 adds = step.way == "compute" and step.frame.jaxpr.eqns[step.number].primitive.name in ("add", "sub")
-                if adds and (key := resolve(*step.to)) in self._before:
+                key = resolve(*step.to) if adds else None
+                if key is not None and key in self._before:
                     found.append(float(np.sqrt(np.mean(self._before[key].astype(np.float64) ** 2))))
         return [each for each in found if np.isfinite(each)]
 
     def _followed(self, start: FrameVariable, changes: Mapping[ValueKey, Change]) -> list[_Cut]:
-        """Returns the equations that take out a displacement; nothing where it gets to the loss or shrinks to nothing."""
+        """Returns the equations that take out a displacement; none where it gets to the loss, however small by then."""
         root, cuts = self._run.trace.root, dict[_Cut, None]()
         loss = FrameVariable(root, root.jaxpr.outvars[0])
         seen, waiting = {start}, [start]
@@ -168,8 +169,9 @@ class Invariances:
         """Returns whether an equation's operands have changed and its result has not."""
         equation = step.frame.jaxpr.eqns[step.number]
         keys = dict.fromkeys(resolve(step.frame, atom) for atom in equation.invars if not is_literal(atom))
-        operands = [changes[key] for key in keys if key in changes and changes[key].share]
-        result = changes.get(resolve(*step.to))
+        operands = [changes[key] for key in keys if key is not None and key in changes and changes[key].share]
+        made = resolve(*step.to)
+        result = None if made is None else changes.get(made)
         if result is None or not operands or not (len(operands) > 1 or mixes(equation)):
             return False
         return is_taken_out(equation, operands, result, self._precision)
