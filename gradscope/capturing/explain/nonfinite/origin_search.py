@@ -47,9 +47,7 @@ _MOST_USES: Final = 64
 class _Birth(NamedTuple):
     """A `_Birth` is a value that is not finite although nothing that it is made of is.
 
-    Attributes:
-        value: The value.
-        stated: Whether it is an infinity that the program states as a constant, or an argument.
+    It may be *stated*: an infinity that the program has as a constant, or an argument.
     """
 
     value: ValueAt
@@ -143,6 +141,8 @@ class _Search:
             return self._of_argument(birth.value)
         operation = self._operations.maker(birth.value)
         first = self._first(operation, self._replayed([operation]))
+        if (given := self._given(first.operation)) is not None:
+            return self._of_argument(given)
         if birth.stated:
             return first.origin("forward", "is the first Inf: a constant of the program that reaches the loss")
         if first.operation is operation:
@@ -216,6 +216,12 @@ class _Search:
             fresh = [self._operations.maker(value) for value in births]
             needed += fresh
         return Replay(self._trace, self._leaves, needed, backward=backward)
+
+    def _given(self, operation: Operation) -> ValueAt | None:
+        """Returns the parameter that an operation's operand is made of and that was not finite before the run."""
+        births = (self._birth(each).value for each in operation.values if self._flags.value(each))
+        families = [leaf.family for leaf in self._trace.arguments]
+        return next((v for v in births if is_argument(v.value) and families[v.value.position] == naming.PARAM), None)
 
     def _computed(self, operation: Operation) -> dict[int, _Birth]:
         """Returns where an operation's operands that are not finite began, by their positions.
