@@ -16,7 +16,6 @@ from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.execution.observation import is_readable_here
 from gradscope.capturing.execution.preparation import Bounds, Prepared, prepare
 from gradscope.capturing.explain.self_check import self_check
-from gradscope.capturing.explain.zeros.neighbourhood import MOST_BYTES
 from gradscope.capturing.records.distributed import is_shared, reading_for
 from gradscope.capturing.records.example_gradients import ExampleProgram, combination
 from gradscope.capturing.records.explanations import Explanations, explanations
@@ -110,8 +109,7 @@ def dump_model(
         # also need all values in one process.
         explained = Explanations()
         if request.explain and not request.query and not is_shared():
-            most = MOST_BYTES if request.bounds is None else min(request.bounds.run_bytes, MOST_BYTES)
-            explained = explanations(model.loss, prepared, session, most, timings)
+            explained = explanations(model.loss, prepared, session, request.bounds, timings)
             for sentence in explained.failed:
                 request.tell(sentence)
         checked = None

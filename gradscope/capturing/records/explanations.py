@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gradscope.capturing.execution.preparation import Prepared
+from gradscope.capturing.execution.preparation import Bounds, Prepared
 from gradscope.capturing.explain.attempt import Attempt
 from gradscope.capturing.explain.nonfinite.origin_search import find_origins
+from gradscope.capturing.explain.zeros.neighbourhood import MOST_BYTES
 from gradscope.capturing.explain.zeros.rounding_zeros import cancels, rounding_causes
 from gradscope.capturing.records.session import Session
 from gradscope.capturing.timings import Timings
@@ -32,7 +33,7 @@ class Explanations:
 
 
 def explanations(
-    loss: Callable[[Any, Any], Any], prepared: Prepared, session: Session, most_bytes: int, timings: Timings
+    loss: Callable[[Any, Any], Any], prepared: Prepared, session: Session, bounds: Bounds | None, timings: Timings
 ) -> Explanations:
     """Returns what there is to explain in a run, as far as it can be found out; never raises.
 
@@ -40,7 +41,8 @@ def explanations(
         loss: The loss.
         prepared: Its arguments.
         session: The run, after its last record.
-        most_bytes: The most bytes that may be observed around gradients that are zero.
+        bounds: The memory that a run may use; None for no bound. Where there is one, the complete model does not run
+            again to find gradients that are zero but for rounding.
         timings: Receives the seconds of each search.
     """
     origins: tuple[Origin, ...] = ()
@@ -52,9 +54,9 @@ def explanations(
         failed += [f"where the first NaN or Inf began {attempt.failure}"] if attempt.failure else []
     if session.zeros:
         with timings.phase("explain"), Attempt() as attempt:
-            causes = session.causes(most_bytes)
+            causes = session.causes(MOST_BYTES if bounds is None else min(bounds.run_bytes, MOST_BYTES))
         failed += [f"why gradients are zero {attempt.failure}"] if attempt.failure else []
-    if not session.nonfinite:
+    if not session.nonfinite and bounds is None:
         with timings.phase("explain"), Attempt() as attempt:
             found = rounding_causes(session.run, session.gradients, [each for each in causes if cancels(each)])
             causes = tuple({(each.family, each.name): each for each in (*causes, *found)}.values())
