@@ -42,6 +42,7 @@ def capture(
     fetch: str | Sequence[str] = (),
     stats_only: bool = False,
     self_check: bool = False,
+    origins: bool = True,
 ) -> Dump:
     """Runs a function forward and backward once, and returns what `gradscope dump` would write as a dump in memory.
 
@@ -76,6 +77,8 @@ def capture(
         fetch: Names of the only values to compute; operations that they do not need are not run. All where empty.
         stats_only: Keep statistics and no tensors.
         self_check: Run the plain program too, and record how far observing changed the gradients.
+        origins: Run the function again where there is something to explain: where a NaN or an infinity began
+            (`Dump.origins`), and why a gradient is zero (`Dump.causes`). It costs a few compilations.
 
     Returns:
         The dump. Each tensor has the shape and dtype that it has in the program, of one iteration where it is computed
@@ -118,6 +121,7 @@ def capture(
         reading=TensorReading(keep=not stats_only),
         query=TraceQuery(stops=as_tuple(stop_gradients), feeds=feed or {}, fetches=as_tuple(fetch)),
         self_check=self_check,
+        explain=origins,
     )
     writer = MemoryWriter()
     arguments = Arguments.of(model.init(None), call.batch)  # a model of values needs no key

@@ -10,7 +10,7 @@ from typing import Self
 
 from gradscope.arrays.blocks import Array
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.manifest import Layer, Ledger, Manifest, Origin
+from gradscope.dump.manifest.manifest import Cause, Layer, Ledger, Manifest, Origin
 from gradscope.dump.reader import open_dump
 from gradscope.errors import UsageError
 from gradscope.naming import printable
@@ -113,8 +113,31 @@ class Dump(Mapping[str, Array]):
 
         Empty where all gradients are finite, and for a step that `save` wrote: only `capture` and `gradscope dump`
         search for an origin.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> import gradscope as gs
+            >>> dump = gs.capture(lambda w, x: jnp.log(w * x).sum(), jnp.ones(2), jnp.array([1.0, 0.0]))
+            >>> for origin in dump.origins:
+            ...     print(origin.primitive, origin.index, origin.why)
+            log (1,) made the first Inf: log of 0 (element [1])
         """
         return self.manifest.origins
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """The reasons why gradients are zero, exactly or but for rounding, as far as they were found.
+
+        Empty where no gradient is, and for a step that `save` wrote: only `capture` and `gradscope dump` look for them.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> import gradscope as gs
+            >>> dump = gs.capture(lambda w, x: (w * x).sum(), jnp.ones(2), jnp.zeros(2), families=["param_grad"])
+            >>> [(cause.name, cause.why.split(" at ")[0]) for cause in dump.causes]
+            [('value', 'masked: multiplied by exact zeros in mul')]
+        """
+        return self.manifest.causes
 
     def stats(self, key: str) -> TensorStats:
         """Returns the statistics of a tensor, as computed by the run that made the dump.

@@ -16,7 +16,7 @@ The sub-packages follow the order in which a dump is made:
 - `records` turns a run into records: `pending_tensors` (without statistics yet), `measure`, `session`. `term_records`
   serves `--terms`, `example_gradients` serves `--per-example`, and `distributed` serves several processes.
 - `explain` runs the loss once more to explain a result: `nonfinite` searches for the operation in which a NaN began,
-  `zero_gradients` for the reason why a gradient is exactly zero, and `self_check` measures how much observing changed.
+  `zeros` for the reason why a gradient is zero, and `self_check` measures how much observing changed.
 - `isolate` runs layers one by one on the values of a reference (`isolate`, for `compare --isolate`), or writes one
   layer as a script of its own (`reproduction`, for `gradscope isolate`).
 """

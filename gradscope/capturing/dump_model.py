@@ -15,17 +15,16 @@ from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.execution.observation import is_readable_here
 from gradscope.capturing.execution.preparation import Bounds, Prepared, prepare
-from gradscope.capturing.explain.neighbourhood import MOST_BYTES
-from gradscope.capturing.explain.nonfinite import find_origins
 from gradscope.capturing.explain.self_check import self_check
 from gradscope.capturing.records.distributed import is_shared, reading_for
 from gradscope.capturing.records.example_gradients import ExampleProgram, combination
+from gradscope.capturing.records.explanations import Explanations, explanations
 from gradscope.capturing.records.measure import TensorReading
 from gradscope.capturing.records.session import Session
 from gradscope.capturing.run_environment import machine_provenance, model_provenance
 from gradscope.capturing.timings import Timings
 from gradscope.dump.interfaces import RecordSink
-from gradscope.dump.manifest.manifest import Cause, Examples, Manifest, Origin, RunFacts
+from gradscope.dump.manifest.manifest import Examples, Manifest, RunFacts
 from gradscope.dump.manifest.provenance import command_line, content_hash
 from gradscope.dump.record import Json
 from gradscope.errors import MachineError, ModelError
@@ -35,7 +34,6 @@ from gradscope.instrument.taps import whole_tensor
 from gradscope.naming.sizes import shown_size
 from gradscope.tracing.layers.fallback_scopes import has_scopes
 from gradscope.tracing.loading.model import Model
-from gradscope.tracing.user_frames import user_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +45,7 @@ class DumpRequest:
         query: Which gradients and values other than the loss's own are computed.
         reading: How tensors are measured, and whether they are stored.
         self_check: Whether the plain program runs too.
+        explain: Whether the loss runs again where there is something to explain: a NaN, or a gradient that is zero.
         facts: Provenance that only the caller knows, such as the seed.
         bounds: The memory that a run may use. Where it is not enough, the loss runs in segments. None for no bound.
         tell: Receives messages for the user: before the run the size of the tensors, after it that examples are
@@ -57,6 +56,7 @@ class DumpRequest:
     query: TraceQuery = field(default_factory=TraceQuery)
     reading: TensorReading = field(default_factory=TensorReading)
     self_check: bool = False
+    explain: bool = True
     facts: dict[str, Json] = field(default_factory=dict[str, Json])
     bounds: Bounds | None = None
     tell: Callable[[str], None] = lambda _: None
@@ -105,11 +105,13 @@ def dump_model(
         with timings.phase("write"):
             for record in session.records():
                 writer.add(record)
-        # The search follows the loss's own gradients, so it would explain the wrong run for any other query. It also
-        # needs all values in one process.
-        searchable = not request.query and not is_shared()
-        origins = _origins(model, prepared, timings) if searchable and session.nonfinite else ()
-        causes = _causes(model, session, request.bounds, timings) if searchable and session.zeros else ()
+        # The searches follow the loss's own gradients, so they would explain the wrong run for any other query. They
+        # also need all values in one process.
+        explained = Explanations()
+        if request.explain and not request.query and not is_shared():
+            explained = explanations(model.loss, prepared, session, request.bounds, timings)
+            for sentence in explained.failed:
+                request.tell(sentence)
         checked = None
         if request.self_check:
             with timings.phase("self-check"):
@@ -118,12 +120,13 @@ def dump_model(
     return writer.commit(
         replace(
             session.facts(),
-            causes=causes,
+            causes=explained.causes,
             provenance=provenance,
             self_check=checked,
             examples=combined,
             timings=timings.seconds,
-            origins=origins,
+            origins=explained.origins,
+            note="; ".join(explained.failed),
         )
     )
 
@@ -142,12 +145,6 @@ def _add_examples(
     return combined
 
 
-def _causes(model: Model, session: Session, bounds: Bounds | None, timings: Timings) -> tuple[Cause, ...]:
-    """Returns the causes of gradients that are exactly zero."""
-    with timings.phase("explain"), user_code(f"explaining gradients of {model.name}"):
-        return session.causes(MOST_BYTES if bounds is None else min(bounds.run_bytes, MOST_BYTES))
-
-
 def _require_memory(prepared: Prepared, request: DumpRequest) -> None:
     """Raises `MachineError` where the run does not fit into the memory allowed."""
     if request.bounds is not None and (needed := prepared.program.size_bytes) > request.bounds.memory:
@@ -156,12 +153,6 @@ def _require_memory(prepared: Prepared, request: DumpRequest) -> None:
             f"{shown_size(request.bounds.memory)} of --max-memory",
             hint="run a smaller batch, or allow more",
         )
-
-
-def _origins(model: Model, prepared: Prepared, timings: Timings) -> tuple[Origin, ...]:
-    """Returns where values that are not finite began."""
-    with timings.phase("search for the origin"), user_code(f"searching {model.name} for the origin of a NaN"):
-        return find_origins(model.loss, prepared)
 
 
 def _query_facts(query: TraceQuery, resolved: ResolvedQuery) -> dict[str, Json]:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.capturing.explain.neighbourhood import Neighbourhood, is_hidden, observe_values
+from gradscope.capturing.explain.zeros.neighbourhood import Neighbourhood, is_hidden, observe_values
 from gradscope.proof.claims import Claim, Outcome, outcome
 from gradscope.proof.directions import Directions, inner
 from gradscope.proof.float64 import coarsest_epsilon

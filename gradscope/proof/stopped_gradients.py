@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gradscope.capturing.explain.neighbourhood import is_hidden
+from gradscope.capturing.explain.zeros.neighbourhood import is_hidden
 from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.taps import whole_tensor

@@ -1,8 +1,7 @@
 """Explanations answer why a run's result is as it is, by running the loss once more.
 
-- `nonfinite` searches for the operation in which a NaN or an infinity began. `replay` runs that single operation again,
-  and `known_causes` says what went wrong in it and how to repair it.
-- `zero_gradients` searches for the reason why a gradient is exactly zero. `neighbourhood` observes the operations
-  around it, and `zero_uses` classifies an operation whose derivative is zero there.
+- `nonfinite` searches for the operation in which a NaN or an infinity began.
+- `zeros` searches for the reason why a gradient is zero.
 - `self_check` measures how much observing changed the gradients.
+- `attempt` is the context that each search runs in, so that one that fails takes nothing down.
 """

@@ -22,7 +22,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import is_key
-from gradscope.capturing.explain.neighbourhood import is_hidden, observe_values
+from gradscope.capturing.explain.zeros.neighbourhood import is_hidden, observe_values
 from gradscope.capturing.isolate.layer_functions import LayerFunctions
 from gradscope.capturing.isolate.layer_values import LayerValues
 from gradscope.capturing.isolate.pinned_arguments import pinned_arguments

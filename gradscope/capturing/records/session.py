@@ -10,7 +10,8 @@ import numpy as np
 
 from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.execution.run import Run
-from gradscope.capturing.explain.zero_gradients import Zero, causes_of
+from gradscope.capturing.explain.zeros.rounding_zeros import Gradient
+from gradscope.capturing.explain.zeros.zero_gradients import Zero, causes_of
 from gradscope.capturing.records.example_gradients import ExampleGradients, pending_examples
 from gradscope.capturing.records.layer_tree import LayerTree
 from gradscope.capturing.records.measure import Reading
@@ -39,6 +40,7 @@ class Session:
         nonfinite: Whether the loss or a gradient yielded so far has a NaN or an infinity. A value that has one may
             be meant so, as a mask is.
         zeros: The gradients yielded so far that are exactly zero.
+        gradients: The others, as far as they are finite.
     """
 
     def __init__(self, run: Run, reading: Reading, further: Iterable[Run] = ()) -> None:
@@ -50,6 +52,7 @@ class Session:
         self._ledger = RunLedger(run)
         self.nonfinite = not math.isfinite(self.loss() or 0.0)
         self.zeros: list[Zero] = []
+        self.gradients: list[Gradient] = []
         self._flowing: set[ValueKey] = set()
 
     def records(self) -> Iterator[Record]:
@@ -110,12 +113,15 @@ class Session:
         value = pending.origin.value
         if not isinstance(value, ValueKey) or record.absent or record.alias_of or record.shard:
             return
+        iteration, rms = pending.origin.iteration, record.stats.get("rms")
         if is_all_zero(record.stats):
-            self.zeros.append(
-                Zero(family=record.family, name=record.name, value=value, iteration=pending.origin.iteration)
-            )
+            self.zeros.append(Zero(family=record.family, name=record.name, value=value, iteration=iteration))
         else:
             self._flowing.add(value)
+            if isinstance(rms, float | int) and not isinstance(rms, bool):
+                self.gradients.append(
+                    Gradient(family=record.family, name=record.name, value=value, iteration=iteration, rms=float(rms))
+                )
 
 
 def _size_bytes(pending: PendingTensor) -> int:

@@ -60,7 +60,7 @@ def calibrate(
         dtypes = [dtype for dtype in LOW_PRECISION_NOISE if model_options.x64 or dtype != "float32"]
         lower = {dtype: model_options.arguments(model, dtype=dtype) for dtype in dtypes}
         with writer:
-            dump_request = DumpRequest(spec=spec, facts=model_options.facts(arguments))
+            dump_request = DumpRequest(spec=spec, facts=model_options.facts(arguments), explain=False)
             found = calibrated(model, arguments, lower, dump_request, Timings(progress.phase))
             found.write_to(writer)
     for line in _summary(output, found):

@@ -69,6 +69,14 @@ class RunOptions:
             rich_help_panel="Model",
         ),
     ] = False
+    no_origin: Annotated[
+        bool,
+        typer.Option(
+            "--no-origin",
+            help="Do not run the model again to find where a NaN began, or why a gradient is zero.",
+            rich_help_panel="Model",
+        ),
+    ] = False
     no_cache: options.NoCache = False
     stats_only: Annotated[
         bool, typer.Option("--stats-only", help="Write statistics and no tensors.", rich_help_panel="Output")
@@ -193,6 +201,7 @@ def _dump_request(spec: CaptureSpec, run_options: RunOptions, query_options: Que
         spec=spec,
         query=query_options.trace_query(),
         self_check=run_options.self_check,
+        explain=not run_options.no_origin,
         tell=run_options.say,
         reading=reading,
     )

@@ -17,6 +17,7 @@ _PHASES: Final = {
     "run": "running forward and backward",
     "write": "measuring and writing",
     "differences": "taking finite differences",
+    "search for the origin": "searching for the operation where the first NaN or Inf began",
     "explain": "looking into gradients that are zero",
     "self-check": "running the plain program",
 }

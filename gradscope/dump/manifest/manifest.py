@@ -146,9 +146,10 @@ class Cause:
 
     Attributes:
         family: The gradient's family.
-        name: The gradient's name.
-        why: The reason, without a full stop.
-        rounding: Whether the gradient is zero only but for rounding, because the loss is invariant.
+        name: Its name.
+        why: The reason, as a clause.
+        rounding: Whether the gradient is zero but for rounding, because the loss does not change with the value, and
+            not exactly.
     """
 
     family: str
@@ -195,7 +196,7 @@ class RunFacts:
     Attributes:
         layers: The layer tree in execution order.
         ledger: The missing values, and why each is missing.
-        causes: The reasons why gradients are exactly zero, as far as they were found.
+        causes: The reasons why gradients are zero, exactly or but for rounding, as far as they were found.
         loss: The loss; None in a foreign file, or where the run failed before it was computed.
         complete: Whether the run that wrote the dump succeeded.
         tier: `full` where every statistic was computed, `core` where only those of a compiled step were.

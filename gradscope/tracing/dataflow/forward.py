@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from gradscope.tracing.jaxpr.frames import Frame
-from gradscope.tracing.jaxpr.jaxcompat import Atom, is_dropped, is_literal
+from gradscope.tracing.jaxpr.jaxcompat import OPERAND_BY_OPERAND, Atom, is_dropped, is_literal
 from gradscope.tracing.jaxpr.transfers import Entering
 
 
@@ -99,7 +99,11 @@ def _variables(atoms: Sequence[Atom]) -> Iterator[tuple[int, Atom]]:
 def _into(frame: Frame, number: int, position: int) -> Iterator[Step]:
     """Yields the steps that an equation takes with one of its operands."""
     inside = frame.children.get(number, [])
-    if not inside or position in inside[0].transfer.differentiated:
+    if frame.jaxpr.eqns[number].primitive.name in OPERAND_BY_OPERAND:
+        variable = frame.jaxpr.eqns[number].outvars[position]
+        if not is_dropped(variable):
+            yield Step("compute", frame, number, FrameVariable(frame, variable))
+    elif not inside or position in inside[0].transfer.differentiated:
         yield from _to_outputs("compute", frame, number)
     elif inside[0].transfer.decides(position):
         yield from _to_outputs("choose", frame, number)

@@ -9,6 +9,7 @@ reported, or it does not lead to the loss at all.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from gradscope.dump.record import Reason
@@ -27,6 +28,12 @@ _INTEGER_PATHS: Final = {
     "convert_element_type": "an integer path: a conversion",
     **dict.fromkeys(("argmax", "argmin"), "an integer path: an index"),
     **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne", "is_finite"), "an integer path: a comparison"),
+}
+
+#: What a solver with implicit derivatives does to a value that enters its search, and to one that leaves it.
+_SOLVER: Final = {
+    "enter": "which takes no gradient of its initial guess, nor of how it is solved",
+    "leave": "a solver whose derivative is another solve and does not depend on it",
 }
 
 
@@ -61,20 +68,24 @@ class Barriers:
     def _detail(self, frame: Frame, value: ValueKey, absent: Reason) -> str:
         if absent == "not-executed":
             return _not_executed(frame)
-        start = FrameVariable(frame, variable_of(frame, value))
+        return self.between(FrameVariable(frame, variable_of(frame, value)))
+
+    def between(self, start: FrameVariable) -> str:
+        """Returns what cuts every path from a variable to the loss, with locations."""
         reached = self._flow.closure([start])
         loss = self._root.jaxpr.outvars[0]
         if is_literal(loss) or FrameVariable(self._root, loss) not in reached:
             return self._disconnected(reached, start)
-        told = list(dict.fromkeys(self._barriers(reached))) or list(dict.fromkeys(self._rules(reached)))
+        barriers, rules = self._barriers(reached, start), partial(self._rules, reached)
+        told = next(filter(None, map(_distinct, (barriers, rules(of_library=False), rules(of_library=True)))), [])
         more = f" and {len(told) - _MOST_BARRIERS} more" if len(told) > _MOST_BARRIERS else ""
         return "; ".join(told[:_MOST_BARRIERS]) + more
 
-    def _rules(self, reached: dict[FrameVariable, None]) -> Iterator[str]:
-        """Yields the user's own derivative rules on paths without a barrier, of which one returns no gradient."""
+    def _rules(self, reached: dict[FrameVariable, None], *, of_library: bool) -> Iterator[str]:
+        """Yields the derivative rules on paths without a barrier, of which one returns no gradient."""
         for step in (step for variable in reached for step in self._flow.steps(variable)):
             rule = custom_rule(step.frame.jaxpr.eqns[step.number])
-            if step.way == "compute" and rule is not None and not rule.of_library:
+            if step.way == "compute" and rule is not None and rule.of_library is of_library:
                 yield f"{location_of(step.frame, step.number)}, whose own rule may pass no gradient on"
 
     def _disconnected(self, reached: dict[FrameVariable, None], start: FrameVariable) -> str:
@@ -83,15 +94,20 @@ class Barriers:
         use = ", only auxiliary outputs do" if any(each in reached for each in others) else _last_use(reached, start)
         return f"disconnected: the loss does not depend on it{use}"
 
-    def _barriers(self, reached: dict[FrameVariable, None]) -> Iterator[str]:
-        """Yields the barriers on the paths of values to the loss, in program order."""
-        steps = (step for variable in reached for step in self._flow.steps(variable) if is_inexact(variable.atom))
+    def _barriers(self, reached: dict[FrameVariable, None], start: FrameVariable) -> Iterator[str]:
+        """Yields the barriers on the paths of a value to the loss, in program order."""
+        before = [variable for variable in reached if not _is_in_solver(variable.frame, start)]
+        steps = (step for variable in before for step in self._flow.steps(variable) if is_inexact(variable.atom))
         cutting = {
             (step.frame.orders[step.number], words): None
             for step in steps
             if step.number in self._liveness.live(step.frame) and (words := _words(step)) is not None
         }
         yield from (words for _, words in sorted(cutting))
+
+
+def _distinct(words: Iterator[str]) -> list[str]:
+    return list(dict.fromkeys(words))
 
 
 def _last_use(reached: dict[FrameVariable, None], start: FrameVariable) -> str:
@@ -120,8 +136,8 @@ def _words(step: Step) -> str | None:
     inside = step.frame.children.get(step.number, ())
     if inside and inside[0].transfer.gradients == "barred":
         return f"{where}, a loop that reverse mode cannot run backwards"
-    if step.way == "leave" and inside and inside[0].transfer.gradients == "around":
-        return f"{where}, a solver whose derivative is another solve and does not depend on it"
+    if step.way in _SOLVER and inside and _is_solver(inside[0]):
+        return f"{where}, {_SOLVER[step.way]}"
     if step.way != "compute" or (is_inexact(step.to.atom) and not is_constant(equation)):
         return None
     name = equation.primitive.name
@@ -130,6 +146,20 @@ def _words(step: Step) -> str | None:
     if is_constant(equation):
         return f"{where}, constant wherever it has a derivative"
     return f"{where}, {_INTEGER_PATHS.get(name, 'an integer path')}"
+
+
+def _is_solver(frame: Frame) -> bool:
+    return frame.kind == "linear_solve"
+
+
+def _is_in_solver(frame: Frame, start: FrameVariable) -> bool:
+    """Returns whether a frame is inside a solver that a value is not inside of."""
+    around: Frame | None = frame
+    while around is not None:
+        if _is_solver(around) and start.frame.key[: len(around.key)] != around.key:
+            return True
+        around = around.parent
+    return False
 
 
 def location_of(frame: Frame, number: int) -> str:

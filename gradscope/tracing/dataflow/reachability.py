@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from gradscope.tracing.dataflow.backward import Marks, follow, follow_inside
 from gradscope.tracing.jaxpr.frames import Frame, FrameKey, ValueKey
-from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation
+from gradscope.tracing.jaxpr.jaxcompat import OPERAND_BY_OPERAND, Atom, Equation
 
 
 class Reach(IntEnum):
@@ -34,9 +34,6 @@ class Reach(IntEnum):
 
 #: Primitives that are constant wherever they have a derivative.
 _CONSTANT: Final = frozenset({"stop_gradient", "floor", "ceil", "round", "sign"})
-
-#: Primitives that return each operand as the output at its position.
-_OPERAND_BY_OPERAND: Final = frozenset({"device_put", "optimization_barrier"})
 
 #: Primitives that JAX refuses to differentiate, even where nothing depends on the result.
 _WITHOUT_RULE: Final = frozenset({"pure_callback", "io_callback", "ffi_call"})
@@ -126,7 +123,7 @@ class _Analysis:
             operands = [Reach.NOTHING] * len(equation.invars)
         elif number in frame.children:
             operands = self._through_frames(frame, number, arriving)
-        elif equation.primitive.name in _OPERAND_BY_OPERAND:
+        elif equation.primitive.name in OPERAND_BY_OPERAND:
             operands = arriving
         else:
             operands = [max(arriving, default=Reach.NOTHING)] * len(equation.invars)

@@ -49,6 +49,10 @@ _KINDS: Final[Mapping[str, FrameKind]] = {
 }
 
 
+#: Primitives that return each operand as the output at its position.
+OPERAND_BY_OPERAND: Final = frozenset({"device_put", "optimization_barrier"})
+
+
 class Equation(Protocol):
     """An `Equation` is the part of a `JaxprEqn` that every supported version has."""
 
@@ -270,6 +274,19 @@ def user_frame(equation: Equation) -> tuple[str, int, str] | None:
         if not is_library_file(frame.file_name):
             return frame.file_name, frame.line_num, frame.function_name
     return None
+
+
+def library_function(equation: Equation) -> str | None:
+    """Returns the function of a modelling library, or of `jax.nn`, that traced an equation; None for the user's own."""
+    traceback, found = equation.source_info.traceback, None
+    for frame in [] if traceback is None else traceback.frames:
+        if found is None and ("/nn/" in frame.file_name or not is_file_of("jax", frame.file_name)):
+            found = frame
+        if found is not None and frame.file_name == found.file_name:
+            found = frame  # of several functions of one file, the one that was called
+        if not is_library_file(frame.file_name):
+            break
+    return None if found is None or not is_library_file(found.file_name) else found.function_name
 
 
 def is_lifted(equation: Equation) -> bool:

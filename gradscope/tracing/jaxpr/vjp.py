@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from gradscope.tracing.jaxpr.jaxcompat import Equation, bind
 
@@ -25,11 +26,15 @@ def pulled_back(
     Returns:
         For each chosen operand a gradient of its shape and dtype.
     """
+    # All operands and not the chosen ones only: JAX's rule for the padding value of `pad` fails where the padded
+    # operand counts as constant (0.10).
+    inexact = [n for n, operand in enumerate(operands) if jnp.issubdtype(jax.typeof(operand).dtype, jnp.inexact)]
 
     def outputs(*values: Any) -> list[Any]:
-        replaced = dict(zip(chosen, values, strict=True))
+        replaced = dict(zip(inexact, values, strict=True))
         made = bind(equation, [replaced.get(position, operand) for position, operand in enumerate(operands)])
         return [made[position] for position in cotangents]
 
-    _, pull_back = jax.vjp(outputs, *(operands[position] for position in chosen))
-    return list(pull_back(list(cotangents.values())))
+    _, pull_back = jax.vjp(outputs, *(operands[position] for position in inexact))
+    gradients = dict(zip(inexact, pull_back(list(cotangents.values())), strict=True))
+    return [gradients[position] for position in chosen]

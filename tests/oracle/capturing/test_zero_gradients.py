@@ -13,7 +13,7 @@ from jax import lax
 
 import gradscope as gs
 from gradscope.capturing.execution.preparation import Arguments, prepare
-from gradscope.capturing.explain.zero_gradients import Zero, causes_of
+from gradscope.capturing.explain.zeros.zero_gradients import Zero, causes_of
 from gradscope.capturing.timings import Timings
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import TraceQuery

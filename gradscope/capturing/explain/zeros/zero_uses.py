@@ -20,6 +20,9 @@ from gradscope.tracing.jaxpr.frames import Frame
 from gradscope.tracing.jaxpr.jaxcompat import bind
 from gradscope.tracing.jaxpr.vjp import pulled_back
 
+#: The name of an operand that the program states.
+CONSTANT: Final = "a constant"
+
 #: Linear in the gradient, with the values of the other operands as factors.
 _PRODUCTS: Final = frozenset({"mul", "div", "dot_general", "conv_general_dilated", "ragged_dot_general"})
 #: Linear in the gradient, and nothing else.
@@ -29,7 +32,8 @@ _SUMS: Final = frozenset(
 )  # fmt: skip
 #: Selects some elements and drops others.
 _SELECTIONS: Final = frozenset(
-    {"gather", "slice", "dynamic_slice", "dynamic_update_slice", "scatter", "pad", "sort", "split", "reduce_max",
+    {"gather", "slice", "dynamic_slice", "dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "scatter-mul",
+     "scatter_mul", "scatter-min", "scatter_min", "scatter-max", "scatter_max", "pad", "sort", "split", "reduce_max",
      "reduce_min", "concatenate"}
 )  # fmt: skip
 #: Have no zero derivative in exact arithmetic.
@@ -51,7 +55,10 @@ _NEVER_FLAT: Final = frozenset(
         "cbrt",
     }
 )
+#: Return the one or the other of two operands.
+_CHOICES: Final = {"max": "larger", "min": "smaller"}
 #: Flat on one side of a threshold, or beyond two.
+_FUNCTIONS: Final = frozenset({"custom_jvp_call", "custom_vjp_call"})
 _RECTIFIERS: Final = frozenset({"max", "min", "clamp", "custom_jvp_call", "custom_vjp_call"})
 
 
@@ -79,6 +86,7 @@ class EquationUse:
         operands: Values of all operands.
         cotangents: The gradient with respect to each of its outputs; zeros where none arrives.
         layer: The layer it belongs to; None where there is none.
+        names: For each operand what it is, a parameter, `axis_index` or a constant; "" where it has no such name.
     """
 
     frame: Frame
@@ -87,6 +95,7 @@ class EquationUse:
     operands: Sequence[Any]
     cotangents: Sequence[Any]
     layer: str | None
+    names: Sequence[str]
 
     def gradient(self) -> np.ndarray:
         """Returns the gradient that comes back through the equation to the value."""
@@ -101,11 +110,40 @@ class EquationUse:
             return f"underflow in {dtype}: a gradient of at most {largest:.3g} comes back from {where} as zero"
         if self._cancels():
             return f"cancellation: the gradient's terms sum to exactly zero in {where}"
+        if self._is_constant():
+            return f"zero by construction: the output of {where} is the same whatever it receives"
+        if equation.primitive.name in _CHOICES and self._loses():
+            larger = _CHOICES[equation.primitive.name]
+            return f"masked: the other operand of {where} is {larger} wherever the loss depends on it"
         if equation.primitive.name in _RECTIFIERS and self._is_flat():
             layer = "" if self.layer is None else f" in {self.layer}"
             return f"dead units: the output of {where}{layer} is constant wherever the loss depends on it"
         kind = next((reason for names, reason in _KINDS if equation.primitive.name in names), _OTHERWISE)
-        return kind.format(where=where)
+        return kind.format(where=where) + self._zeros(equation.primitive.name)
+
+    def _zeros(self, primitive: str) -> str:
+        """Returns which factor is zero throughout, ": param/b is 0"; "" where it has no name."""
+        if primitive not in _PRODUCTS:
+            return ""
+        others = (n for n in range(len(self.operands)) if n not in self.positions)
+        named = [self.names[n] for n in others if self.names[n] and not np.any(np.asarray(self.operands[n]))]
+        return f": {' and '.join(named)} is 0" if named else ""
+
+    def _loses(self) -> bool:
+        """Returns whether a choice between two values never takes this one, of which the other is no bound."""
+        return len(self.positions) == 1 and self.names[1 - self.positions[0]] != CONSTANT and self._is_flat()
+
+    def _is_constant(self) -> bool:
+        """Returns whether the outputs stay the same however much the value changes."""
+        value = np.asarray(self.operands[self.positions[0]])
+        if not _is_floating(value) or self.frame.jaxpr.eqns[self.number].primitive.name not in _FUNCTIONS:
+            return False
+        draw = np.random.default_rng(0).standard_normal
+        before = self._outputs(self.operands)
+        others = [
+            self._outputs(self._with(jnp.asarray(draw(value.shape), value.dtype), self.operands)) for _ in range(2)
+        ]
+        return all(np.array_equal(one, each) for other in others for one, each in zip(before, other, strict=True))
 
     def _cancels(self) -> bool:
         """Returns whether the result would not be zero if no two terms of it could cancel."""

@@ -17,20 +17,33 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from gradscope import naming
 from gradscope.capturing.execution.run import Run
-from gradscope.capturing.explain.neighbourhood import MOST_BYTES, Neighbourhood, differentiably, observe_neighbourhood
-from gradscope.capturing.explain.zero_uses import EquationUse
+from gradscope.capturing.explain.attempt import Attempt
+from gradscope.capturing.explain.zeros.neighbourhood import (
+    MOST_BYTES,
+    Neighbourhood,
+    differentiably,
+    observe_neighbourhood,
+)
+from gradscope.capturing.explain.zeros.zero_uses import CONSTANT, EquationUse
 from gradscope.dump.manifest.manifest import Cause
 from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
-from gradscope.tracing.dataflow.gradient_barriers import location_of
+from gradscope.tracing.dataflow.gradient_barriers import Barriers, location_of
 from gradscope.tracing.dataflow.reachability import is_inexact
-from gradscope.tracing.jaxpr.frames import Frame, ValueKey, variable_of
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve, variable_of
+from gradscope.tracing.jaxpr.jaxcompat import is_literal
 
 #: The most causes that are reported for one gradient.
 _MOST_CAUSES: Final = 3
 #: The most values that the search for one gradient visits.
 _MOST_VALUES: Final = 2000
+#: Return their operand's value in another shape or type.
+_SAME_VALUE: Final = frozenset(
+    {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "copy", "convert_element_type", "pvary",
+     "pcast", "neg"}
+)  # fmt: skip
 _TOO_LARGE: Final = "not looked into, because its path to the loss does not fit in memory"
 
 
@@ -75,8 +88,15 @@ def causes_of(
     if neighbourhood is None:
         return tuple(Cause(family=zero.family, name=zero.name, why=_TOO_LARGE) for zero in zeros)
     search = _Search(run, neighbourhood)
-    found = ((zero, "; ".join(search.causes(starts[zero], zero.iteration))) for zero in zeros)
+    found = ((zero, _explained(search, starts[zero], zero.iteration)) for zero in zeros)
     return tuple(Cause(family=zero.family, name=zero.name, why=why) for zero, why in found if why)
+
+
+def _explained(search: _Search, start: FrameVariable, iteration: IterationIndex) -> str:
+    """Returns why one gradient is zero, or why that is not known."""
+    with Attempt() as attempt:
+        return "; ".join(search.causes(start, iteration))
+    return attempt.failure or ""
 
 
 class _VariableAt(NamedTuple):
@@ -114,6 +134,9 @@ class _Search:
         self._neighbourhood = neighbourhood
         self._differentiably = partial(differentiably, run.trace.reachability)
         self._flow = ForwardFlow()
+        self._barriers = Barriers(run.trace.root, run.trace.liveness)
+        self._arguments = run.trace.arguments
+        self._frames = {frame.key: frame for frame in run.trace.root.walk()}
         self._layers = {
             (layer.frame, number): layer.path.template
             for layer in sorted(run.trace.layers, key=lambda layer: len(layer.path.components))
@@ -140,6 +163,9 @@ class _Search:
         flowing: dict[str, None] = {}
         results = [*self._computed(value_at), *self._renamed(value_at)]
         if not results:
+            cut = self._barriers.between(value_at.variable)
+            if cut and not cut.startswith("disconnected"):
+                return [cut], []
             here = " in its iteration" if value_at.iteration else ""
             return [f"disconnected: nothing that the loss depends on is made from it{here}"], []
         for result in results:
@@ -165,10 +191,8 @@ class _Search:
             elif not any(np.any(each) for each in use.cotangents):
                 outputs = (step.to for step in steps if (step.frame, step.number) == (frame, number))
                 yield from (_VariableAt(variable, value_at.iteration) for variable in outputs)
-            elif use.gradient().any():
-                yield _NonzeroTerm(location_of(frame, number))
             else:
-                yield _ZeroDerivative(use.reason())
+                yield _of_use(use, location_of(frame, number))
 
     def _use(self, frame: Frame, number: int, value_at: _VariableAt) -> EquationUse | None:
         """Returns an equation's use of a value, with numbers; None where not all of them are known."""
@@ -190,7 +214,26 @@ class _Search:
                 for variable, each in zip(outputs, cotangents, strict=True)
             ],
             layer=self._layers.get((frame, number)),
+            names=[self._name(FrameVariable(frame, atom)) for atom in equation.invars],
         )
+
+    def _name(self, variable: FrameVariable) -> str:
+        """Returns what an operand is: an argument's name, `axis_index` or `CONSTANT`; "" for anything else."""
+        frame, atom = variable
+        while not is_literal(atom) and (key := resolve(frame, atom)) is not None:
+            if not key.frame and key.equation == OPERAND:
+                leaf = self._arguments[key.position]
+                return naming.key_of(leaf.family, leaf.name)
+            if key.equation == OPERAND:
+                return ""
+            frame = self._frames[key.frame]
+            equation = frame.jaxpr.eqns[key.equation]
+            if equation.primitive.name == "axis_index":
+                return "axis_index"
+            if equation.primitive.name not in _SAME_VALUE:
+                return ""
+            atom = equation.invars[0]
+        return CONSTANT
 
     def _renamed(self, value_at: _VariableAt) -> Iterator[_Result]:
         """Yields the result for each variable of another frame that is the same value."""
@@ -205,13 +248,25 @@ class _Search:
             use = location_of(step.frame, step.number)
             for iteration in _iterations(step, value_at):
                 arrived = self._neighbourhood.cotangent(step.to, iteration)
-                one = arrived[value_at.iteration[-1]] if step.way == "stack" and arrived is not None else arrived
+                stacked = step.way == "stack" and not _is_parallel(value_at.variable.frame)
+                one = arrived[value_at.iteration[-1]] if stacked and arrived is not None else arrived
                 if np.any(one):
                     yield _NonzeroTerm(use)
                 elif np.any(arrived):
                     yield _ZeroDerivative(f"masked: iteration {value_at.iteration[-1]} of {use} is not taken")
                 else:
                     yield _VariableAt(step.to, iteration)
+
+
+def _of_use(use: EquationUse, where: str) -> _Result:
+    """Returns the result for a use at which a gradient arrives."""
+    with Attempt():  # a collective runs inside its shard_map only
+        return _NonzeroTerm(where) if use.gradient().any() else _ZeroDerivative(use.reason())
+    return _ZeroDerivative(f"not followed beyond {where}")
+
+
+def _is_parallel(frame: Frame) -> bool:
+    return frame.transfer.loop is not None and frame.transfer.loop.parallel
 
 
 def _iterations(step: Step, value_at: _VariableAt) -> Sequence[IterationIndex]:

@@ -1,0 +1,138 @@
+"""Known causes of a gradient that is not finite: what went wrong in the backward rule that made it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope.capturing.explain.nonfinite.repairs import (
+    ADD_EPSILON,
+    CLIP_INSIDE,
+    NORM,
+    WHERE_TWICE,
+    Diagnosis,
+    element,
+    numbers,
+    overflow,
+)
+from gradscope.capturing.explain.nonfinite.replay import Failure
+from gradscope.tracing.jaxpr.iterations import ValueAt
+from gradscope.tracing.lookup.operations import Operation, Operations
+
+#: Their derivatives are infinite, or not defined, where an operand is 0.
+_SINGULAR_AT_ZERO: Final = frozenset(
+    {"log", "rsqrt", "div", "pow", "cbrt", "integer_pow", "atan2", "sqrt", "rem", "lgamma", "digamma"}
+)
+#: Their derivatives are infinite at both ends of where they are defined.
+_SINGULAR_AT_ONE: Final = {"acos": "arccos", "asin": "arcsin", "atanh": "arctanh", "erf_inv": "erf_inv"}
+_SINGULAR_AT: Final = {"log1p": -1.0, "acosh": 1.0}
+_DECOMPOSITIONS: Final = frozenset({"eigh", "svd", "eig"})
+#: How many operations downstream are looked at for the one that throws a result away.
+_NEAR: Final = 40
+
+
+def backward_diagnosis(operation: Operation, failure: Failure, operations: Operations) -> Diagnosis:
+    """Returns what made a gradient that is not finite, as a clause, and its repair.
+
+    Args:
+        operation: The operation whose backward rule returned it.
+        failure: Its first such element.
+        operations: All operations, to find the readers of the result.
+    """
+    cause = _cause(operation, failure, operations)
+    if failure.received == 0 and cause.repair in (ADD_EPSILON, CLIP_INSIDE, NORM):
+        where = _thrown_away_by(operation, operations)
+        away = f"is thrown away by the {where}" if where else "does not count, what arrives is 0"
+        why = f"{cause.why}; its result {away}, its gradient is not: 0 times infinity is NaN"
+        return Diagnosis(why, WHERE_TWICE if where else cause.repair)
+    return cause
+
+
+def _cause(operation: Operation, failure: Failure, operations: Operations) -> Diagnosis:
+    place, primitive = element(failure.index), failure.equation.primitive.name
+    if primitive.startswith("custom_vjp"):
+        return Diagnosis(f"its own backward rule, a custom_vjp, made it of a gradient that is finite{place}")
+    over = _overflow(failure)
+    if over is not None:
+        return over
+    singular = _singular(operation, primitive, failure, operations)
+    if singular is not None:
+        return singular
+    if primitive in _DECOMPOSITIONS:
+        return Diagnosis(f"the derivative of {primitive} is not finite where two of the values that it finds coincide")
+    if _finite(failure) and math.isinf(failure.value):
+        found = overflow(failure.dtype, backward=True)
+        return Diagnosis(f"{found.why} in the gradient of {primitive}{place}", found.repair)
+    operands = f" at {numbers(failure.operands)}" if failure.operands else ""
+    return Diagnosis(f"the derivative of {primitive}{operands}{place} is not finite")
+
+
+def _singular(operation: Operation, primitive: str, failure: Failure, operations: Operations) -> Diagnosis | None:
+    """Returns the diagnosis of a derivative that is infinite, or not defined, where it was taken."""
+    first, place = failure.operands[0] if failure.operands else math.nan, element(failure.index)
+    if primitive == "sqrt" and first == 0:
+        if _of_squares(operation, operations):
+            return Diagnosis(f"the derivative of a norm at 0{place} is not finite", NORM)
+        return Diagnosis(f"the derivative of sqrt at 0{place} is infinite", ADD_EPSILON)
+    if (primitive in _SINGULAR_AT_ONE and abs(first) == 1) or first == _SINGULAR_AT.get(primitive):
+        name = _SINGULAR_AT_ONE.get(primitive, primitive)
+        return Diagnosis(f"the derivative of {name} at {first:g}{place} is infinite", CLIP_INSIDE)
+    if primitive in _SINGULAR_AT_ZERO and 0 in failure.operands:
+        why = f"the derivative of {primitive} at {numbers(failure.operands)}{place} is not finite"
+        return Diagnosis(why, ADD_EPSILON)
+    return None
+
+
+def _overflow(failure: Failure) -> Diagnosis | None:
+    """Returns the diagnosis of a gradient beyond the range of its own type, which a conversion or a scaling made."""
+    arrived = [_wide(each) for each in failure.arrived.values()]
+    limit = float(jnp.finfo(failure.dtype).max)
+    most = max((float(np.abs(each).max(initial=0)) for each in arrived), default=0.0)
+    has_infinity = not math.isnan(float(np.asarray(np.inf).astype(failure.dtype)))
+    place, primitive = element(failure.index), failure.equation.primitive.name
+    if most > limit and primitive in ("convert_element_type", "reduce_precision", "copy"):
+        found = overflow(failure.dtype, backward=True)
+        why = f"{found.why}: the gradient that arrives at {primitive}{place} is up to {most:.6g}"
+        return Diagnosis(why, found.repair)
+    if not has_infinity and _finite(failure) and primitive not in _SINGULAR_AT_ZERO:
+        found = overflow(failure.dtype, backward=True)
+        return Diagnosis(f"{found.why} in the gradient of {primitive}{place}", found.repair)
+    return None
+
+
+def _finite(failure: Failure) -> bool:
+    return all(np.isfinite(_wide(each)).all() for each in failure.tensors)
+
+
+def _wide(array: Any) -> np.ndarray:
+    host = np.asarray(array)
+    return host if host.dtype.kind in "fciub" else host.astype(np.float32)
+
+
+def _thrown_away_by(operation: Operation, operations: Operations) -> str:
+    """Returns the `where` downstream, with its line, that drops an operation's result; "" where there is none."""
+    waiting: list[ValueAt] = list(operation.outputs)
+    seen: set[ValueAt] = set(waiting)
+    for _ in range(_NEAR):
+        if not waiting:
+            break
+        for reader in operations.readers(waiting.pop(0)):
+            if reader.primitive == "select_n":
+                return f"where at {reader.layer.source}" if reader.layer.source else "where"
+            fresh = [output for output in reader.outputs if output not in seen]
+            seen.update(fresh)
+            waiting += fresh
+    return ""
+
+
+def _of_squares(operation: Operation, operations: Operations) -> bool:
+    """Returns whether an operation reads a sum of squares."""
+    squares = {"square", "integer_pow", "mul", "abs"}
+    for summed in (operations.maker(value) for value in operation.values if value.value.equation >= 0):
+        if summed.primitive == "reduce_sum":
+            makers = (operations.maker(value) for value in summed.values if value.value.equation >= 0)
+            return any(maker.primitive in squares for maker in makers)
+    return False

@@ -1,0 +1,300 @@
+"""The search for the origin of a NaN or an infinity: the first operation that made one, forward or backward.
+
+The loss runs once more, with flags in place of the tensors, and then the few operations that matter once more.
+
+Forward, the search goes back from the loss: from a result that is not finite to the operands that are not, until all
+operands of an operation are finite. A NaN is followed through NaNs only: an infinity may be intended, as in a mask, but
+the operation that makes a NaN of it is an error. Where an operand of that operation is an infinity that was computed
+and not stated as a constant, and without which there would be no NaN, the origin is where the infinity began.
+
+Backward, where the loss is finite, the search takes the gradient that is not finite and closest to the loss. One of the
+uses of its value returned it. The backward rules of these uses run once more to find which. Where it would be finite
+but for an operand that is not, the origin is in the forward pass, although nothing of it reaches the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from gradscope import naming
+from gradscope.capturing.execution.preparation import Prepared
+from gradscope.capturing.explain.nonfinite.backward_causes import backward_diagnosis
+from gradscope.capturing.explain.nonfinite.forward_causes import forward_diagnosis, is_mask
+from gradscope.capturing.explain.nonfinite.nonfinite_flags import INF, NAN, NonfiniteFlags, is_argument
+from gradscope.capturing.explain.nonfinite.repairs import Diagnosis, element
+from gradscope.capturing.explain.nonfinite.replay import (
+    Failure,
+    Replay,
+    backward_failure,
+    first_nonfinite,
+    forward_failure,
+)
+from gradscope.dump.manifest.manifest import Origin
+from gradscope.tracing.jaxpr.frames import OPERAND, resolve
+from gradscope.tracing.jaxpr.iterations import ValueAt, sources
+from gradscope.tracing.jaxpr.jaxcompat import source_of
+from gradscope.tracing.lookup.operations import Operation, Operations
+from gradscope.tracing.tracer import Trace, trace_loss
+
+#: The most uses of one value whose backward rules run again: those of the last iterations of a loop come first.
+_MOST_USES: Final = 64
+
+
+class _Birth(NamedTuple):
+    """A `_Birth` is a value that is not finite although nothing that it is made of is.
+
+    It may be *stated*: an infinity that the program has as a constant, or an argument.
+    """
+
+    value: ValueAt
+    stated: bool
+
+
+class _First(NamedTuple):
+    """A `_First` is an operation that made the first value that is not finite.
+
+    Attributes:
+        operation: The operation.
+        failure: Its first such element; None where it is not known.
+        diagnosis: What went wrong.
+        then: What went wrong in the operation that made a NaN of it; "" where it is that one.
+    """
+
+    operation: Operation
+    failure: Failure | None
+    diagnosis: Diagnosis
+    then: str = ""
+
+    @property
+    def kind(self) -> str:
+        """What the element is."""
+        return "Inf" if self.failure is not None and np.isinf(self.failure.value) else "NaN"
+
+    @property
+    def source(self) -> str | None:
+        """The line of the equation that failed, which may be inside the operation."""
+        inside = self.failure is not None and self.failure.equation is not self.operation.equation
+        return (source_of(self.failure.equation) if self.failure and inside else None) or self.operation.layer.source
+
+    def origin(self, direction: Literal["forward", "backward"], why: str) -> Origin:
+        """Returns the origin, told so."""
+        operation, failure = self.operation, self.failure
+        return Origin(
+            direction=direction,
+            name=operation.name,
+            why=why,
+            repair=self.diagnosis.repair,
+            primitive=operation.primitive if failure is None else failure.equation.primitive.name,
+            source=self.source,
+            iteration=operation.iteration,
+            index=() if failure is None else failure.index,
+            operands=() if failure is None else failure.operands,
+        )
+
+
+def find_origins(loss: Callable[[Any, Any], Any], prepared: Prepared, *, finite: bool) -> tuple[Origin, ...]:
+    """Returns the operation in which a value that is not finite began; nothing where all values are finite.
+
+    Args:
+        loss: The loss.
+        prepared: Its arguments.
+        finite: Whether the loss is finite, so that only gradients are not.
+
+    Returns:
+        One origin: forward where the loss is not finite, or where an operation's result is not that spoils the
+        gradients; backward where only gradients are not.
+    """
+    trace = prepared.resolved.trace
+    if not trace.operations:
+        trace = trace_loss(loss, prepared.variables, prepared.batch, operations=True)
+    search = _Search(trace, prepared.leaves, backward=finite)
+    start = resolve(trace.root, trace.root.jaxpr.outvars[0])
+    found = search.backward() if finite else None if start is None else search.forward(ValueAt(start, ()))
+    return () if found is None else (found,)
+
+
+class _Search:
+    """A `_Search` finds the origin in one run.
+
+    Args:
+        trace: The loss, operations included.
+        leaves: Its flat arguments.
+        backward: Whether the gradients are looked at, too.
+    """
+
+    def __init__(self, trace: Trace, leaves: Sequence[Any], *, backward: bool) -> None:
+        self._trace = trace
+        self._leaves = leaves
+        self._flags = NonfiniteFlags(trace, leaves, backward=backward)
+        self._operations = Operations(trace)
+
+    def forward(self, start: ValueAt) -> Origin | None:
+        """Returns the origin of the value that is the loss; None where it is finite."""
+        if not self._flags.value(start):
+            return None
+        birth = self._birth(start)
+        if is_argument(birth.value.value):
+            return self._of_argument(birth.value)
+        operation = self._operations.maker(birth.value)
+        first = self._first(operation, self._replayed([operation]))
+        if (given := self._given(first.operation)) is not None:
+            return self._of_argument(given)
+        if birth.stated:
+            return first.origin("forward", "is the first Inf: a constant of the program that reaches the loss")
+        if first.operation is operation:
+            return first.origin("forward", f"made the first {first.kind}: {first.diagnosis.why}")
+        made = f"made the infinity of which {_located(operation)} makes the first NaN, {first.then}"
+        return first.origin("forward", f"{made}: {first.diagnosis.why}")
+
+    def backward(self) -> Origin | None:
+        """Returns the operation closest to the loss whose gradient is not finite although the one it receives is."""
+        bad = max(self._flags.bad_gradients(), key=self._flags.rank, default=None)
+        if bad is None:
+            return None
+        finite = (
+            reader
+            for reader in self._operations.readers(bad)
+            if not any(self._flags.gradient(output) for output in reader.outputs)
+        )
+        uses = list(islice(finite, _MOST_USES))
+        replay = self._replayed(uses, backward=True)
+        for use in uses:
+            failure = replay.backward(use)
+            if failure is not None:
+                return self._of_use(use, failure, replay)
+        return self._of_sum(bad)
+
+    def _of_use(self, use: Operation, failure: Failure, replay: Replay) -> Origin:
+        kind = "NaN" if np.isnan(failure.value) else "Inf"
+        earlier = self._needed(use, failure, lambda operands: backward_failure(use.equation, operands, failure.arrived))
+        if earlier is None:
+            diagnosis = backward_diagnosis(use, failure, self._operations)
+            return _First(use, failure, diagnosis).origin("backward", f"sent back the first {kind}: {diagnosis.why}")
+        first = self._first(earlier, replay)
+        return first.origin(
+            "forward",
+            f"made {first.kind} in the forward pass: {first.diagnosis.why}; it does not reach the loss, but the "
+            f"gradients: {_located(use)} sends back the first {kind}{element(failure.index)}",
+        )
+
+    def _first(self, operation: Operation, replay: Replay) -> _First:
+        """Returns an operation's result that is not finite, or the infinity without which it would be."""
+        failure = replay.forward(operation)
+        diagnosis = forward_diagnosis(operation, failure, self._operations)
+        if failure is None:
+            return _First(operation, None, diagnosis)
+        earlier = self._needed(operation, failure, lambda operands: forward_failure(operation.equation, operands))
+        if earlier is None:
+            return _First(operation, failure, diagnosis)
+        made = replay.forward(earlier)
+        return _First(earlier, made, forward_diagnosis(earlier, made, self._operations), then=diagnosis.why)
+
+    def _of_sum(self, bad: ValueAt) -> Origin | None:
+        """Returns the origin of a gradient whose terms are all finite."""
+        if is_argument(bad.value):
+            leaf = self._trace.arguments[bad.value.position]
+            name, source = naming.key_of(leaf.family, leaf.name), None
+        elif bad.value.equation == OPERAND:
+            return None
+        else:
+            maker = self._operations.maker(bad)
+            name, source = maker.name, maker.layer.source
+        why = (
+            "receives the first gradient that is not finite: none of the terms that flow back to it was found to be so"
+        )
+        return Origin(direction="backward", name=name, why=why, source=source, iteration=bad.iteration)
+
+    def _replayed(self, operations: Sequence[Operation], *, backward: bool = False) -> Replay:
+        """Returns a replay of operations, and of those that made their operands' infinities and NaNs."""
+        needed, fresh = list(operations), list(operations)
+        for _ in range(2):  # of a NaN, where it began; of that operation, the infinity that it made the NaN of
+            births = {birth.value: None for operation in fresh for birth in self._computed(operation).values()}
+            fresh = [self._operations.maker(value) for value in births]
+            needed += fresh
+        return Replay(self._trace, self._leaves, needed, backward=backward)
+
+    def _given(self, operation: Operation) -> ValueAt | None:
+        """Returns the parameter that an operation's operand is made of and that was not finite before the run."""
+        births = (self._birth(each).value for each in operation.values if self._flags.value(each))
+        families = [leaf.family for leaf in self._trace.arguments]
+        return next((v for v in births if is_argument(v.value) and families[v.value.position] == naming.PARAM), None)
+
+    def _computed(self, operation: Operation) -> dict[int, _Birth]:
+        """Returns where an operation's operands that are not finite began, by their positions.
+
+        Nothing where one of them is a constant infinity, or began outside of any operation: it may be meant.
+        """
+        operands = ((at, each) for at, each in enumerate(operation.operands) if isinstance(each, ValueAt))
+        births = {at: self._birth(each) for at, each in operands if self._flags.value(each)}
+        all_computed = all(not birth.stated and birth.value.value.equation >= 0 for birth in births.values())
+        return births if all_computed else {}
+
+    def _needed(
+        self, operation: Operation, failure: Failure, again: Callable[[Sequence[np.ndarray]], Failure | None]
+    ) -> Operation | None:
+        """Returns the operation that made an operand without which there would be no failure; None where none did."""
+        births = self._computed(operation)
+        if failure.equation is operation.equation and births:
+            tensors = enumerate(failure.tensors)
+            if again([_mended(each) if at in births else each for at, each in tensors]) is not None:
+                return None
+        first = min(births.values(), key=lambda birth: self._flags.rank(birth.value), default=None)
+        return None if first is None else self._operations.maker(first.value)
+
+    def _birth(self, start: ValueAt) -> _Birth:
+        """Returns the earliest value before another, or itself, that is not finite although its operands are."""
+        wanted = NAN if self._flags.value(start) & NAN else INF
+        found: dict[ValueAt, None] = {}
+        seen, waiting = {start}, [start]
+        while waiting:
+            value_at = waiting.pop()
+            culprits = [each for each in self._behind(value_at) if self._flags.value(each) & wanted]
+            if not culprits:
+                found[value_at] = None
+            waiting += [each for each in culprits if each not in seen]
+            seen.update(culprits)
+        births = [_Birth(value_at, self._is_stated(value_at)) for value_at in found]
+        return min(births, key=lambda birth: (not birth.stated, self._flags.rank(birth.value)))
+
+    def _behind(self, value_at: ValueAt) -> list[ValueAt]:
+        """Returns the values from which a value is made."""
+        if is_argument(value_at.value):
+            return []
+        found = sources(self._operations.frames, value_at)  # in loops and branches, or the operands of its equation
+        return found if found or value_at.value.equation == OPERAND else self._operations.maker(value_at).values
+
+    def _is_stated(self, value_at: ValueAt) -> bool:
+        """Returns whether a value that is not finite was made of a constant, or given, as an infinity."""
+        if self._flags.value(value_at) & NAN:
+            return False
+        if value_at.value.equation == OPERAND:
+            return is_argument(value_at.value)
+        operands = self._operations.maker(value_at).operands
+        return any(is_mask(each) for each in operands if not isinstance(each, ValueAt))
+
+    def _of_argument(self, value_at: ValueAt) -> Origin:
+        leaf = self._trace.arguments[value_at.value.position]
+        array = np.asarray(self._leaves[value_at.value.position])
+        wide = array if array.dtype.kind in "fc" else array.astype(np.float32)
+        return Origin(
+            direction="forward",
+            name=naming.key_of(leaf.family, leaf.name),
+            why=f"has {np.isnan(wide).sum():,} NaN and {np.isinf(wide).sum():,} Inf before anything is computed",
+            repair="look at where it comes from: the data, the checkpoint, the step before",
+        )
+
+
+def _mended(operand: np.ndarray) -> np.ndarray:
+    """Returns an operand with ones in place of elements that are not finite."""
+    if first_nonfinite(operand) is None:
+        return operand
+    wide = operand if operand.dtype.kind in "fc" else operand.astype(np.float32)
+    return np.where(np.isfinite(wide), wide, 1).astype(operand.dtype)
+
+
+def _located(operation: Operation) -> str:
+    return operation.primitive + (f" at {operation.layer.source}" if operation.layer.source else "")

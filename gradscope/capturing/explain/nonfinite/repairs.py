@@ -1,0 +1,61 @@
+"""Repairs of the known causes of a NaN or an infinity. Each is stated once, and a test applies it."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+
+class Diagnosis(NamedTuple):
+    """A `Diagnosis` states what happened in an operation, and the repair; "" where there is no general one."""
+
+    why: str
+    repair: str = ""
+
+
+ADD_EPSILON: Final = "keep the operand away from there: add a small epsilon, or clip it"
+CLIP_NEGATIVE: Final = "clip the operand from below at a small positive number, or look for what makes it negative"
+CLIP_INSIDE: Final = "clip the operand to a little less than the range where it is defined, such as -1 + eps to 1 - eps"
+SHIFT: Final = (
+    "subtract the largest operand first, as jax.nn.softmax and jax.nn.logsumexp do, use jax.nn.softplus for "
+    "log(1 + exp(x)), or clip the operand"
+)
+CLIP_OVERFLOW: Final = "clip the operand"
+UNDER_ROOT: Final = "add a small epsilon under the square root that it is divided by"
+WHERE_TWICE: Final = (
+    "use where twice: give the operation a harmless operand, f(where(ok, x, 1)), where its result is thrown away"
+)
+X_LOG_X: Final = "use where twice: p * log(where(p > 0, p, 1)) is 0 where p is 0, and so is its gradient"
+NORM: Final = "take the norm of a vector that cannot be zero: sqrt(sum(x**2) + eps), or where(x2 > 0, x2, 1) inside it"
+FINITE_MASK: Final = "mask with a large finite number, -1e9 say, in place of -inf, or keep one entry of every row"
+MASK_FIRST: Final = "mask with where, before the infinity is made, and not by multiplying"
+VALID_INDEX: Final = "keep the indices inside: look at the data and the table's size, or clip them"
+BASE_POSITIVE: Final = "keep the base positive: clip it, or take the power of its magnitude"
+JITTER: Final = "add a small multiple of the identity to the matrix"
+SCALE_LOSS: Final = "scale the loss down"
+SCALE_OPERANDS: Final = "scale the operands down"
+WIDER: Final = "compute this in float32"
+
+
+def overflow(dtype: np.dtype, *, backward: bool) -> Diagnosis:
+    """Returns the diagnosis of a result beyond the largest number of a dtype, as the predicate of a clause."""
+    scale = SCALE_LOSS if backward else SCALE_OPERANDS
+    narrow = jnp.finfo(dtype).bits < jnp.finfo(jnp.float32).bits
+    return Diagnosis(f"overflow of {dtype} (largest {largest(dtype):.6g})", f"{scale}, or {WIDER}" if narrow else scale)
+
+
+def largest(dtype: np.dtype) -> float:
+    """Returns the largest number of a dtype; of a complex one, that of its parts."""
+    return float(jnp.finfo(dtype).max)
+
+
+def element(index: tuple[int, ...]) -> str:
+    """Returns the words for the place of an element; "" for a scalar."""
+    return f" (element {list(index)})" if index else ""
+
+
+def numbers(operands: tuple[float, ...]) -> str:
+    """Returns operands as words."""
+    return " and ".join(f"{operand:.6g}" for operand in operands)

@@ -1,0 +1,244 @@
+"""A replay runs single operations again, on the operands and the gradients that they had in the run.
+
+One program observes those of all operations that are asked for, however many they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope.capturing.explain.nonfinite.nonfinite_flags import counted_iterations
+from gradscope.instrument.observing_program import observing_program
+from gradscope.instrument.plan import Plan
+from gradscope.instrument.taps import whole_tensor
+from gradscope.tracing.dataflow.reachability import Reach
+from gradscope.tracing.jaxpr.iterations import ValueAt
+from gradscope.tracing.jaxpr.jaxcompat import (
+    Atom,
+    Equation,
+    SubJaxpr,
+    bind,
+    is_literal,
+    kind_of,
+    run_closed,
+    sub_jaxprs,
+)
+from gradscope.tracing.jaxpr.vjp import pulled_back
+from gradscope.tracing.lookup.operations import Operation
+from gradscope.tracing.tracer import Trace
+
+#: Equations that compute what their jaxpr computes, so that a failure in them is a failure of an equation inside.
+_TRANSPARENT: Final = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+
+
+#: The most iterations of a `while` that run again.
+_MOST_ITERATIONS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A `Failure` is the first element of an operation's result or gradient that is not finite.
+
+    Attributes:
+        equation: The equation that made it: the operation's, or one inside it where it has a derivative rule.
+        index: The element's index in the result, or in the operand's gradient.
+        value: The element.
+        operands: The forward operands' elements at that index; operands without one are left out.
+        tensors: All of the equation's forward operands.
+        received: Backward, the arriving gradient's element at that index; None where the shapes differ, and forward.
+        arrived: Backward, the arriving gradients by output; empty forward.
+        dtype: The dtype of the result, or of the gradient.
+        iteration: The iteration of the `while` that the operation is; None for any other.
+    """
+
+    equation: Equation
+    index: tuple[int, ...]
+    value: float
+    operands: tuple[float, ...]
+    tensors: Sequence[np.ndarray]
+    received: float | None = None
+    arrived: Mapping[int, Any]
+    dtype: Any
+    iteration: int | None = None
+
+
+class Replay:
+    """A `Replay` holds what some operations of a traced loss received in the run.
+
+    Args:
+        trace: The loss.
+        leaves: Its flat arguments.
+        operations: The operations.
+        backward: Whether the gradients that arrive at them are observed, too.
+    """
+
+    def __init__(
+        self, trace: Trace, leaves: Sequence[Any], operations: Sequence[Operation], *, backward: bool = False
+    ) -> None:
+        outputs = {output.value for operation in operations for output in operation.outputs}
+        read = {value_at.value for operation in operations for value_at in operation.values}
+        self._sites = tuple(trace.site_at(key) for key in dict.fromkeys((*read, *outputs)))
+        self._numbers = {site.value: number for number, site in enumerate(self._sites)}
+        differentiated = frozenset(
+            number
+            for number, site in enumerate(self._sites)
+            if backward and site.value in outputs and site.reach is Reach.GRADIENT
+        )
+        plan = Plan(sites=self._sites, gradients=differentiated, observe=whole_tensor)
+        program, reached = observing_program(trace, plan)
+
+        def seen(leaves: Sequence[Any]) -> tuple[Any, Any]:
+            observed = program(leaves)
+            return observed.captured.values, observed.cotangents if backward else {}
+
+        self._values, cotangents = jax.jit(seen)(list(leaves))
+        self._cotangents = {number: each for number, each in cotangents.items() if number in reached.sites}
+
+    def forward(self, operation: Operation) -> Failure | None:
+        """Returns the first element of an operation's results that is not finite; None where all are finite."""
+        operands = self._operands(operation)
+        for output in operation.outputs:
+            result = self._at(self._values, output)
+            if result is not None and first_nonfinite(result) is not None:
+                return _inside(operation.equation, operands) or _failure(operation.equation, result, operands)
+        return None
+
+    def backward(self, operation: Operation) -> Failure | None:
+        """Returns the first element that is not finite in the gradients that an operation returns to its operands.
+
+        None where all of them are finite, and where the gradient that it receives is not: then another operation is the
+        origin.
+        """
+        received = [self._at(self._cotangents, output) for output in operation.outputs]
+        if any(each is not None and first_nonfinite(each) is not None for each in received):
+            return None
+        arrived = {position: jnp.asarray(each) for position, each in enumerate(received) if each is not None}
+        return backward_failure(operation.equation, self._operands(operation), arrived) if arrived else None
+
+    def _operands(self, operation: Operation) -> list[np.ndarray]:
+        found = (
+            self._at(self._values, each) if isinstance(each, ValueAt) else np.asarray(each)
+            for each in operation.operands
+        )
+        return [np.asarray(each) for each in found]
+
+    def _at(self, tensors: Mapping[int, Any], value_at: ValueAt) -> np.ndarray | None:
+        number = self._numbers[value_at.value]
+        if number not in tensors:
+            return None
+        return np.asarray(tensors[number][counted_iterations(self._sites[number], value_at)])
+
+
+def backward_failure(equation: Equation, operands: Sequence[np.ndarray], arrived: Mapping[int, Any]) -> Failure | None:
+    """Returns the first element that is not finite in what an equation's own backward rule returns; None for none."""
+    inexact = [number for number, operand in enumerate(operands) if jnp.issubdtype(operand.dtype, jnp.inexact)]
+    values = [jnp.asarray(operand) for operand in operands]
+    for gradient in map(np.asarray, pulled_back(equation, values, inexact, arrived)):
+        if first_nonfinite(gradient) is not None:
+            failure = _failure(equation, gradient, operands)
+            one = np.asarray(next(iter(arrived.values())))
+            same = one.shape == gradient.shape
+            return replace(failure, arrived=arrived, received=number_of(one[failure.index]) if same else None)
+    return None
+
+
+def forward_failure(equation: Equation, operands: Sequence[np.ndarray]) -> Failure | None:
+    """Returns the first element of an equation's results that is not finite; None where all are finite."""
+    for result in map(np.asarray, bind(equation, [jnp.asarray(operand) for operand in operands])):
+        if first_nonfinite(result) is not None:
+            return _failure(equation, result, operands)
+    return None
+
+
+def first_nonfinite(array: np.ndarray) -> tuple[int, ...] | None:
+    """Returns the index of the first NaN, or else of the first infinity; None where all elements are finite."""
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        return None
+    wide = array if array.dtype.kind in "fc" else array.astype(np.float32)
+    for bad in (np.isnan(wide), np.isinf(wide)):
+        if bad.any():
+            return tuple(map(int, np.unravel_index(int(bad.argmax()), bad.shape)))
+    return None
+
+
+def number_of(element: Any) -> float:
+    """Returns an element as a number; of a complex one the magnitude."""
+    return float(abs(element)) if np.iscomplexobj(element) else float(element)
+
+
+def _inside(equation: Equation, operands: Sequence[np.ndarray]) -> Failure | None:
+    """Returns the failure of the equation inside a function with a derivative rule; None for any other equation."""
+    if kind_of(equation) == "while":
+        return _in_while(equation, operands)
+    if equation.primitive.name not in _TRANSPARENT and kind_of(equation) != "call":
+        return None
+    return _in_jaxpr(sub_jaxprs(equation)[0], operands, bind(equation, [jnp.asarray(each) for each in operands]))
+
+
+def _in_while(equation: Equation, operands: Sequence[np.ndarray]) -> Failure | None:
+    """Returns the failure of an equation in the body of a `while`, which runs until its carry is not finite."""
+    params = equation.params
+    first_body, first_carry = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    values = [jnp.asarray(each) for each in operands]
+    constants, carries = values[first_body:first_carry], values[first_carry:]
+    body = jax.jit(lambda *received: run_closed(params["body_jaxpr"], *received))
+    for iteration in range(_MOST_ITERATIONS):
+        if not np.all(run_closed(params["cond_jaxpr"], *values[:first_body], *carries)[0]):
+            return None
+        made = body(*constants, *carries)
+        if _bad(made):
+            found = _in_jaxpr(sub_jaxprs(equation)[0], [*constants, *carries], made)
+            return None if found is None else replace(found, iteration=iteration)
+        carries = made
+    return None
+
+
+def _in_jaxpr(sub: SubJaxpr, operands: Sequence[Any], outputs: Sequence[Any]) -> Failure | None:
+    """Returns the failure of the first equation of a jaxpr that makes of finite operands what its outputs have."""
+    values: dict[Atom, Any] = dict(zip(sub.jaxpr.constvars, sub.constants, strict=True))
+    values.update(zip(sub.jaxpr.invars, map(jnp.asarray, operands), strict=True))
+    wanted = _has_nan(outputs)
+    for inner in sub.jaxpr.eqns:
+        read = [atom.val if is_literal(atom) else values[atom] for atom in inner.invars]
+        made = bind(inner, read)
+        results = [np.asarray(each) for each in made if not jnp.issubdtype(each.dtype, jax.dtypes.extended)]
+        arrays = [np.asarray(each) for each in read if not jnp.issubdtype(jnp.asarray(each).dtype, jax.dtypes.extended)]
+        bad = next((each for each in results if first_nonfinite(each) is not None), None)
+        if bad is not None and (_has_nan([bad]) and not _has_nan(arrays) if wanted else not _bad(arrays)):
+            return _inside(inner, arrays) or _failure(inner, bad, arrays)
+        values.update(zip(inner.outvars, made, strict=True))
+    return None
+
+
+def _bad(arrays: Sequence[Any]) -> bool:
+    return any(first_nonfinite(np.asarray(each)) is not None for each in arrays)
+
+
+def _has_nan(arrays: Sequence[Any]) -> bool:
+    first = ((np.asarray(each), first_nonfinite(np.asarray(each))) for each in arrays)
+    return any(index is not None and np.isnan(number_of(array[index])) for array, index in first)
+
+
+def _failure(equation: Equation, array: np.ndarray, operands: Sequence[np.ndarray]) -> Failure:
+    index = first_nonfinite(array) or ()
+    aligned = [operand for operand in operands if _broadcasts(operand.shape, array.shape)]
+    return Failure(
+        equation=equation,
+        index=index,
+        value=number_of(array[index]),
+        operands=tuple(number_of(np.broadcast_to(operand, array.shape)[index]) for operand in aligned),
+        tensors=operands,
+        arrived={},
+        dtype=array.dtype,
+    )
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Returns whether a shape broadcasts to another, as an elementwise operation reads its operands."""
+    return not shape or (len(shape) == len(to) and all(one in (1, other) for one, other in zip(shape, to, strict=True)))

@@ -1,0 +1,7 @@
+"""The search for the reason why a gradient is zero, exactly or but for rounding.
+
+- `zero_gradients` follows a gradient that is exactly zero towards the loss. `neighbourhood` observes the operations
+  around it, and `zero_uses` classifies an operation whose derivative is zero there.
+- `rounding_zeros` chooses the gradients that may be rounding errors. `invariance` displaces their values, and finds the
+  operation that takes the displacement out, as `displacement` measures it.
+"""

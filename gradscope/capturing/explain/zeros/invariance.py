@@ -1,0 +1,206 @@
+"""Invariances: gradients that are zero because the loss does not change with the value.
+
+The bias of a key under a softmax, a bias before a batch normalisation, everything before a layer normalisation of two
+features: the terms of such a gradient cancel, and what is left is rounding. No list of names tells them. The value is
+*displaced* at random, the loss runs once more, and the difference to the first run is followed from operation to
+operation. An invariance is an operation that takes the displacement out: several of its operands, or elements, differ,
+and its result does not. A gradient that vanishes is something else: differences shrink gradually, or in an operation
+that saturates element by element, which takes nothing out.
+
+One program observes a sample of every value between the displaced ones and the loss. It runs once as it is, once with
+all values displaced together, and, where that does not settle it, once for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope.capturing.execution.run import Run
+from gradscope.capturing.explain.zeros.displacement import Change, change_of, is_taken_out, mixes, precision, sample
+from gradscope.capturing.explain.zeros.neighbourhood import differentiably
+from gradscope.instrument.observing_program import observing_program
+from gradscope.instrument.plan import Plan
+from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
+from gradscope.tracing.dataflow.gradient_barriers import location_of
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve, source_in, variable_of
+from gradscope.tracing.jaxpr.jaxcompat import is_literal, library_function
+
+#: The most values that are displaced one by one.
+_MOST_ALONE: Final = 16
+
+
+class _Cut(NamedTuple):
+    """A `_Cut` is an equation that takes a displacement out."""
+
+    frame: Frame
+    number: int
+
+
+class Invariances:
+    """`Invariances` are those of some arguments of a loss.
+
+    Args:
+        run: A run of the loss.
+        arguments: The arguments, by number, whose gradients may be zero but for rounding.
+
+    Attributes:
+        of_arguments: The arguments that the loss does not change with, each with the equations that take it out.
+    """
+
+    def __init__(self, run: Run, arguments: Sequence[int]) -> None:
+        self._run = run
+        self._leaves: list[Any] = [None if leaf is None else jnp.asarray(leaf) for leaf in run.arguments]
+        self._flow = ForwardFlow()
+        self._reachability = run.trace.reachability
+        root = run.trace.root
+        self._starts = {n: FrameVariable(root, variable_of(root, ValueKey((), OPERAND, n))) for n in arguments}
+        self._precision = precision(site.dtype for site in run.trace.sites)
+        region = self._flow.closure(self._starts.values(), self._goes)
+        keys = dict.fromkeys(key for variable in self._with_operands(region) if (key := resolve(*variable)))
+        self._sites = tuple(run.trace.site_at(key) for key in keys if not _is_argument(key))
+        program, _ = observing_program(run.trace, Plan(sites=self._sites, gradients=frozenset(), observe=sample))
+        self._program = jax.jit(lambda leaves: program(leaves).captured.values)
+        self._before = self._samples(())
+        self.of_arguments: dict[int, list[_Cut]] = {}
+        for group in ([*arguments], *([n] for n in arguments[:_MOST_ALONE])):
+            remaining = [n for n in group if n not in self.of_arguments]
+            if remaining:
+                self._try(remaining)
+
+    def of_value(self, value: ValueKey) -> list[_Cut] | None:
+        """Returns the equations that take an invariant argument out and that are on all ways of a value to the loss.
+
+        None where the value has another way.
+        """
+        cuts = {cut: None for found in self.of_arguments.values() for cut in found}
+        frame = next(each for each in self._run.trace.root.walk() if each.key == value.frame)
+        start = FrameVariable(frame, variable_of(frame, value))
+
+        def goes(step: Step) -> bool:
+            return self._goes(step) and not (step.way == "compute" and _Cut(step.frame, step.number) in cuts)
+
+        reached = self._flow.closure([start], goes)
+        root = self._run.trace.root
+        if FrameVariable(root, root.jaxpr.outvars[0]) in reached:
+            return None
+        steps = (step for variable in reached for step in self._flow.steps(variable) if step.way == "compute")
+        return list(dict.fromkeys(cut for step in steps if (cut := _Cut(step.frame, step.number)) in cuts)) or None
+
+    def beyond(self, cuts: Sequence[_Cut]) -> list[ValueKey]:
+        """Returns the values that are made of the results of some equations, nearest first."""
+        outputs = (FrameVariable(cut.frame, v) for cut in cuts for v in cut.frame.jaxpr.eqns[cut.number].outvars)
+        reached = self._flow.closure(list(outputs), self._goes)
+        return [key for variable in reached if (key := resolve(*variable))]
+
+    def _goes(self, step: Step) -> bool:
+        return differentiably(self._reachability, step)
+
+    def _with_operands(self, region: Iterable[FrameVariable]) -> Iterator[FrameVariable]:
+        """Yields some variables, and the other operands of what is made of them: a maximum that is subtracted, say."""
+        for variable in region:
+            yield variable
+            for step in self._flow.steps(variable):
+                if step.way == "compute" and self._goes(step):
+                    operands = step.frame.jaxpr.eqns[step.number].invars
+                    yield from (FrameVariable(step.frame, atom) for atom in operands if not is_literal(atom))
+
+    def _try(self, numbers: Sequence[int]) -> None:
+        """Displaces some arguments together, and notes those that the loss does not change with."""
+        after = self._samples(numbers)
+        changes = {key: change_of(self._before[key], after[key]) for key in self._before}
+        for number in numbers:
+            cuts = self._followed(self._starts[number], changes)
+            if cuts:
+                self.of_arguments[number] = cuts
+
+    def _samples(self, displaced: Sequence[int]) -> dict[ValueKey, np.ndarray]:
+        leaves = list(self._leaves)
+        for number in displaced:
+            leaves[number] = self._displaced(number, leaves[number])
+        observed = jax.device_get(self._program(leaves))
+        found = {site.value: np.asarray(observed[n]).ravel() for n, site in enumerate(self._sites) if n in observed}
+        own = {ValueKey((), OPERAND, n): np.asarray(jax.device_get(sample(leaves[n]))) for n in self._starts}
+        return found | own
+
+    def _displaced(self, number: int, leaf: Any) -> Any:
+        """Returns an argument displaced at random, by a fraction of its own scale or of what it is added to."""
+        host = np.asarray(leaf).astype(np.float64)
+        scales = [float(np.sqrt(np.mean(host**2))) if host.size else 0.0, *self._added_to(self._starts[number])]
+        scale = self._precision.displacement * (max(scales) or 1.0)
+        noise = np.random.default_rng(number).standard_normal(host.shape)
+        # A sum with the argument is placed as that is, so that the program is compiled once for all of them.
+        return self._leaves[number] + jnp.asarray(scale * noise, leaf.dtype)
+
+    def _added_to(self, start: FrameVariable) -> list[float]:
+        """Returns the root mean squares of the sums that a value is a term of."""
+        found: list[float] = []
+        for variable in self._flow.closure([start], lambda step: self._goes(step) and _only_reshapes(step)):
+            for step in self._flow.steps(variable):
+                adds = step.way == "compute" and step.frame.jaxpr.eqns[step.number].primitive.name in ("add", "sub")
+                key = resolve(*step.to) if adds else None
+                if key is not None and key in self._before:
+                    found.append(float(np.sqrt(np.mean(self._before[key].astype(np.float64) ** 2))))
+        return [each for each in found if np.isfinite(each)]
+
+    def _followed(self, start: FrameVariable, changes: Mapping[ValueKey, Change]) -> list[_Cut]:
+        """Returns the equations that take out a displacement; none where it gets to the loss, however small by then."""
+        root, cuts = self._run.trace.root, dict[_Cut, None]()
+        loss = FrameVariable(root, root.jaxpr.outvars[0])
+        seen, waiting = {start}, [start]
+        while waiting:
+            variable = waiting.pop()
+            if variable == loss:
+                return []
+            for step in filter(self._goes, self._flow.steps(variable)):
+                cut = _Cut(step.frame, step.number)
+                if step.way == "compute" and (cut in cuts or self._takes_out(step, changes)):
+                    cuts[cut] = None
+                elif step.to not in seen:
+                    seen.add(step.to)
+                    waiting.append(step.to)
+        return list(cuts)
+
+    def _takes_out(self, step: Step, changes: Mapping[ValueKey, Change]) -> bool:
+        """Returns whether an equation's operands have changed and its result has not."""
+        equation = step.frame.jaxpr.eqns[step.number]
+        keys = dict.fromkeys(resolve(step.frame, atom) for atom in equation.invars if not is_literal(atom))
+        operands = [changes[key] for key in keys if key is not None and key in changes and changes[key].share]
+        made = resolve(*step.to)
+        result = None if made is None else changes.get(made)
+        if result is None or not operands or not (len(operands) > 1 or mixes(equation)):
+            return False
+        return is_taken_out(equation, operands, result, self._precision)
+
+
+def words_of(cuts: Sequence[_Cut]) -> str:
+    """Returns the clause that names what takes a displacement out, with the library function that does it."""
+    names = list(dict.fromkeys(_located(cut.frame, cut.number) for cut in cuts))
+    return f"{' and '.join(names)} {'takes' if len(names) == 1 else 'take'} out what it adds"
+
+
+def _located(frame: Frame, number: int) -> str:
+    """Returns an equation's location; in a library's function, that function's name in place of the primitive."""
+    equation = frame.jaxpr.eqns[number]
+    where, source, function = location_of(frame, number), source_in(frame, equation), library_function(equation)
+    if function is not None and source is not None and not function.startswith("__"):
+        return f"{function.strip('_')} at {source}"
+    while frame.parent is not None and frame.equation is not None and frame.kind == "call":
+        if source is None or source_in(frame.parent, frame.equation) != source:
+            break
+        where = f"{str(frame.equation.params.get('name', 'jit')).strip('_')} at {source}"
+        frame = frame.parent
+    return where
+
+
+def _only_reshapes(step: Step) -> bool:
+    shapes = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "convert_element_type")
+    return step.way != "compute" or step.frame.jaxpr.eqns[step.number].primitive.name in shapes
+
+
+def _is_argument(key: ValueKey) -> bool:
+    return not key.frame and key.equation == OPERAND

@@ -1,0 +1,88 @@
+"""Gradients that are zero but for rounding: the small ones among a run's gradients that an invariance explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gradscope import naming
+from gradscope.capturing.execution.run import Run
+from gradscope.capturing.explain.zeros.displacement import precision
+from gradscope.capturing.explain.zeros.invariance import Invariances, words_of
+from gradscope.dump.manifest.manifest import Cause
+from gradscope.naming import IterationIndex
+from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
+
+_CANCELLATION = "cancellation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient:
+    """A `Gradient` is one that is not zero.
+
+    Attributes:
+        family: Its family.
+        name: Its name.
+        value: The value that it is the gradient with respect to.
+        iteration: The iteration of the loops around that value.
+        rms: The root mean square of its finite elements.
+    """
+
+    family: str
+    name: str
+    value: ValueKey
+    iteration: IterationIndex
+    rms: float
+
+
+def cancels(cause: Cause) -> bool:
+    """Returns whether the terms of a gradient that is exactly zero cancel, by an invariance maybe."""
+    return cause.family == naming.PARAM_GRAD and cause.why.startswith(_CANCELLATION)
+
+
+def rounding_causes(run: Run, gradients: Sequence[Gradient], cancelling: Sequence[Cause]) -> Iterator[Cause]:
+    """Yields the causes of gradients that are zero because the loss does not change with the value.
+
+    Args:
+        run: The run.
+        gradients: Its gradients that are not zero.
+        cancelling: Causes of gradients that are exactly zero because their terms cancel.
+    """
+    small = precision(site.dtype for site in run.trace.sites).small
+    parameters = [each for each in gradients if each.family == naming.PARAM_GRAD and math.isfinite(each.rms)]
+    most = max((each.rms for each in parameters), default=0.0)
+    tiny = {each.value.position: each for each in parameters if each.rms < small * most}
+    tiny = dict(sorted(tiny.items(), key=lambda item: item[1].rms))
+    zero = {n: leaf for n, leaf in enumerate(run.trace.arguments) if any(each.name == leaf.name for each in cancelling)}
+    zero = {n: leaf for n, leaf in zero.items() if leaf.family == naming.PARAM}
+    if not tiny and not zero:
+        return
+    found = Invariances(run, [*zero, *tiny])
+    for number, cuts in found.of_arguments.items():
+        name = run.trace.arguments[number].name
+        rounding = number in tiny
+        zero_words = "is zero but for rounding" if rounding else "zero by construction"
+        why = f"{zero_words}: the loss does not change with it; {words_of(cuts)}"
+        yield Cause(family=naming.PARAM_GRAD, name=name, why=why, rounding=rounding)
+    if found.of_arguments:
+        yield from _of_values(found, gradients, small)
+
+
+def _of_values(found: Invariances, gradients: Sequence[Gradient], small: float) -> Iterator[Cause]:
+    """Yields the causes of gradients with respect to other values that the same operations take out."""
+    known: dict[ValueKey, float] = {}
+    for each in gradients:
+        known[each.value] = max(each.rms, known.get(each.value, 0.0))
+    for each in gradients:
+        if each.family == naming.PARAM_GRAD or _is_parameter(each.value, each.family):
+            continue
+        cuts = found.of_value(each.value)
+        beyond = [] if cuts is None else [known[value] for value in found.beyond(cuts) if value in known]
+        if cuts and beyond and each.rms < small * beyond[0]:
+            why = f"is zero but for rounding: the loss does not change with it; {words_of(cuts)}"
+            yield Cause(family=each.family, name=each.name, why=why, rounding=True)
+
+
+def _is_parameter(value: ValueKey, family: str) -> bool:
+    return not value.frame and value.equation == OPERAND and family == naming.PARAM_GRAD

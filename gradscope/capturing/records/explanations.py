@@ -1,0 +1,64 @@
+"""The explanations of a run's results that are stored with them, each by running the loss again where there is need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gradscope.capturing.execution.preparation import Bounds, Prepared
+from gradscope.capturing.explain.attempt import Attempt
+from gradscope.capturing.explain.nonfinite.origin_search import find_origins
+from gradscope.capturing.explain.zeros.neighbourhood import MOST_BYTES
+from gradscope.capturing.explain.zeros.rounding_zeros import cancels, rounding_causes
+from gradscope.capturing.records.session import Session
+from gradscope.capturing.timings import Timings
+from gradscope.dump.manifest.manifest import Cause, Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanations:
+    """`Explanations` are what was found out about a run.
+
+    Attributes:
+        origins: Where values that are not finite began.
+        causes: Why gradients are zero.
+        failed: Which explanations could not be found because a search failed, as sentences.
+    """
+
+    origins: tuple[Origin, ...] = ()
+    causes: tuple[Cause, ...] = ()
+    failed: tuple[str, ...] = ()
+
+
+def explanations(
+    loss: Callable[[Any, Any], Any], prepared: Prepared, session: Session, bounds: Bounds | None, timings: Timings
+) -> Explanations:
+    """Returns what there is to explain in a run, as far as it can be found out; never raises.
+
+    Args:
+        loss: The loss.
+        prepared: Its arguments.
+        session: The run, after its last record.
+        bounds: The memory that a run may use; None for no bound. Where there is one, the complete model does not run
+            again to find gradients that are zero but for rounding.
+        timings: Receives the seconds of each search.
+    """
+    origins: tuple[Origin, ...] = ()
+    causes: tuple[Cause, ...] = ()
+    failed: list[str] = []
+    if session.nonfinite:
+        with timings.phase("search for the origin"), Attempt() as attempt:
+            origins = find_origins(loss, prepared, finite=math.isfinite(session.loss() or 0.0))
+        failed += [f"where the first NaN or Inf began {attempt.failure}"] if attempt.failure else []
+    if session.zeros:
+        with timings.phase("explain"), Attempt() as attempt:
+            causes = session.causes(MOST_BYTES if bounds is None else min(bounds.run_bytes, MOST_BYTES))
+        failed += [f"why gradients are zero {attempt.failure}"] if attempt.failure else []
+    if not session.nonfinite and bounds is None:
+        with timings.phase("explain"), Attempt() as attempt:
+            found = rounding_causes(session.run, session.gradients, [each for each in causes if cancels(each)])
+            causes = tuple({(each.family, each.name): each for each in (*causes, *found)}.values())
+        failed += [f"why gradients are small {attempt.failure}"] if attempt.failure else []
+    return Explanations(origins=origins, causes=causes, failed=tuple(failed))

@@ -1,0 +1,175 @@
+"""Where an infinity or a NaN was born, in programs that make the first NaN or the first bad gradient elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import gradscope as gs
+
+W = jnp.ones((2, 3))
+X = jnp.array([[1.0, 2.0, 3.0], [1.0, 0.0, -2.0]], jnp.float32)
+TABLE = jnp.arange(12.0).reshape(4, 3)
+
+
+def masked_sum(w: Any, x: Any) -> Any:
+    p = jnp.where(x > 0, x * w, 0.0)
+    plogp = p * jnp.log(p)  # here
+    return (plogp * jnp.maximum(x, 0.0)).sum()
+
+
+def entropy_under_where(w: Any, x: Any) -> Any:
+    p = jnp.where(x > 0, x * w, 0.0)
+    p = p / p.sum(-1, keepdims=True)
+    bits = p * jnp.log(p) / jnp.log(2.0)  # here
+    return (jnp.where(x > 0, bits, 0.0).sum(-1) / 2.0).sum()
+
+
+def logarithm_to_base_2(w: Any, x: Any) -> Any:
+    p = jnp.abs(x) * w
+    return jnp.where(x > 0, p * jnp.log2(p), 0.0).sum()  # here
+
+
+def naive_softmax(w: Any, x: Any) -> Any:
+    e = jnp.exp(x * w * 100)  # here
+    e = e * 1.5
+    return (e / e.sum(-1, keepdims=True)).sum()
+
+
+def reciprocal_times_zero(w: Any, x: Any) -> Any:
+    r = 1 / (x * w - 2.0)  # here
+    return (jnp.tanh(r * 2.0) * r * (x * 0.0)).sum()
+
+
+def rsqrt_of_a_variance(w: Any, x: Any) -> Any:
+    y = x[:1] * w[:1]
+    scale = lax.rsqrt(y.var(0, keepdims=True))  # here
+    return ((y - y.mean(0, keepdims=True)) * scale).sum()
+
+
+def scanned(w: Any, x: Any) -> Any:
+    def step(total: Any, row: Any) -> Any:
+        logs = jnp.log(jnp.abs(row) * w[0])  # here
+        return total + (jnp.abs(row) * logs).sum(), None
+
+    return lax.scan(step, 0.0, x)[0]
+
+
+def in_a_while(w: Any, x: Any) -> Any:
+    def step(state: Any) -> Any:
+        return state[0] + 1, jnp.log(state[1] - 1)  # here
+
+    return lax.while_loop(lambda state: state[0] < 5, step, (0, x[0, 2]))[1] * w.sum()
+
+
+FORWARD = {
+    masked_sum: ("log", (1, 1)),
+    naive_softmax: ("exp", (0, 0)),
+    reciprocal_times_zero: ("div", (0, 1)),
+    rsqrt_of_a_variance: ("rsqrt", (0, 0)),
+    scanned: ("log", (1,)),
+    in_a_while: ("log", ()),
+}
+ONLY_GRADIENTS = {entropy_under_where: ("log", (1, 1)), logarithm_to_base_2: ("log", (1, 1))}
+
+
+def line_of(function: Callable[..., Any]) -> str:
+    lines, first = inspect.getsourcelines(function)
+    (offset,) = (number for number, line in enumerate(lines) if line.endswith("# here\n"))
+    return f"test_births.py:{first + offset}"
+
+
+def origin_of(loss: Callable[..., Any], weights: Any = W) -> Any:
+    with np.errstate(all="ignore"):
+        (origin,) = gs.capture(loss, weights, X).origins
+    return origin
+
+
+def line_by_jax(loss: Callable[..., Any]) -> str:
+    """Where JAX itself stops at the first infinity, with every operation run by itself."""
+    with jax.disable_jit(), jax.debug_infs(True), pytest.raises(FloatingPointError) as raised:
+        loss(W, X)
+    (entry,) = [each for each in raised.traceback if str(each.path) == __file__][-1:]
+    return f"test_births.py:{entry.lineno + 1}"
+
+
+@pytest.mark.parametrize("loss", [*FORWARD, *ONLY_GRADIENTS], ids=lambda loss: loss.__name__)
+def test_the_infinity_is_named_and_not_what_makes_nan_of_it(loss: Any) -> None:
+    found = origin_of(loss)
+    primitive, index = (FORWARD | ONLY_GRADIENTS)[loss]
+    assert (found.direction, found.primitive, found.source) == ("forward", primitive, line_of(loss)), found
+    assert found.index[-len(index) :] == index if index else found.index == ()
+    assert np.isfinite(found.operands).all()
+
+
+@pytest.mark.parametrize("loss", [masked_sum, naive_softmax, reciprocal_times_zero, rsqrt_of_a_variance])
+def test_jax_stops_at_the_same_line(loss: Any) -> None:
+    assert origin_of(loss).source == line_by_jax(loss)
+
+
+@pytest.mark.parametrize("loss", ONLY_GRADIENTS, ids=lambda loss: loss.__name__)
+def test_what_reaches_only_the_gradients_is_said_to(loss: Any) -> None:
+    assert np.isfinite(loss(W, X))
+    assert "does not reach the loss, but the gradients" in origin_of(loss).why
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_an_index_beyond_a_table_is_named_with_its_place(hidden: bool) -> None:
+    ids = jnp.array([[0, 2], [7, 1]])
+
+    def loss(w: Any, x: Any) -> Any:
+        rows = jnp.tanh(jnp.take(w, ids, axis=0) * 0.5)
+        return (jnp.where((ids < 4)[..., None], rows * rows, 0.0) if hidden else rows).sum()
+
+    found = origin_of(loss, TABLE)
+    assert (found.direction, found.primitive) == ("forward", "gather")
+    assert "index 7 (element [1, 0] of the indices) is beyond the 4 rows of the table" in found.why
+    assert ("does not reach the loss" in found.why) is hidden
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "largest"),
+    [(jnp.float8_e4m3fn, 1024.0, "448"), (jnp.float8_e5m2, 1e6, "57344"), (jnp.float16, 1e6, "65504")],
+)
+def test_a_cotangent_beyond_its_type_is_an_overflow(dtype: Any, scale: float, largest: str) -> None:
+    found = origin_of(lambda w, x: (x * w.astype(dtype).astype(jnp.float32)).sum() * scale)
+    assert (found.direction, found.primitive) == ("backward", "convert_element_type")
+    assert f"overflow of {jnp.dtype(dtype).name} (largest {largest})" in found.why
+    assert found.repair.startswith("scale the loss down")
+
+
+def test_a_row_that_is_masked_throughout_is_no_fault_of_the_mask() -> None:
+    found = origin_of(lambda w, x: (jax.nn.softmax(jnp.where(x > 5, x * w, -jnp.inf)) * x).sum())
+    assert (found.primitive, "every entry of the row is masked" in found.why) == ("sub", True)
+
+
+def test_an_infinity_that_is_stated_and_reaches_the_loss_is_called_a_constant() -> None:
+    found = origin_of(lambda w, x: -jax.nn.log_softmax(jnp.where(x > 0, x * w, -jnp.inf))[1, 2])
+    assert "a constant of the program that reaches the loss" in found.why
+
+
+def test_the_search_can_be_left_out() -> None:
+    dump = gs.capture(masked_sum, W, X, origins=False)
+    assert not dump.origins
+    assert not any("search" in phase for phase in dump.manifest.timings)
+
+
+def test_a_search_that_fails_is_told_and_takes_nothing_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradscope.capturing.explain.nonfinite import origin_search
+
+    def fails(*_args: Any, **_kwargs: Any) -> Any:
+        raise TypeError("no such thing")
+
+    monkeypatch.setattr(origin_search, "NonfiniteFlags", fails)
+    dump = gs.capture(masked_sum, W, X)
+    assert dump.origins == ()
+    assert re.search("could not be explained: TypeError: no such thing", dump.manifest.note)
+    assert dump["param_grad/value"].shape == W.shape
