@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 
 from gradscope import naming
 from gradscope.errors import ModelError
+from gradscope.frameworks.modules.tree_names import tree_names
 from gradscope.tracing.dataflow.liveness import Liveness, liveness_of
 from gradscope.tracing.dataflow.reachability import Reach, Reachability, reachability_of
 from gradscope.tracing.jaxpr import jaxcompat
@@ -188,28 +190,29 @@ def variable_leaves(variables: Any) -> tuple[Leaf, ...]:
     """Returns the leaves of a model's variables: Flax's `params` collection and the others, or only parameters."""
     if not (isinstance(variables, Mapping) and "params" in variables):
         return leaves_of(variables, naming.PARAM, differentiated=True)
+    state = iter(leaves_of({name: each for name, each in variables.items() if name != "params"}, naming.STATE))
     leaves: list[Leaf] = []
     for name in sorted(variables):  # the order in which JAX flattens a mapping
         if name == "params":
             leaves += leaves_of(variables[name], naming.PARAM, differentiated=True)
         else:
-            leaves += leaves_of({name: variables[name]}, naming.STATE)
+            leaves += itertools.islice(state, len(jax.tree_util.tree_leaves(variables[name])))
     return tuple(leaves)
 
 
 def leaves_of(tree: Any, family: str, *, differentiated: bool = False) -> tuple[Leaf, ...]:
-    """Returns the leaves of a pytree of arrays or shapes, named by their paths.
+    """Returns the leaves of a pytree of arrays or shapes, named by their paths; no two have one name.
 
     Args:
         tree: The pytree.
         family: The family they belong to.
         differentiated: Whether those of inexact dtype are differentiated.
     """
-    return tuple(_leaf(family, path, leaf, differentiated) for path, leaf in jax.tree_util.tree_leaves_with_path(tree))
+    named = zip(tree_names(tree), jax.tree_util.tree_leaves(tree), strict=True)
+    return tuple(_leaf(family, name, leaf, differentiated) for name, leaf in named)
 
 
-def _leaf(family: str, path: Any, leaf: Any, differentiated: bool) -> Leaf:
-    name = jax.tree_util.keystr(path, simple=True, separator="/") or "value"
+def _leaf(family: str, name: str, leaf: Any, differentiated: bool) -> Leaf:
     aval = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
     inexact = bool(jnp.issubdtype(aval.dtype, jnp.inexact))
     return Leaf(

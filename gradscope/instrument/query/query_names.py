@@ -43,7 +43,8 @@ class QueryNames(NamedTuple):
 
     Attributes:
         of: The values that are differentiated in place of the loss, with their initial gradients.
-        stops: The values that count as constant.
+        stops: The values that count as constant. An argument is none: nothing is behind it, and what arrives there is
+            its gradient.
         fed: The values that are not computed.
         gradient_fed: The values at which a gradient is injected and none arrives.
         fetches: The only values and gradients that are shown; empty for all.
@@ -71,7 +72,7 @@ def find_names(known: NamedValues, query: TraceQuery) -> QueryNames:
     values = {name: each for name, each in query.feeds.items() if not name.startswith(GRADIENT)}
     return QueryNames(
         of=[Injected(name, known.find(name), each) for name, each in zip(query.of, initial, strict=True)],
-        stops=[known.find(name) for name in query.stops],
+        stops=[stop for stop in map(known.find, query.stops) if stop.value is None or not is_argument(stop.value)],
         fed=[Injected(name, known.find(name), each) for name, each in values.items()],
         gradient_fed=[Injected(name, known.find(name), each) for name, each in gradients.items()],
         fetches=[_fetch(name, known) for name in query.fetches],
@@ -84,9 +85,7 @@ def _fetch(name: str, known: NamedValues) -> Fetch:
         return Fetch(own, known.find(own), gradient=True)
     family, _, own = name.partition("/")
     if naming.is_gradient(family):
-        of_value = (
-            own if family == naming.ACTIVATION_GRAD else naming.key_of(naming.value_family(family) or family, own)
-        )
+        of_value = naming.key_of(naming.value_family(family) or family, own)
         return Fetch(own, known.find(of_value), gradient=True)
     return Fetch(name.removeprefix(f"{naming.ACTIVATION}/"), known.find(name), gradient=False)
 
