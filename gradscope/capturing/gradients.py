@@ -19,7 +19,7 @@ from gradscope.errors import ModelError, UsageError
 from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.planning import has_gradient
-from gradscope.instrument.query.query_names import find_names, values_of
+from gradscope.instrument.query.query_names import find_names, values_at, values_of
 from gradscope.instrument.query.resolve import as_queried, initial_gradients, with_query
 from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.instrument.taps import whole_tensor
@@ -77,7 +77,11 @@ def gradients_of(
     program, reached = observing_program(trace, plan)
     observed = jax.jit(program)(jax.tree_util.tree_leaves(given), {}, initial)
     arrived = {plan.sites[number].value: observed.cotangents[number] for number in plan.gradients & reached.sites}
-    return [arrived[x.value][x.iteration] if x.value is not None and x.value in arrived else None for x in xs]
+    reached_xs = [x.value in arrived and all(map(trace.reaches, values_at([x]))) for x in xs]
+    return [
+        arrived[x.value][x.iteration] if x.value is not None and reached_x else None
+        for x, reached_x in zip(xs, reached_xs, strict=True)
+    ]
 
 
 def _plan(trace: Trace, xs: Sequence[NamedValue]) -> Plan:

@@ -18,7 +18,8 @@ from gradscope.tracing.dataflow.liveness import Liveness, liveness_of
 from gradscope.tracing.dataflow.reachability import Reach, Reachability, reachability_of
 from gradscope.tracing.jaxpr import jaxcompat
 from gradscope.tracing.jaxpr.fingerprint import fingerprint
-from gradscope.tracing.jaxpr.frames import Frame, ValueKey, frame_tree
+from gradscope.tracing.jaxpr.frames import Frame, ValueKey, frame_tree, variable_of
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.layers.layers import LayerCall, find_layers
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.layers.sites import Site, find_sites, site_at
@@ -79,6 +80,13 @@ class Trace:
     sites: tuple[Site, ...]
     fingerprint: str
     operations: bool
+
+    def reaches(self, value_at: ValueAt) -> bool:
+        """Returns whether a gradient of what a query differentiates arrives at a value in one iteration."""
+        frames = {frame.key: frame for frame in self.root.walk()}
+        frame = frames[value_at.value.frame]
+        arriving = self.reachability.at(frame, variable_of(frame, value_at.value), value_at.iteration)
+        return arriving is Reach.GRADIENT
 
     def site_at(self, value: ValueKey) -> Site:
         """Returns the site of one value, whether or not a layer returns it; the site has no names."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from gradscope import naming
 from gradscope.instrument.query.trace_query import GRADIENT, TraceQuery
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.named_values import NamedValue, NamedValues
 
 
@@ -94,6 +95,12 @@ def values_of(named: Iterable[NamedValue | Injected | Fetch]) -> list[ValueKey]:
     """Returns where some values are made, without constants and without repetitions."""
     values = (each.value if isinstance(each, NamedValue | Injected) else each.named.value for each in named)
     return list(dict.fromkeys(value for value in values if value is not None))
+
+
+def values_at(named: Iterable[NamedValue | Injected]) -> list[ValueAt]:
+    """Returns where some values are made and in which iteration, without constants."""
+    values = (each if isinstance(each, NamedValue) else each.named for each in named)
+    return [ValueAt(each.value, each.iteration) for each in values if each.value is not None]
 
 
 def is_argument(value: ValueKey) -> bool:
