@@ -21,7 +21,7 @@ import numpy as np
 
 from gradscope.arrays.digest import content_hash
 from gradscope.arrays.dtypes import dtype_name, is_complex
-from gradscope.arrays.histograms import UNDERFLOW_LIMITS, MagnitudeHistogram
+from gradscope.arrays.histograms import SMALLEST_NORMAL, UNDERFLOW_LIMITS, MagnitudeHistogram
 from gradscope.arrays.quantiles import exact_quantiles as quantiles_of
 from gradscope.arrays.quantiles import rank_of
 from gradscope.arrays.reductions import Reduction
@@ -253,7 +253,8 @@ def tensor_stats(
     Args:
         array: Any shape, strides and NumPy or ml_dtypes dtype. Without a number dtype, there are only size and hash.
         tier: `full`, or `core` for the columns that a compiled step can compute.
-        exact_quantiles: Whether to compute exact quantiles from a copy. Those of the histogram are within 1/32.
+        exact_quantiles: Whether to compute exact quantiles from a copy, as is done where there are subnormals of
+            float64. Those of the histogram are within 1/32.
         hashed: Whether to compute the hash of the full tier, which takes a third of the time. Without it, another
             thread can call `arrays.digest.content_hash`, which releases the interpreter lock, and fill in the column.
 
@@ -268,10 +269,13 @@ def tensor_stats(
         (5.0, 1, 1, 0.0)
     """
     reduction = reduce_array(array, magnitudes=tier == "full")
+    magnitudes = reduction.magnitudes
+    # A histogram's bins are too wide for the subnormals of float64.
+    exact = magnitudes is not None and (exact_quantiles or magnitudes.smallest < SMALLEST_NORMAL)
     return TensorStats(
         shape=array.shape,
         dtype=dtype_name(array.dtype),
         reduction=reduction,
-        quantiles=quantiles_of(array, PERCENTS) if exact_quantiles and reduction.magnitudes is not None else None,
+        quantiles=quantiles_of(array, PERCENTS) if exact else None,
         hash=content_hash(array) if hashed and tier == "full" else None,
     )

@@ -137,14 +137,14 @@ def pipeline_leaves(text: str, index: int | None, seed: int = 0) -> dict[str, np
 
 def _checked(what: str, expected: Any, arrays: Mapping[str, np.ndarray], *, partial: bool) -> FileBatch:
     """Returns arrays as a batch of the structure and dtypes that the model expects."""
-    paths, tree = jax.tree_util.tree_flatten_with_path(expected)
-    model_leaves = {_name(keys): leaf for keys, leaf in paths}
+    leaves, tree = jax.tree_util.tree_flatten(expected)
+    model_leaves = dict(zip(tree_names(expected), leaves, strict=True))
     absent = model_leaves.keys() - arrays.keys()
     problems = list(_problems(model_leaves, arrays, frozenset() if partial else absent))
     if problems:
-        leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in model_leaves.items())
+        own = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in model_leaves.items())
         raise DumpError(
-            f"{what} is not a batch for this model: {'; '.join(problems)}", hint=f"the model's own batch is {leaves}"
+            f"{what} is not a batch for this model: {'; '.join(problems)}", hint=f"the model's own batch is {own}"
         )
     size = next(iter(_sizes(arrays).values()), 1)
     present = {name: leaf for name, leaf in model_leaves.items() if name not in absent}

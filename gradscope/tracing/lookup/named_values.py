@@ -87,13 +87,16 @@ def ambiguous(name: str, keys: Iterable[str]) -> UsageError:
 
 def _all(trace: Trace, layers: Sequence[LayerCall], paths: Sequence[str]) -> Iterator[tuple[str, str, NamedValue]]:
     """Yields the keys and names of values, those that win first where two values would have one key."""
-    arguments = [(leaf, NamedValue(ValueKey((), OPERAND, at))) for at, leaf in enumerate(trace.arguments)]
-    for leaf, value in arguments:
-        for name in (leaf.name, plain_name(leaf.name)):
-            yield naming.key_of(leaf.family, leaf.name), name, value
-    for path, (_, value) in zip(paths, arguments, strict=False):
-        for name in (path, plain_name(path)):
-            yield naming.key_of(_ARGUMENT, path), name, value
+    arguments = [NamedValue(ValueKey((), OPERAND, at)) for at in range(len(trace.arguments))]
+    own = [naming.key_of(leaf.family, leaf.name) for leaf in trace.arguments]
+    if paths:
+        named = [(naming.key_of(_ARGUMENT, path), path) for path in paths]
+    else:
+        named = [(key, leaf.name) for key, leaf in zip(own, trace.arguments, strict=True)]
+    for key, (short, name), value in zip(own, named, arguments, strict=True):
+        yield key, key, value
+        for spelling in dict.fromkeys((name, plain_name(name))):
+            yield short, spelling, value
     for layer in layers:
         for path, value in _layer_outputs(layer):
             yield naming.key_of(naming.ACTIVATION, path), path, value
