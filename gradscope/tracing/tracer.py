@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from gradscope import naming
 from gradscope.errors import ModelError
+from gradscope.frameworks.detect import naming_calls
 from gradscope.frameworks.modules.tree_names import tree_names
 from gradscope.tracing.dataflow.liveness import Liveness, liveness_of
 from gradscope.tracing.dataflow.reachability import Reach, Reachability, reachability_of
@@ -129,7 +130,8 @@ def trace_function(
     Raises:
         ModelError: The function does not return such a scalar.
     """
-    jaxpr, constants, out = jaxcompat.trace(_anew(function), *args)
+    with naming_calls():
+        jaxpr, constants, out = jaxcompat.trace(_anew(function), *args)
     aux = _auxiliary(out, jnp.complexfloating if holomorphic else jnp.floating)
     auxiliary = leaves_of(aux, naming.AUX)
     trace = _analysed(jaxpr, constants, arguments, ["loss", *(leaf.name for leaf in auxiliary)], operations=operations)
@@ -144,7 +146,8 @@ def trace_values(function: Callable[..., Any], args: tuple[Any, ...], arguments:
         args: Its arguments or their shapes.
         arguments: What each leaf of `args` is.
     """
-    jaxpr, constants, out = jaxcompat.trace(_anew(function), *args)
+    with naming_calls():
+        jaxpr, constants, out = jaxcompat.trace(_anew(function), *args)
     is_leaf = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(out))
     names = ["0"] if is_leaf else [leaf.name for leaf in leaves_of(out, naming.AUX)]
     return _analysed(jaxpr, constants, arguments, names, operations=True)

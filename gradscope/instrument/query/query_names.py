@@ -75,7 +75,7 @@ def find_names(known: NamedValues, query: TraceQuery) -> QueryNames:
         of=[Injected(name, known.find(name), each) for name, each in zip(query.of, initial, strict=True)],
         stops=[stop for stop in map(known.find, query.stops) if stop.value is None or not is_argument(stop.value)],
         fed=[Injected(name, known.find(name), each) for name, each in values.items()],
-        gradient_fed=[Injected(name, known.find(name), each) for name, each in gradients.items()],
+        gradient_fed=[Injected(name, known.find(name, prefix=GRADIENT), each) for name, each in gradients.items()],
         fetches=[_fetch(name, known) for name in query.fetches],
     )
 
@@ -83,7 +83,7 @@ def find_names(known: NamedValues, query: TraceQuery) -> QueryNames:
 def _fetch(name: str, known: NamedValues) -> Fetch:
     if name.startswith(GRADIENT):
         own = name.removeprefix(GRADIENT)
-        return Fetch(own, known.find(own), gradient=True)
+        return Fetch(own, known.find(own, prefix=GRADIENT), gradient=True)
     family, _, own = name.partition("/")
     if naming.is_gradient(family):
         of_value = naming.key_of(naming.value_family(family) or family, own)

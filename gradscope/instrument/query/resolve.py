@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
@@ -212,9 +212,14 @@ def _initial(seed: Injected, site: Site) -> Any:
     if injected.shape != site.shape:
         raise UsageError(
             f"the initial gradient of {printable(seed.name)} has shape {injected.shape}, expected {site.shape}",
-            hint="an initial gradient has the shape of what is differentiated",
+            hint=_LISTED if isinstance(seed.tensor, list | tuple) else _SHAPED,
         )
     return injected.astype(site.dtype)
+
+
+_SHAPED: Final = "an initial gradient has the shape of what is differentiated"
+#: Where `ys` is one name and `grad_ys` a list.
+_LISTED: Final = "a list is one array here: for a list of initial gradients, grad_ys, give a list of names, ys"
 
 
 def _fitting(fed: Injected, site: Site) -> Any:

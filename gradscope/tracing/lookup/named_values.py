@@ -60,8 +60,12 @@ class NamedValues:
         for name, value in _checkpointed(trace.root):
             self._by_name.setdefault(name, {}).setdefault(value, keys.get(value, name))
 
-    def find(self, name: str) -> NamedValue:
+    def find(self, name: str, *, prefix: str = "") -> NamedValue:
         """Returns the value of this name or key.
+
+        Args:
+            name: The name or key.
+            prefix: What the user wrote before it.
 
         Raises:
             UsageError: There is none, and the hint names the nearest names; or there are several, and it names their
@@ -73,7 +77,7 @@ class NamedValues:
         if not found:
             raise UsageError(f"no value is called {printable(name)}", hint=nearest_hint(name, self._by_name))
         if len(found) > 1:
-            raise ambiguous(name, found.values())
+            raise ambiguous(name, (prefix + key for key in found.values()))
         return next(iter(found))
 
 
