@@ -30,14 +30,17 @@ from gradscope.dump.manifest.json_text import as_float, from_float
 from gradscope.dump.manifest.manifest import Tier
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
+from gradscope.naming.summary import Summary
 from gradscope.stats.columns import base_of, column, columns_of, number
 from gradscope.stats.reduction_columns import field, reduction_of, shape_of
 
 #: The quantiles that have a column, in percent.
 PERCENTS: Final = (1, 50, 99)
+#: The columns that one line shows.
+_FIRST: Final = ("mean", "std", "rms", "min", "max", "nan", "inf")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TensorStats:
     """The statistics of one tensor.
 
@@ -76,6 +79,22 @@ class TensorStats:
         return TensorStats(
             shape=(self.size + other.size,), dtype=self.dtype, reduction=self.reduction + other.reduction
         )
+
+    def __repr__(self) -> str:
+        return self.summary().one_line("TensorStats")
+
+    def __str__(self) -> str:
+        return self.summary().text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().html()
+
+    def summary(self) -> Summary:
+        """Returns every column that is one value, and in the line the first of them."""
+        shown = {name: each for name, each in self.to_json().items() if isinstance(each, str | int | float)}
+        first = ", ".join(f"{name} {_shown(shown[name])}" for name in _FIRST if name in shown)
+        line = f"{self.dtype}{list(self.shape)}" + (f": {first}" if first else "")
+        return Summary(line=line, headings=("column", "value"), rows=tuple(shown.items()))
 
     def to_json(self) -> dict[str, Json]:
         """Returns the columns that apply, by name, in the order of `columns.COLUMNS`."""
@@ -235,6 +254,10 @@ def _of_types(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
     else:
         yield from ((f"{base_of(name)}@{each}", share) for each, share in value.items())
+
+
+def _shown(value: Json) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _json(value: Any) -> Json:

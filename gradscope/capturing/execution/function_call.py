@@ -159,9 +159,7 @@ class ArgumentLeaf(NamedTuple):
     leaf: Leaf
 
 
-def argument_leaves(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[ArgumentLeaf]:
+def argument_leaves(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[ArgumentLeaf]:
     """Returns the leaves of a call's arguments, in the order in which JAX flattens `(args, kwargs)`."""
     names = _names(function, len(args), kwargs)
     named = [*zip(names, args, strict=True), *sorted(kwargs.items())]

@@ -23,14 +23,22 @@ from gradscope.errors import UsageError
 from gradscope.instrument.plan import Plan, Seed, by_site
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import has_gradient, make_plan
-from gradscope.instrument.query.query_names import Fetch, Injected, QueryNames, find_names, is_argument, values_at, values_of
+from gradscope.instrument.query.query_names import (
+    Fetch,
+    Injected,
+    QueryNames,
+    find_names,
+    is_argument,
+    values_at,
+    values_of,
+)
 from gradscope.instrument.query.trace_query import PrunedProgram, ResolvedQuery, TraceQuery
 from gradscope.instrument.taps import Observer, whole_tensor
 from gradscope.naming import printable
 from gradscope.tracing.dataflow.backward import Marks
 from gradscope.tracing.dataflow.liveness import Need, needed_for
 from gradscope.tracing.dataflow.reachability import Reach, reachability_by_iteration
-from gradscope.tracing.jaxpr.frames import ValueKey, resolve
+from gradscope.tracing.jaxpr.frames import resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import operation_name
 from gradscope.tracing.layers.sites import Site, find_sites

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.naming import IterationIndex
+from gradscope.naming.summary import Summary
 from gradscope.stats.columns import number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Finding:
     """A tensor that looks wrong, and why.
 
@@ -37,6 +38,20 @@ class Finding:
     why: str
     source: str | None
     iteration: IterationIndex
+
+    def __repr__(self) -> str:
+        return self.summary().one_line("Finding")
+
+    def __str__(self) -> str:
+        return self.summary().text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().html()
+
+    def summary(self) -> Summary:
+        """Returns the finding as a sentence."""
+        place = "" if self.source is None else f" ({self.source})"
+        return Summary(line=f"{self.rule}: {naming.key_of(self.family, self.name)} {self.why}{place}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

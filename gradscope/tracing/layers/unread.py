@@ -39,7 +39,9 @@ def unread_values(root: Frame, layers: Sequence[LayerCall], liveness: Liveness) 
         if layer is not None and value not in known:
             around = layer.parent and layer.parent.path
             several = len(frame.jaxpr.eqns[value.equation].outvars) > 1
-            yield UnreadValue(SiteName(path=layer.path, output=value.position if several else None, layer=around), frame)
+            yield UnreadValue(
+                SiteName(path=layer.path, output=value.position if several else None, layer=around), frame
+            )
 
 
 def _unread_in(frame: Frame, liveness: Liveness) -> Iterator[ValueKey]:

@@ -23,7 +23,6 @@ from gradscope.tracing.jaxpr.jaxcompat import checkpoint_name_of
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.tracer import Trace
 
-
 #: What the keys of a function's arguments, by their paths, and of its outputs begin with.
 _ARGUMENT: Final = "argument"
 _OUTPUT: Final = "output"
