@@ -211,8 +211,11 @@ class Dump(Mapping[str, Array]):
         return list(self)
 
     # A mapping is equal by its values, and arrays have no truth value; a dump is compared by `gs.compare`.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
 
     def __enter__(self) -> Self:
         return self

@@ -15,7 +15,7 @@ from gradscope.naming.printable import printable
 Cell: TypeAlias = str | int | float | None
 
 #: The most rows of a summary; the others are counted.
-_MOST_ROWS: Final = 20
+_MOST_ROWS: Final = 30
 _GAP: Final = "  "
 
 

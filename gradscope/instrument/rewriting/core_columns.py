@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS
 from gradscope.naming.summary import Cell, Summary
@@ -103,9 +104,11 @@ class CoreStatistics:
 
 
 def rows_of(found: Iterable[tuple[str, CoreStatistics]]) -> tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...]]:
-    """Returns headings and rows of a table of statistics by key."""
-    rows = [(key, *(_numbers(each, _SHOWN) or (None,) * len(_SHOWN))) for key, each in found]
-    return ("tensor", *_SHOWN), tuple(rows)
+    """Returns headings and rows of a table of statistics by key; only the keys where there are no numbers yet."""
+    numbers = {key: _numbers(each, _SHOWN) for key, each in found}
+    if None in numbers.values():
+        return ("tensor",), tuple((key,) for key in numbers)
+    return ("tensor", *_SHOWN), tuple((key, *(each or ())) for key, each in numbers.items())
 
 
 def _line(statistics: CoreStatistics) -> str:
@@ -116,7 +119,7 @@ def _line(statistics: CoreStatistics) -> str:
 def _numbers(statistics: CoreStatistics, names: tuple[str, ...]) -> tuple[float, ...] | None:
     """Returns columns as numbers; None while a step is traced, and of several steps or examples."""
     vector = statistics.vector
-    if isinstance(vector, jax.core.Tracer) or np.ndim(vector) != 1:
+    if isinstance(vector, Tracer) or np.ndim(vector) != 1:
         return None
     host = np.asarray(vector)
     return tuple(float(CORE_NUMBERS[name](host)) for name in names)
