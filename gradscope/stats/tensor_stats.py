@@ -92,7 +92,7 @@ class TensorStats:
     def summary(self) -> Summary:
         """Returns every column that is one value, and in the line the first of them."""
         shown = {name: each for name, each in self.to_json().items() if isinstance(each, str | int | float)}
-        first = ", ".join(f"{name} {_shown(shown[name])}" for name in _FIRST if name in shown)
+        first = ", ".join(f"{name} {each:.3g}" for name in _FIRST if isinstance(each := shown.get(name), int | float))
         line = f"{self.dtype}{list(self.shape)}" + (f": {first}" if first else "")
         return Summary(line=line, headings=("column", "value"), rows=tuple(shown.items()))
 
@@ -254,10 +254,6 @@ def _of_types(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
     else:
         yield from ((f"{base_of(name)}@{each}", share) for each, share in value.items())
-
-
-def _shown(value: Json) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _json(value: Any) -> Json:

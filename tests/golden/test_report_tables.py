@@ -64,7 +64,8 @@ vanishing     activation_grad/block2/conv has a mean |g| of 5.5e-09, below 1e-07
               (net.py:15)
 
 loss        2.30714
-tensors     24 captured, 1 non-differentiable, 1 disconnected
+tensors     24 captured, 1 non-differentiable (of a dtype without gradients), 1
+            disconnected (the loss does not depend on them)
 self-check  2 of 3 parameter gradients are bit for bit those of the plain
             program; the largest rel_l2 is 3.20e-07
 seconds     compile 1.290, run 0.031
@@ -113,7 +114,7 @@ zero-grad     param_grad/spare/kernel has no gradient: the loss does not depend 
 vanishing     activation_grad/block2/conv has a mean |g| of 5.5e-09, below 1e-07 (net.py:15)
 
 loss        2.30714
-tensors     24 captured, 1 non-differentiable, 1 disconnected
+tensors     24 captured, 1 non-differentiable (of a dtype without gradients), 1 disconnected (the loss does not depend on them)
 self-check  2 of 3 parameter gradients are bit for bit those of the plain program; the largest rel_l2 is 3.20e-07
 seconds     compile 1.290, run 0.031
 run         jax 0.10.2, backend cpu, seed 0
@@ -313,7 +314,8 @@ name          family      reason              detail
 label         input_grad  non-differentiable  int32
 spare/kernel  param_grad  disconnected
 
-tensors  24 captured, 1 non-differentiable, 1 disconnected
+tensors  24 captured, 1 non-differentiable (of a dtype without gradients), 1
+         disconnected (the loss does not depend on them)
 dump     run.npz
 """
     )

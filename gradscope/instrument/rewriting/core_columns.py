@@ -27,6 +27,15 @@ class CoreStatistics:
 
     Attributes:
         vector: The vector that the step computed, see `instrument.rewriting.core_statistics`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import gradscope as gs
+        >>> _, seen = gs.value_and_grad(lambda w: (w**2).sum())(jnp.array([3.0, 0.0, -4.0]))
+        >>> seen["param/value"]
+        <gradscope.CoreStatistics mean -0.333, std 2.87, rms 2.89, amax 4, zeros 1, nan 0, inf 0>
+        >>> float(seen["param_grad/value"].l2)
+        10.0
     """
 
     vector: Any

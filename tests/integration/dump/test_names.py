@@ -185,7 +185,7 @@ def loss(v, b):
 """)
     shown(folder, "ode.py", "--ops=inputs", "--batch-size", "3", "-o", "ode.npz")
     model: dict[str, Any] = {}
-    exec((folder / "ode.py").read_text(), model)  # noqa: S102 - the model above
+    exec((folder / "ode.py").read_text(), model)
     gradient = jax.grad(model["loss"])(model["init"](None), model["batch"](None, 3))
     np.testing.assert_allclose(gs.load(folder / "ode.npz")["param_grad/w"], gradient["w"], rtol=1e-5)
 
@@ -212,7 +212,7 @@ def test_iterations_after_the_one_that_is_differentiated_have_no_gradient(folder
 @pytest.mark.parametrize(
     "model",
     [
-        "class Net:\n    def init(self, key): ...\n    def batch(self, key, size): ...\n    def loss(self, v, b): ...\n",
+        "class Net:\n    def init(self, key): ...\n    def batch(self, key, size): ...\n    def loss(self, v, b):\n        ...\n",
         "from flax import nnx\nclass Net(nnx.Module):\n    def __init__(self, width, rngs): ...\n",
         "import flax.linen as nn\nclass Net(nn.Module):\n    width: int\n",
         "def Net(): ...\n",
