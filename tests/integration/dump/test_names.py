@@ -212,7 +212,7 @@ def test_iterations_after_the_one_that_is_differentiated_have_no_gradient(folder
 @pytest.mark.parametrize(
     "model",
     [
-        "class Net:\n    def init(self, key): ...\n    def batch(self, key, size): ...\n    def loss(self, v, b):\n        ...\n",
+        "class Net:\n def init(self, key): ...\n def batch(self, key, size): ...\n def loss(self, v, b): ...\n",
         "from flax import nnx\nclass Net(nnx.Module):\n    def __init__(self, width, rngs): ...\n",
         "import flax.linen as nn\nclass Net(nn.Module):\n    width: int\n",
         "def Net(): ...\n",

@@ -13,7 +13,7 @@ from flax import nnx
 
 import gradscope as gs
 
-TWINS = {"a/b": jnp.linspace(1.0, 2.0, 4), "a": {"b": jnp.linspace(-1.0, 1.0, 4)}}
+TWINS: dict[str, Any] = {"a/b": jnp.linspace(1.0, 2.0, 4), "a": {"b": jnp.linspace(-1.0, 1.0, 4)}}
 X = jnp.linspace(0.0, 1.0, 8).reshape(2, 4)
 
 

@@ -102,7 +102,7 @@ def test_a_dump_and_what_a_step_observed_are_mappings() -> None:
     assert one.get("param/nothing") is None
     assert one == one  # noqa: PLR0124 - a mapping would compare arrays, which have no truth value
     assert one != dump()
-    assert one._ipython_key_completions_() == list(one)
+    assert getattr(one, "_ipython_key_completions_")() == list(one)  # noqa: B009 - the hook has a private name
     for mapping in (one, seen()):
         with pytest.raises(gs.MissingKeyError) as missing:
             mapping["activation/<b>layr"]
