@@ -24,18 +24,21 @@ if TYPE_CHECKING:
     from gradscope.api.training import train_step
     from gradscope.capturing.seen import Seen
     from gradscope.comparison import Comparison
-    from gradscope.errors import DumpError, GradscopeError, MachineError, ModelError, UsageError
+    from gradscope.errors import DumpError, GradscopeError, MachineError, MissingKeyError, ModelError, UsageError
+    from gradscope.instrument.rewriting.core_columns import CoreStatistics
     from gradscope.report import Query
     from gradscope.stats import Finding, TensorStats, Thresholds, tensor_stats
     from gradscope.training import clip
 
 _HOMES = {
     "Comparison": "gradscope.comparison",
+    "CoreStatistics": "gradscope.instrument.rewriting.core_columns",
     "Dump": "gradscope.api.reading",
     "DumpError": "gradscope.errors",
     "Finding": "gradscope.stats",
     "GradscopeError": "gradscope.errors",
     "MachineError": "gradscope.errors",
+    "MissingKeyError": "gradscope.errors",
     "ModelError": "gradscope.errors",
     "Query": "gradscope.report",
     "Seen": "gradscope.capturing.seen",
@@ -54,11 +57,13 @@ _HOMES = {
 
 __all__ = [
     "Comparison",
+    "CoreStatistics",
     "Dump",
     "DumpError",
     "Finding",
     "GradscopeError",
     "MachineError",
+    "MissingKeyError",
     "ModelError",
     "Query",
     "Seen",

@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, assert_type
 
+import jax
 import numpy as np
 
 import gradscope as gs
@@ -33,6 +34,16 @@ def judge(one: gs.Dump, other: gs.Dump) -> bool:
     assert_type(result, gs.Comparison)
     assert_type(result.sentence, str)
     return bool(gs.compare(one, other, tol=[".*=rel_l2 < 1e-3"])) and bool(result)
+
+
+def observe(params: dict[str, Any], x: np.ndarray) -> jax.Array:
+    _, seen = gs.value_and_grad(loss)(params, x)
+    assert_type(seen, gs.Seen[gs.CoreStatistics])
+    assert_type(seen["param_grad/w"], gs.CoreStatistics)
+    assert_type(seen.get("param_grad/w"), gs.CoreStatistics | None)
+    _, tensors = gs.value_and_grad(loss, observe="tensors")(params, x)
+    assert_type(tensors["param_grad/w"], jax.Array)
+    return seen["param_grad/w"].rms
 
 
 def train(params: dict[str, Any], x: np.ndarray) -> gs.Seen:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ParamSpec, SupportsIndex
+from typing import Any, Literal, ParamSpec, SupportsIndex, overload
+
+import jax
 
 from gradscope.api.reading import Dump
 from gradscope.capturing.execution.function_call import indices
@@ -20,9 +22,44 @@ from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
+from gradscope.instrument.rewriting.core_columns import CoreStatistics
 from gradscope.naming import as_tuple
 
 Parameters = ParamSpec("Parameters")
+
+
+@overload
+def value_and_grad(
+    fun: Callable[Parameters, Any],
+    argnums: SupportsIndex | Sequence[SupportsIndex] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[str] = (),
+    *,
+    select: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    families: str | Collection[str] | None = None,
+    depth: int | None = None,
+    observe: Literal["stats"] = "stats",
+) -> Callable[Parameters, tuple[tuple[Any, Any], Seen[CoreStatistics]]]: ...
+
+
+@overload
+def value_and_grad(
+    fun: Callable[Parameters, Any],
+    argnums: SupportsIndex | Sequence[SupportsIndex] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[str] = (),
+    *,
+    select: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    families: str | Collection[str] | None = None,
+    depth: int | None = None,
+    observe: Literal["tensors"],
+) -> Callable[Parameters, tuple[tuple[Any, Any], Seen[jax.Array]]]: ...
 
 
 def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
@@ -38,7 +75,7 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
     families: str | Collection[str] | None = None,
     depth: int | None = None,
     observe: Keep = "stats",
-) -> Callable[Parameters, tuple[tuple[Any, Any], Seen]]:
+) -> Callable[Parameters, tuple[tuple[Any, Any], Seen[Any]]]:
     """A drop-in for `jax.value_and_grad` that also observes.
 
     The result is pure: it composes with `jit`, `vmap`, `shard_map`, `lax.scan` and donation, and can be differentiated
@@ -152,7 +189,7 @@ def gradients(
     return gradients_of(fun, () if by_name else args, args if by_name else {}, question)
 
 
-def save(path: str | os.PathLike[str], what: Seen | Dump, *, force: bool = False) -> Manifest:
+def save(path: str | os.PathLike[str], what: Seen[Any] | Dump, *, force: bool = False) -> Manifest:
     """Writes the observations of a step, or a dump in memory, to a file.
 
     Under `jax.distributed` every process has to call it, and the dump is a folder that all of them can access. Each

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
 from typing import Self
@@ -14,6 +15,7 @@ from gradscope.dump.manifest.manifest import Cause, Layer, Ledger, Manifest, Ori
 from gradscope.dump.reader import open_dump
 from gradscope.errors import UsageError
 from gradscope.naming import printable
+from gradscope.naming.summary import Summary
 from gradscope.report import Query, Screen, dump_report, to_text
 from gradscope.stats import Finding, TensorStats, Thresholds, find
 
@@ -212,8 +214,29 @@ class Dump(Mapping[str, Array]):
         self._closed = True
         self._close()
 
+    def summary(self) -> Summary:
+        """Returns the number of tensors and the loss, and a table of the families."""
+        whole = self.manifest.summary()
+        return replace(whole, line=f"{self.path or 'in memory'}: {whole.line}")
+
     def __repr__(self) -> str:
-        return f"<gradscope.Dump {self.path or 'in memory'}: {len(self)} tensors, loss {self.loss}>"
+        return self.summary().one_line("Dump")
+
+    def __str__(self) -> str:
+        return self.summary().text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().html()
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
+    # A mapping is equal by its values, and arrays have no truth value; a dump is compared by `gs.compare`.
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
 
     def __enter__(self) -> Self:
         return self

@@ -4,7 +4,8 @@ A *bin* is identified by the exponent and the top four mantissa bits of a float6
 are open below and closed above: `(edge, next edge]`. This makes counts up to a power of two exact, such as the number
 of elements that round to zero in float16: half of its smallest subnormal still does (ties go to even).
 
-Sharp edge: the subnormals of float64, below 2.2e-308, share sixteen bins of equal width.
+Sharp edge: the subnormals of float64, below 2.2e-308, share sixteen bins of equal width, so that their quantiles
+have to come from the tensor itself.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ BINS_PER_OCTAVE: Final = 16
 EXPONENT_BIAS: Final = 1023
 #: Number of bins; the last one ends at the largest float64.
 BINS: Final = 2047 * BINS_PER_OCTAVE
+#: The smallest magnitude whose octave has bins of its own.
+SMALLEST_NORMAL: Final = 2.0**-1022
 _EDGE_SHIFT: Final = 52 - 4
 
 #: Half the smallest subnormal of each type: the largest magnitude that rounds to zero in it, ties to even.

@@ -8,26 +8,25 @@ derivatives. A value may be all of them at once: the gradient with respect to a 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from gradscope import naming
+from gradscope.capturing.execution.function_call import argument_leaves
 from gradscope.errors import ModelError, UsageError
 from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.planning import has_gradient
-from gradscope.instrument.query.query_names import find_names, values_of
+from gradscope.instrument.query.query_names import find_names, values_at, values_of
 from gradscope.instrument.query.resolve import as_queried, initial_gradients, with_query
 from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.instrument.taps import whole_tensor
 from gradscope.naming import printable
 from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.lookup.named_values import NamedValue, NamedValues
-from gradscope.tracing.tracer import Leaf, Trace, leaves_of, trace_values
+from gradscope.tracing.tracer import Trace, trace_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +62,9 @@ def gradients_of(
         ModelError: Reverse mode cannot get from a y to an x.
     """
     given = (tuple(args), dict(kwargs))
-    trace = trace_values(lambda a, k: function(*a, **k), given, _leaves(function, *given))
-    known = NamedValues(trace, trace.layers)
+    leaves = argument_leaves(function, *given)
+    trace = trace_values(lambda a, k: function(*a, **k), given, [each.leaf for each in leaves])
+    known = NamedValues(trace, trace.layers, [each.path for each in leaves])
     query = TraceQuery(of=tuple(question.ys), cotangents=tuple(question.grad_ys), stops=tuple(question.stops))
     names, xs = find_names(known, query), [known.find(name) for name in question.xs]
     trace = as_queried(trace, names, names.of, [True] * len(trace.outputs))
@@ -77,7 +77,11 @@ def gradients_of(
     program, reached = observing_program(trace, plan)
     observed = jax.jit(program)(jax.tree_util.tree_leaves(given), {}, initial)
     arrived = {plan.sites[number].value: observed.cotangents[number] for number in plan.gradients & reached.sites}
-    return [arrived[x.value][x.iteration] if x.value is not None and x.value in arrived else None for x in xs]
+    reached_xs = [x.value in arrived and all(map(trace.reaches, values_at([x]))) for x in xs]
+    return [
+        arrived[x.value][x.iteration] if x.value is not None and reached_x else None
+        for x, reached_x in zip(xs, reached_xs, strict=True)
+    ]
 
 
 def _plan(trace: Trace, xs: Sequence[NamedValue]) -> Plan:
@@ -100,18 +104,3 @@ def _require_observable(trace: Trace, name: str, value: ValueKey | None) -> None
             f"the gradient with respect to {printable(name)} would have to pass a while loop or a callback",
             hint="reverse mode cannot pass those; a fori_loop of a fixed length, or a scan, it can",
         )
-
-
-def _leaves(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
-    """Returns the leaves of the arguments, named by the argument and the path in it: `w1`, `params/head/kernel`."""
-    parameters = inspect.signature(function).parameters.values()
-    fixed = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    names = [fixed[at] if at < len(fixed) else str(at) for at in range(len(args))]
-    named = [*zip(names, args, strict=True), *((name, kwargs[name]) for name in sorted(kwargs))]
-    return [leaf for name, arg in named for leaf in _leaves_of_argument(name, arg)]
-
-
-def _leaves_of_argument(name: str, arg: Any) -> list[Leaf]:
-    leaves = leaves_of(arg, naming.INPUT)
-    is_leaf = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(arg))
-    return [replace(leaf, name=name if is_leaf else f"{name}/{leaf.name}") for leaf in leaves]

@@ -9,10 +9,11 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,28 +27,22 @@ from gradscope.errors import MissingKeyError, UsageError
 from gradscope.instrument.observing_program import Observed, Reached
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.capture_spec import CaptureSpec
-from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS, core_statistics
+from gradscope.instrument.rewriting.core_columns import CoreStatistics, rows_of
+from gradscope.instrument.rewriting.core_statistics import core_statistics
 from gradscope.naming import printable
 from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.summary import Summary
+from gradscope.naming.wording import counted
 from gradscope.tracing.jaxpr.frames import iterations
 from gradscope.tracing.tracer import Trace
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as DefaultedTypeVar
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, slots=True)
-class CoreStatistics:
-    """`CoreStatistics` are the statistics of one tensor, on the device: 0-d arrays, each computed when it is read.
-
-    Attributes:
-        vector: The vector that the step computed, see `instrument.rewriting.core_statistics`.
-    """
-
-    vector: Any
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in CORE_NUMBERS:
-            raise AttributeError(f"core statistics are {', '.join(CORE_NUMBERS)}; there is no {name!r}")
-        return CORE_NUMBERS[name](self.vector)
+    #: What is kept of a value: its core statistics, or the tensor.
+    Kept = DefaultedTypeVar("Kept", default=Any)
+else:
+    Kept = TypeVar("Kept")  # Python 3.13 is the first in which one has a default
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +114,7 @@ class ObservationIndex(NamedTuple):
 
 
 @jax.tree_util.register_pytree_node_class
-class Seen(Mapping[str, Any]):
+class Seen(Mapping[str, Kept]):
     """`Seen` maps keys, `activation_grad/encoder/block[3]/mlp`, to `CoreStatistics`, or to tensors where requested.
 
     Args:
@@ -141,7 +136,7 @@ class Seen(Mapping[str, Any]):
         self.observed = observed
         self.arguments = arguments
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> Kept:
         index = self.watching.indexes.get(key)
         if index is None:
             raise MissingKeyError(
@@ -154,13 +149,40 @@ class Seen(Mapping[str, Any]):
             "cotangents": self.observed.cotangents,
         }
         observation = holders[index.holder][index.number][(*self._all_steps, *index.at)]
-        return CoreStatistics(observation) if self.watching.statistics else observation
+        return cast("Kept", CoreStatistics(observation) if self.watching.statistics else observation)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.watching.indexes)
 
     def __len__(self) -> int:
         return len(self.watching.indexes)
+
+    def summary(self) -> Summary:
+        """Returns what was observed; numbers only where the step has run, which this then waits for."""
+        kind = "statistics" if self.watching.statistics else "tensors"
+        first: list[tuple[str, Any]] = [(key, self[key]) for key in islice(self, Summary.most())]
+        headings, rows = rows_of(first) if self.watching.statistics else (("tensor", "type"), _types(first))
+        return Summary(line=f"{kind}: {counted(len(self), 'key')}", headings=headings, rows=rows, total=len(self))
+
+    def __repr__(self) -> str:
+        kind = "statistics of" if self.watching.statistics else "with"
+        return f"<gradscope.Seen {kind} {counted(len(self), 'tensor')}>"
+
+    def __str__(self) -> str:
+        return self.summary().text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().html()
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
+    # A mapping is equal by its values, and arrays have no truth value.
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
 
     @property
     def _all_steps(self) -> tuple[slice, ...]:
@@ -208,9 +230,13 @@ class Seen(Mapping[str, Any]):
         return (self.observed, self.arguments), self.watching
 
     @classmethod
-    def tree_unflatten(cls, watching: Watching, children: tuple[Any, Any]) -> Seen:
+    def tree_unflatten(cls, watching: Watching, children: tuple[Any, Any]) -> Seen[Any]:
         """Restores the observations from the output of `tree_flatten`."""
         return cls(watching, *children)
+
+
+def _types(found: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
+    return tuple((key, jax.typeof(value).str_short()) for key, value in found)
 
 
 #: The families that a step observes. The caller has all other arguments and auxiliary outputs.

@@ -7,17 +7,19 @@ same properties. Both are true where the dumps are the same.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from gradscope.comparison.diagnosis.divergence import Blame, Divergence, first_divergence
 from gradscope.comparison.diagnosis.sentence import different_sentence, nothing_sentence, same_sentence
-from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.judging.rows import ComparisonRow, Status
 from gradscope.comparison.metrics.example_spread import ExampleError
 from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.record import Json
-from gradscope.naming import printable
+from gradscope.naming import FAMILIES, printable
+from gradscope.naming.summary import Summary
 from gradscope.naming.wording import counted
 
 Verdict: TypeAlias = Literal["same", "different", "nothing compared"]
@@ -25,11 +27,13 @@ Verdict: TypeAlias = Literal["same", "different", "nothing compared"]
 #: Version of the JSON that `to_json` returns; its keys are stable within one version.
 SCHEMA: Final = 1
 
+_STATUSES: Final[tuple[Status, ...]] = ("same", "different", "missing", "extra")
+
 #: The exit status of the command `compare`, by verdict.
 EXIT_CODES: Final[Mapping[Verdict, int]] = {"same": 0, "different": 1, "nothing compared": 2}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison:
     """Comparison stores the rows of two dumps; it is true where the dumps are the same.
 
@@ -61,6 +65,23 @@ class Comparison:
 
     def __bool__(self) -> bool:
         return self.verdict == "same"
+
+    def __repr__(self) -> str:
+        return self.summary().one_line("Comparison")
+
+    def __str__(self) -> str:
+        return self.summary().text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().html()
+
+    def summary(self) -> Summary:
+        """Returns the verdict, and for each family how many tensors are the same."""
+        counts = {
+            family: Counter(row.status for row in self.rows if row.family == family) for family in _families(self)
+        }
+        rows = tuple((family, *(statuses[status] for status in _STATUSES)) for family, statuses in counts.items())
+        return Summary(line=f"{self.verdict}: {self.sentence}", headings=("family", *_STATUSES), rows=rows)
 
     @property
     def verdict(self) -> Verdict:
@@ -186,6 +207,12 @@ class Series:
     def _one_sided(self) -> str:
         sides = ((self.missing, "reference"), (self.extra, "candidate"))
         return "".join(f" Only in the {side}: {_quoted(names)}." for names, side in sides if names)
+
+
+def _families(comparison: Comparison) -> list[str]:
+    """Returns the families of the rows, in the order in which tables show them."""
+    found = dict.fromkeys(row.family for row in comparison.rows)
+    return [*(family for family in FAMILIES if family in found), *(each for each in found if each not in FAMILIES)]
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -78,6 +78,18 @@ Reason: TypeAlias = Literal[
     "eliminated",
 ]
 
+#: What the tensors of each state are, in a few words.
+REASONS: Final[Mapping[str, str]] = {
+    "captured": "in the dump",
+    "filtered": "left out by the options",
+    "non-differentiable": "of a dtype without gradients",
+    "disconnected": "the loss does not depend on them",
+    "opaque": "inside functions with derivative rules of their own",
+    "forward-only": "before or in a while loop, which reverse mode cannot pass",
+    "not-executed": "in branches or iterations that did not run",
+    "eliminated": "not needed",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteFacts:

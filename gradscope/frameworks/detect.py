@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +26,9 @@ _ADAPTERS: Final = (
 #: The frameworks whose modules carry their variables.
 _CARRIERS: Final = ("flax.nnx", "equinox")
 
+
+#: Those whose modules open no scopes, and may be built by any function from a pytree.
+_CALLED: Final = ("flax.nnx",)
 
 #: The frameworks that have their own formats of checkpoints.
 _SAVERS: Final = ("equinox", "keras")
@@ -69,6 +73,15 @@ def split_variables(found: Any) -> tuple[ModuleStructure, Variables] | None:
 def own_format_of(found: Any, checkpoint: Path) -> OwnFormat | None:
     """Returns the reader of a checkpoint in the module's own format; None for another file or object."""
     return next(filter(None, (adapters.own_format(found, checkpoint) for adapters in _loaded(_SAVERS))), None)
+
+
+@contextmanager
+def naming_calls() -> Generator[None]:
+    """Makes the modules of frameworks open scopes that are called while a function is traced."""
+    with ExitStack() as stack:
+        for adapters in _loaded(_CALLED):
+            stack.enter_context(adapters.naming_calls())
+        yield
 
 
 def may_carry_variables() -> bool:

@@ -5,6 +5,10 @@ which is static metadata: it survives the splitting and merging inside `nnx.jit`
 map from a module's identity would not. For as long as the trace lasts, `__call__` of each of these classes opens the
 scope that the string names.
 
+In a user's own step, modules are arguments of the function that is traced, or merged inside it. There every class of
+modules opens scopes, and the outermost module that is called gives those inside it their paths for the duration of the
+call.
+
 Sharp edge: methods other than `__call__` open no scope; their operations belong to the module that calls them.
 """
 
@@ -12,11 +16,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from flax import nnx
+from flax.errors import TraceContextError
 from jax import Array
 
 from gradscope.frameworks.modules.adapter import PARAMS, RNGS, CalledObject, Variables
@@ -27,6 +34,9 @@ from gradscope.frameworks.modules.module_scopes import module_scope
 #: The attribute with a module's path. NNX's wrapper of Linen modules takes every attribute for a collection of
 #: variables unless it begins with `to_nnx__`.
 _PATH: Final = "to_nnx__gradscope_path"
+
+#: The paths of the modules inside the outermost one that is being called, by identity; empty outside of calls.
+_PATHS: Final[ContextVar[Mapping[int, str]]] = ContextVar("paths", default=MappingProxyType({}))
 
 #: The collection of variables of a type; the first that fits. Other collections have the name of the type.
 _COLLECTIONS: Final = ((nnx.Param, PARAMS), (nnx.BatchStat, "batch_stats"), (nnx.RngState, RNGS))
@@ -147,6 +157,17 @@ def _named_calls(net: nnx.Module) -> Generator[None]:
 
 
 @contextmanager
+def naming_calls() -> Generator[None]:
+    """Makes modules open their scopes, whichever they are: also those that the function being traced builds itself."""
+    with _opening_scopes({cls for cls in _classes(nnx.Module) if _call_of(cls) is not None}):
+        yield
+
+
+def _classes(base: type) -> set[type]:
+    return {base}.union(*map(_classes, base.__subclasses__()))
+
+
+@contextmanager
 def _opening_scopes(classes: Collection[type]) -> Generator[None]:
     wrapped = {
         cls: _opening(_call_of(cls)) for cls in classes
@@ -173,10 +194,33 @@ def _opening(call: Any) -> Callable[..., Any]:
     @functools.wraps(call)
     def opened(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = call.__get__(self, type(self))  # a function, or one wrapped by `nnx.jit`
-        path = getattr(self, _PATH, None)
-        if path is None:  # made during the call, or not part of the model
+        path = getattr(self, _PATH, None) or _PATHS.get().get(id(self))
+        if path is not None:
+            with module_scope(path):
+                return bound(*args, **kwargs)
+        if _PATHS.get():  # made during the call, or not part of the model
             return bound(*args, **kwargs)
-        with module_scope(path):
+        with _outermost(self), module_scope(type(self).__name__):
             return bound(*args, **kwargs)
 
     return opened
+
+
+@contextmanager
+def _outermost(net: nnx.Module) -> Generator[None]:
+    """Gives the modules inside one their paths from it, as long as it is called."""
+    paths = {id(module): (module, _name((type(net).__name__, *path))) for path, module in nnx.iter_modules(net)}
+    marked: list[nnx.Module] = []
+    token = _PATHS.set({number: path for number, (_, path) in paths.items()})
+    try:
+        for module, path in paths.values():
+            # A string survives `nnx.scan` and its like. Where an outer trace made the module, it cannot be set.
+            with suppress(TraceContextError):
+                setattr(module, _PATH, path)
+                marked.append(module)
+        yield
+    finally:
+        _PATHS.reset(token)
+        for module in marked:
+            with suppress(AttributeError, TraceContextError):
+                delattr(module, _PATH)

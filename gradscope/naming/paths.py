@@ -5,12 +5,22 @@ A path joins the scopes by `/`, the outermost first: `encoder/block[3]/attn`. It
 - an *iteration* `[3]` on a component: the fourth iteration of the loop that runs there (for nested loops `[3][0]`);
 - an *occurrence* `#2` at the end: the second call under the same path, in execution order;
 - an *output* `.1` at the end: the second of several outputs of the layer.
+
+A variable's path joins the keys of its pytree likewise. Where two variables would have one name, `{"a": {"b": x}}` and
+`{"a/b": y}` in one tree, the slashes inside their keys are written as in a URL: `a/b` and `a%2Fb`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+#: The name of a leaf that has no path, because it is the tree.
+_WHOLE: Final = "value"
+#: How a slash inside a key is written where the name would otherwise be that of two leaves.
+_SLASH: Final = "%2F"
 
 #: The iteration of all loops around a value: one index for each loop, the outermost first; empty outside of loops.
 IterationIndex: TypeAlias = tuple[int, ...]
@@ -38,3 +48,28 @@ class LayerPath:
     def with_output(self, output: int | None) -> LayerPath:
         """Returns the path of one of the layer's outputs."""
         return replace(self, output=output)
+
+
+def unique_names(paths: Sequence[Sequence[str]]) -> list[str]:
+    """Returns paths joined by `/`, so that no two are the same; those that are the only one of their name keep it.
+
+    Args:
+        paths: The keys on the way to each leaf of one tree.
+    """
+    plain = ["/".join(path) or _WHOLE for path in paths]
+    shared = {name for name, count in Counter(plain).items() if count > 1}
+    pairs = zip(plain, paths, strict=True)
+    names = [name if name not in shared else "/".join(key.replace("/", _SLASH) for key in path) for name, path in pairs]
+    taken: set[str] = set()
+    for at, name in enumerate(names):
+        occurrence = 1
+        while names[at] in taken or (occurrence > 1 and names[at] in names[at + 1 :]):
+            occurrence += 1
+            names[at] = f"{name}#{occurrence}"
+        taken.add(names[at])
+    return names
+
+
+def plain_name(name: str) -> str:
+    """Returns the name that a variable has in the user's program, which it may share: `a/b` for `a%2Fb`."""
+    return name.replace(_SLASH, "/")

@@ -42,6 +42,11 @@ class Pattern:
         except re.error as error:
             raise UsageError(f"{spelling!r} is not a regular expression: {error}") from error
 
+    @property
+    def is_name(self) -> bool:
+        """Whether it is a name, which matches nothing but itself."""
+        return not self.spelling.startswith("re:") and not {"*", "?"}.intersection(self.spelling)
+
     def matches(self, *spellings: str) -> bool:
         """Returns whether any of `spellings` matches in full."""
         return any(self.regex.fullmatch(each) for each in spellings)

@@ -21,7 +21,7 @@ import numpy as np
 
 from gradscope.arrays.digest import content_hash
 from gradscope.arrays.dtypes import dtype_name, is_complex
-from gradscope.arrays.histograms import UNDERFLOW_LIMITS, MagnitudeHistogram
+from gradscope.arrays.histograms import SMALLEST_NORMAL, UNDERFLOW_LIMITS, MagnitudeHistogram
 from gradscope.arrays.quantiles import exact_quantiles as quantiles_of
 from gradscope.arrays.quantiles import rank_of
 from gradscope.arrays.reductions import Reduction
@@ -30,14 +30,17 @@ from gradscope.dump.manifest.json_text import as_float, from_float
 from gradscope.dump.manifest.manifest import Tier
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
+from gradscope.naming.summary import Summary
 from gradscope.stats.columns import base_of, column, columns_of, number
 from gradscope.stats.reduction_columns import field, reduction_of, shape_of
 
 #: The quantiles that have a column, in percent.
 PERCENTS: Final = (1, 50, 99)
+#: The columns that one line shows.
+_FIRST: Final = ("mean", "std", "rms", "min", "max", "nan", "inf")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TensorStats:
     """The statistics of one tensor.
 
@@ -76,6 +79,22 @@ class TensorStats:
         return TensorStats(
             shape=(self.size + other.size,), dtype=self.dtype, reduction=self.reduction + other.reduction
         )
+
+    def __repr__(self) -> str:
+        return self.summary().one_line("TensorStats")
+
+    def __str__(self) -> str:
+        return self.summary().text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().html()
+
+    def summary(self) -> Summary:
+        """Returns every column that is one value, and in the line the first of them."""
+        shown = {name: each for name, each in self.to_json().items() if isinstance(each, str | int | float)}
+        first = ", ".join(f"{name} {each:.3g}" for name in _FIRST if isinstance(each := shown.get(name), int | float))
+        line = f"{self.dtype}{list(self.shape)}" + (f": {first}" if first else "")
+        return Summary(line=line, headings=("column", "value"), rows=tuple(shown.items()))
 
     def to_json(self) -> dict[str, Json]:
         """Returns the columns that apply, by name, in the order of `columns.COLUMNS`."""
@@ -253,7 +272,8 @@ def tensor_stats(
     Args:
         array: Any shape, strides and NumPy or ml_dtypes dtype. Without a number dtype, there are only size and hash.
         tier: `full`, or `core` for the columns that a compiled step can compute.
-        exact_quantiles: Whether to compute exact quantiles from a copy. Those of the histogram are within 1/32.
+        exact_quantiles: Whether to compute exact quantiles from a copy, as is done where there are subnormals of
+            float64. Those of the histogram are within 1/32.
         hashed: Whether to compute the hash of the full tier, which takes a third of the time. Without it, another
             thread can call `arrays.digest.content_hash`, which releases the interpreter lock, and fill in the column.
 
@@ -268,10 +288,13 @@ def tensor_stats(
         (5.0, 1, 1, 0.0)
     """
     reduction = reduce_array(array, magnitudes=tier == "full")
+    magnitudes = reduction.magnitudes
+    # A histogram's bins are too wide for the subnormals of float64.
+    exact = magnitudes is not None and (exact_quantiles or magnitudes.smallest < SMALLEST_NORMAL)
     return TensorStats(
         shape=array.shape,
         dtype=dtype_name(array.dtype),
         reduction=reduction,
-        quantiles=quantiles_of(array, PERCENTS) if exact_quantiles and reduction.magnitudes is not None else None,
+        quantiles=quantiles_of(array, PERCENTS) if exact else None,
         hash=content_hash(array) if hashed and tier == "full" else None,
     )

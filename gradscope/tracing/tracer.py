@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,11 +13,14 @@ import jax.numpy as jnp
 
 from gradscope import naming
 from gradscope.errors import ModelError
+from gradscope.frameworks.detect import naming_calls
+from gradscope.frameworks.modules.tree_names import tree_names
 from gradscope.tracing.dataflow.liveness import Liveness, liveness_of
 from gradscope.tracing.dataflow.reachability import Reach, Reachability, reachability_of
 from gradscope.tracing.jaxpr import jaxcompat
 from gradscope.tracing.jaxpr.fingerprint import fingerprint
-from gradscope.tracing.jaxpr.frames import Frame, ValueKey, frame_tree
+from gradscope.tracing.jaxpr.frames import Frame, ValueKey, frame_tree, variable_of
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.layers.layers import LayerCall, find_layers
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.layers.sites import Site, find_sites, site_at
@@ -78,6 +82,13 @@ class Trace:
     fingerprint: str
     operations: bool
 
+    def reaches(self, value_at: ValueAt) -> bool:
+        """Returns whether a gradient of what a query differentiates arrives at a value in one iteration."""
+        frames = {frame.key: frame for frame in self.root.walk()}
+        frame = frames[value_at.value.frame]
+        arriving = self.reachability.at(frame, variable_of(frame, value_at.value), value_at.iteration)
+        return arriving is Reach.GRADIENT
+
     def site_at(self, value: ValueKey) -> Site:
         """Returns the site of one value, whether or not a layer returns it; the site has no names."""
         return site_at(self.root, value, self.liveness, self.reachability)
@@ -119,7 +130,8 @@ def trace_function(
     Raises:
         ModelError: The function does not return such a scalar.
     """
-    jaxpr, constants, out = jaxcompat.trace(_anew(function), *args)
+    with naming_calls():
+        jaxpr, constants, out = jaxcompat.trace(_anew(function), *args)
     aux = _auxiliary(out, jnp.complexfloating if holomorphic else jnp.floating)
     auxiliary = leaves_of(aux, naming.AUX)
     trace = _analysed(jaxpr, constants, arguments, ["loss", *(leaf.name for leaf in auxiliary)], operations=operations)
@@ -134,7 +146,8 @@ def trace_values(function: Callable[..., Any], args: tuple[Any, ...], arguments:
         args: Its arguments or their shapes.
         arguments: What each leaf of `args` is.
     """
-    jaxpr, constants, out = jaxcompat.trace(_anew(function), *args)
+    with naming_calls():
+        jaxpr, constants, out = jaxcompat.trace(_anew(function), *args)
     is_leaf = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(out))
     names = ["0"] if is_leaf else [leaf.name for leaf in leaves_of(out, naming.AUX)]
     return _analysed(jaxpr, constants, arguments, names, operations=True)
@@ -188,28 +201,29 @@ def variable_leaves(variables: Any) -> tuple[Leaf, ...]:
     """Returns the leaves of a model's variables: Flax's `params` collection and the others, or only parameters."""
     if not (isinstance(variables, Mapping) and "params" in variables):
         return leaves_of(variables, naming.PARAM, differentiated=True)
+    state = iter(leaves_of({name: each for name, each in variables.items() if name != "params"}, naming.STATE))
     leaves: list[Leaf] = []
     for name in sorted(variables):  # the order in which JAX flattens a mapping
         if name == "params":
             leaves += leaves_of(variables[name], naming.PARAM, differentiated=True)
         else:
-            leaves += leaves_of({name: variables[name]}, naming.STATE)
+            leaves += itertools.islice(state, len(jax.tree_util.tree_leaves(variables[name])))
     return tuple(leaves)
 
 
 def leaves_of(tree: Any, family: str, *, differentiated: bool = False) -> tuple[Leaf, ...]:
-    """Returns the leaves of a pytree of arrays or shapes, named by their paths.
+    """Returns the leaves of a pytree of arrays or shapes, named by their paths; no two have one name.
 
     Args:
         tree: The pytree.
         family: The family they belong to.
         differentiated: Whether those of inexact dtype are differentiated.
     """
-    return tuple(_leaf(family, path, leaf, differentiated) for path, leaf in jax.tree_util.tree_leaves_with_path(tree))
+    named = zip(tree_names(tree), jax.tree_util.tree_leaves(tree), strict=True)
+    return tuple(_leaf(family, name, leaf, differentiated) for name, leaf in named)
 
 
-def _leaf(family: str, path: Any, leaf: Any, differentiated: bool) -> Leaf:
-    name = jax.tree_util.keystr(path, simple=True, separator="/") or "value"
+def _leaf(family: str, name: str, leaf: Any, differentiated: bool) -> Leaf:
     aval = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
     inexact = bool(jnp.issubdtype(aval.dtype, jnp.inexact))
     return Leaf(

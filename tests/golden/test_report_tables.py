@@ -58,7 +58,8 @@ dead          activation/block1/relu has 87.5% dead units: 28 of 32 are zero for
 unused-param  param/spare/kernel does not reach the loss
 
 loss        2.30714
-tensors     24 captured, 1 non-differentiable, 1 disconnected
+tensors     24 captured, 1 non-differentiable (of a dtype without gradients), 1
+            disconnected (the loss does not depend on them)
 self-check  2 of 3 parameter gradients are bit for bit those of the plain
             program; the largest rel_l2 is 3.20e-07
 seconds     compile 1.290, run 0.031
@@ -104,7 +105,7 @@ dead          activation/block1/relu has 87.5% dead units: 28 of 32 are zero for
 unused-param  param/spare/kernel does not reach the loss
 
 loss        2.30714
-tensors     24 captured, 1 non-differentiable, 1 disconnected
+tensors     24 captured, 1 non-differentiable (of a dtype without gradients), 1 disconnected (the loss does not depend on them)
 self-check  2 of 3 parameter gradients are bit for bit those of the plain program; the largest rel_l2 is 3.20e-07
 seconds     compile 1.290, run 0.031
 run         jax 0.10.2, backend cpu, seed 0
@@ -304,7 +305,8 @@ name          family      reason              detail
 label         input_grad  non-differentiable  int32
 spare/kernel  param_grad  disconnected
 
-tensors  24 captured, 1 non-differentiable, 1 disconnected
+tensors  24 captured, 1 non-differentiable (of a dtype without gradients), 1
+         disconnected (the loss does not depend on them)
 dump     run.npz
 """
     )

@@ -14,12 +14,17 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, SupportsIndex
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, SupportsIndex
 
 import jax
 import numpy as np
 
+from gradscope import naming
+from gradscope.frameworks.modules.tree_names import tree_paths
+from gradscope.naming.paths import unique_names
 from gradscope.naming.wording import counted
+from gradscope.tracing.tracer import Leaf, leaves_of, variable_leaves
 
 #: Flax's collection of parameters, which holds several differentiated arguments by their names.
 _PARAMS: Final = "params"
@@ -142,14 +147,50 @@ def is_array_or_real(leaf: Any) -> bool:
     return is_array(leaf) or isinstance(leaf, float | complex | np.inexact)
 
 
+class ArgumentLeaf(NamedTuple):
+    """An `ArgumentLeaf` is one leaf of a call's arguments: its path, `params/head/kernel`, and what a capture calls it.
+
+    Attributes:
+        path: The argument's name and the path in it.
+        leaf: The leaf, with the family and the name that it has where the first argument is differentiated.
+    """
+
+    path: str
+    leaf: Leaf
+
+
+def argument_leaves(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[ArgumentLeaf]:
+    """Returns the leaves of a call's arguments, in the order in which JAX flattens `(args, kwargs)`."""
+    names = _names(function, len(args), kwargs)
+    named = [*zip(names, args, strict=True), *sorted(kwargs.items())]
+    first = names[0] if names else next(iter(_parameters(function)), None)
+    inputs = [(name, arg) for name, arg in named if name != first]
+    several = sum(any(map(is_array_or_real, jax.tree_util.tree_leaves(arg))) for _, arg in inputs) > 1
+    in_batch = unique_names([(name, *path) if several else path for name, arg in inputs for path in tree_paths(arg)])
+    of_inputs = iter(in_batch)
+    leaves: list[Leaf] = []
+    for name, arg in named:
+        if name == first:
+            leaves += variable_leaves(arg)
+        else:
+            leaves += (replace(leaf, name=next(of_inputs)) for leaf in leaves_of(arg, naming.INPUT))
+    paths = unique_names([(name, *path) for name, arg in named for path in tree_paths(arg)])
+    return [ArgumentLeaf(path, replace(leaf, differentiated=False)) for path, leaf in zip(paths, leaves, strict=True)]
+
+
 def _names(function: Callable[..., Any], count: int, kwargs: Mapping[str, Any]) -> list[str]:
     """The names of a call's positional arguments; the position of one that has no name, or the name of a keyword."""
+    fixed = _parameters(function)
+    return [fixed[at] if at < len(fixed) and fixed[at] not in kwargs else str(at) for at in range(count)]
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    """The names of the parameters that a function takes by position."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a built-in function
-        parameters = ()
-    fixed = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    return [fixed[at] if at < len(fixed) and fixed[at] not in kwargs else str(at) for at in range(count)]
+        return []
+    return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
 
 
 def _joined(parts: Mapping[str, Any]) -> Any:

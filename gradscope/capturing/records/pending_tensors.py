@@ -16,6 +16,7 @@ from gradscope.dump.record import Reason, Record, SiteFacts
 from gradscope.instrument.query.planning import has_gradient
 from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.layers.uses import Use, UseKey
@@ -162,9 +163,14 @@ def _cotangent(run: Run, number: int, iteration: SiteIteration) -> Source:
         return "non-differentiable"
     if site.forward_only:
         return "forward-only"
-    if number in run.reached.sites:
+    if number in run.reached.sites and _arrives(run, ValueAt(site.value, iteration.nominal)):
         return Observation(value=run.observed.cotangents[number], at=iteration.at)
     return "filtered" if has_gradient(site) and number not in run.plan.gradients else "disconnected"
+
+
+def _arrives(run: Run, value_at: ValueAt) -> bool:
+    """Returns whether what is differentiated depends on a value of one iteration, where not all of the loss is."""
+    return run.plan.is_of_loss or run.trace.reaches(value_at)
 
 
 def _named(run: Run, site: Site, family: str, origin: TensorOrigin, source: Source) -> PendingTensor:

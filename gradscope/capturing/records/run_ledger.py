@@ -13,8 +13,9 @@ from gradscope.dump.record import Reason, Record
 from gradscope.instrument.query.planning import selects_site
 from gradscope.instrument.query.terms import Terms
 from gradscope.tracing.dataflow.gradient_barriers import Barriers
-from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
+from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, iterations
 from gradscope.tracing.layers.sites import Site
+from gradscope.tracing.layers.unread import unread_values
 from gradscope.tracing.layers.uses import UseKey
 
 
@@ -46,7 +47,7 @@ class RunLedger:
 
     def ledger(self) -> Ledger:
         """Returns the account of everything, once all records have been added."""
-        lines = (*self._sites(), *self._terms(), *self._arguments())
+        lines = (*self._sites(), *self._unread(), *self._terms(), *self._arguments())
         return Ledger(captured=self._captured, missing=(*self._missing, *lines))
 
     def _detail(self, value: ValueKey | UseKey, family: str, reason: Reason) -> str:
@@ -60,7 +61,22 @@ class RunLedger:
             if self._spec.operations or not all(name.operation for name in site.names):
                 for family in (naming.ACTIVATION, naming.ACTIVATION_GRAD):
                     if site.names and (site.value, family) not in self._accounted:
-                        yield LedgerLine(name=site.names[0].template, family=family, reason=self._why(site, family))
+                        yield self._line(site, family)
+
+    def _line(self, site: Site, family: str) -> LedgerLine:
+        name, *others = (name.template for name in site.names if self._spec.operations or not name.operation)
+        detail = f"also called {', '.join(others)}" if others else ""
+        return LedgerLine(name=name, family=family, reason=self._why(site, family), detail=detail)
+
+    def _unread(self) -> Iterator[LedgerLine]:
+        """Yields what operations make beside the values observed, and nothing that is run reads."""
+        if not self._spec.operations:
+            return
+        for name, frame in unread_values(self._trace.root, self._trace.layers, self._trace.liveness):
+            for family in (naming.ACTIVATION, naming.ACTIVATION_GRAD):
+                selected = any(self._spec.selects_layer(family, name, at) for at in iterations(frame.loops))
+                reason = "filtered" if not selected else "opaque" if frame.opaque else "eliminated"
+                yield LedgerLine(name=name.template, family=family, reason=reason)
 
     def _why(self, site: Site, family: str) -> Reason:
         """Returns why a run has no tensor for a site; that the user left it out comes before all other reasons."""

@@ -9,11 +9,13 @@ from typing import Literal, TypeAlias
 from gradscope.comparison.metrics.example_spread import ExampleError
 from gradscope.comparison.pairing.matching import MatchedBy
 from gradscope.dump.record import Json
+from gradscope.naming import key_of
+from gradscope.naming.summary import Summary
 
 Status: TypeAlias = Literal["same", "different", "missing", "extra"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ComparisonRow:
     """ComparisonRow stores the result for one tensor.
 
@@ -51,6 +53,25 @@ class ComparisonRow:
     likely: str = ""
     examples: ExampleError | None = None
     counts: bool = True
+
+    def __repr__(self) -> str:
+        return self.summary().one_line("ComparisonRow")
+
+    def __str__(self) -> str:
+        return self.summary().text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().html()
+
+    def summary(self) -> Summary:
+        """Returns the status, and the metrics."""
+        why = f" ({self.why})" if self.why else ""
+        metrics = [(name, each) for name, each in self.metrics.items() if isinstance(each, str | int | float)]
+        return Summary(
+            line=f"{key_of(self.family, self.name)}: {self.status}{why}",
+            headings=("metric", "value") if metrics else (),
+            rows=tuple(metrics),
+        )
 
     @property
     def compared(self) -> bool:

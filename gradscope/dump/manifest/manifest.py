@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from gradscope.dump.record import Json, Reason, Record, TensorFacts, fields_of
+from gradscope.dump.record import REASONS, Json, Reason, Record, TensorFacts, fields_of
 from gradscope.naming import IterationIndex
+from gradscope.naming.summary import Cell, Summary
+from gradscope.naming.wording import counted
 
 SCHEMA: Final = 1
 MEMBER: Final = "__gradscope__.json"
@@ -93,12 +96,28 @@ class LedgerLine:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Ledger:
     """The number of captured floating-point sites, and a line with the reason for each site that is missing."""
 
     captured: int = 0
     missing: tuple[LedgerLine, ...] = ()
+
+    def __repr__(self) -> str:
+        return self.summary().one_line("Ledger")
+
+    def __str__(self) -> str:
+        return self.summary().text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().html()
+
+    def summary(self) -> Summary:
+        """Returns the number of sites by reason."""
+        counts = self.counts()
+        line = ", ".join(f"{number:,} {reason}" for reason, number in counts.items())
+        rows = tuple((reason, number, REASONS.get(reason)) for reason, number in counts.items())
+        return Summary(line=line, headings=("reason", "sites", "meaning"), rows=rows)
 
     def unseen(self) -> tuple[LedgerLine, ...]:
         """Returns the lines of values that the run could have captured, and that the user did not exclude."""
@@ -222,7 +241,7 @@ class RunFacts:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Manifest(RunFacts):
     """The description of a dump: the facts of its run, and an entry for each record.
 
@@ -234,7 +253,33 @@ class Manifest(RunFacts):
     entries: tuple[Entry, ...]
     schema: int = SCHEMA
 
+    def __repr__(self) -> str:
+        return self.summary().one_line("Manifest")
+
+    def __str__(self) -> str:
+        return self.summary().text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().html()
+
+    def summary(self) -> Summary:
+        """Returns the number and the size of the tensors of each family."""
+        tensors = [entry for entry in self.entries if entry.absent is None and entry.alias_of is None]
+        families = dict.fromkeys(entry.family for entry in tensors)
+        rows = tuple(_family_row(family, [each for each in tensors if each.family == family]) for family in families)
+        return Summary(
+            line=f"{counted(len(tensors), 'tensor')}, loss {'none' if self.loss is None else f'{self.loss:.6g}'}",
+            headings=("family", "tensors", "elements", "not finite"),
+            rows=rows,
+        )
+
     @classmethod
     def of(cls, entries: Iterable[Entry], facts: RunFacts) -> Manifest:
         """Returns the manifest of a dump with some entries of a run; `facts` may be another manifest."""
         return cls(entries=tuple(entries), **fields_of(RunFacts, facts))
+
+
+def _family_row(family: str, entries: Sequence[Entry]) -> tuple[Cell, ...]:
+    elements = sum(math.prod(entry.shape) for entry in entries)
+    bad = sum(bool(entry.stats.get("nan") or entry.stats.get("inf")) for entry in entries)
+    return family, len(entries), elements, bad

@@ -15,6 +15,7 @@ import jax
 
 from gradscope.frameworks.equinox.scoped_modules import named_tree
 from gradscope.frameworks.modules.adapter import PARAMS, Variables
+from gradscope.frameworks.modules.tree_names import path_components, tree_names
 
 BUFFERS: Final = "buffers"
 STATE: Final = "state"
@@ -52,7 +53,7 @@ class EquinoxStructure:
 
     def _indices(self) -> list[tuple[str, Any]]:
         leaves = jax.tree_util.tree_leaves_with_path(self.net, is_leaf=_is_index)
-        return [(_path(path), leaf) for path, leaf in leaves if _is_index(leaf)]
+        return [("/".join(path_components(path)), leaf) for path, leaf in leaves if _is_index(leaf)]
 
     def _filled_state(self, values: Mapping[str, Any]) -> Any:
         named = {id(shape): path for path, shape in self.state_values(self.state).items()}
@@ -83,16 +84,14 @@ def _shapes(tree: Any) -> Any:
 
 
 def _filled(tree: Any, arrays: Mapping[str, Any]) -> Any:
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: arrays.get(_path(path), leaf), tree)
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    filled = [arrays.get(path, leaf) for path, leaf in zip(tree_names(tree), leaves, strict=True)]
+    return jax.tree_util.tree_unflatten(structure, filled)
 
 
 def by_path(tree: Any) -> dict[str, Any]:
     """Returns a tree's leaves by path, in order."""
-    return {_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def _path(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
+    return dict(zip(tree_names(tree), jax.tree_util.tree_leaves(tree), strict=True))
 
 
 def _is_index(value: Any) -> bool:

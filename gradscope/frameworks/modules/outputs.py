@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope.frameworks.modules.tree_names import tree_names
+
 
 def named_outputs(value: Any) -> Any:
     """Returns the arrays in a module's return value; None where there are none.
@@ -50,8 +52,7 @@ def updated_leaves(updated: Any, before: Any) -> dict[str, Any]:
 
 
 def _by_path(tree: Any) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+    return dict(zip(tree_names(tree), jax.tree_util.tree_leaves(tree), strict=True))
 
 
 def _without_none(entries: Mapping[str, Any]) -> dict[str, Any] | None:

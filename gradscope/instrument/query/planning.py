@@ -9,10 +9,13 @@ from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.terms import Terms, name_of
 from gradscope.instrument.taps import Observer, whole_tensor
+from gradscope.naming import Selection
+from gradscope.naming.paths import plain_name
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.frames import iterations
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.layers.uses import Use
+from gradscope.tracing.lookup.named_values import ambiguous
 from gradscope.tracing.tracer import Trace
 
 
@@ -35,6 +38,7 @@ def make_plan(trace: Trace, spec: CaptureSpec, observe: Observer = whole_tensor)
         spec.selection.require_matches(_known_names(trace, spec, terms))
     if spec.wrt is not None:
         spec.wrt.require_matches(_known_names(trace, spec, terms))
+        _require_unambiguous(spec.wrt, trace, spec)
     shown = {site.value for site in trace.sites if any(selects_site(spec, site, family) for family in _LAYER_FAMILIES)}
     read = {value for layer in trace.layers if not shown.isdisjoint(layer.outputs) for value in layer.inputs}
     observed = shown | read
@@ -59,6 +63,23 @@ def selects_site(spec: CaptureSpec, site: Site, family: str) -> bool:
     return any(
         spec.selects_layer(family, name, iteration) for name in site.names for iteration in iterations(site.loops)
     )
+
+
+def _require_unambiguous(wrt: Selection, trace: Trace, spec: CaptureSpec) -> None:
+    """Refuses a name, other than a pattern, that is that of several values which can be differentiated with respect to.
+
+    Raises:
+        UsageError: There is one; the hint has the keys of its values.
+    """
+    arguments = [(leaf.family, leaf.name) for leaf in trace.arguments if naming.gradient_family(leaf.family)]
+    shown = [(name, site.loops) for site in trace.sites for name in site.names if spec.shows(name)]
+    paths = [str(name.at(iteration)) for name, loops in shown for iteration in iterations(loops)]
+    keys: dict[str, dict[str, None]] = {}
+    for family, name in (*arguments, *((naming.ACTIVATION, path) for path in paths)):
+        keys.setdefault(plain_name(name), {})[naming.key_of(family, name)] = None
+    for pattern in wrt.select:
+        if pattern.is_name and len(found := keys.get(pattern.spelling, {})) > 1:
+            raise ambiguous(pattern.spelling, found)
 
 
 def _known_names(trace: Trace, spec: CaptureSpec, terms: Terms) -> list[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,14 +23,23 @@ from gradscope.errors import UsageError
 from gradscope.instrument.plan import Plan, Seed, by_site
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import has_gradient, make_plan
-from gradscope.instrument.query.query_names import Fetch, Injected, QueryNames, find_names, is_argument, values_of
+from gradscope.instrument.query.query_names import (
+    Fetch,
+    Injected,
+    QueryNames,
+    find_names,
+    is_argument,
+    values_at,
+    values_of,
+)
 from gradscope.instrument.query.trace_query import PrunedProgram, ResolvedQuery, TraceQuery
 from gradscope.instrument.taps import Observer, whole_tensor
 from gradscope.naming import printable
 from gradscope.tracing.dataflow.backward import Marks
 from gradscope.tracing.dataflow.liveness import Need, needed_for
-from gradscope.tracing.dataflow.reachability import Reach, reachability_from
-from gradscope.tracing.jaxpr.frames import ValueKey, resolve
+from gradscope.tracing.dataflow.reachability import Reach, reachability_by_iteration
+from gradscope.tracing.jaxpr.frames import resolve
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import operation_name
 from gradscope.tracing.layers.sites import Site, find_sites
 from gradscope.tracing.lookup.named_values import NamedValue, NamedValues, throughout
@@ -102,16 +111,16 @@ def _loss(trace: Trace, names: QueryNames) -> list[Injected]:
     loss = Injected(trace.outputs[0], NamedValue(resolve(trace.root, trace.root.jaxpr.outvars[0])), None)
     if not names.gradient_fed:
         return [loss]
-    cuts = _cuts(trace, names) | throughout(trace.root, [each.named for each in names.gradient_fed])
-    reach = reachability_from(trace.root, values_of([loss]), cuts).arguments
+    cuts = _cuts(names) + values_at(names.gradient_fed)
+    reach = reachability_by_iteration(trace.root, values_at([loss]), cuts).arguments
     reached = (arrives is Reach.GRADIENT for arrives in reach)
     arguments = zip(trace.arguments, reached, strict=True)
     return [loss] if any(leaf.differentiated and is_reached for leaf, is_reached in arguments) else []
 
 
-def _cuts(trace: Trace, names: QueryNames) -> frozenset[ValueKey]:
-    """Returns the values that no gradient passes, which are stopped or fed in every iteration."""
-    return throughout(trace.root, names.stops) | throughout(trace.root, [each.named for each in names.fed])
+def _cuts(names: QueryNames) -> list[ValueAt]:
+    """Returns the values that no gradient passes, which are stopped or fed."""
+    return values_at([*names.stops, *names.fed])
 
 
 def needed_outputs(trace: Trace, names: QueryNames, seeds: Sequence[Injected]) -> list[bool]:
@@ -136,7 +145,7 @@ def as_queried(trace: Trace, names: QueryNames, seeds: Sequence[Injected], outpu
     fed = throughout(trace.root, [each.named for each in names.fed])
     needs = Marks(seeds=dict.fromkeys(values_of([*fetched, *seeds]), Need.OUTPUT), cuts=fed)
     liveness = needed_for(trace.root, outputs, needs)
-    reachability = reachability_from(trace.root, values_of(seeds), _cuts(trace, names))
+    reachability = reachability_by_iteration(trace.root, values_at(seeds), _cuts(names))
     return replace(
         trace,
         liveness=liveness,
@@ -211,9 +220,14 @@ def _initial(seed: Injected, site: Site) -> Any:
     if injected.shape != site.shape:
         raise UsageError(
             f"the initial gradient of {printable(seed.name)} has shape {injected.shape}, expected {site.shape}",
-            hint="an initial gradient has the shape of what is differentiated",
+            hint=_LISTED if isinstance(seed.tensor, list | tuple) else _SHAPED,
         )
     return injected.astype(site.dtype)
+
+
+_SHAPED: Final = "an initial gradient has the shape of what is differentiated"
+#: Where `ys` is one name and `grad_ys` a list.
+_LISTED: Final = "a list is one array here: for a list of initial gradients, grad_ys, give a list of names, ys"
 
 
 def _fitting(fed: Injected, site: Site) -> Any:

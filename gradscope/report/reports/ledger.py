@@ -10,7 +10,7 @@ from gradscope.dump.manifest.manifest import LedgerLine, Manifest
 from gradscope.dump.record import Json
 from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import Screen
-from gradscope.report.tables.numbers import count
+from gradscope.report.tables.facts import by_reason
 from gradscope.report.tables.table import Column, Line, Table
 
 SCHEMA: Final = 1
@@ -38,8 +38,7 @@ class LedgerReport:
         """Returns the table of missing tensors, and the counts."""
         missing = self.manifest.ledger.missing
         table = Table(title=f"Not in the dump ({len(missing):,})", columns=_COLUMNS, lines=tuple(map(_line, missing)))
-        counts = self.manifest.ledger.counts().items()
-        total = Note(label="tensors", text=", ".join(f"{count(number)} {reason}" for reason, number in counts))
+        total = Note(label="tensors", text=by_reason(self.manifest.ledger.counts()))
         return (*((table,) if missing else ()), Notes(notes=(total, Note(label="dump", text=self.path))))
 
     def rows(self) -> list[dict[str, Json]]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Examples, Manifest
-from gradscope.dump.record import Json
+from gradscope.dump.record import REASONS, Json
 from gradscope.report.tables.numbers import count, number
 
 #: Provenance that is shown below the tables; the JSON has all of it.
@@ -42,10 +42,16 @@ def facts_json(path: str, manifest: Manifest) -> dict[str, Json]:
     return {name: fact for name, fact in found.items() if fact is not None}
 
 
+def by_reason(counts: Mapping[str, int]) -> str:
+    """Returns numbers of tensors by reason, each reason with its meaning: `8 captured, 2 eliminated (not needed)`."""
+    meanings = {reason: f" ({REASONS[reason]})" for reason in counts if reason in REASONS and reason != "captured"}
+    return ", ".join(f"{count(number)} {reason}{meanings.get(reason, '')}" for reason, number in counts.items())
+
+
 def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "loss", "" if manifest.loss is None else f"{manifest.loss:.6g}"
     counts = manifest.ledger.counts()
-    yield "tensors", ", ".join(f"{count(n)} {reason}" for reason, n in counts.items()) if any(counts.values()) else ""
+    yield "tensors", by_reason(counts) if any(counts.values()) else ""
     yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
     yield "examples", "" if manifest.examples is None else manifest.examples.sentence
     yield "seconds", ", ".join(f"{phase} {_seconds(seconds)}" for phase, seconds in manifest.timings.items())

@@ -9,10 +9,11 @@ from functools import cached_property
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Cause, Entry, Manifest
 from gradscope.naming import IterationIndex
+from gradscope.naming.summary import Summary
 from gradscope.stats.columns import is_all_zero, number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Finding:
     """What is wrong with a run: one cause, at the tensor where it is worst.
 
@@ -41,6 +42,20 @@ class Finding:
     source: str | None
     iteration: IterationIndex
     tensors: int = 1
+
+    def __repr__(self) -> str:
+        return self.summary().one_line("Finding")
+
+    def __str__(self) -> str:
+        return self.summary().text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().html()
+
+    def summary(self) -> Summary:
+        """Returns the finding as a sentence."""
+        place = "" if self.source is None else f" ({self.source})"
+        return Summary(line=f"{self.rule}: {naming.key_of(self.family, self.name)} {self.why}{place}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

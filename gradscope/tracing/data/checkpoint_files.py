@@ -30,6 +30,7 @@ from gradscope.dump.storage.storage_errors import located
 from gradscope.errors import DumpError, MachineError
 from gradscope.frameworks.extras import install_hint
 from gradscope.naming import printable
+from gradscope.naming.paths import unique_names
 
 #: Families of a dump that are a model's variables; in a foreign file, every tensor is a variable.
 _FAMILIES: Final = (naming.TENSOR, naming.PARAM, naming.STATE)
@@ -113,7 +114,9 @@ def _library(module: str) -> Any:
 
 
 def _tensors_of(tree: Any) -> dict[str, SavedTensor]:
-    return {"/".join(path): _saved(leaf) for path, leaf in _leaves(tree, ())}
+    leaves = list(_leaves(tree, ()))
+    names = unique_names([path for path, _ in leaves])
+    return {name: _saved(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
 
 
 def _saved(leaf: Any) -> SavedTensor:

@@ -22,6 +22,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.errors import DumpError
 from gradscope.frameworks.modules.adapter import RNGS
+from gradscope.frameworks.modules.tree_names import tree_names
 from gradscope.naming import printable
 from gradscope.tracing.data.checkpoint_files import SavedTensor, open_checkpoint
 from gradscope.tracing.data.key_map import KeyMap
@@ -66,8 +67,7 @@ def variables_from_file(path: Path, expected: Any, key_map: KeyMap, make: Callab
         DumpError: It cannot be read, or does not contain such variables; the message lists every mismatch.
         MachineError: The library that reads it is not installed.
     """
-    paths, tree = jax.tree_util.tree_flatten_with_path(expected)
-    full = [jax.tree_util.keystr(keys, simple=True, separator="/") or "value" for keys, _ in paths]
+    full, tree = tree_names(expected), jax.tree_util.tree_structure(expected)
     leaves = variable_leaves(expected)
     with open_checkpoint(path) as saved:
         renamed_tensors = _renamed(path, saved, key_map)

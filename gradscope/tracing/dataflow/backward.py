@@ -5,7 +5,8 @@ Each value has a *level*: 0 for a value that nothing followed is made from, high
 every branch counts as taken, and a carry is followed until another iteration changes nothing.
 
 *Marks* state where an analysis begins other than at the outputs, and where it ends: at a value that is differentiated
-in place of the loss, a value that counts as constant, or a value that is fed and not computed.
+in place of the loss, a value that counts as constant, or a value that is fed and not computed. Where they are in single
+iterations, iterations are followed one by one, from the last to the first; those that are alike are followed once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, variable_of
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
 
 
@@ -25,10 +28,19 @@ class Marks:
     Attributes:
         seeds: The level of values that are followed from where they are.
         cuts: Values that are reached, and whose makers are not.
+        seeded_at: The seeds with the iterations in which they are; None for all.
+        cut_at: Further cuts, each in one iteration.
+        here: The iteration of the loops around the frame that is being followed, where iterations are told apart.
+        alike: For the body of a loop and an iteration, the one before it that has the same levels.
     """
 
     seeds: Mapping[ValueKey, int] = field(default_factory=dict[ValueKey, int])
     cuts: frozenset[ValueKey] = frozenset()
+    seeded_at: frozenset[ValueAt] | None = None
+    cut_at: frozenset[ValueAt] = frozenset()
+    here: list[int] = field(default_factory=list[int])
+    alike: dict[tuple[FrameKey, IterationIndex], IterationIndex] = field(default_factory=dict[Any, Any])
+    _marked: set[IterationIndex] = field(default_factory=set[IterationIndex])
     _inside: dict[FrameKey, int] = field(default_factory=dict[Any, int])
 
     def __post_init__(self) -> None:
@@ -36,6 +48,18 @@ class Marks:
             for depth in range(len(value.frame) + 1):
                 around = value.frame[:depth]
                 self._inside[around] = max(level, self._inside.get(around, 0))
+        for _, iteration in (*(self.seeded_at or ()), *self.cut_at):
+            self._marked.update(iteration[:depth] for depth in range(len(iteration) + 1))
+
+    @property
+    def iteration(self) -> IterationIndex:
+        """The iteration that is being followed."""
+        return tuple(self.here)
+
+    @property
+    def marked_here(self) -> bool:
+        """Whether there may be a mark in the iteration that is being followed."""
+        return self.iteration in self._marked
 
     def level_inside(self, frames: Sequence[Frame]) -> int:
         """Returns the highest level that is seeded in some frames or inside them."""
@@ -45,17 +69,22 @@ class Marks:
         """Returns the variables of one frame that are seeded, and their levels."""
         if frame.key not in self._inside:
             return [], []
-        own = [(value, level) for value, level in self.seeds.items() if value.frame == frame.key]
+        here, at = self.iteration, self.seeded_at
+        own = [
+            (value, level)
+            for value, level in self.seeds.items()
+            if value.frame == frame.key and (at is None or ValueAt(value, here) in at)
+        ]
         return [variable_of(frame, value) for value, _ in own], [level for _, level in own]
 
     def passed(self, frame: Frame, equation: int, levels: list[int]) -> list[int]:
         """Returns the levels of an equation's outputs, or of what its frame receives, without those that are cut."""
-        if not self.cuts:
+        if not (self.cuts or self.cut_at):
             return levels
-        return [
-            0 if ValueKey(frame.key, equation, position) in self.cuts else level
-            for position, level in enumerate(levels)
-        ]
+        made = [ValueKey(frame.key, equation, position) for position in range(len(levels))]
+        here = self.iteration
+        cut = [value in self.cuts or ValueAt(value, here) in self.cut_at for value in made]
+        return [0 if is_cut else level for is_cut, level in zip(cut, levels, strict=True)]
 
 
 class Analysis(Protocol):
@@ -124,6 +153,9 @@ def follow_inside(frame: Frame, number: int, outputs: Sequence[int], analysis: A
 
 def _follow_iterations(body: Frame, outputs: Sequence[int], analysis: Analysis) -> list[int]:
     """Follows a frame's outputs to what it receives, and from the carries of one iteration to those before."""
+    loop = body.transfer.loop
+    if loop is not None and loop.length is not None and analysis.marks.seeded_at is not None:
+        return _follow_each_iteration(body, outputs, analysis, loop.length)
     made = list(outputs)
     while True:
         received = follow(body, made, analysis)
@@ -135,3 +167,28 @@ def _follow_iterations(body: Frame, outputs: Sequence[int], analysis: Analysis) 
         if grown == made:
             return received
         made = grown
+
+
+def _follow_each_iteration(body: Frame, outputs: Sequence[int], analysis: Analysis, length: int) -> list[int]:
+    """Follows a loop's outputs through its iterations, from the last that runs to the first."""
+    marks, made = analysis.marks, list(outputs)
+    carries = [(at, n) for at in range(len(made)) if (n := body.transfer.next_variable(at)) is not None]
+    received = [0] * len(body.jaxpr.invars)
+    known: dict[tuple[int, ...], tuple[list[int], IterationIndex]] = {}
+    is_reverse = body.transfer.loop is not None and body.transfer.loop.reverse
+    for number in range(length) if is_reverse else reversed(range(length)):
+        marks.here.append(number)
+        state = tuple(made)
+        if marks.marked_here or state not in known:
+            levels = follow(body, made, analysis)
+            if not marks.marked_here:
+                known[state] = levels, marks.iteration
+        else:
+            levels, marks.alike[body.key, marks.iteration] = known[state]
+        marks.here.pop()
+        received = list(map(max, received, levels))
+        for output, variable in carries:
+            made[output] = levels[variable]
+    for output, variable in carries:
+        received[variable] = made[output]
+    return received

@@ -18,8 +18,10 @@ from typing import Any, Final
 
 import jax.numpy as jnp
 
+from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.backward import Marks, follow, follow_inside
 from gradscope.tracing.jaxpr.frames import Frame, FrameKey, ValueKey
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import OPERAND_BY_OPERAND, Atom, Equation
 
 
@@ -51,6 +53,28 @@ class Reachability:
     _values: dict[FrameKey, dict[Atom, int]] = field(default_factory=dict[Any, Any])
     _operands: dict[FrameKey, dict[int, Sequence[int]]] = field(default_factory=dict[Any, Any])
     _outputs: dict[FrameKey, Sequence[int]] = field(default_factory=dict[Any, Any])
+    _by_iteration: dict[tuple[FrameKey, IterationIndex], dict[Atom, int]] = field(default_factory=dict[Any, Any])
+    _alike: dict[tuple[FrameKey, IterationIndex], IterationIndex] = field(default_factory=dict[Any, Any])
+
+    def at(self, frame: Frame, variable: Atom, iteration: IterationIndex) -> Reach:
+        """Returns what arrives at a variable in one iteration of the loops around its frame.
+
+        Args:
+            frame: The frame.
+            variable: The variable.
+            iteration: One number per loop. Iterations are told apart only from what a query differentiates.
+        """
+        if frame.forward_only:
+            return Reach.BARRED
+        return Reach(self._by_iteration.get((frame.key, self._followed(frame, iteration)), {}).get(variable, 0))
+
+    def _followed(self, frame: Frame, iteration: IterationIndex) -> IterationIndex:
+        """Returns the iteration that was followed in the place of one that is like it."""
+        around = () if frame.parent is None else self._followed(frame.parent, iteration)
+        if frame.transfer.loop is None:
+            return around
+        own = (*around, iteration[len(around)])
+        return self._alike.get((frame.key, own), own)
 
     def of(self, frame: Frame, variable: Atom) -> Reach:
         """Returns what arrives at a variable of a frame."""
@@ -76,15 +100,24 @@ def reachability_of(root: Frame) -> Reachability:
     return _reachability(root, [Reach.GRADIENT, *[Reach.NOTHING] * (len(root.jaxpr.outvars) - 1)], Marks())
 
 
-def reachability_from(root: Frame, values: Iterable[ValueKey], cuts: frozenset[ValueKey]) -> Reachability:
-    """Returns the reachability from some values instead of the loss.
+def reachability_from(root: Frame, values: Iterable[ValueKey]) -> Reachability:
+    """Returns the reachability from some values, in all iterations of the loops around them, instead of the loss."""
+    marks = Marks(seeds=dict.fromkeys(values, Reach.GRADIENT))
+    return _reachability(root, [Reach.NOTHING] * len(root.jaxpr.outvars), marks)
+
+
+def reachability_by_iteration(root: Frame, values: Iterable[ValueAt], cuts: Iterable[ValueAt]) -> Reachability:
+    """Returns the reachability from some values instead of the loss, with that of every single iteration.
 
     Args:
         root: The root frame.
-        values: The values that are differentiated.
-        cuts: Values that count as constant.
+        values: The values that are differentiated, each in one iteration of the loops around it.
+        cuts: Values that count as constant, likewise.
     """
-    marks = Marks(seeds=dict.fromkeys(values, Reach.GRADIENT), cuts=cuts)
+    seeds = frozenset(values)
+    marks = Marks(
+        seeds=dict.fromkeys((seed.value for seed in seeds), Reach.GRADIENT), seeded_at=seeds, cut_at=frozenset(cuts)
+    )
     return _reachability(root, [Reach.NOTHING] * len(root.jaxpr.outvars), marks)
 
 
@@ -92,7 +125,12 @@ def _reachability(root: Frame, outputs: Sequence[Reach], marks: Marks) -> Reacha
     analysis = _Analysis(marks)
     arguments = tuple(map(Reach, follow(root, outputs, analysis)))
     return Reachability(
-        arguments=arguments, _values=analysis.values, _operands=analysis.operands, _outputs=analysis.outputs
+        arguments=arguments,
+        _values=analysis.values,
+        _operands=analysis.operands,
+        _outputs=analysis.outputs,
+        _by_iteration=analysis.by_iteration,
+        _alike=marks.alike,
     )
 
 
@@ -104,14 +142,18 @@ class _Analysis:
         self.values: dict[FrameKey, dict[Atom, int]] = {}
         self.operands: dict[FrameKey, dict[int, Sequence[int]]] = {}
         self.outputs: dict[FrameKey, Sequence[int]] = {}
+        self.by_iteration: dict[tuple[FrameKey, IterationIndex], dict[Atom, int]] = {}
 
     def leave(self, frame: Frame, outputs: Sequence[int], levels: dict[Atom, int]) -> None:
-        self.values.setdefault(frame.key, {}).update(levels)  # of a frame followed again, no lower than before
-        self.outputs[frame.key] = outputs
+        values = self.values.setdefault(frame.key, {})
+        values.update((atom, max(level, values.get(atom, 0))) for atom, level in levels.items())
+        self.outputs[frame.key] = _highest(outputs, self.outputs.get(frame.key))
+        self.by_iteration[frame.key, self.marks.iteration] = levels
 
     def through(self, frame: Frame, number: int, outputs: Sequence[int]) -> Sequence[int]:
         levels = self._levels(frame, number, outputs)
-        self.operands.setdefault(frame.key, {})[number] = levels
+        operands = self.operands.setdefault(frame.key, {})
+        operands[number] = _highest(levels, operands.get(number))
         return levels
 
     def _levels(self, frame: Frame, number: int, outputs: Sequence[int]) -> Sequence[int]:
@@ -143,6 +185,11 @@ class _Analysis:
         for predicate in transfer.predicates:
             operands[predicate] = Reach.NOTHING
         return [level and Reach.BARRED for level in operands] if transfer.gradients == "barred" else operands
+
+
+def _highest(levels: Sequence[int], before: Sequence[int] | None) -> Sequence[int]:
+    """Returns the levels of a frame that is followed again, in another iteration."""
+    return levels if before is None else list(map(max, levels, before))
 
 
 def is_constant(equation: Equation) -> bool:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gradscope.tracing.jaxpr.jaxcompat import Equation, opened
+from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Equation, opened
 from gradscope.tracing.jaxpr.library_files import is_library_file
 
-_PRIMITIVES: Final = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 _FUNCTION: Final = re.compile(r"(?P<name>.+) at (?P<file>.+):(?P<line>\d+)")
 
 
@@ -35,7 +34,7 @@ class CustomRule:
 
 def custom_rule(equation: Equation) -> CustomRule | None:
     """Returns the function whose own rule differentiates an equation; None for an equation that JAX differentiates."""
-    if equation.primitive.name not in _PRIMITIVES:
+    if equation.primitive.name not in CUSTOM_RULES:
         return None
     carried = equation.params.get("call_jaxpr") or equation.params.get("fun_jaxpr")
     info: Any = getattr(opened(carried)[0], "debug_info", None)

@@ -231,8 +231,11 @@ def resolve(frame: Frame, atom: Atom) -> ValueKey | None:
     if is_literal(atom) or atom not in frame.definitions:
         return None
     equation, position = frame.definitions[atom]
-    if equation == OPERAND:
-        return _resolve_operand(frame, position)
+    return _resolve_operand(frame, position) if equation == OPERAND else made_at(frame, equation, position)
+
+
+def made_at(frame: Frame, equation: int, position: int) -> ValueKey:
+    """Returns the value that an equation of a frame makes at a position, at its innermost definition."""
     inner = None
     for child in frame.children.get(equation, ()):
         if child.transfer.in_place:

@@ -38,6 +38,8 @@ FrameKind: TypeAlias = Literal["root", "call", "remat", "scan", "while", "cond",
 
 _CALLS: Final = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
 _REMATS: Final = frozenset({"remat2", "remat", "checkpoint"})
+#: The primitives that run a function with a derivative rule of its own.
+CUSTOM_RULES: Final = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 _KINDS: Final[Mapping[str, FrameKind]] = {
     **dict.fromkeys(_CALLS, "call"),
     **dict.fromkeys(_REMATS, "remat"),
@@ -132,6 +134,14 @@ def kind_of(equation: Equation) -> FrameKind | None:
 def checkpoint_name_of(equation: Equation) -> str | None:
     """Returns the name that `jax.ad_checkpoint.checkpoint_name` gave an equation's output; None for other equations."""
     return equation.params["name"] if equation.primitive.name == "name" else None
+
+
+def closed_over(equation: Equation) -> int:
+    """Returns how many leading operands a function with a derivative rule closes over, which JAX cannot differentiate.
+
+    A `scan` before 0.12 has a parameter of the same name, for operands that it can.
+    """
+    return equation.params.get("num_consts", 0) if equation.primitive.name in CUSTOM_RULES else 0
 
 
 def operation_name(equation: Equation) -> str | None:

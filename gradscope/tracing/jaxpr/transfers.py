@@ -33,6 +33,7 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     FrameKind,
     Jaxpr,
     SubJaxpr,
+    closed_over,
     scan_arity,
     shard_count,
 )
@@ -252,7 +253,7 @@ def _opaque(equation: Equation, sub: SubJaxpr) -> Transfer:
         outputs=(None,) * len(sub.jaxpr.outvars),
         # A `while` under `vmap` is opaque, because its rows end at different iterations, and barred like any other.
         gradients="barred" if equation.primitive.name == "while" else "around",
-        differentiated=tuple(range(len(equation.invars))),
+        differentiated=tuple(range(closed_over(equation), len(equation.invars))),
         opaque=True,
     )
 

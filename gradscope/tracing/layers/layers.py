@@ -5,7 +5,8 @@ used outside it, its inputs those it uses that are made outside it. A layer may 
 its parts). A value that both return has two names.
 
 Values that leave a layer only for outputs other than the loss, such as updated batch statistics, do not count as its
-outputs unless it has no others. They are recorded as auxiliary outputs of the loss.
+outputs unless it has no others. They are recorded as auxiliary outputs of the loss. A layer of which nothing is used
+outside has the values that nothing reads for outputs, so that there is an account of it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gradscope.tracing.dataflow.liveness import Liveness
-from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations, resolve, source_in
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations, made_at, resolve, source_in
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, is_dropped, is_literal
 from gradscope.tracing.jaxpr.scopes import ScopePath
 from gradscope.tracing.layers.fallback_scopes import OperationScope, Scoping, scoping_of, with_operations
@@ -38,7 +39,8 @@ class LayerCall:
         equations: Numbers of its equations in the frame.
         params: Names of the parameters it uses, in order of use.
         inputs: Values it uses that are made outside it, parameters excepted, in order of use.
-        outputs: Values it makes that are used outside it, in order of making.
+        outputs: Values it makes that are used outside it, in order of making; where there are none, those that nothing
+            reads.
     """
 
     frame: Frame
@@ -192,6 +194,7 @@ def _connect(frame: Frame, runs: list[tuple[LayerCall, ...]], finding: _Finding)
                 live.note(atom, 0)
     _hand_on(frame, runs, live)
     _hand_on(frame, runs, every, only_without=True)
+    _keep_unread(frame, runs, every)
 
 
 def _use(frame: Frame, runs: list[tuple[LayerCall, ...]], number: int, atom: Atom, origins: ParameterOrigins) -> int:
@@ -221,7 +224,7 @@ class _Escapes:
 
 def _hand_on(frame: Frame, runs: list[tuple[LayerCall, ...]], escapes: _Escapes, *, only_without: bool = False) -> None:
     """Makes each value an output of the layers it escapes from; with `only_without`, of those without outputs."""
-    without = {id(layer) for stack in runs for layer in stack if not layer.outputs} if only_without else None
+    without = _without_outputs(runs) if only_without else None
     for number, equation in enumerate(frame.jaxpr.eqns):
         for variable in _kept(equation):
             shared = escapes.shared.get(variable)
@@ -231,6 +234,20 @@ def _hand_on(frame: Frame, runs: list[tuple[LayerCall, ...]], escapes: _Escapes,
             for layer in runs[number][shared:]:
                 if without is None or id(layer) in without:
                     layer.outputs[value] = None
+
+
+def _keep_unread(frame: Frame, runs: list[tuple[LayerCall, ...]], escapes: _Escapes) -> None:
+    """Makes each value that nothing reads an output of the layers without outputs that make it."""
+    without = _without_outputs(runs)
+    for number, equation in enumerate(frame.jaxpr.eqns):
+        for position, variable in enumerate(equation.outvars):
+            for layer in () if variable in escapes.shared else runs[number]:
+                if id(layer) in without:
+                    layer.outputs[made_at(frame, number, position)] = None
+
+
+def _without_outputs(runs: list[tuple[LayerCall, ...]]) -> set[int]:
+    return {id(layer) for stack in runs for layer in stack if not layer.outputs}
 
 
 def _kept(equation: Equation) -> list[Any]:

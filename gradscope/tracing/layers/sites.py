@@ -182,5 +182,12 @@ def _site(facts: _Facts, value: ValueKey, names: Sequence[SiteName]) -> Site:
         reach=facts.reachability.of(frame, variable_of(frame, value)),
         opaque=frame.opaque,
         bypassed=frame.bypassed,
-        eliminated=not received and value.equation not in facts.liveness.used(frame),
+        eliminated=not _runs(facts.liveness, frame, None if received else value.equation),
     )
+
+
+def _runs(liveness: Liveness, frame: Frame, number: int | None) -> bool:
+    """Returns whether anything needed depends on an equation of a frame; for None, on the one that runs the frame."""
+    if number is not None:
+        return number in liveness.used(frame)
+    return frame.parent is None or _runs(liveness, frame.parent, frame.key[-1][0])

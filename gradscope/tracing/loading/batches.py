@@ -23,6 +23,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.dump.reader import DumpFile, open_dump
 from gradscope.errors import DumpError, UsageError
+from gradscope.frameworks.modules.tree_names import tree_names
 from gradscope.naming import printable
 from gradscope.tracing.data.mismatches import dtype_in_words
 from gradscope.tracing.loading.loader import named_object, seed_generators
@@ -100,7 +101,7 @@ def batch_from_file(path: Path, expected: Any, *, partial: bool = False) -> File
     Raises:
         DumpError: The file cannot be read, or does not contain such a batch; the message lists every mismatch.
     """
-    model_leaves = {_name(keys): leaf for keys, leaf in jax.tree_util.tree_leaves_with_path(expected)}
+    model_leaves = dict(zip(tree_names(expected), jax.tree_util.tree_leaves(expected), strict=True))
     with open_dump(path) as file:
         return _checked(str(path), expected, _arrays(file, path, model_leaves), partial=partial)
 
@@ -130,23 +131,20 @@ def pipeline_leaves(text: str, index: int | None, seed: int = 0) -> dict[str, np
         batch = next(itertools.islice(iter(cast("Iterable[Any]", batches)), index or 0, None), None)
         if batch is None:
             raise UsageError(f"{text} ends before batch {index or 0}", hint="give a smaller --batch-index")
-        return {_name(keys): np.asarray(leaf) for keys, leaf in jax.tree_util.tree_leaves_with_path(batch)}
-
-
-def _name(keys: Any) -> str:
-    return jax.tree_util.keystr(keys, simple=True, separator="/") or "value"
+        leaves = map(np.asarray, jax.tree_util.tree_leaves(batch))
+        return dict(zip(tree_names(batch), leaves, strict=True))
 
 
 def _checked(what: str, expected: Any, arrays: Mapping[str, np.ndarray], *, partial: bool) -> FileBatch:
     """Returns arrays as a batch of the structure and dtypes that the model expects."""
-    paths, tree = jax.tree_util.tree_flatten_with_path(expected)
-    model_leaves = {_name(keys): leaf for keys, leaf in paths}
+    leaves, tree = jax.tree_util.tree_flatten(expected)
+    model_leaves = dict(zip(tree_names(expected), leaves, strict=True))
     absent = model_leaves.keys() - arrays.keys()
     problems = list(_problems(model_leaves, arrays, frozenset() if partial else absent))
     if problems:
-        leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in model_leaves.items())
+        own = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in model_leaves.items())
         raise DumpError(
-            f"{what} is not a batch for this model: {'; '.join(problems)}", hint=f"the model's own batch is {leaves}"
+            f"{what} is not a batch for this model: {'; '.join(problems)}", hint=f"the model's own batch is {own}"
         )
     size = next(iter(_sizes(arrays).values()), 1)
     present = {name: leaf for name, leaf in model_leaves.items() if name not in absent}

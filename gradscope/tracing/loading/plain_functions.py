@@ -77,18 +77,32 @@ def _functions(name: str, holder: Any) -> Mapping[str, Callable[..., Any]]:
     """Returns a model's functions by role.
 
     Raises:
+        UsageError: The holder is a class or a function, which has to be called to make a model.
         ModelError: The holder lacks one, or one is not a function of the right arguments; the message lists everything.
     """
     with user_code(f"looking up the functions of {name}"):
         functions = {role: getattr(holder, role) for role in _EXPECTED if hasattr(holder, role)}
     missing = [role for role in _EXPECTED if role not in functions]
+    problems = [problem for role, function in functions.items() if (problem := _problem(role, function))]
+    if (missing or problems) and _is_uncalled(holder):
+        kind = "class" if inspect.isclass(holder) else "function"
+        raise UsageError(
+            f"{name} is a {kind}, and no model", hint=f"to call it, write {holder.__name__}() in the target"
+        )
     if missing:
         problem = f"has no {' and no '.join(missing)}: a model has {_SIGNATURES}; found {_found(holder)}"
         raise ModelError(f"{name} {problem}", hint=_hint_for(holder))
-    problems = [problem for role, function in functions.items() if (problem := _problem(role, function))]
     if problems:
         raise ModelError(f"{name} is not a model: {'; '.join(problems)}", hint=_hint_for(holder))
     return functions
+
+
+def _is_uncalled(holder: Any) -> bool:
+    """Returns whether calling an object may make a model: a function, or a class that has no functions of a model."""
+    own = (inspect.getattr_static(holder, role, None) for role in _EXPECTED)
+    return inspect.isfunction(holder) or (
+        inspect.isclass(holder) and not any(isinstance(each, staticmethod | classmethod) for each in own)
+    )
 
 
 def _problem(role: str, function: Any) -> str | None:
@@ -103,8 +117,13 @@ def _problem(role: str, function: Any) -> str | None:
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
     """Returns a function's signature; None where it cannot be known."""
+    kind, given = (function.func, function.keywords) if isinstance(function, functools.partial) else (function, {})
     try:
-        return inspect.signature(function)
+        if not isinstance(kind, type) or type(kind).__call__ is type.__call__:
+            return inspect.signature(function)
+        # The metaclasses of frameworks hide `__init__` behind a `__call__(*args, **kwargs)`.
+        _, *own = inspect.signature(kind.__init__).parameters.values()
+        return inspect.Signature([parameter for parameter in own if parameter.name not in given])
     except (ValueError, TypeError):  # written in C without a text signature
         return None
 
@@ -132,8 +151,6 @@ def public_names(holder: Any) -> list[str]:
 
 
 def _hint_for(holder: Any) -> str:
-    if inspect.isclass(holder) or inspect.isfunction(holder):
-        return f"to call it first, write {holder.__name__}() in the target"
     if isinstance(holder, ModuleType):
         nets = [name for name in public_names(holder) if _is_module(getattr(holder, name))]
         if nets:

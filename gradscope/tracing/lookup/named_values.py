@@ -2,22 +2,30 @@
 
 A value is named by the path of an argument (`w1`, `params/head/kernel`), by the key or index of an output, by the
 layer or operation that returns it, one iteration of a loop at a time (`block[3]/attn`), or by the name that
-`jax.ad_checkpoint.checkpoint_name` gave it. Where one name fits several values, the kind mentioned first here wins. A
-dump's key (`activation/block[3]/attn`, `param/head/kernel`) names the same value as in a dump.
+`jax.ad_checkpoint.checkpoint_name` gave it. A name that several values have is refused.
+
+Every value also has a *key*, which it has alone: a dump's (`activation/block[3]/attn`, `param/head/kernel`), or for an
+argument and an output of a function `argument/w1` and `output/y`. A key goes before a name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gradscope import naming
 from gradscope.errors import UsageError
+from gradscope.naming import printable
+from gradscope.naming.paths import plain_name
 from gradscope.naming.patterns import nearest_hint
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations, resolve
 from gradscope.tracing.jaxpr.jaxcompat import checkpoint_name_of
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.tracer import Trace
+
+#: What the keys of a function's arguments, by their paths, and of its outputs begin with.
+_ARGUMENT: Final = "argument"
+_OUTPUT: Final = "output"
 
 
 class NamedValue(NamedTuple):
@@ -42,35 +50,64 @@ class NamedValues:
     """
 
     def __init__(self, trace: Trace, layers: Sequence[LayerCall], paths: Sequence[str] = ()) -> None:
-        self._found: dict[str, NamedValue] = {}
-        for name, value in _all(trace, layers, paths):
-            self._found.setdefault(name, value)
+        self._by_key: dict[str, NamedValue] = {}
+        self._by_name: dict[str, dict[NamedValue, str]] = {}
+        for key, name, value in _all(trace, layers, paths):
+            self._by_key.setdefault(key, value)
+            self._by_name.setdefault(name, {}).setdefault(value, key)
+        keys = {value: key for key, value in reversed(self._by_key.items())}
+        for name, value in _checkpointed(trace.root):
+            self._by_name.setdefault(name, {}).setdefault(value, keys.get(value, name))
 
-    def find(self, name: str) -> NamedValue:
-        """Returns the value of this name.
+    def find(self, name: str, *, prefix: str = "") -> NamedValue:
+        """Returns the value of this name or key.
+
+        Args:
+            name: The name or key.
+            prefix: What the user wrote before it.
 
         Raises:
-            UsageError: There is none; the hint names the nearest names.
+            UsageError: There is none, and the hint names the nearest names; or there are several, and it names their
+                keys.
         """
-        found = self._found.get(name) or self._found.get(name.removeprefix(f"{naming.ACTIVATION}/"))
-        if found is None:
-            raise UsageError(f"no value is called {naming.printable(name)}", hint=nearest_hint(name, self._found))
-        return found
+        if name in self._by_key:
+            return self._by_key[name]
+        found = self._by_name.get(name, {})
+        if not found:
+            raise UsageError(f"no value is called {printable(name)}", hint=nearest_hint(name, self._by_name))
+        if len(found) > 1:
+            raise ambiguous(name, (prefix + key for key in found.values()))
+        return next(iter(found))
 
 
-def _all(trace: Trace, layers: Sequence[LayerCall], paths: Sequence[str]) -> Iterator[tuple[str, NamedValue]]:
-    """Yields every name with its value, those that win first."""
-    arguments = [(leaf, NamedValue(ValueKey((), OPERAND, at))) for at, leaf in enumerate(trace.arguments)]
-    yield from zip(paths, (value for _, value in arguments), strict=False)
-    for name, atom in zip(trace.outputs, trace.root.jaxpr.outvars, strict=True):
-        yield name, NamedValue(resolve(trace.root, atom))
+def ambiguous(name: str, keys: Iterable[str]) -> UsageError:
+    """Returns the error that a name is that of several values, with the keys to tell them apart."""
+    return UsageError(
+        f"{printable(name)} is ambiguous: several values have this name",
+        hint=f"write {' or '.join(map(printable, keys))}",
+    )
+
+
+def _all(trace: Trace, layers: Sequence[LayerCall], paths: Sequence[str]) -> Iterator[tuple[str, str, NamedValue]]:
+    """Yields the keys and names of values, those that win first where two values would have one key."""
+    arguments = [NamedValue(ValueKey((), OPERAND, at)) for at in range(len(trace.arguments))]
+    own = [naming.key_of(leaf.family, leaf.name) for leaf in trace.arguments]
+    if paths:
+        named = [(naming.key_of(_ARGUMENT, path), path) for path in paths]
+    else:
+        named = [(key, leaf.name) for key, leaf in zip(own, trace.arguments, strict=True)]
+    for key, (short, name), value in zip(own, named, arguments, strict=True):
+        yield key, key, value
+        for spelling in dict.fromkeys((name, plain_name(name))):
+            yield short, spelling, value
     for layer in layers:
-        yield from _layer_outputs(layer)
-    for frame in trace.root.walk():
-        yield from _checkpointed(frame)
-    for leaf, value in arguments:
-        yield naming.key_of(leaf.family, leaf.name), value
-        yield leaf.name, value
+        for path, value in _layer_outputs(layer):
+            yield naming.key_of(naming.ACTIVATION, path), path, value
+    outputs = [NamedValue(resolve(trace.root, atom)) for atom in trace.root.jaxpr.outvars]
+    for name, value in zip(trace.outputs, outputs, strict=True):
+        yield naming.key_of(_OUTPUT, name), name, value
+    for leaf, value in zip(trace.auxiliary, outputs[1:], strict=False):
+        yield naming.key_of(leaf.family, leaf.name), leaf.name, value
 
 
 def _layer_outputs(layer: LayerCall) -> Iterator[tuple[str, NamedValue]]:
@@ -81,12 +118,12 @@ def _layer_outputs(layer: LayerCall) -> Iterator[tuple[str, NamedValue]]:
             yield str(path.with_output(position if several else None)), NamedValue(value, iteration)
 
 
-def _checkpointed(frame: Frame) -> Iterator[tuple[str, NamedValue]]:
-    """Yields the values that `checkpoint_name` named in one frame; in loops, with the iteration behind the name."""
-    for number, equation in enumerate(frame.jaxpr.eqns):
-        name = checkpoint_name_of(equation)
-        if name is not None:
-            for iteration in iterations(frame.loops):
+def _checkpointed(root: Frame) -> Iterator[tuple[str, NamedValue]]:
+    """Yields the values that `checkpoint_name` named; in loops, with the iteration behind the name."""
+    for frame in root.walk():
+        for number, equation in enumerate(frame.jaxpr.eqns):
+            name = checkpoint_name_of(equation)
+            for iteration in () if name is None else iterations(frame.loops):
                 mark = "".join(f"[{index}]" for index in iteration)
                 yield f"{name}{mark}", NamedValue(ValueKey(frame.key, number, 0), iteration)
 

@@ -114,7 +114,9 @@ def test_positional_and_keyword_only_parameters_are_named_by_their_path() -> Non
     assert keys(gs.capture(jnp.vdot, jnp.ones(2), jnp.ones(2)), "param", "input") == {"param/value", "input/value"}
 
 
-def test_two_values_of_one_name_are_refused() -> None:
-    params = {"a/b": jnp.ones(2), "a": {"b": jnp.ones(2)}}
-    with pytest.raises(gs.UsageError, match="param/a/b is already in the dump"):
-        gs.capture(lambda params: (params["a/b"] * params["a"]["b"]).sum(), params)
+def test_two_values_of_one_name_are_told_apart() -> None:
+    params = {"a/b": jnp.full(2, 2.0), "a": {"b": jnp.full(2, 3.0)}}
+    dump = gs.capture(lambda params: (params["a/b"] ** 2 + params["a"]["b"] ** 3).sum(), params)
+    assert keys(dump, "param") == {"param/a/b", "param/a%2Fb"}
+    np.testing.assert_array_equal(dump["param_grad/a%2Fb"], [4.0, 4.0])
+    np.testing.assert_array_equal(dump["param_grad/a/b"], [27.0, 27.0])

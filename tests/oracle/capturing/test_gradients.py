@@ -56,7 +56,7 @@ def test_gradients_are_total_and_partial_where_stopped() -> None:
 
 
 def test_a_y_is_its_own_x() -> None:
-    same(gs.gradients(jnp.sin, [2.0], ys="sin", xs=["sin"], grad_ys=5.0), [5.0])
+    same(gs.gradients(jnp.sin, [2.0], ys="value/sin", xs=["value/sin"], grad_ys=5.0), [5.0])
     same(gs.gradients(lambda x: x, [2.0], ys="x", xs="x"), [1.0])
 
 
@@ -178,3 +178,74 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence() -> None:
         gs.gradients(counted, args, ys="1", xs="x", grad_ys=jnp.ones(3))
     with pytest.raises(UsageError, match="2 initial gradients for 1 value"):
         gs.gradients(counted, args, ys=["1"], xs="x", grad_ys=[None, None])
+
+
+def delayed(x: Any) -> Any:
+    """A loop in which `b` has in every iteration what `a` was in the one before."""
+
+    def step(carry: Any, _: Any) -> Any:
+        a, _b = carry
+        with jax.named_scope("a"):
+            after = jnp.sin(a * x)
+        with jax.named_scope("b"):
+            before = a * 3
+        return (after, before), None
+
+    return jax.lax.scan(step, (x, x), None, length=4)[0][1]
+
+
+def unrolled_delayed(x: float) -> tuple[Any, list[Any]]:
+    """The same, written out: its result as a function of every `a`, and the values of these."""
+    values = [x]
+    for _ in range(4):
+        values.append(float(jnp.sin(values[-1] * x)))
+    return (lambda *made: made[2] * 3), values[1:]
+
+
+def test_a_loop_passes_gradients_only_to_the_iterations_that_a_y_depends_on() -> None:
+    whole, values = unrolled_delayed(0.7)
+    direct = jax.grad(whole, argnums=(0, 1, 2, 3))(*values)
+    found = gs.gradients(delayed, [0.7], ys="0", xs=["a[2]", "a[3]", "b[3]", "b[2]"])
+    same(found, [float(direct[2]), None, 1.0, None])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_no_earlier_iteration_depends_on_a_later_one(reverse: bool) -> None:
+    def fun(x: Any) -> Any:
+        def step(carry: Any, t: Any) -> Any:
+            with jax.named_scope("s"):
+                carry = carry * x + t
+            return carry, None
+
+        return jax.lax.scan(step, x, jnp.arange(3.0), reverse=reverse)[0]
+
+    first, middle, last = ("s[2]", "s[1]", "s[0]") if reverse else ("s[0]", "s[1]", "s[2]")
+    same(gs.gradients(fun, [2.0], ys=first, xs=[last, middle, first, "x"]), [None, None, 1.0, 4.0])
+    same(gs.gradients(fun, [2.0], ys=last, xs=[last, middle, first]), [1.0, 2.0, 4.0])
+    same(gs.gradients(fun, [2.0], ys=last, xs=[first, middle], stop_gradients=middle), [None, 2.0])
+
+
+def test_iterations_of_loops_in_loops_are_told_apart() -> None:
+    def fun(x: Any) -> Any:
+        def inner(carry: Any, _: Any) -> Any:
+            with jax.named_scope("in"):
+                return jnp.sin(carry * x), None
+
+        def outer(carry: Any, _: Any) -> Any:
+            with jax.named_scope("out"):
+                return jax.lax.scan(inner, carry, None, length=2)[0], None
+
+        return jax.lax.scan(outer, x, None, length=3)[0]
+
+    names = [key.partition("/")[2] for key in gs.capture(fun, 2.0) if key.startswith("activation/") and "/in" in key]
+    assert len(names) == 6
+    for number, y in enumerate(names):
+        found = gs.gradients(fun, [2.0], ys=y, xs=names)
+        assert [gradient is not None for gradient in found] == [at <= number for at in range(6)]
+
+
+def test_a_list_for_one_name_is_said_to_be_one_array() -> None:
+    with pytest.raises(gs.UsageError, match="has shape") as refused:
+        gs.gradients(lambda z: {"y": z * z}, [3.0], ys="y", xs=["z"], grad_ys=[1.0])
+    assert "give a list of names" in (refused.value.hint or "")
+    same(gs.gradients(lambda z: {"y": z * z}, [3.0], ys=["y"], xs=["z"], grad_ys=[1.0]), [6.0])

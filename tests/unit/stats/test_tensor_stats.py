@@ -104,6 +104,15 @@ def test_zeros_are_no_magnitudes_but_count_for_quantiles() -> None:
     assert (stats.p50, stats.p99, stats.amin_nz, stats.zeros, stats.dynrange) == (0.0, 8.0, 8.0, 3, 0.0)
 
 
+@pytest.mark.parametrize("scale", [1e-310, 1e-320, 1e-308])
+def test_float64_subnormals_have_the_quantiles_that_numpy_computes(scale: float) -> None:
+    tensor = np.linspace(-1.5, 1.5, 301) * scale
+    stats = tensor_stats(tensor)
+    expected = np.quantile(np.abs(tensor), [0.01, 0.5, 0.99], method="inverted_cdf")
+    assert [stats.p1, stats.p50, stats.p99] == expected.tolist()
+    assert TensorStats.from_json(stats.to_json()).p50 == stats.p50
+
+
 def test_float32_subnormals_have_quantiles_as_good_as_any() -> None:
     magnitudes = np.float32(2.0**-149) * np.arange(1, 1001, dtype=np.float32)
     stats = tensor_stats(magnitudes)

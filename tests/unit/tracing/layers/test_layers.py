@@ -169,12 +169,14 @@ def test_state_on_its_way_out_is_the_output_of_a_layer_that_has_no_other() -> No
     assert names(trace_loss(loss, W, X)) == ["metric"]
 
 
-def test_values_that_nobody_uses_are_no_outputs() -> None:
+def test_values_that_nobody_uses_are_outputs_only_of_a_layer_that_has_no_other() -> None:
     def function(w: Any, x: Any) -> Any:
         under("unused", jnp.sin, x)
         return under("used", lambda: (jnp.sin(x), x @ w)[1])
 
-    assert names(traced(function)) == ["used"]
+    trace = traced(function)
+    assert names(trace) == ["unused", "used"]
+    assert [site.eliminated for site in trace.sites] == [True, False]
 
 
 def test_a_layer_without_operations_is_no_layer() -> None:

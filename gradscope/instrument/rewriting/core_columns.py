@@ -1,0 +1,134 @@
+"""The columns of core statistics, read from the vector that a step computed: 0-d arrays on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS
+from gradscope.naming.summary import Cell, Summary
+
+#: The columns of a summary; the others follow from them.
+_SHOWN: Final = ("mean", "std", "rms", "amax", "zeros", "nan", "inf")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True, repr=False)
+class CoreStatistics:
+    """`CoreStatistics` are the statistics of one tensor, on the device: 0-d arrays, each computed when it is read.
+
+    Moments and extremes are over the finite elements, and `finite`, `zeros`, `nan` and `inf` are counts. After `vmap`
+    and in a scan over steps, every array has the axes that these added.
+
+    Attributes:
+        vector: The vector that the step computed, see `instrument.rewriting.core_statistics`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import gradscope as gs
+        >>> _, seen = gs.value_and_grad(lambda w: (w**2).sum())(jnp.array([3.0, 0.0, -4.0]))
+        >>> seen["param/value"]
+        <gradscope.CoreStatistics mean -0.333, std 2.87, rms 2.89, amax 4, zeros 1, nan 0, inf 0>
+        >>> float(seen["param_grad/value"].l2)
+        10.0
+    """
+
+    vector: Any
+
+    @property
+    def mean(self) -> jax.Array:
+        """The mean."""
+        return CORE_NUMBERS["mean"](self.vector)
+
+    @property
+    def std(self) -> jax.Array:
+        """The standard deviation."""
+        return CORE_NUMBERS["std"](self.vector)
+
+    @property
+    def rms(self) -> jax.Array:
+        """The root of the mean square."""
+        return CORE_NUMBERS["rms"](self.vector)
+
+    @property
+    def l2(self) -> jax.Array:
+        """The Euclidean norm."""
+        return CORE_NUMBERS["l2"](self.vector)
+
+    @property
+    def min(self) -> jax.Array:
+        """The smallest element."""
+        return CORE_NUMBERS["min"](self.vector)
+
+    @property
+    def max(self) -> jax.Array:
+        """The largest element."""
+        return CORE_NUMBERS["max"](self.vector)
+
+    @property
+    def amax(self) -> jax.Array:
+        """The largest magnitude."""
+        return CORE_NUMBERS["amax"](self.vector)
+
+    @property
+    def finite(self) -> jax.Array:
+        """The number of finite elements."""
+        return CORE_NUMBERS["finite"](self.vector)
+
+    @property
+    def zeros(self) -> jax.Array:
+        """The number of elements that are exactly zero."""
+        return CORE_NUMBERS["zeros"](self.vector)
+
+    @property
+    def nan(self) -> jax.Array:
+        """The number of NaNs."""
+        return CORE_NUMBERS["nan"](self.vector)
+
+    @property
+    def inf(self) -> jax.Array:
+        """The number of infinities."""
+        return CORE_NUMBERS["inf"](self.vector)
+
+    def summary(self) -> Summary:
+        """Returns the columns; numbers only where the step has run, which this then waits for."""
+        numbers = _numbers(self, tuple(CORE_NUMBERS))
+        line = f"of one tensor, {jax.typeof(self.vector).str_short()}" if numbers is None else _line(self)
+        rows = () if numbers is None else tuple(zip(CORE_NUMBERS, numbers, strict=True))
+        return Summary(line=line, headings=("column", "value") if rows else (), rows=rows)
+
+    def __repr__(self) -> str:
+        return self.summary().one_line("CoreStatistics")
+
+    def __str__(self) -> str:
+        return self.summary().text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().html()
+
+
+def rows_of(found: Iterable[tuple[str, CoreStatistics]]) -> tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...]]:
+    """Returns headings and rows of a table of statistics by key; only the keys where there are no numbers yet."""
+    numbers = {key: _numbers(each, _SHOWN) for key, each in found}
+    if None in numbers.values():
+        return ("tensor",), tuple((key,) for key in numbers)
+    return ("tensor", *_SHOWN), tuple((key, *(each or ())) for key, each in numbers.items())
+
+
+def _line(statistics: CoreStatistics) -> str:
+    numbers = zip(_SHOWN, _numbers(statistics, _SHOWN) or (), strict=True)
+    return ", ".join(f"{name} {value:.3g}" for name, value in numbers)
+
+
+def _numbers(statistics: CoreStatistics, names: tuple[str, ...]) -> tuple[float, ...] | None:
+    """Returns columns as numbers; None while a step is traced, and of several steps or examples."""
+    vector = statistics.vector
+    if isinstance(vector, Tracer) or np.ndim(vector) != 1:
+        return None
+    host = np.asarray(vector)
+    return tuple(float(CORE_NUMBERS[name](host)) for name in names)
