@@ -8,7 +8,9 @@ import sys
 import gradscope
 
 #: What runs programs.
-NEEDS_JAX = frozenset({"CoreStatistics", "Seen", "capture", "clip", "gradients", "save", "train_step", "value_and_grad"})
+NEEDS_JAX = frozenset(
+    {"CoreStatistics", "Seen", "capture", "clip", "gradients", "save", "train_step", "value_and_grad"}
+)
 
 
 def test_names_for_reading_do_not_import_jax() -> None:
