@@ -31,17 +31,17 @@ class Shard:
 
     Attributes:
         of: Name of the global tensor.
-        global_shape: Shape of the global tensor.
+        whole: Shape of the global tensor.
         start: Index of the shard's first element along each axis.
     """
 
     of: str
-    global_shape: tuple[int, ...]
+    whole: tuple[int, ...]
     start: tuple[int, ...]
 
     def name(self, shape: tuple[int, ...]) -> str:
         """Returns the name of a shard of this shape in the file of its process."""
-        return self.of if shape == self.global_shape else f"{self.of}@{','.join(map(str, self.start))}"
+        return self.of if shape == self.whole else f"{self.of}@{','.join(map(str, self.start))}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,7 +132,7 @@ class ShardReading:
     def _shard(self, record: Record, local_shard: LocalShard, stats: TensorStats) -> Record:
         axes = len(record.shape)  # the data of PRNG keys has one more
         shape = local_shard.array.shape[:axes]
-        shard = Shard(of=record.name, global_shape=record.shape, start=local_shard.start[:axes])
+        shard = Shard(of=record.name, whole=record.shape, start=local_shard.start[:axes])
         return replace(
             record, name=shard.name(shape), shape=shape, stats=stats.to_json(), shard=shard, array=local_shard.array
         )

@@ -157,7 +157,7 @@ def _with_tensor(entry: Entry, shards: Sequence[_ShardEntry], tensors: dict[str,
     The entry is returned unchanged where no shard has a tensor.
     """
     readers = [(each.shard.start, reader) for each, reader in shards if each.shard is not None and reader is not None]
-    declared = {(each.dtype, each.shard.global_shape) for each, _ in shards if each.shard is not None}
+    declared = {(each.dtype, each.shard.whole) for each, _ in shards if each.shard is not None}
     if declared != {(entry.dtype, entry.shape)}:
         raise DumpError(f"its shards do not agree on its dtype {entry.dtype} and shape {list(entry.shape)}")
     if not readers:
@@ -171,5 +171,5 @@ def _entry_of_shards(shards: Sequence[_ShardEntry]) -> Entry:
     """Returns the entry of a global array, made from its first shard; with statistics where that shard is all of it."""
     first, _ = shards[0]
     assert first.shard is not None, "only shards have been gathered"
-    stats = first.stats if first.shape == first.shard.global_shape else {}
-    return replace(first, name=first.shard.of, shape=first.shard.global_shape, stats=stats, stored=None, shard=None)
+    stats = first.stats if first.shape == first.shard.whole else {}
+    return replace(first, name=first.shard.of, shape=first.shard.whole, stats=stats, stored=None, shard=None)

@@ -155,7 +155,7 @@ def _stored(value: Json, what: str) -> Stored:
 
 def _shard(value: Json, what: str) -> Shard:
     shard = Fields.of(value, f"the shard of {what}", Shard)
-    return Shard(of=shard.text("of"), global_shape=shard.counts("whole"), start=shard.counts("start"))
+    return Shard(of=shard.text("of"), whole=shard.counts("whole"), start=shard.counts("start"))
 
 
 def _layer(value: Json, position: int) -> Layer:

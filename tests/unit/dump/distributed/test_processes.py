@@ -70,7 +70,7 @@ def shard(record: Record, full: Any, box: tuple[slice, ...]) -> Record:
     array = full[box]
     shape = array.shape[: len(record.shape)]
     starts = tuple(each.start or 0 for each in box) if isinstance(box, tuple) else (box.start or 0,)
-    box_of_shard = Shard(of=record.name, global_shape=record.shape, start=starts)
+    box_of_shard = Shard(of=record.name, whole=record.shape, start=starts)
     stats = tensor_stats(array).to_json()
     return replace(record, name=box_of_shard.name(shape), shape=shape, array=array, stats=stats, shard=box_of_shard)
 

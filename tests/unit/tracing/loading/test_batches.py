@@ -207,7 +207,7 @@ def pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_pipeline_is_an_iterable_or_a_function_that_returns_one(place: str, index: int | None, expected: Any) -> None:
-    found = DataRequest(place=place, index=index).batch({"x": leaf(1, 2)})
+    found = DataRequest(location=place, index=index).batch({"x": leaf(1, 2)})
     assert found.size == len(expected)
     assert found.batch["x"].dtype == np.float32
     np.testing.assert_array_equal(found.batch["x"], expected)
@@ -227,4 +227,4 @@ def test_a_pipeline_is_an_iterable_or_a_function_that_returns_one(place: str, in
 )
 def test_a_pipeline_that_gives_no_batch_is_refused(place: str, index: int, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
-        DataRequest(place=place, index=index).batch({"x": leaf(1, 2)})
+        DataRequest(location=place, index=index).batch({"x": leaf(1, 2)})

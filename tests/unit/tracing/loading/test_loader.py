@@ -242,7 +242,7 @@ def test_all_that_is_wrong_with_the_functions_is_reported_at_once() -> None:
 @pytest.mark.parametrize("name", ["Net", "make"])
 def test_a_class_or_factory_that_was_not_called_is_refused_with_how_to_call_it(name: str) -> None:
     write("net.py", CLASS)
-    assert refusal(f"net.py:{name}").hint == f"to call it first, write {name}() in the target"
+    assert refusal(f"net.py:{name}").hint == f"to call it, write {name}() in the target"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_the_zoo_has_the_models_of_the_tour() -> None:
 
 @pytest.mark.parametrize("text", ["model.py", "missing.py", "./model.py", "runs/model.py", "runs/model"])
 def test_what_looks_like_a_path_is_one(text: str) -> None:
-    assert parse_target(text) == Target(text=text, rule="path", place=text)
+    assert parse_target(text) == Target(text=text, rule="path", location=text)
 
 
 def test_a_file_of_any_name_is_a_path(folder: Path) -> None:
