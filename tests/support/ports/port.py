@@ -8,7 +8,7 @@ from typing import Any
 
 import gradscope as gs
 from gradscope.comparison import Comparison
-from gradscope.dump.sources.memory_dump import MemoryDump
+from gradscope.api.reading import Dump
 
 #: A loss, its variables and its batch.
 Program = tuple[Callable[..., Any], Any, Any]
@@ -41,7 +41,7 @@ class Port:
         return gs.compare(captured(self.reference), captured(self.candidate(fault)))
 
 
-def captured(program: Program) -> MemoryDump:
+def captured(program: Program) -> Dump:
     """The dump of a program."""
     loss, variables, batch = program
     return gs.capture(loss, variables, batch)

@@ -1,0 +1,141 @@
+"""`by_parts` matches packed parameters of one dump with separate parameters of the other.
+
+PyTorch packs the projections of attention into one weight `[3 width, width]`, and the gates of an LSTM into one of
+`[4 width, in]`; other frameworks have a kernel for each. A packed tensor is matched where every part of it is found, by
+values, among tensors that nothing else matched. Where parts are equal, as biases that are all zero, the parts of a
+packed tensor of the same layer, whose values decide, tell which is which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.layout.layouts import AxisLayout
+from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split
+from gradscope.comparison.pairing.inference.blocks import assigned
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.dump.interfaces import DumpSource
+from gradscope.naming import PARAM, STATE, TENSOR, split_key
+
+#: The families of tensors that a checkpoint stores.
+_STORED: Final = (PARAM, STATE, TENSOR)
+
+#: The largest number of parts of one tensor.
+_MOST_PARTS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """_Packed stores which tensors a packed tensor is made of: `parts` in order along `axis`, all in one layout."""
+
+    key: str
+    parts: tuple[str, ...]
+    axis: int
+    layout: AxisLayout
+
+
+def by_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+    """Yields matches of packed tensors with the tensors that are packed in them."""
+    ref, cand = (_stored(dumps.ref, unmatched.only_ref), _stored(dumps.cand, unmatched.only_cand))
+    if not ref or not cand:
+        return
+    for packed in _found(dumps.cand, cand, dumps.ref, ref, of_ref=False):
+        steps = (Split(packed.axis, len(packed.parts)), *packed.layout.steps(_part_shape(dumps.cand, packed)))
+        for part, key in enumerate(packed.parts):
+            yield Match(ref=key, recipe=Recipe(keys=(packed.key,), steps=steps, part=part), matched_by="fingerprint")
+    for packed in _found(dumps.ref, ref, dumps.cand, cand, of_ref=True):
+        shape = dumps.cand.entry(packed.parts[0]).shape
+        steps = (*packed.layout.steps(shape), Concatenate(packed.axis))
+        yield Match(ref=packed.key, recipe=Recipe(keys=packed.parts, steps=steps), matched_by="fingerprint")
+
+
+def _stored(source: DumpSource, keys: Sequence[str]) -> list[str]:
+    """Returns the keys of stored tensors, those of the most axes first, because their values decide best."""
+    stored = [
+        key
+        for key in keys
+        if split_key(key)[0] in _STORED and source.entry(key).alias_of is None and source.has_tensor(key)
+    ]
+    return sorted(stored, key=lambda key: -len(source.entry(key).shape))
+
+
+def _found(
+    holder: DumpSource, packed: Sequence[str], other: DumpSource, singles: Sequence[str], *, of_ref: bool
+) -> Iterator[_Packed]:
+    free = dict.fromkeys(singles)
+    solved: list[_Packed] = []
+    for key in packed:
+        size = math.prod(holder.entry(key).shape)
+        by_count: dict[int, list[str]] = {}
+        for single in free:
+            own = math.prod(other.entry(single).shape)
+            if own and size % own == 0 and 1 < size // own <= _MOST_PARTS:
+                by_count.setdefault(size // own, []).append(single)
+        for count, some in by_count.items():
+            near = _beside(key, some, solved) if len(some) > count else some
+            given = {single: other.array(single) for single in near}
+            if len(near) >= count and (found := _assignment(holder, key, count, given, of_ref=of_ref)) is not None:
+                solved.append(found)
+                for part in found.parts:
+                    del free[part]
+                yield found
+                break
+
+
+def _beside(key: str, singles: Sequence[str], solved: Sequence[_Packed]) -> Sequence[str]:
+    """Returns the tensors of the layers of a solved tensor's parts, in its order, where that is of the same layer."""
+    for packed in solved:
+        if _scope(packed.key) == _scope(key):
+            beside = [single for part in packed.parts for single in singles if _scope(single) == _scope(part)]
+            if len(beside) >= len(packed.parts):
+                return beside
+    return singles
+
+
+def _assignment(
+    holder: DumpSource, key: str, count: int, singles: Mapping[str, Array], *, of_ref: bool
+) -> _Packed | None:
+    array = holder.array(key)
+    for axis in (axis for axis, size in enumerate(array.shape) if size % count == 0):
+        blocks = np.split(array, count, axis=axis)
+        if of_ref:
+            found = assigned(blocks, singles)
+            if found is not None:
+                return _Packed(key, tuple(found[0]), axis, found[1])
+            continue
+        # The layout makes the reference's tensors of blocks: it is found from the reference's side.
+        reverse = _reverse_assignment(blocks, singles)
+        if reverse is not None:
+            return _Packed(key, reverse[0], axis, reverse[1])
+    return None
+
+
+def _reverse_assignment(
+    blocks: Sequence[Array], singles: Mapping[str, Array]
+) -> tuple[tuple[str, ...], AxisLayout] | None:
+    names: list[str] = []
+    common: AxisLayout | None = None
+    for block in blocks:
+        for name in (name for name in singles if name not in names):
+            found = assigned([singles[name]], {0: block})
+            if found is not None and common in (None, found[1]):
+                names.append(name)
+                common = found[1]
+                break
+    return (tuple(names), common) if common is not None and len(names) == len(blocks) else None
+
+
+def _part_shape(source: DumpSource, packed: _Packed) -> tuple[int, ...]:
+    shape, count = source.entry(packed.key).shape, len(packed.parts)
+    return tuple(size // count if axis == packed.axis else size for axis, size in enumerate(shape))
+
+
+def _scope(key: str) -> str:
+    name = split_key(key)[1]
+    return name.replace(".", "/").rpartition("/")[0]
