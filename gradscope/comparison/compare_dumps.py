@@ -70,7 +70,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
 
     pairing = paired(dumps, options)
     rows = judged(dumps, pairing.matched, options)
-    missing, extra = unmatched(dumps, pairing)
+    missing, extra = unmatched(dumps, pairing, rows)
     rows |= {
         key: one_sided(each, allowed, cand.manifest.ledger) for key, each in zip(pairing.only_ref, missing, strict=True)
     }

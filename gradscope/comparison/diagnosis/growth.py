@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gradscope.comparison.diagnosis.layer_graph import sources_of
+from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Layer
 
 #: Growth above which an error counts as made by the layer itself.

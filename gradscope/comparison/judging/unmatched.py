@@ -1,26 +1,47 @@
 """`unmatched` lists the tensors without a counterpart, and why some of them need none.
 
-A tensor needs no counterpart where its values are compared under another name, or where neither dump has values.
+A tensor needs no counterpart where its values are compared under another name, where neither dump has values, or where
+it is a step in between: everything that is computed from it is compared, and agrees. Two programs can have different
+modules, and a layer of one that is no layer of the other makes no difference then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
+from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.judging.judge import Unmatched
+from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, gradient_family, key_of, split_key
+from gradscope.dump.manifest.layer_graph import sources_of
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, gradient_family, is_gradient, key_of, split_key
 
 
-def unmatched(dumps: Dumps, pairing: Pairing) -> tuple[list[Unmatched], list[Unmatched]]:
-    """Returns the tensors that only the reference has, and those that only the candidate has."""
-    in_ref = {dumps.ref.resolve(match.ref) for match in pairing.matched}
-    in_cand = {dumps.cand.resolve(key) for match in pairing.matched for key in match.recipe.keys}
+def unmatched(
+    dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]
+) -> tuple[list[Unmatched], list[Unmatched]]:
+    """Returns the tensors that only the reference has, and those that only the candidate has.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+        rows: The rows of the pairs, by the reference's keys.
+    """
+    in_ref: dict[str, bool] = {}
+    in_cand: dict[str, bool] = {}
+    for match in pairing.matched:
+        same = rows[match.ref].status == "same"
+        for found, source, keys in ((in_ref, dumps.ref, (match.ref,)), (in_cand, dumps.cand, match.recipe.keys)):
+            for key in map(source.resolve, keys):
+                found[key] = found.get(key, True) and same
     loop_outputs = {match.ref: match for match in pairing.matched if match.matched_by == "iterations"}
-    ref = _PairedDump(dumps.ref, in_ref, loop_outputs)
-    cand = _PairedDump(dumps.cand, in_cand, {match.ref: match for match in pairing.inverse})
+    losses = _losses_agree(dumps)
+    ref = _PairedDump(dumps.ref, in_ref, loop_outputs, losses)
+    cand = _PairedDump(dumps.cand, in_cand, {match.ref: match for match in pairing.inverse}, losses)
     missing = [
         Unmatched(entry=ref.source.entry(key), status="missing", why_redundant=_why_redundant(key, ref, cand))
         for key in pairing.only_ref
@@ -32,13 +53,53 @@ def unmatched(dumps: Dumps, pairing: Pairing) -> tuple[list[Unmatched], list[Unm
     return missing, extra
 
 
-@dataclass(frozen=True, slots=True)
+def _losses_agree(dumps: Dumps) -> bool:
+    one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
+    tolerance = default_tolerance(ACTIVATION, "float32", "float32", reduced=False)
+    return one is not None and other is not None and abs(one - other) <= tolerance * abs(one)
+
+
+@dataclass(frozen=True)
 class _PairedDump:
-    """_PairedDump stores a dump, the keys of its owners that are compared, and its loop outputs' matches by key."""
+    """_PairedDump stores a dump, whether each of its owners that are compared agrees, and its loop outputs' matches."""
 
     source: DumpSource
-    compared: set[str]
+    compared: Mapping[str, bool]
     loop_outputs: Mapping[str, Match]
+    losses_agree: bool
+
+    @cached_property
+    def computed_from(self) -> Mapping[str, Iterable[str]]:
+        """The keys that are computed from each key."""
+        found: defaultdict[str, list[str]] = defaultdict(list)
+        for key, sources in sources_of(self.source.manifest.layers).items():
+            for source in sources:
+                found[source].append(key)
+        return found
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """All keys of the dump, and those that it lacks for a known reason."""
+        return frozenset((
+            *self.source.keys(), *(key_of(line.family, line.name) for line in self.source.manifest.ledger.missing)
+        ))  # fmt: skip
+
+    def lies_between(self, owner: str) -> bool:
+        """Returns whether what is computed from a tensor is compared, and all of it agrees."""
+        reached: list[bool] = []
+        seen, pending = {owner}, [owner]
+        while pending:
+            for key in self.computed_from.get(pending.pop(), ()):
+                if key in seen:
+                    continue
+                seen.add(key)
+                if key in self.compared:
+                    reached.append(self.compared[key])
+                else:
+                    pending.append(key)
+        forward = [key for key in seen if split_key(key)[0] == ACTIVATION]
+        ends_in_loss = not any(self.compared.get(key) for key in forward)
+        return all(reached) and (self.losses_agree if ends_in_loss else bool(reached))
 
 
 def _why_redundant(key: str, own: _PairedDump, other: _PairedDump) -> str:
@@ -54,7 +115,24 @@ def _why_redundant(key: str, own: _PairedDump, other: _PairedDump) -> str:
     known = frozenset(other.source.keys()) if totals else frozenset[str]()
     if totals and all(each in known and other.source.resolve(each) in other.compared for each in totals):
         return f"a part of what arrives at {', '.join(totals)}, which is compared"
-    return ""
+    return _why_between(key, owner, own, other)
+
+
+def _why_between(key: str, owner: str, own: _PairedDump, other: _PairedDump) -> str:
+    """Returns why a step that only one program has needs no counterpart; "" where it does.
+
+    A name that the other program has, too, is missing from its dump for another reason, and counts.
+    """
+    family, name = split_key(key)
+    if family not in (ACTIVATION, ACTIVATION_GRAD) or not (own.source.manifest.layers and other.source.manifest.layers):
+        return ""
+    if key in other.known or key_of(ACTIVATION, name) in other.known:
+        return ""
+    if owner in own.compared:
+        return f"the same tensor as {owner}, which is compared" if own.compared[owner] else ""
+    start = key_of(ACTIVATION, split_key(owner)[1]) if is_gradient(family) else owner
+    # A gradient is a step in between where its value is, and what is computed from the gradient agrees.
+    return "a step between tensors that agree" if own.lies_between(start) and own.lies_between(owner) else ""
 
 
 def _total_gradients(key: str, own: _PairedDump) -> list[str]:

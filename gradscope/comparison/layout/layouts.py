@@ -115,7 +115,7 @@ def layouts(ref: Shape, cand: Shape, merged: tuple[Shape, ...] = ()) -> tuple[Ax
     Args:
         ref: The reference's shape.
         cand: The candidate's shape.
-        merged: Shapes that an axis of the candidate may be merged of, such as those of images that were flattened.
+        merged: Parts that an axis of the candidate may be merged of, as positions and channels of a flattened image.
     """
     if math.prod(ref) != math.prod(cand) or max(len(ref), len(cand)) > _MOST_AXES:
         return (AxisLayout(cand, tuple(range(len(cand))), ref),) if ref == cand else ()

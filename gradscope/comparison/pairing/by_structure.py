@@ -5,7 +5,8 @@ so that the most evidence is in favour: layers that use paired parameters, or ar
 operation, the end of the name, and values that nearly agree in some layout. Parameters are aligned first, because they
 tell which layers belong together.
 
-Two tensors are matched only where their layers do not contradict it, and where more than their size speaks for it.
+Layers with parameters that are paired otherwise speak against a pair, but do not exclude it: a port may use the weight
+of another layer by mistake. Two tensors are matched only where more than their size speaks for it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from gradscope.naming import ACTIVATION, PARAM, split_key
 
 #: The evidence for a pair, by what it is. A pair needs more than `_SIZE`.
 _SIZE, _END, _OPERATION, _READERS, _LAYER, _VALUES = 1, 2, 2, 3, 4, 6
+
+#: The evidence against a pair of layers that use parameters which are not paired with each other.
+_OTHER_LAYER: Final = -3
 
 #: The relative error of values that nearly agree.
 _NEARLY: Final = 0.3
@@ -184,11 +188,11 @@ class _Places:
         self._compared = 0
 
     def rating(self, ref: str, cand: str) -> int:
-        """Returns the evidence for a pair of keys; 0 where their layers contradict it, or where there is none."""
+        """Returns the evidence for a pair of keys; 0 or less where there is none."""
         one, other = self._dumps.ref.entry(ref), self._dumps.cand.entry(cand)
         place, candidate = self._place(self._ref, one), self._place(self._cand, other)
         own, others = place.params & self._known, candidate.params & self._known
-        if not comparable(one.dtype, other.dtype) or (own and others and not own & others):
+        if not comparable(one.dtype, other.dtype):
             return 0
         same_size = math.prod(one.shape) == math.prod(other.shape)
         if not same_size and not own & others:
@@ -197,7 +201,7 @@ class _Places:
             return 0
         return (
             _SIZE * same_size
-            + _LAYER * bool(own & others)
+            + (_LAYER if own & others else _OTHER_LAYER * bool(own and others))
             + _READERS * bool(place.read_with & candidate.read_with & self._known)
             + _OPERATION * (one.site.primitive == other.site.primitive)
             + _END * (_end(one) == _end(other))

@@ -48,9 +48,9 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     from gradscope.comparison.pairing.by_structure import by_structure  # noqa: PLC0415
     from gradscope.comparison.pairing.matching import by_order  # noqa: PLC0415
     from gradscope.comparison.pairing.values.by_parts import by_parts  # noqa: PLC0415
-    from gradscope.comparison.pairing.values.by_values import by_fingerprint, by_sibling  # noqa: PLC0415
+    from gradscope.comparison.pairing.values.by_values import by_fingerprint, by_sibling, by_updated_state  # noqa: PLC0415
 
-    yield from (by_path, by_order, by_fingerprint, by_parts, by_structure, by_sibling)
+    yield from (by_path, by_order, by_fingerprint, by_parts, by_structure, by_sibling, by_updated_state)
 
 
 def _with_loop_outputs(dumps: Dumps, pairing: Pairing) -> Pairing:

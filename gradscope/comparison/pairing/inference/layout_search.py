@@ -1,8 +1,8 @@
 """`LayoutSearch` finds the layouts in which two tensors of a pair agree by far best.
 
 Beyond the layouts that the shapes allow, it tries flips of a parameter's spatial axes (a convolution, where another
-framework correlates), and other orders inside of an axis that is a flattened image (`[H W C]` for `[C H W]`). The
-shapes of images are those of the candidate's activations and inputs.
+framework correlates), and other orders inside of an axis that is a flattened image (`[H W C]` for `[C H W]`). How many
+channels there may be is known from the activations and inputs of both dumps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gradscope.comparison.layout.layouts import (
     flipped_layouts,
     layouts,
 )
-from gradscope.comparison.pairing.inference.blocks import reordered_blocks
+from gradscope.comparison.pairing.inference.equal_parts import reordered_blocks
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, STATE, TENSOR, subject_family
 
@@ -30,8 +30,8 @@ _KERNELS: Final = (PARAM, STATE, TENSOR)
 #: The families of which an axis, or the rows of a kernel, can be a flattened image.
 _FLATTENED: Final = (PARAM, STATE, TENSOR, ACTIVATION, INPUT, AUX)
 
-#: The largest number of shapes of images that are tried.
-_MOST_IMAGES: Final = 8
+#: The largest number of numbers of channels that are tried.
+_MOST_CHANNELS: Final = 16
 
 
 class LayoutSearch:
@@ -61,18 +61,27 @@ class LayoutSearch:
     def possible(self, ref: str, cand: str) -> tuple[AxisLayout, ...]:
         """Returns the layouts without flips that the shapes of two tensors allow."""
         one, other = self._dumps.ref.entry(ref), self._dumps.cand.entry(cand)
-        images = self._images if (subject_family(one.family) or one.family) in _FLATTENED else ()
-        return layouts(arranged(one), arranged(other), images)
+        shape = arranged(other)
+        flattened = (subject_family(one.family) or one.family) in _FLATTENED
+        return layouts(arranged(one), shape, self._merged(shape) if flattened else ())
 
     def arrays(self, ref: str, cand: str) -> tuple[Array, Array]:
         """Returns the elements of two tensors that layouts are about."""
         one, other = self._dumps.ref, self._dumps.cand
         return arranged_part(one.array(ref), one.entry(ref)), arranged_part(other.array(cand), other.entry(cand))
 
+    def _merged(self, shape: Shape) -> tuple[Shape, ...]:
+        """Returns the two parts that each axis may be merged of: channels, and the positions of an image."""
+        divisors = ((size, count) for size in shape for count in self._channels if 1 < count < size)
+        pairs = ((size // count, count) for size, count in divisors if not size % count)
+        return tuple(dict.fromkeys(order for each in pairs for order in (each, each[::-1])))
+
     @cached_property
-    def _images(self) -> tuple[Shape, ...]:
-        shapes: dict[Shape, None] = {}
-        for entry in self._dumps.cand.manifest.entries:
-            if entry.family in (ACTIVATION, INPUT) and len(entry.shape) in (3, 4, 5):
-                shapes[tuple(size for size in entry.shape[1:] if size > 1)] = None
-        return tuple(shape for shape in shapes if len(shape) > 1)[:_MOST_IMAGES]
+    def _channels(self) -> tuple[int, ...]:
+        """The numbers of channels of both dumps' activations and inputs: their second axis, or their last."""
+        counts: dict[int, None] = {}
+        for source in (self._dumps.ref, self._dumps.cand):
+            for entry in source.manifest.entries:
+                if entry.family in (ACTIVATION, INPUT) and len(entry.shape) in (3, 4, 5):
+                    counts |= dict.fromkeys((entry.shape[1], entry.shape[-1]))
+        return tuple(counts)[:_MOST_CHANNELS]

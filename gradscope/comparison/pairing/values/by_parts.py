@@ -18,7 +18,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.layouts import AxisLayout
 from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split
-from gradscope.comparison.pairing.inference.blocks import assigned
+from gradscope.comparison.pairing.inference.equal_parts import assigned
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import PARAM, STATE, TENSOR, split_key

@@ -34,7 +34,7 @@ from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.comparison.precision import comparable, scale_of
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.record import Json
-from gradscope.naming import TENSOR, is_gradient, key_of, split_key, subject_family
+from gradscope.naming import AUX, PARAM, STATE, TENSOR, is_gradient, key_of, split_key, subject_family
 from gradscope.stats import stats_of_chunks
 
 
@@ -59,6 +59,26 @@ def by_sibling(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
             keys = tuple(key_of(family, split_key(each)[1]) for each in match.recipe.keys)
             if free.issuperset(keys) and _shapes(dumps, key, keys[0]) == _shapes(dumps, match.ref, match.cand):
                 yield Match(ref=key, recipe=replace(match.recipe, keys=keys), matched_by=match.matched_by)
+
+
+def by_updated_state(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:  # noqa: ARG001 - only names are compared
+    """Yields matches of auxiliary outputs that have the names of paired parameters or state, which they update."""
+    names = {
+        split_key(match.ref)[1]: split_key(match.cand)[1]
+        for match in unmatched.matched
+        if split_key(match.ref)[0] in (PARAM, STATE) and len(match.recipe.keys) == 1
+    }
+    outputs = [split_key(key)[1] for key in unmatched.only_cand if split_key(key)[0] == AUX]
+    for key in (key for key in unmatched.only_ref if split_key(key)[0] == AUX):
+        for name in (name for name in names if _of_one_name(name, split_key(key)[1])):
+            updated = [output for output in outputs if _of_one_name(names[name], output)]
+            if len(updated) == 1:
+                yield Match.of(key, key_of(AUX, updated[0]), "path")
+
+
+def _of_one_name(name: str, output: str) -> bool:
+    """Returns whether one of two names is the other within a collection, `batch_stats/norm/mean` for `norm/mean`."""
+    return f"/{name}".endswith(f"/{output}") or f"/{output}".endswith(f"/{name}")
 
 
 def values_agree(dumps: Dumps, match: Match) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.comparison.diagnosis.divergence import blame_of, first_divergence
-from gradscope.comparison.diagnosis.layer_graph import consequences, readers_of, sources_of
+from gradscope.dump.manifest.layer_graph import consequences, readers_of, sources_of
 from gradscope.dump.manifest.manifest import Layer
 
 #: x -> dense(w) -> [left(l) | right(r)] -> add -> head(h), the branches in a composite.
