@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -24,6 +24,7 @@ from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.judge import judge, one_sided
 from gradscope.comparison.judging.loop_output_rows import loop_output_rows
 from gradscope.comparison.judging.noise import WITHIN, DefaultLimits, in_noise_floors
+from gradscope.comparison.judging.rounding_floors import Floor, RoundingFloors, is_within
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unmatched import unmatched
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
@@ -112,7 +113,12 @@ def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> d
     Raises:
         DumpError: One of the dumps is damaged.
     """
-    pairs = _Pairs(dumps=dumps, matches=matches)
+    pairs = _Pairs(
+        dumps=dumps,
+        matches=matches,
+        limits=DefaultLimits(dumps, options.cand_dtype),
+        rounding=RoundingFloors(dumps.ref if dumps.ref.manifest.layers else dumps.cand),
+    )
     owners = list(dict.fromkeys(map(pairs.owners, matches)))
     found = _mapper(options)(lambda each: _evidence(dumps, each, options), owners)
     return _matched_rows(pairs, dict(zip(owners, found, strict=True)), options)
@@ -135,21 +141,24 @@ def _mapper(options: CompareOptions) -> _Mapper:
 class _Pairs:
     dumps: Dumps
     matches: Sequence[Match]
+    limits: DefaultLimits
+    rounding: RoundingFloors
 
     def owners(self, match: Match) -> _Owners:
         keys = tuple(map(self.dumps.cand.resolve, match.recipe.keys))
         return self.dumps.ref.resolve(match.ref), replace(match.recipe, keys=keys)
 
-    def default_tolerances(self) -> Iterator[tuple[Match, float]]:
-        limits = DefaultLimits(self.dumps)
-        for match in self.matches:
-            yield match, limits.tolerance(self.dumps.ref.entry(match.ref), self.dumps.cand.entry(match.cand))
+    def noise_floor(self, match: Match) -> float | None:
+        """Returns the noise floor of a pair's owners; None where there is none."""
+        ref, cand = self.dumps.ref, self.dumps.cand
+        return self.limits.noise_floor(ref.entry(ref.resolve(match.ref)), cand.entry(cand.resolve(match.cand)))
 
-    def noise_floors(self) -> dict[str, float | None]:
-        """Returns noise floors by the reference's keys."""
-        limits, ref, cand = DefaultLimits(self.dumps), self.dumps.ref, self.dumps.cand
-        owners = ((match.ref, ref.resolve(match.ref), cand.resolve(match.cand)) for match in self.matches)
-        return {key: limits.noise_floor(ref.entry(one), cand.entry(other)) for key, one, other in owners}
+    def limit(self, match: Match) -> tuple[float, Floor | None]:
+        """Returns the default tolerance on `rel_l2` of a pair, and how far rounding can move it."""
+        ref, cand = self.dumps.ref.entry(match.ref), self.dumps.cand.entry(match.cand)
+        dtype = self.limits.dtype(ref, cand)
+        key = match.ref if self.dumps.ref.manifest.layers else match.cand
+        return self.limits.tolerance(ref, cand), None if dtype is None else self.rounding.floor(key, dtype)
 
 
 def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> PairEvidence:
@@ -160,27 +169,32 @@ def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> PairEvi
 def _matched_rows(
     pairs: _Pairs, evidence: Mapping[_Owners, PairEvidence], options: CompareOptions
 ) -> dict[str, ComparisonRow]:
-    defaults = list(pairs.default_tolerances())
-    growth, floors = _growth(pairs, evidence, defaults), pairs.noise_floors()
+    limits = [(match, *pairs.limit(match)) for match in pairs.matches]
+    growth = _growth(pairs, evidence, limits)
     rows: dict[str, ComparisonRow] = {}
-    for match, default in defaults:
-        owners, floor = pairs.owners(match), floors[match.ref]
+    for match, default, rounding in limits:
+        owners, floor = pairs.owners(match), pairs.noise_floor(match)
         entry, noise = pairs.dumps.ref.entry(match.ref), in_noise_floors(evidence[owners].metrics.get("rel_l2"), floor)
         found = evidence[owners].with_metrics(growth=growth.get(owners[0]), noise=noise)
         expected = default if floor is None else floor * WITHIN
-        rows[match.ref] = judge(match, entry, found, options.tolerance(entry.name, match.ref, expected))
+        rows[match.ref] = judge(match, entry, found, options.tolerance(entry.name, match.ref, expected), rounding)
     return rows
 
 
 def _growth(
-    pairs: _Pairs, evidence: Mapping[_Owners, PairEvidence], defaults: Sequence[tuple[Match, float]]
+    pairs: _Pairs,
+    evidence: Mapping[_Owners, PairEvidence],
+    limits: Sequence[tuple[Match, float, Floor | None]],
 ) -> dict[str, float]:
     errors: dict[str, Error] = {}
-    for match, default in defaults:
+    for match, default, floor in limits:
         owners = pairs.owners(match)
         found = evidence[owners]
+        # What is zero but for rounding has a relative error that means nothing.
+        if floor is not None and is_within(found, floor):
+            errors[owners[0]] = Error(rel_l2=0.0, tolerance=default)
         # A pair that cannot be compared counts as an infinite error, so that later layers are seen to inherit it.
-        if "rel_l2" in found.metrics or math.isinf(found.needed):
+        elif "rel_l2" in found.metrics or math.isinf(found.needed):
             errors[owners[0]] = Error(rel_l2=as_float(found.metrics.get("rel_l2", math.inf)), tolerance=default)
     return growths(_layers(pairs.dumps), errors)
 

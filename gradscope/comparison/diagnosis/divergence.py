@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gradscope.dump.manifest.layer_graph import consequences, readers_of, sources_of
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.dump.manifest.layer_graph import consequences, readers_of, sources_of
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, TENSOR, key_of
 

@@ -35,6 +35,7 @@ class PairEvidence:
         bit_equal: Whether the bytes are the same; None where that is unknown.
         why: A remark about what the metrics do not show, such as an obstacle; "" for none.
         examples: The error of per-example gradients, zero where they are equal; None for other tensors.
+        distance: l2(d), the norm of the difference; None where there are no elements, or not all are finite alike.
     """
 
     metrics: Mapping[str, Json] = field(default_factory=dict[str, Json])
@@ -42,6 +43,7 @@ class PairEvidence:
     bit_equal: bool | None = False
     why: str = ""
     examples: ExampleError | None = None
+    distance: float | None = None
 
     def with_metrics(self, **more: float | None) -> PairEvidence:
         """Returns the evidence with more metrics, except those that are None; unchanged where nothing was compared."""
@@ -101,6 +103,7 @@ def _from_values(ref: Operand, cand: Operand, closeness: tuple[float, float]) ->
         bit_equal=metrics.bit_equal,
         why=f"{counted(conflicts, 'position')} finite on one side only, or not finite in two ways" if conflicts else "",
         examples=examples,
+        distance=None if conflicts else metrics.alignment.distance,
     )
 
 
