@@ -16,8 +16,8 @@ from functools import reduce
 from operator import add
 from typing import Final, Protocol, TypeAlias, TypeVar
 
-from gradscope.comparison.diagnosis.divergence import blame_of, first_divergence
-from gradscope.comparison.diagnosis.growth import Error, growths
+from gradscope.comparison.diagnosis.divergence import Program, blame_of
+from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
 from gradscope.comparison.diagnosis.likely_causes import diagnosis, names_by_hash
 from gradscope.comparison.diagnosis.run_differences import extent_differences, provenance_differences
 from gradscope.comparison.judging.compare_options import CompareOptions
@@ -38,6 +38,7 @@ from gradscope.comparison.result import Comparison
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import key_of
 from gradscope.naming.patterns import Pattern
 
 _DEFAULTS: Final = CompareOptions()
@@ -84,7 +85,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     )
     return Comparison(
         rows=every,
-        blame=blame_of(first_divergence(every), _layers(dumps), _owners_in_ref(ref, pairing.inverse)),
+        blame=blame_of(every, *_programs(dumps, pairing)),
         extent_differences=extent_differences(ref, cand),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         matches=pairing.matched,
@@ -170,22 +171,26 @@ def _matched_rows(
     pairs: _Pairs, evidence: Mapping[_Owners, PairEvidence], options: CompareOptions
 ) -> dict[str, ComparisonRow]:
     limits = [(match, *pairs.limit(match)) for match in pairs.matches]
-    growth = _growth(pairs, evidence, limits)
+    errors = _errors(pairs, evidence, limits)
+    growth = growths(_layers(pairs.dumps), errors)
     rows: dict[str, ComparisonRow] = {}
     for match, default, rounding in limits:
         owners, floor = pairs.owners(match), pairs.noise_floor(match)
         entry, noise = pairs.dumps.ref.entry(match.ref), in_noise_floors(evidence[owners].metrics.get("rel_l2"), floor)
-        found = evidence[owners].with_metrics(growth=growth.get(owners[0]), noise=noise)
+        own = growth.get(owners[0])
+        found = evidence[owners].with_metrics(growth=own, noise=noise)
         expected = default if floor is None else floor * WITHIN
-        rows[match.ref] = judge(match, entry, found, options.tolerance(entry.name, match.ref, expected), rounding)
+        row = judge(match, entry, found, options.tolerance(entry.name, match.ref, expected), rounding)
+        rows[match.ref] = replace(row, made_here=owners[0] in errors and is_made_here(own, errors[owners[0]]))
     return rows
 
 
-def _growth(
+def _errors(
     pairs: _Pairs,
     evidence: Mapping[_Owners, PairEvidence],
     limits: Sequence[tuple[Match, float, Floor | None]],
-) -> dict[str, float]:
+) -> dict[str, Error]:
+    """Returns the errors of pairs by the keys of the reference's owners."""
     errors: dict[str, Error] = {}
     for match, default, floor in limits:
         owners = pairs.owners(match)
@@ -196,7 +201,7 @@ def _growth(
         # A pair that cannot be compared counts as an infinite error, so that later layers are seen to inherit it.
         elif "rel_l2" in found.metrics or math.isinf(found.needed):
             errors[owners[0]] = Error(rel_l2=as_float(found.metrics.get("rel_l2", math.inf)), tolerance=default)
-    return growths(_layers(pairs.dumps), errors)
+    return errors
 
 
 def _diagnosed(dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, ComparisonRow]) -> dict[str, ComparisonRow]:
@@ -216,13 +221,26 @@ def _examples(ref: DumpSource, rows: Mapping[str, ComparisonRow], options: Compa
     return reduce(add, [*errors, *_mapper(options)(lambda operand: example_error(operand, operand), equal)])
 
 
-def _owners_in_ref(ref: DumpSource, inverse: Iterable[Match]) -> Callable[[str], str]:
-    """Returns a function from a row's key to the reference's owner.
+def _programs(dumps: Dumps, pairing: Pairing) -> tuple[Program, Program]:
+    """Returns the programs of both dumps; a reference without layers has those of the candidate."""
+    ref, cand = dumps.ref, dumps.cand
+    known, own = frozenset(ref.keys()), frozenset(cand.keys())
+    last_parts = {match.ref: match.recipe.keys[-1] for match in pairing.inverse}
+    counterparts = {match.ref: match.cand for match in pairing.matched}
 
-    A loop output that only the candidate has maps to the reference's last iteration.
-    """
-    known, last_parts = frozenset(ref.keys()), {match.ref: match.recipe.keys[-1] for match in inverse}
-    return lambda key: ref.resolve(key if key in known else last_parts[key])
+    def owner_in_ref(row: ComparisonRow) -> str:
+        key = key_of(row.family, row.name)
+        # A loop output that only the candidate has maps to the reference's last iteration.
+        key = key if key in known else last_parts.get(key, "")
+        return ref.resolve(key) if key else ""
+
+    def owner_in_cand(row: ComparisonRow) -> str:
+        key = key_of(row.family, row.name)
+        key = counterparts.get(key, key if key in own else "")
+        return cand.resolve(key) if key else ""
+
+    candidate = Program(layers=cand.manifest.layers, owner=owner_in_cand)
+    return Program(layers=ref.manifest.layers, owner=owner_in_ref) if ref.manifest.layers else candidate, candidate
 
 
 def _layers(dumps: Dumps) -> Sequence[Layer]:

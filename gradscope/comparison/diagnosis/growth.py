@@ -45,6 +45,11 @@ def growths(layers: Sequence[Layer], errors: Mapping[str, Error]) -> dict[str, f
     return found
 
 
+def is_made_here(growth: float | None, error: Error) -> bool:
+    """Returns whether an error is made by the layer itself, from inputs that are exact but for rounding."""
+    return growth is not None and growth > FLAGGED and error.rel_l2 <= growth * error.tolerance * _FLOOR * (1 + 1e-9)
+
+
 def _quotient(own: float, inherited: float) -> float:
     # Two infinite errors: the error is inherited unchanged.
     return 1.0 if own == inherited else own / inherited
