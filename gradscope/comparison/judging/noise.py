@@ -36,14 +36,16 @@ WITHIN: Final = 10.0
 _LAST_ROUNDING: Final = 0.5
 
 
-def noise_floor(ref: Entry, cand: Entry, *, computed_in: tuple[str, str], reduced: bool) -> float | None:
+def noise_floor(
+    ref: Entry, cand: Entry, *, reduced: bool, computed_in: tuple[str, str] | None = None
+) -> float | None:
     """Returns the noise floor of a tensor.
 
     Args:
         ref: The reference's entry.
         cand: The candidate's entry.
-        computed_in: The dtypes in which the reference's and the candidate's tensor were computed.
         reduced: Whether the candidate was computed with reduced matmul precision, and the reference was not.
+        computed_in: The dtypes in which the reference's and the candidate's tensor were computed; None for their own.
 
     Returns:
         The floor as `rel_l2`, at least the rounding of single elements; None where the reference has no floor for the
@@ -51,9 +53,10 @@ def noise_floor(ref: Entry, cand: Entry, *, computed_in: tuple[str, str], reduce
     """
     if dtype_class(ref.dtype) not in ("float", "complex") or dtype_class(cand.dtype) != dtype_class(ref.dtype):
         return None
-    dtype = coarser(*computed_in)
+    own, other = computed_in or (ref.dtype, cand.dtype)
+    dtype = coarser(own, other)
     statistic = NOISE
-    if reduced or dtype != component_name(computed_in[0]):
+    if reduced or dtype != component_name(own):
         statistic = LOW_PRECISION_NOISE["float32" if dtype == "float32" and not reduced else "bfloat16"]
     floor = _floor(ref.stats, statistic)
     return None if floor is None else max(floor, _LAST_ROUNDING * machine_epsilon(dtype))

@@ -2,7 +2,8 @@
 
 A tensor needs no counterpart where its values are compared under another name, where neither dump has values, or where
 it is a step in between: everything that is computed from it is compared, and agrees. Two programs can have different
-modules, and a layer of one that is no layer of the other makes no difference then.
+modules, and a layer of one that is no layer of the other makes no difference then. That holds for ports, which have
+other names or layouts; where all names are equal, a missing layer is a difference.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ def unmatched(
             for key in map(source.resolve, keys):
                 found[key] = found.get(key, True) and same
     loop_outputs = {match.ref: match for match in pairing.matched if match.matched_by == "iterations"}
-    losses = _losses_agree(dumps)
-    ref = _PairedDump(dumps.ref, in_ref, loop_outputs, losses)
-    cand = _PairedDump(dumps.cand, in_cand, {match.ref: match for match in pairing.inverse}, losses)
+    facts = _Facts(ported=any(map(_is_ported, pairing.matched)), losses_agree=_losses_agree(dumps))
+    ref = _PairedDump(dumps.ref, in_ref, loop_outputs, facts)
+    cand = _PairedDump(dumps.cand, in_cand, {match.ref: match for match in pairing.inverse}, facts)
     missing = [
         Unmatched(entry=ref.source.entry(key), status="missing", why_redundant=_why_redundant(key, ref, cand))
         for key in pairing.only_ref
@@ -53,10 +54,23 @@ def unmatched(
     return missing, extra
 
 
+def _is_ported(match: Match) -> bool:
+    """Returns whether a pair has another name or layout in the candidate, which the user did not state."""
+    return match.matched_by in ("path", "order", "fingerprint") or (match.matched_by == "name" and not match.recipe.plain)
+
+
 def _losses_agree(dumps: Dumps) -> bool:
     one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
     tolerance = default_tolerance(ACTIVATION, "float32", "float32", reduced=False)
     return one is not None and other is not None and abs(one - other) <= tolerance * abs(one)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """_Facts stores whether one program is a port of the other, and whether the losses agree."""
+
+    ported: bool
+    losses_agree: bool
 
 
 @dataclass(frozen=True)
@@ -66,7 +80,7 @@ class _PairedDump:
     source: DumpSource
     compared: Mapping[str, bool]
     loop_outputs: Mapping[str, Match]
-    losses_agree: bool
+    facts: _Facts
 
     @cached_property
     def computed_from(self) -> Mapping[str, Iterable[str]]:
@@ -85,21 +99,23 @@ class _PairedDump:
         ))  # fmt: skip
 
     def lies_between(self, owner: str) -> bool:
-        """Returns whether what is computed from a tensor is compared, and all of it agrees."""
+        """Returns whether what is computed from a tensor in its direction is compared, and all of it agrees.
+
+        The last values are compared by the loss that is computed from them.
+        """
+        backward = is_gradient(split_key(owner)[0])
         reached: list[bool] = []
         seen, pending = {owner}, [owner]
         while pending:
             for key in self.computed_from.get(pending.pop(), ()):
-                if key in seen:
+                if key in seen or is_gradient(split_key(key)[0]) is not backward:
                     continue
                 seen.add(key)
                 if key in self.compared:
                     reached.append(self.compared[key])
                 else:
                     pending.append(key)
-        forward = [key for key in seen if split_key(key)[0] == ACTIVATION]
-        ends_in_loss = not any(self.compared.get(key) for key in forward)
-        return all(reached) and (self.losses_agree if ends_in_loss else bool(reached))
+        return all(reached) if reached else backward or self.facts.losses_agree
 
 
 def _why_redundant(key: str, own: _PairedDump, other: _PairedDump) -> str:
@@ -126,7 +142,7 @@ def _why_between(key: str, owner: str, own: _PairedDump, other: _PairedDump) -> 
     family, name = split_key(key)
     if family not in (ACTIVATION, ACTIVATION_GRAD) or not (own.source.manifest.layers and other.source.manifest.layers):
         return ""
-    if key in other.known or key_of(ACTIVATION, name) in other.known:
+    if not own.facts.ported or key in other.known or key_of(ACTIVATION, name) in other.known:
         return ""
     if owner in own.compared:
         return f"the same tensor as {owner}, which is compared" if own.compared[owner] else ""

@@ -203,7 +203,7 @@ class _Places:
             _SIZE * same_size
             + (_LAYER if own & others else _OTHER_LAYER * bool(own and others))
             + _READERS * bool(place.read_with & candidate.read_with & self._known)
-            + _OPERATION * (one.site.primitive == other.site.primitive)
+            + _OPERATION * (one.site.primitive is not None and one.site.primitive == other.site.primitive)
             + _END * (_end(one) == _end(other))
             + _VALUES * (same_size and self._nearly_equal(ref, cand))
         )

@@ -2,15 +2,16 @@
 
 PyTorch packs the projections of attention into one weight `[3 width, width]`, and the gates of an LSTM into one of
 `[4 width, in]`; other frameworks have a kernel for each. A packed tensor is matched where every part of it is found, by
-values, among tensors that nothing else matched. Where parts are equal, as biases that are all zero, the parts of a
-packed tensor of the same layer, whose values decide, tell which is which.
+values, among tensors that nothing else matched. Where parts are equal, as biases that are all zero, the names of a packed
+tensor whose values decide tell which is which.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
 
 import numpy as np
@@ -21,13 +22,13 @@ from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split
 from gradscope.comparison.pairing.inference.equal_parts import assigned
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import PARAM, STATE, TENSOR, split_key
+from gradscope.naming import PARAM, STATE, TENSOR, key_of, split_key
 
 #: The families of tensors that a checkpoint stores.
 _STORED: Final = (PARAM, STATE, TENSOR)
 
 #: The largest number of parts of one tensor.
-_MOST_PARTS: Final = 8
+_MOST_PARTS: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +72,13 @@ def _found(
     free = dict.fromkeys(singles)
     solved: list[_Packed] = []
     for key in packed:
-        size = math.prod(holder.entry(key).shape)
-        by_count: dict[int, list[str]] = {}
-        for single in free:
-            own = math.prod(other.entry(single).shape)
-            if own and size % own == 0 and 1 < size // own <= _MOST_PARTS:
-                by_count.setdefault(size // own, []).append(single)
-        for count, some in by_count.items():
-            near = _beside(key, some, solved) if len(some) > count else some
-            given = {single: other.array(single) for single in near}
-            if len(near) >= count and (found := _assignment(holder, key, count, given, of_ref=of_ref)) is not None:
+        for count, some in _by_count(holder, key, other, free).items():
+            named = _of_solved(key, some, solved)
+            # Constants, as biases that are all zero, are found by their names only.
+            if not named and _is_constant(holder.array(key)):
+                continue
+            given = {single: other.array(single) for single in named or some}
+            if len(given) >= count and (found := _assignment(holder, key, count, given, of_ref=of_ref)) is not None:
                 solved.append(found)
                 for part in found.parts:
                     del free[part]
@@ -88,14 +86,46 @@ def _found(
                 break
 
 
-def _beside(key: str, singles: Sequence[str], solved: Sequence[_Packed]) -> Sequence[str]:
-    """Returns the tensors of the layers of a solved tensor's parts, in its order, where that is of the same layer."""
+def _by_count(holder: DumpSource, key: str, other: DumpSource, free: Iterable[str]) -> dict[int, list[str]]:
+    """Returns tensors that can be parts of a tensor, by the number of parts that it would have."""
+    size = math.prod(holder.entry(key).shape)
+    found: dict[int, list[str]] = {}
+    for single in free:
+        own = math.prod(other.entry(single).shape)
+        if own and size % own == 0 and 1 < size // own <= _MOST_PARTS:
+            found.setdefault(size // own, []).append(single)
+    return found
+
+
+def _of_solved(key: str, singles: Sequence[str], solved: Sequence[_Packed]) -> list[str]:
+    """Returns the tensors that have the names of a tensor's parts, by the names of a solved tensor and its parts."""
+    family, name = split_key(key)
     for packed in solved:
-        if _scope(packed.key) == _scope(key):
-            beside = [single for part in packed.parts for single in singles if _scope(single) == _scope(part)]
-            if len(beside) >= len(packed.parts):
-                return beside
-    return singles
+        own = _words(split_key(packed.key)[1])
+        parts = [_words(split_key(part)[1]) for part in packed.parts]
+        common = _common_end([own, *parts])
+        for length in range(len(own) - common, len(own) + 1):
+            start, rest = own[:length], _words(name)[length:]
+            ends = [part[: len(part) - len(own) + length] for part in parts]
+            named = [key_of(family, "/".join((*end, *rest))) for end in ends]
+            spelt = {key_of(family, "/".join(_words(split_key(single)[1]))): single for single in singles}
+            if _words(name)[:length] == start and all(each in spelt for each in named):
+                return [spelt[each] for each in named]
+    return []
+
+
+def _words(name: str) -> list[str]:
+    return name.replace(".", "/").split("/")
+
+
+def _common_end(names: Sequence[Sequence[str]]) -> int:
+    """Returns the number of words that all names end with."""
+    columns = zip(*(reversed(name) for name in names), strict=False)
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+
+
+def _is_constant(array: Array) -> bool:
+    return array.size > 0 and bool((array == array.flat[0]).all())
 
 
 def _assignment(
@@ -134,8 +164,3 @@ def _reverse_assignment(
 def _part_shape(source: DumpSource, packed: _Packed) -> tuple[int, ...]:
     shape, count = source.entry(packed.key).shape, len(packed.parts)
     return tuple(size // count if axis == packed.axis else size for axis, size in enumerate(shape))
-
-
-def _scope(key: str) -> str:
-    name = split_key(key)[1]
-    return name.replace(".", "/").rpartition("/")[0]

@@ -98,10 +98,19 @@ def equal_values(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
         for other in by_size[math.prod(dumps.ref.entry(key).shape)]:
             if (limit := _tolerance(dumps, key, other)) is not None:
                 bound = least_rel_l2(ref_stats(key), cand_stats(other))
-                if bound is None or bound.rel_l2 > limit:
+                if bound is None or bound.rel_l2 > limit or (_is_constant(ref_stats(key)) and not _alike(dumps, key, other)):
                     continue
                 if (recipe := _recipe(dumps, search, (key, other), limit)) is not None:
                     yield Match(ref=key, recipe=recipe, matched_by="fingerprint")
+
+
+def _is_constant(statistics: Mapping[str, Json]) -> bool:
+    return "min" in statistics and statistics["min"] == statistics.get("max")
+
+
+def _alike(dumps: Dumps, ref: str, cand: str) -> bool:
+    """Returns whether two tensors have the same sizes, in any order: constants are equal in every other shape, too."""
+    return sorted(dumps.ref.entry(ref).shape) == sorted(dumps.cand.entry(cand).shape)
 
 
 def _of_families(dumps: Dumps, unmatched: Pairing, *, gradients: bool) -> Iterator[Match]:
