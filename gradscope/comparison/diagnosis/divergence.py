@@ -6,11 +6,13 @@ reverse order for gradients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import consequences, readers_of, sources_of
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, TENSOR, key_of
@@ -18,6 +20,10 @@ from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, TENSOR, key_of
 #: The families with a direction. Tensors of a foreign file have none and count as computed in the file's order.
 FORWARD: Final = (ACTIVATION, TENSOR)
 BACKWARD: Final = (ACTIVATION_GRAD,)
+
+
+#: How many times an error may have grown that began within its tolerance.
+_COMPARABLE: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,15 +125,15 @@ def _origin(
     program: Program,
 ) -> ComparisonRow | None:
     """Returns the first row within tolerance that made an error, and from which a divergence is computed."""
-    made = [
+    error = as_float(first.metrics.get("rel_l2", math.inf))
+    made = (
         row
         for row in rows
-        if row.family == ACTIVATION and row.status == "same" and row.made_here and row.index <= first.index
-    ]
-    if first.family in BACKWARD:
-        made = [row for row in rows if row.family == ACTIVATION and row.status == "same" and row.made_here]
-    leading = (row for row in made if program.owner(first) in following(row))
-    return min(leading, key=lambda row: row.index, default=None)
+        if row.family == ACTIVATION and row.status == "same" and row.made_here
+        # A much smaller error may be rounding, and the divergence has a cause of its own.
+        and _COMPARABLE * as_float(row.metrics["rel_l2"]) >= error and program.owner(first) in following(row)
+    )  # fmt: skip
+    return min(made, key=lambda row: row.index, default=None)
 
 
 def _unpaired(

@@ -15,7 +15,7 @@ from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Entry
-from gradscope.naming import AUX, EXAMPLE_GRAD, INPUT, PARAM, PARAM_GRAD, STATE, key_of
+from gradscope.naming import ACTIVATION, AUX, EXAMPLE_GRAD, INPUT, PARAM, PARAM_GRAD, STATE, is_gradient, key_of
 
 #: The families that are read, not computed.
 _GIVEN = (PARAM, STATE, INPUT)
@@ -56,9 +56,19 @@ class InheritedPrecision:
                 fresh = [source for source in self._sources.get(each, ()) if source not in seen]
                 seen.update(fresh)
                 order += fresh
-            dtypes = (self._source.entry(each).dtype for each in order if each in self._known)
-            self._found[key] = reduce(_coarser, (dtype for dtype in dtypes if dtype_class(dtype) == "float"), "float64")
+            known = [self._source.entry(each) for each in order if each in self._known]
+            # What reads only values without names may have been computed from anything before it.
+            lone = all(entry.family in _GIVEN for entry in known[1:])
+            found = [*known, *(self._before(known[0]) if lone and known else ())]
+            dtypes = (entry.dtype for entry in found if dtype_class(entry.dtype) == "float")
+            self._found[key] = reduce(_coarser, dtypes, "float64")
         return self._found[key]
+
+    def _before(self, entry: Entry) -> list[Entry]:
+        """Returns the activations that are computed before a tensor: all of them for a gradient."""
+        backward = is_gradient(entry.family)
+        activations = (each for each in self._source.manifest.entries if each.family == ACTIVATION)
+        return [each for each in activations if backward or each.site.index < entry.site.index]
 
 
 def _coarser(first: str, second: str) -> str:

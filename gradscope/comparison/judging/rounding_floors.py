@@ -4,7 +4,8 @@ A gradient can be zero but for rounding: that of a bias before a batch norm, or 
 Its relative error is then about 1 and means nothing. The *floor* of a computed tensor is an l2 norm that rounding alone
 can reach. It follows from the scale of the tensors that it is computed from, and from the number of terms summed:
 
-    floor = MARGIN * epsilon * sqrt(n * min(n, BLOCK)) * scale * sqrt(size)
+    expected = sqrt(n) * scale * sqrt(size)                  the norm where terms do not cancel
+    floor    = MARGIN * epsilon * sqrt(min(n, BLOCK)) * expected
 
 `epsilon` is that of the coarser dtype, `n` the number of terms of each element, `size` the number of elements, and
 `scale` the size of one term, a product of root mean squares:
@@ -15,9 +16,13 @@ can reach. It follows from the scale of the tensors that it is computed from, an
     activation                    inputs of each output         input, times the kernel
 
 Rounding of a sum whose terms cancel grows with the partial sums, as sqrt(n) each, and n roundings of that size add up to
-n. Sums of more than `BLOCK` terms are added in blocks. For a tensor whose terms do not cancel, the floor is far below
-the default tolerance: 1e-5 of the tensor in float32. Only layers with parameters tell the size of a term, so that
-tensors between other layers have no floor; parameters and inputs are not computed, and have none.
+n. Sums of more than `BLOCK` terms are added in blocks. Types of up to 16 bits are added in float32, so that only their
+terms are rounded, and the factor sqrt(min(n, BLOCK)) is 1.
+
+A floor counts only where the terms of a tensor cancel: where its norm is below a tenth of what is expected, and for
+types of up to 16 bits below two floors. A real error in a tensor of ordinary size is never below the floor. Only layers
+with parameters tell the size of a term, so that tensors between other layers have no floor; parameters and inputs are
+not computed, and have none.
 """
 
 from __future__ import annotations
@@ -38,15 +43,28 @@ from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, EXAMPLE_GRAD, INPUT, I
 #: How many times the expected rounding a floor is: elements differ in scale, and a layer computes several things.
 _MARGIN: Final = 4.0
 
+#: The machine epsilon above which a type has up to 16 bits.
+_NARROW: Final = 1e-4
+
+#: Terms cancel where a norm is below this share of what is expected.
+_CANCELLED: Final = 0.1
+
 #: The number of terms that are added one after the other before such sums are added to each other.
 _BLOCK: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """Floor stores the l2 norm that rounding can reach, and the number of terms of each element."""
+    """Floor stores the l2 norm that rounding can reach.
+
+    Attributes:
+        l2: The norm.
+        cancelled: The norm up to which the terms of a tensor cancel, so that the floor counts.
+        terms: The number of terms of each element.
+    """
 
     l2: float
+    cancelled: float
     terms: int
 
 
@@ -58,8 +76,8 @@ class _Sum:
     scale: float
 
     @property
-    def rounding(self) -> float:
-        return math.sqrt(self.terms * min(self.terms, _BLOCK)) * self.scale
+    def expected(self) -> float:
+        return math.sqrt(self.terms) * self.scale
 
 
 class RoundingFloors:
@@ -91,9 +109,13 @@ class RoundingFloors:
         sums = [each for each in self._sums(entry) if each.scale > 0 and math.isfinite(each.scale)]
         if not sums:
             return None
-        largest = max(sums, key=lambda each: each.rounding)
-        size = math.prod(entry.shape)
-        return Floor(l2=_MARGIN * machine_epsilon(dtype) * largest.rounding * math.sqrt(size), terms=largest.terms)
+        largest = max(sums, key=lambda each: each.expected)
+        expected, epsilon = largest.expected * math.sqrt(math.prod(entry.shape)), machine_epsilon(dtype)
+        if epsilon > _NARROW:
+            floor = _MARGIN * epsilon * expected
+            return Floor(l2=floor, cancelled=2 * floor, terms=largest.terms)
+        floor = _MARGIN * epsilon * math.sqrt(min(largest.terms, _BLOCK)) * expected
+        return Floor(l2=floor, cancelled=_CANCELLED * expected, terms=largest.terms)
 
     def _sums(self, entry: Entry) -> Iterator[_Sum]:
         if entry.family in (PARAM_GRAD, EXAMPLE_GRAD):
@@ -135,8 +157,11 @@ class RoundingFloors:
 
 
 def is_within(evidence: PairEvidence, floor: Floor) -> bool:
-    """Returns whether two tensors differ by no more than a floor."""
-    return evidence.distance is not None and evidence.distance <= floor.l2
+    """Returns whether two tensors, of terms that cancel, differ by no more than a floor."""
+    if evidence.distance is None or evidence.distance > floor.l2:
+        return False
+    rel_l2 = as_float(evidence.metrics.get("rel_l2", 0.0))
+    return rel_l2 > 0 and evidence.distance / rel_l2 <= floor.cancelled
 
 
 def _by_name(

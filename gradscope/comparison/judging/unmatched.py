@@ -3,7 +3,7 @@
 A tensor needs no counterpart where its values are compared under another name, where neither dump has values, or where
 it is a step in between: everything that is computed from it is compared, and agrees. Two programs can have different
 modules, and a layer of one that is no layer of the other makes no difference then. That holds for ports, which have
-other names or layouts; where all names are equal, a missing layer is a difference.
+other names or layouts, and between precisions, where casts are layers of one side; otherwise a missing layer was lost.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.judging.judge import Unmatched
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, gradient_family, is_gradient, key_of, split_key
@@ -40,7 +41,11 @@ def unmatched(
             for key in map(source.resolve, keys):
                 found[key] = found.get(key, True) and same
     loop_outputs = {match.ref: match for match in pairing.matched if match.matched_by == "iterations"}
-    facts = _Facts(ported=any(map(_is_ported, pairing.matched)), losses_agree=_losses_agree(dumps))
+    dtypes = [_coarsest(source) for source in (dumps.ref, dumps.cand)]
+    facts = _Facts(
+        ported=any(map(_is_ported, pairing.matched)) or dtypes[0] != dtypes[1],
+        losses_agree=_losses_agree(dumps, reduce(coarser, dtypes)),
+    )
     ref = _PairedDump(dumps.ref, in_ref, loop_outputs, facts)
     cand = _PairedDump(dumps.cand, in_cand, {match.ref: match for match in pairing.inverse}, facts)
     missing = [
@@ -59,15 +64,21 @@ def _is_ported(match: Match) -> bool:
     return match.matched_by in ("path", "order", "fingerprint") or (match.matched_by == "name" and not match.recipe.plain)
 
 
-def _losses_agree(dumps: Dumps) -> bool:
+def _coarsest(source: DumpSource) -> str:
+    """Returns the coarsest floating-point dtype of a dump's activations."""
+    entries = (entry for entry in source.manifest.entries if entry.family == ACTIVATION)
+    return reduce(coarser, (entry.dtype for entry in entries if dtype_class(entry.dtype) == "float"), "float64")
+
+
+def _losses_agree(dumps: Dumps, dtype: str) -> bool:
     one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
-    tolerance = default_tolerance(ACTIVATION, "float32", "float32", reduced=False)
+    tolerance = default_tolerance(ACTIVATION, dtype, dtype, reduced=False)
     return one is not None and other is not None and abs(one - other) <= tolerance * abs(one)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """_Facts stores whether one program is a port of the other, and whether the losses agree."""
+    """_Facts stores whether one program is a port or a cast of the other, and whether the losses agree."""
 
     ported: bool
     losses_agree: bool
@@ -93,9 +104,11 @@ class _PairedDump:
 
     @cached_property
     def known(self) -> frozenset[str]:
-        """All keys of the dump, and those that it lacks for a known reason."""
+        """All keys of the dump, and those of the program that it lacks."""
+        manifest = self.source.manifest
         return frozenset((
-            *self.source.keys(), *(key_of(line.family, line.name) for line in self.source.manifest.ledger.missing)
+            *self.source.keys(), *(key_of(line.family, line.name) for line in manifest.ledger.missing),
+            *(key_of(ACTIVATION, name) for layer in manifest.layers for name in layer.outputs),
         ))  # fmt: skip
 
     def lies_between(self, owner: str) -> bool:

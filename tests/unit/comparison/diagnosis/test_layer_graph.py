@@ -6,6 +6,7 @@ from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.comparison.diagnosis.divergence import Program, blame_of, first_divergence
 from gradscope.dump.manifest.layer_graph import consequences, readers_of, sources_of
 from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import key_of
 
 #: x -> dense(w) -> [left(l) | right(r)] -> add -> head(h), the branches in a composite.
 LAYERS = (
