@@ -105,7 +105,8 @@ def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Bl
         "Backward", divergence.backward, seen.intersection(BACKWARD), blame.makers, blame.unpaired_gradients
     )
     if blame.origin is not None:
-        begins = f", and the error begins at {_quoted(blame.origin.name)}{_in_brackets(blame.origin, ())}, within its tolerance"
+        origin = f"{_quoted(blame.origin.name)}{_in_brackets(blame.origin, ())}"
+        begins = f", and the error begins at {origin}, within its tolerance"
         forward, backward = (forward + begins, backward) if divergence.forward else (forward, backward + begins)
     if forward and backward and divergence.backward_only:
         return [f"Backward only: {_uncapitalised(forward)}, {_uncapitalised(backward)}"]

@@ -42,8 +42,8 @@ class CompareOptions:
         threads: How many tensors are compared at a time.
 
     Raises:
-        UsageError: There is no floating-point type `cand_dtype`. A tolerance is negative or not finite, `threads` is less than one, or `bitwise` is combined with a
-            tolerance.
+        UsageError: There is no floating-point type `cand_dtype`. A tolerance is negative or not finite, `threads` is
+            less than one, or `bitwise` is combined with a tolerance.
     """
 
     selection: Selection = field(default_factory=Selection)

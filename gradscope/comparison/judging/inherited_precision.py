@@ -1,9 +1,9 @@
 """`InheritedPrecision` returns the dtype in which a tensor of a dump was computed, by what it was computed from.
 
-A program in mixed precision computes layers in bfloat16 and stores parameters, their gradients and the loss in float32.
-A float32 tensor that was computed from bfloat16 has the digits of bfloat16. So the dtype that counts for a tensor is the
-coarsest of its own and of all that it was computed from, along the graph of layers. What a layer does inside, between
-the values that the dump knows, is not seen; the candidate can be said to be of a dtype by hand.
+A program in mixed precision computes layers in bfloat16 and stores parameters, their gradients and the loss in
+float32. A float32 tensor that was computed from bfloat16 has the digits of bfloat16. So the dtype that counts for a
+tensor is the coarsest of its own and of all that it was computed from, along the graph of layers. What a layer does
+inside, between the values that the dump knows, is not seen; the candidate can be said to be of a dtype by hand.
 """
 
 from __future__ import annotations

@@ -11,10 +11,11 @@ from gradscope.comparison.judging.rows import ComparisonRow, Status
 from gradscope.comparison.judging.tolerance_rules import Tolerance
 from gradscope.comparison.metrics.evidence import PairEvidence
 from gradscope.comparison.pairing.matching import Match
+from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Entry, Ledger
 from gradscope.naming import key_of, split_key
 from gradscope.naming.patterns import Pattern
-from gradscope.naming.wording import brief, counted
+from gradscope.naming.wording import brief, counted, percent
 
 
 def judge(
@@ -44,7 +45,10 @@ def judge(
         tolerance=None if tolerance is None else tolerance.rel_l2,
         rule="" if tolerance is None or tolerance.rel_l2 is not None else tolerance.spelling,
         needed=0.0 if rounding else evidence.needed,
-        why=rounding or _undecidable(evidence, tolerance) or evidence.why or ("" if passes else _why(evidence, tolerance)),
+        why=rounding
+        or _undecidable(evidence, tolerance)
+        or evidence.why
+        or ("" if passes else _why(evidence, tolerance)),
         examples=evidence.examples,
     )
 
@@ -89,8 +93,18 @@ def _within_floor(evidence: PairEvidence, floor: Floor | None) -> str:
     """Returns that a difference is rounding only; "" where it is more, or where that is not known."""
     if floor is None or not is_within(evidence, floor):
         return ""
-    terms = f"sums of {counted(floor.terms, 'term')}"
-    return f"zero but for rounding: the difference {brief(evidence.distance or 0.0)} is below {brief(floor.l2)}, the floor of {terms}"
+    distance, flipped = brief(evidence.distance or 0.0), as_float(evidence.metrics.get("flipped", 0.0))
+    signs = (
+        f"; {percent(flipped)} of its signs flip, which an optimizer that acts on signs would follow" if flipped else ""
+    )
+    terms = f"the floor of sums of {counted(floor.terms, 'term')}"
+    return f"zero but for rounding: the difference {distance} is below {brief(floor.l2)}, {terms}" + (
+        f"; {signs}" if flipped else ""
+    )
+
+
+def _remark(evidence: PairEvidence, tolerance: Tolerance | None, *, passes: bool) -> str:
+    return _undecidable(evidence, tolerance) or evidence.why or ("" if passes else _why(evidence, tolerance))
 
 
 def _counterpart(match: Match, entry: Entry) -> str:

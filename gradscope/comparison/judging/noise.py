@@ -36,9 +36,7 @@ WITHIN: Final = 10.0
 _LAST_ROUNDING: Final = 0.5
 
 
-def noise_floor(
-    ref: Entry, cand: Entry, *, reduced: bool, computed_in: tuple[str, str] | None = None
-) -> float | None:
+def noise_floor(ref: Entry, cand: Entry, *, reduced: bool, computed_in: tuple[str, str] | None = None) -> float | None:
     """Returns the noise floor of a tensor.
 
     Args:

@@ -15,9 +15,9 @@ can reach. It follows from the scale of the tensors that it is computed from, an
     gradient of an activation     outputs of each input         gradient of the output, times the kernel
     activation                    inputs of each output         input, times the kernel
 
-Rounding of a sum whose terms cancel grows with the partial sums, as sqrt(n) each, and n roundings of that size add up to
-n. Sums of more than `BLOCK` terms are added in blocks. Types of up to 16 bits are added in float32, so that only their
-terms are rounded, and the factor sqrt(min(n, BLOCK)) is 1.
+Rounding of a sum whose terms cancel grows with the partial sums, as sqrt(n) each, and n roundings of that size add up
+to n. Sums of more than `BLOCK` terms are added in blocks. Types of up to 16 bits are added in float32, so that only
+their terms are rounded, and the factor sqrt(min(n, BLOCK)) is 1.
 
 A floor counts only where the terms of a tensor cancel: where its norm is below a tenth of what is expected, and for
 types of up to 16 bits below two floors. A real error in a tensor of ordinary size is never below the floor. Only layers

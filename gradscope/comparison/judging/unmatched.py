@@ -61,7 +61,9 @@ def unmatched(
 
 def _is_ported(match: Match) -> bool:
     """Returns whether a pair has another name or layout in the candidate, which the user did not state."""
-    return match.matched_by in ("path", "order", "fingerprint") or (match.matched_by == "name" and not match.recipe.plain)
+    return match.matched_by in ("path", "order", "fingerprint") or (
+        match.matched_by == "name" and not match.recipe.plain
+    )
 
 
 def _coarsest(source: DumpSource) -> str:

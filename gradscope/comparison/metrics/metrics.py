@@ -127,6 +127,14 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         unit=_ELEMENTS_OWN,
     ),
     MetricSpec(
+        name="flipped",
+        sentence="share of the elements of a parameter's gradient that have the opposite sign, however small they are: "
+        "an optimizer that acts on signs moves them the other way; where `rel_l2` is 1e-3 or more",
+        kind="share",
+        unit="of the elements that are not zero",
+        dtypes=("float",),
+    ),
+    MetricSpec(
         name="spread",
         sentence="error of per-example gradients as a share of the batch's own spread",
         unit="of the spread of the batch",

@@ -87,7 +87,9 @@ def _refuted(dumps: Dumps, unmatched: Pairing, matches: Iterable[Match]) -> bool
     wrong = [match for match in stored if not values_agree(dumps, match)]
     if 2 * len(wrong) <= len(stored):
         return False
-    kernels = (tuple(key for key in keys if split_key(key)[0] == PARAM) for keys in (unmatched.only_ref, unmatched.only_cand))
+    kernels = (
+        tuple(key for key in keys if split_key(key)[0] == PARAM) for keys in (unmatched.only_ref, unmatched.only_cand)
+    )
     only_ref, only_cand = kernels
     elsewhere = {match.ref for match in equal_values(dumps, Pairing(only_ref=only_ref, only_cand=only_cand))}
     return 2 * sum(match.ref in elsewhere for match in wrong) > len(stored)

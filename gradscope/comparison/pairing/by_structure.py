@@ -212,7 +212,9 @@ class _Places:
         return places.get(entry.name, _Place(frozenset(), frozenset()))
 
     def _nearly_equal(self, ref: str, cand: str) -> bool:
-        if self._compared >= _MOST_VALUES or not (self._dumps.ref.has_tensor(ref) and self._dumps.cand.has_tensor(cand)):
+        if self._compared >= _MOST_VALUES or not (
+            self._dumps.ref.has_tensor(ref) and self._dumps.cand.has_tensor(cand)
+        ):
             return False
         self._compared += 1
         agreeing = self._search.agreeing(ref, cand)

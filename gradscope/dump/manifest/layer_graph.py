@@ -37,7 +37,9 @@ def sources_of(layers: Sequence[Layer]) -> Sources:
     # An input can have the name of a layer: a layer that runs before that one reads the input.
     made_at = {name: layer.index for layer in reversed(layers) for name in layer.outputs}
     for layer in connected:
-        read = [(name, (INPUT,) if _is_later(made_at.get(name), layer) else (ACTIVATION, INPUT)) for name in layer.inputs]
+        read = [
+            (name, (INPUT,) if _is_later(made_at.get(name), layer) else (ACTIVATION, INPUT)) for name in layer.inputs
+        ]
         values = [key for name, families in read for key in _keys((name,), *families)]
         params = _keys(layer.params, PARAM)
         # A part comes after its composite and replaces its entry, because it has the more direct sources of an output.

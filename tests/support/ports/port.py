@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+
 import gradscope as gs
-from gradscope.comparison import Comparison
 from gradscope.api.reading import Dump
+from gradscope.comparison import Comparison
 
 #: A loss, its variables and its batch.
 Program = tuple[Callable[..., Any], Any, Any]
@@ -20,7 +22,7 @@ FAULTS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Port:
     """Two programs that compute the same.
 
@@ -44,4 +46,5 @@ class Port:
 def captured(program: Program) -> Dump:
     """The dump of a program."""
     loss, variables, batch = program
-    return gs.capture(loss, variables, batch)
+    with jax.numpy_rank_promotion("allow"):  # a bias is added to every position, as users write it
+        return gs.capture(loss, variables, batch)

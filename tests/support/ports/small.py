@@ -43,7 +43,9 @@ def _square_dense() -> Port:
 def _decoder() -> Port:
     """A transposed convolution, whose kernel PyTorch flips and stores as `[in, out, kh, kw]`."""
     weights = {"up": {"weight": _normal(20, 5, 4, 3, 3), "bias": _normal(21, 4)}}
-    ported = {"up": {"kernel": weights["up"]["weight"].transpose(2, 3, 0, 1)[::-1, ::-1], "bias": weights["up"]["bias"]}}
+    ported = {
+        "up": {"kernel": weights["up"]["weight"].transpose(2, 3, 0, 1)[::-1, ::-1], "bias": weights["up"]["bias"]}
+    }
 
     def net(layers: Any) -> Any:
         def loss(weights: Any, x: Any) -> Any:
@@ -58,8 +60,7 @@ def _decoder() -> Port:
     def candidate(_: str) -> Program:
         def loss(weights: Any, x: Any) -> Any:
             with jax.named_scope("up"):
-                kernel = jnp.flip(weights["up"]["kernel"], (0, 1))
-                x = flax_like.conv_transpose(weights["up"] | {"kernel": jnp.flip(kernel, (0, 1))}, x)
+                x = flax_like.conv_transpose(weights["up"], x)
             with jax.named_scope("out"):
                 x = jnp.tanh(x)
             return jnp.square(x).mean()
@@ -101,7 +102,9 @@ def _recurrent(name: str, port: Any, weights: Any) -> Port:
 
     batch = _normal(35, 4, 3, 6)
     return Port(
-        name=name, reference=(_recurrent_reference, _recurrent_weights(), batch), candidate=lambda _: (loss, weights, batch)
+        name=name,
+        reference=(_recurrent_reference, _recurrent_weights(), batch),
+        candidate=lambda _: (loss, weights, batch),
     )
 
 
@@ -228,17 +231,13 @@ def _shifted_numbers() -> Port:
         ("layers.{}", range(4)), ("layers_{}", range(1, 5))
     ))  # fmt: skip
     batch = _normal(69, 3, 8)
+    stored = {name: {"weight": kernel} for name, kernel in zip(old, kernels, strict=True)}
+    ported = {name: {"kernel": kernel.T} for name, kernel in zip(new, kernels, strict=True)}
     return Port(
         name="layers counted from one",
-        reference=(
-            net(old, transposed=True), {name: {"weight": kernel} for name, kernel in zip(old, kernels, strict=True)}, batch
-        ),
-        candidate=lambda _: (
-            net(new, transposed=False),
-            {name: {"kernel": kernel.T} for name, kernel in zip(new, kernels, strict=True)},
-            batch,
-        ),
-    )  # fmt: skip
+        reference=(net(old, transposed=True), stored, batch),
+        candidate=lambda _: (net(new, transposed=False), ported, batch),
+    )
 
 
 SMALL = (

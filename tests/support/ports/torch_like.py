@@ -35,9 +35,7 @@ def conv_transpose(weights: Weights, x: Array) -> Array:
     """Kernel `[in, out, kh, kw]` of odd size, stride 2, no padding: `torch.nn.ConvTranspose2d`."""
     kernel = jnp.flip(weights["weight"], (2, 3)).transpose(1, 0, 2, 3)
     edge = kernel.shape[-1] - 1
-    y = lax.conv_general_dilated(
-        x, kernel, (1, 1), [(edge, edge)] * 2, lhs_dilation=(2, 2), dimension_numbers=_CONV
-    )
+    y = lax.conv_general_dilated(x, kernel, (1, 1), [(edge, edge)] * 2, lhs_dilation=(2, 2), dimension_numbers=_CONV)
     return y + weights["bias"][:, None, None]
 
 

@@ -1,4 +1,4 @@
-"""Blocks: equal parts of a tensor along an axis, such as the gates of an LSTM, or query, key and value of one kernel."""
+"""Equal parts of a tensor along an axis, such as the gates of an LSTM, or query, key and value of one kernel."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class _RelatedPairs:
 
 
 def _fitting(layout: AxisLayout, among: Iterable[AxisLayout]) -> AxisLayout | None:
-    """Returns a layout where it is possible for a pair; flips, and other orders of blocks, fit what they were found in."""
+    """Returns a layout where it is possible for a pair; flips and orders of blocks always are."""
     return layout if layout.flipped or layout.blocks is not None or layout in tuple(among) else None
 
 

@@ -65,9 +65,7 @@ class LayoutUse:
                         found[each] = other
         return found
 
-    def _is_used(
-        self, match: Match, layout: AxisLayout, known: Mapping[Match, AxisLayout], usual: _Usual
-    ) -> bool:
+    def _is_used(self, match: Match, layout: AxisLayout, known: Mapping[Match, AxisLayout], usual: _Usual) -> bool:
         if layout == usual(match, (layout,)) or not layout.steps(self._dumps.cand.entry(match.cand).shape):
             return True
         readers = self._readers[split_key(self._dumps.ref.resolve(match.ref))[1]]

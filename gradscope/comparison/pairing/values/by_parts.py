@@ -1,9 +1,9 @@
 """`by_parts` matches packed parameters of one dump with separate parameters of the other.
 
 PyTorch packs the projections of attention into one weight `[3 width, width]`, and the gates of an LSTM into one of
-`[4 width, in]`; other frameworks have a kernel for each. A packed tensor is matched where every part of it is found, by
-values, among tensors that nothing else matched. Where parts are equal, as biases that are all zero, the names of a packed
-tensor whose values decide tell which is which.
+`[4 width, in]`; other frameworks have a kernel for each. A packed tensor is matched where every part of it is found,
+by values, among tensors that nothing else matched. Where parts are equal, as biases that are all zero, the names of a
+packed tensor whose values decide tell which is which.
 """
 
 from __future__ import annotations

@@ -98,7 +98,11 @@ def equal_values(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
         for other in by_size[math.prod(dumps.ref.entry(key).shape)]:
             if (limit := _tolerance(dumps, key, other)) is not None:
                 bound = least_rel_l2(ref_stats(key), cand_stats(other))
-                if bound is None or bound.rel_l2 > limit or (_is_constant(ref_stats(key)) and not _alike(dumps, key, other)):
+                if (
+                    bound is None
+                    or bound.rel_l2 > limit
+                    or (_is_constant(ref_stats(key)) and not _alike(dumps, key, other))
+                ):
                     continue
                 if (recipe := _recipe(dumps, search, (key, other), limit)) is not None:
                     yield Match(ref=key, recipe=recipe, matched_by="fingerprint")
@@ -115,12 +119,12 @@ def _alike(dumps: Dumps, ref: str, cand: str) -> bool:
 
 def _of_families(dumps: Dumps, unmatched: Pairing, *, gradients: bool) -> Iterator[Match]:
     """Yields matches of equal values among gradients, or among all other tensors."""
+    wanted = {family for keys in (unmatched.only_ref, unmatched.only_cand) for family, _ in map(split_key, keys)}
+    wanted = {family for family in wanted if is_gradient(family) is gradients}
     some = replace(
         unmatched,
-        only_ref=tuple(key for key in unmatched.only_ref if is_gradient(split_key(key)[0]) is gradients),
-        only_cand=tuple(
-            key for key in unmatched.only_cand if split_key(key)[0] == TENSOR or is_gradient(split_key(key)[0]) is gradients
-        ),
+        only_ref=tuple(key for key in unmatched.only_ref if split_key(key)[0] in wanted),
+        only_cand=tuple(key for key in unmatched.only_cand if split_key(key)[0] in {*wanted, TENSOR}),
     )
     verified = list(equal_values(dumps, some))
     uses = Counter(key for match in verified for key in (f"ref {match.ref}", f"cand {match.cand}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradscope.comparison import Comparison, ComparisonRow
-from gradscope.comparison.diagnosis.divergence import Program, blame_of, first_divergence
+from gradscope.comparison.diagnosis.divergence import Program, blame_of
 from gradscope.dump.manifest.layer_graph import consequences, readers_of, sources_of
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import key_of
