@@ -94,17 +94,9 @@ def _within_floor(evidence: PairEvidence, floor: Floor | None) -> str:
     if floor is None or not is_within(evidence, floor):
         return ""
     distance, flipped = brief(evidence.distance or 0.0), as_float(evidence.metrics.get("flipped", 0.0))
-    signs = (
-        f"; {percent(flipped)} of its signs flip, which an optimizer that acts on signs would follow" if flipped else ""
-    )
-    terms = f"the floor of sums of {counted(floor.terms, 'term')}"
-    return f"zero but for rounding: the difference {distance} is below {brief(floor.l2)}, {terms}" + (
-        f"; {signs}" if flipped else ""
-    )
-
-
-def _remark(evidence: PairEvidence, tolerance: Tolerance | None, *, passes: bool) -> str:
-    return _undecidable(evidence, tolerance) or evidence.why or ("" if passes else _why(evidence, tolerance))
+    found = f"the difference {distance} is below {brief(floor.l2)}, the floor of sums of {counted(floor.terms, 'term')}"
+    signs = f"; {percent(flipped)} of its signs flip, which an optimizer that acts on signs would follow"
+    return f"zero but for rounding: {found}{signs if flipped else ''}"
 
 
 def _counterpart(match: Match, entry: Entry) -> str:

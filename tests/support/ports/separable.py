@@ -52,7 +52,7 @@ def _batch() -> Array:
 
 
 def _reference(weights: Any, image: Any) -> Any:
-    x = image
+    x, statistics = image, None
     for name in ("features.0", "features.1", "features.2", "features.3", "features.4", "features.5"):
         with jax.named_scope(name):
             if name == "features.1":

@@ -125,8 +125,12 @@ class _Inference:
         if not (ref.has_tensor(match.ref) and cand.has_tensor(match.cand)):
             return True
         size = min(_FIRST_ELEMENTS, int(np.prod(one.shape)))
-        first = (source.stretch(source.resolve(key), 0, size) for source, key in ((ref, match.ref), (cand, match.cand)))
-        return relative_error(*first) <= default_tolerance(one.family, one.dtype, other.dtype, reduced=False)
+        first, other_first = (
+            source.stretch(source.resolve(key), 0, size) for source, key in ((ref, match.ref), (cand, match.cand))
+        )
+        return relative_error(first, other_first) <= default_tolerance(
+            one.family, one.dtype, other.dtype, reduced=False
+        )
 
 
 class _RelatedPairs:
