@@ -25,6 +25,7 @@ def compare(
     exclude: str | Sequence[str] = (),
     allow_missing: str | Sequence[str] = (),
     map_file: str | os.PathLike[str] | None = None,
+    cand_dtype: str | None = None,
 ) -> Comparison:
     """Matches two dumps tensor by tensor and judges them; the result's truth value is the verdict.
 
@@ -43,6 +44,7 @@ def compare(
         allow_missing: Regular expressions of names that may be on one side only.
         map_file: Rules that map the candidate's tensors to those of the reference, in the language of
             `gradscope.comparison.pairing.map_file`; None to match only by names, order and values.
+        cand_dtype: The dtype that the candidate was computed in, `"bfloat16"`, where its dump does not show it.
 
     Returns:
         The comparison: its `verdict` and `sentence`, `first_divergence`, and one row for each tensor with the metrics
@@ -71,6 +73,7 @@ def compare(
         bitwise=bitwise,
         rtol=rtol,
         atol=atol,
+        cand_dtype=cand_dtype,
     )
     return compare_sources(ref.source, cand.source, options=options)
 

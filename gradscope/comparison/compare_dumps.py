@@ -9,21 +9,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from typing import Final, Protocol, TypeAlias, TypeVar
 
-from gradscope.comparison.diagnosis.divergence import blame_of, first_divergence
-from gradscope.comparison.diagnosis.growth import Error, growths
+from gradscope.comparison.diagnosis.divergence import Program, blame_of
+from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
 from gradscope.comparison.diagnosis.likely_causes import diagnosis, names_by_hash
 from gradscope.comparison.diagnosis.run_differences import extent_differences, provenance_differences
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.judge import judge, one_sided
 from gradscope.comparison.judging.loop_output_rows import loop_output_rows
 from gradscope.comparison.judging.noise import WITHIN, DefaultLimits, in_noise_floors
+from gradscope.comparison.judging.rounding_floors import Floor, RoundingFloors, is_within
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unmatched import unmatched
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
@@ -37,6 +38,7 @@ from gradscope.comparison.result import Comparison
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import key_of
 from gradscope.naming.patterns import Pattern
 
 _DEFAULTS: Final = CompareOptions()
@@ -70,7 +72,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
 
     pairing = paired(dumps, options)
     rows = judged(dumps, pairing.matched, options)
-    missing, extra = unmatched(dumps, pairing)
+    missing, extra = unmatched(dumps, pairing, rows)
     rows |= {
         key: one_sided(each, allowed, cand.manifest.ledger) for key, each in zip(pairing.only_ref, missing, strict=True)
     }
@@ -83,7 +85,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     )
     return Comparison(
         rows=every,
-        blame=blame_of(first_divergence(every), _layers(dumps), _owners_in_ref(ref, pairing.inverse)),
+        blame=blame_of(every, *_programs(dumps, pairing)),
         extent_differences=extent_differences(ref, cand),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         matches=pairing.matched,
@@ -112,7 +114,12 @@ def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> d
     Raises:
         DumpError: One of the dumps is damaged.
     """
-    pairs = _Pairs(dumps=dumps, matches=matches)
+    pairs = _Pairs(
+        dumps=dumps,
+        matches=matches,
+        limits=DefaultLimits(dumps, options.cand_dtype),
+        rounding=RoundingFloors(dumps.ref if dumps.ref.manifest.layers else dumps.cand),
+    )
     owners = list(dict.fromkeys(map(pairs.owners, matches)))
     found = _mapper(options)(lambda each: _evidence(dumps, each, options), owners)
     return _matched_rows(pairs, dict(zip(owners, found, strict=True)), options)
@@ -135,21 +142,24 @@ def _mapper(options: CompareOptions) -> _Mapper:
 class _Pairs:
     dumps: Dumps
     matches: Sequence[Match]
+    limits: DefaultLimits
+    rounding: RoundingFloors
 
     def owners(self, match: Match) -> _Owners:
         keys = tuple(map(self.dumps.cand.resolve, match.recipe.keys))
         return self.dumps.ref.resolve(match.ref), replace(match.recipe, keys=keys)
 
-    def default_tolerances(self) -> Iterator[tuple[Match, float]]:
-        limits = DefaultLimits(self.dumps)
-        for match in self.matches:
-            yield match, limits.tolerance(self.dumps.ref.entry(match.ref), self.dumps.cand.entry(match.cand))
+    def noise_floor(self, match: Match) -> float | None:
+        """Returns the noise floor of a pair's owners; None where there is none."""
+        ref, cand = self.dumps.ref, self.dumps.cand
+        return self.limits.noise_floor(ref.entry(ref.resolve(match.ref)), cand.entry(cand.resolve(match.cand)))
 
-    def noise_floors(self) -> dict[str, float | None]:
-        """Returns noise floors by the reference's keys."""
-        limits, ref, cand = DefaultLimits(self.dumps), self.dumps.ref, self.dumps.cand
-        owners = ((match.ref, ref.resolve(match.ref), cand.resolve(match.cand)) for match in self.matches)
-        return {key: limits.noise_floor(ref.entry(one), cand.entry(other)) for key, one, other in owners}
+    def limit(self, match: Match) -> tuple[float, Floor | None]:
+        """Returns the default tolerance on `rel_l2` of a pair, and how far rounding can move it."""
+        ref, cand = self.dumps.ref.entry(match.ref), self.dumps.cand.entry(match.cand)
+        dtype = self.limits.dtype(ref, cand)
+        key = match.ref if self.dumps.ref.manifest.layers else match.cand
+        return self.limits.tolerance(ref, cand), None if dtype is None else self.rounding.floor(key, dtype)
 
 
 def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> PairEvidence:
@@ -160,29 +170,38 @@ def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> PairEvi
 def _matched_rows(
     pairs: _Pairs, evidence: Mapping[_Owners, PairEvidence], options: CompareOptions
 ) -> dict[str, ComparisonRow]:
-    defaults = list(pairs.default_tolerances())
-    growth, floors = _growth(pairs, evidence, defaults), pairs.noise_floors()
+    limits = [(match, *pairs.limit(match)) for match in pairs.matches]
+    errors = _errors(pairs, evidence, limits)
+    growth = growths(_layers(pairs.dumps), errors)
     rows: dict[str, ComparisonRow] = {}
-    for match, default in defaults:
-        owners, floor = pairs.owners(match), floors[match.ref]
+    for match, default, rounding in limits:
+        owners, floor = pairs.owners(match), pairs.noise_floor(match)
         entry, noise = pairs.dumps.ref.entry(match.ref), in_noise_floors(evidence[owners].metrics.get("rel_l2"), floor)
-        found = evidence[owners].with_metrics(growth=growth.get(owners[0]), noise=noise)
+        own = growth.get(owners[0])
+        found = evidence[owners].with_metrics(growth=own, noise=noise)
         expected = default if floor is None else floor * WITHIN
-        rows[match.ref] = judge(match, entry, found, options.tolerance(entry.name, match.ref, expected))
+        row = judge(match, entry, found, options.tolerance(entry.name, match.ref, expected), rounding)
+        rows[match.ref] = replace(row, made_here=owners[0] in errors and is_made_here(own, errors[owners[0]]))
     return rows
 
 
-def _growth(
-    pairs: _Pairs, evidence: Mapping[_Owners, PairEvidence], defaults: Sequence[tuple[Match, float]]
-) -> dict[str, float]:
+def _errors(
+    pairs: _Pairs,
+    evidence: Mapping[_Owners, PairEvidence],
+    limits: Sequence[tuple[Match, float, Floor | None]],
+) -> dict[str, Error]:
+    """Returns the errors of pairs by the keys of the reference's owners."""
     errors: dict[str, Error] = {}
-    for match, default in defaults:
+    for match, default, floor in limits:
         owners = pairs.owners(match)
         found = evidence[owners]
+        # What is zero but for rounding has a relative error that means nothing.
+        if floor is not None and is_within(found, floor):
+            errors[owners[0]] = Error(rel_l2=0.0, tolerance=default)
         # A pair that cannot be compared counts as an infinite error, so that later layers are seen to inherit it.
-        if "rel_l2" in found.metrics or math.isinf(found.needed):
+        elif "rel_l2" in found.metrics or math.isinf(found.needed):
             errors[owners[0]] = Error(rel_l2=as_float(found.metrics.get("rel_l2", math.inf)), tolerance=default)
-    return growths(_layers(pairs.dumps), errors)
+    return errors
 
 
 def _diagnosed(dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, ComparisonRow]) -> dict[str, ComparisonRow]:
@@ -202,13 +221,26 @@ def _examples(ref: DumpSource, rows: Mapping[str, ComparisonRow], options: Compa
     return reduce(add, [*errors, *_mapper(options)(lambda operand: example_error(operand, operand), equal)])
 
 
-def _owners_in_ref(ref: DumpSource, inverse: Iterable[Match]) -> Callable[[str], str]:
-    """Returns a function from a row's key to the reference's owner.
+def _programs(dumps: Dumps, pairing: Pairing) -> tuple[Program, Program]:
+    """Returns the programs of both dumps; a reference without layers has those of the candidate."""
+    ref, cand = dumps.ref, dumps.cand
+    known, own = frozenset(ref.keys()), frozenset(cand.keys())
+    last_parts = {match.ref: match.recipe.keys[-1] for match in pairing.inverse}
+    counterparts = {match.ref: match.cand for match in pairing.matched}
 
-    A loop output that only the candidate has maps to the reference's last iteration.
-    """
-    known, last_parts = frozenset(ref.keys()), {match.ref: match.recipe.keys[-1] for match in inverse}
-    return lambda key: ref.resolve(key if key in known else last_parts[key])
+    def owner_in_ref(row: ComparisonRow) -> str:
+        key = key_of(row.family, row.name)
+        # A loop output that only the candidate has maps to the reference's last iteration.
+        key = key if key in known else last_parts.get(key, "")
+        return ref.resolve(key) if key else ""
+
+    def owner_in_cand(row: ComparisonRow) -> str:
+        key = key_of(row.family, row.name)
+        key = counterparts.get(key, key if key in own else "")
+        return cand.resolve(key) if key else ""
+
+    candidate = Program(layers=cand.manifest.layers, owner=owner_in_cand)
+    return Program(layers=ref.manifest.layers, owner=owner_in_ref) if ref.manifest.layers else candidate, candidate
 
 
 def _layers(dumps: Dumps) -> Sequence[Layer]:

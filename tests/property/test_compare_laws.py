@@ -16,8 +16,8 @@ from gradscope.comparison.metrics.block_pairs import block_pairs
 from gradscope.comparison.metrics.measure_pair import measure
 from gradscope.comparison.metrics.metrics import Metrics
 from gradscope.comparison.pairing.by_path import by_path
-from gradscope.comparison.pairing.by_values import by_fingerprint
 from gradscope.comparison.pairing.matching import Dumps, by_name, by_order, pair
+from gradscope.comparison.pairing.values.by_values import by_fingerprint
 from gradscope.comparison.precision import scale_of
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import SiteFacts

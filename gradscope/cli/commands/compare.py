@@ -55,6 +55,15 @@ class JudgeOptions:
             min=0.0, help="Judge as numpy.allclose does, with this absolute tolerance (1e-8).", rich_help_panel=_JUDGING
         ),
     ] = None
+    cand_dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="DTYPE",
+            help="Judge the candidate as computed in this dtype, bfloat16 or float16, where its dump does not show it.",
+            rich_help_panel=_JUDGING,
+        ),
+    ] = None
     bitwise: Annotated[
         bool, typer.Option("--bitwise", help="Only equal bytes are the same.", rich_help_panel=_JUDGING)
     ] = False
@@ -101,6 +110,7 @@ class JudgeOptions:
             allow_missing=tuple(self.allow_missing),
             rules=_rules(self.tol, self.tol_file),
             bitwise=self.bitwise,
+            cand_dtype=self.cand_dtype,
             rtol=self.rtol,
             atol=self.atol,
         )

@@ -1,6 +1,5 @@
 """Diagnosis finds where two runs first diverge and which layers cause it, and states the verdict in a sentence.
 
-- `layer_graph`: which values and gradients each value and gradient is computed from.
 - `growth`: the error of a tensor relative to the largest error of its sources. Large *growth* means that a layer makes
   the error; growth near 1 means that it inherits the error.
 - `divergence`: the *first divergence* is the first row over tolerance in execution order, and in the backward pass in

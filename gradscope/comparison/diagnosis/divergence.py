@@ -6,18 +6,24 @@ reverse order for gradients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gradscope.comparison.diagnosis.layer_graph import consequences, readers_of, sources_of
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.manifest.layer_graph import consequences, readers_of, sources_of
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, TENSOR, key_of
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, TENSOR, key_of
 
 #: The families with a direction. Tensors of a foreign file have none and count as computed in the file's order.
 FORWARD: Final = (ACTIVATION, TENSOR)
 BACKWARD: Final = (ACTIVATION_GRAD,)
+
+
+#: How many times an error may have grown that began within its tolerance.
+_COMPARABLE: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,51 +42,111 @@ class Divergence:
 def first_divergence(rows: Sequence[ComparisonRow]) -> Divergence:
     """Returns the first divergence, forward in execution order and backward in reverse order.
 
+    Auxiliary outputs, such as the new state of a batch norm, come after everything that the loss is computed from.
+
     Args:
         rows: All rows in the reference's order, which decides between rows of one execution index.
     """
-    forward = [row for row in rows if row.family in FORWARD and row.status == "different"]
+    forward = [row for row in rows if row.family in (*FORWARD, AUX) and row.status == "different"]
     backward = [row for row in rows if row.family in BACKWARD and row.status == "different"]
     return Divergence(
-        forward=min(forward, key=lambda row: row.index, default=None),
+        forward=min(forward, key=lambda row: (row.family == AUX, row.index), default=None),
         backward=max(backward, key=lambda row: row.index, default=None),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
-    """Blame stores the consequences of a divergence in the graph of layers; empty where a dump has no layers.
+    """Blame stores where a divergence comes from and leads to; empty where a dump has no layers.
 
     Attributes:
         forward: Keys that are computed from the first value over tolerance.
         backward: Keys that are computed from the first gradient over tolerance.
         makers: Paths of the layers that computed that gradient: the innermost that read its value.
+        origin: The row within tolerance in which the error begins; None where it begins at the divergence.
+        unpaired: The rows of values without a counterpart from which the first value over tolerance is computed.
+        unpaired_gradients: The same of the first gradient over tolerance.
     """
 
     forward: frozenset[str] = frozenset()
     backward: frozenset[str] = frozenset()
     makers: tuple[str, ...] = ()
+    origin: ComparisonRow | None = None
+    unpaired: tuple[ComparisonRow, ...] = ()
+    unpaired_gradients: tuple[ComparisonRow, ...] = ()
 
 
-def blame_of(divergence: Divergence, layers: Sequence[Layer], owner: Callable[[str], str]) -> Blame:
-    """Returns the consequences of a divergence, and the layers that made it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Program stores the layers of a dump, and by which keys they know the tensors of rows.
+
+    Attributes:
+        layers: The layers.
+        owner: Returns the key of a row's owner in the dump, by which layers name values; "" where it has none.
+    """
+
+    layers: Sequence[Layer]
+    owner: Callable[[ComparisonRow], str]
+
+
+def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blame:
+    """Returns where the first divergence comes from, and what follows from it.
 
     Args:
-        divergence: The first divergence of two runs.
-        layers: The layers of one of the runs.
-        owner: Maps a key to its owner's key, by which layers name values.
+        rows: All rows.
+        ref: The program of the reference, or that of the candidate where the reference has no layers.
+        cand: The program of the candidate.
     """
-    if not layers or (divergence.forward is None and divergence.backward is None):
+    divergence = first_divergence(rows)
+    first = divergence.forward or divergence.backward
+    if not ref.layers or first is None:
         return Blame()
-    sources = sources_of(layers)
+    sources = sources_of(ref.layers)
 
     def following(row: ComparisonRow | None) -> frozenset[str]:
-        return frozenset() if row is None else consequences(sources, owner(key_of(row.family, row.name)))
+        return frozenset() if row is None else consequences(sources, ref.owner(row))
 
     backward = divergence.backward
-    name = None if backward is None else owner(key_of(backward.family, backward.name)).partition("/")[2]
+    name = None if backward is None else ref.owner(backward).partition("/")[2]
     return Blame(
         forward=following(divergence.forward),
         backward=following(backward),
-        makers=() if name is None else readers_of(layers, name),
+        makers=() if name is None else readers_of(ref.layers, name),
+        origin=_origin(rows, first, following, ref),
+        unpaired=_unpaired(rows, divergence.forward, ref, cand),
+        unpaired_gradients=_unpaired(rows, backward, ref, cand),
     )
+
+
+def _origin(
+    rows: Sequence[ComparisonRow],
+    first: ComparisonRow,
+    following: Callable[[ComparisonRow], frozenset[str]],
+    program: Program,
+) -> ComparisonRow | None:
+    """Returns the first row within tolerance that made an error, and from which a divergence is computed."""
+    error = as_float(first.metrics.get("rel_l2", math.inf))
+    made = (
+        row
+        for row in rows
+        if row.family == ACTIVATION and row.status == "same" and row.made_here
+        # A much smaller error may be rounding, and the divergence has a cause of its own.
+        and _COMPARABLE * as_float(row.metrics["rel_l2"]) >= error and program.owner(first) in following(row)
+    )  # fmt: skip
+    return min(made, key=lambda row: row.index, default=None)
+
+
+def _unpaired(
+    rows: Sequence[ComparisonRow], first: ComparisonRow | None, ref: Program, cand: Program
+) -> tuple[ComparisonRow, ...]:
+    """Returns the rows of the divergence's family without a counterpart that it is computed from."""
+    if first is None:
+        return ()
+    found: list[ComparisonRow] = []
+    for status, program in (("missing", ref), ("extra", cand)):
+        alone = [row for row in rows if row.status == status and row.counts and row.family == first.family]
+        if not alone or not program.layers:
+            continue
+        sources, target = sources_of(program.layers), program.owner(first)
+        found += [row for row in alone if target in consequences(sources, key_of(row.family, row.name))]
+    return tuple(found)

@@ -29,6 +29,9 @@ _READ_AGAIN_BYTES: Final = 64 << 20
 #: Two tensors whose `1-cos` is below this are multiples of each other.
 _PARALLEL: Final = 1e-8
 
+#: The fewest elements that can show a factor: of two numbers that add up to zero, all are multiples of each other.
+_FEWEST_ELEMENTS: Final = 4
+
 #: A factor that differs from one by less than this counts as rounding.
 _LEAST_FACTOR: Final = 1e-3
 
@@ -49,8 +52,7 @@ def diagnosis(dumps: Dumps, match: Match, row: ComparisonRow, names_by_hash: Map
         found = _another_tensor(dumps, match, names_by_hash) or _other_order(dumps, match)
         if found:
             return found
-    # A single number is a multiple of every other.
-    return _multiple(row) if math.prod(dumps.ref.entry(match.ref).shape) > 1 else ""
+    return _multiple(row) if math.prod(dumps.ref.entry(match.ref).shape) >= _FEWEST_ELEMENTS else ""
 
 
 def names_by_hash(dumps: Dumps) -> dict[str, str]:

@@ -9,9 +9,21 @@ from typing import Final
 
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
 from gradscope.comparison.diagnosis.growth import FLAGGED
+from gradscope.comparison.judging.noise import WITHIN
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import EXAMPLE_GRAD, INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, printable
+from gradscope.naming import (
+    AUX,
+    EXAMPLE_GRAD,
+    INPUT,
+    INPUT_GRAD,
+    PARAM,
+    PARAM_GRAD,
+    STATE,
+    is_gradient,
+    key_of,
+    printable,
+)
 from gradscope.naming.wording import brief, counted, times
 
 #: The nouns for tensors of families without a direction; other families are called by their names.
@@ -22,10 +34,14 @@ _NOUNS: Final = {
     PARAM_GRAD: "parameter gradient",
     EXAMPLE_GRAD: "per-example gradient",
     STATE: "state tensor",
+    AUX: "auxiliary output",
 }
 
 #: The gradients that may be a consequence of the first divergence.
 _GRADIENTS: Final = (PARAM_GRAD, INPUT_GRAD, EXAMPLE_GRAD)
+
+#: How many times the tolerance an error may be that calibration would settle.
+_NEAR: Final = 20
 
 #: The largest number of names in one clause.
 _SOME: Final = 3
@@ -35,9 +51,10 @@ def different_sentence(rows: Sequence[ComparisonRow], divergence: Divergence, bl
     """Returns the sentence for two runs that differ."""
     rest = [*_new_errors(rows, divergence), *_others(rows, divergence, blame), *_one_sided(rows)]
     directions = _directions(rows, divergence, blame)
+    advice = _advice(rows)
     if not directions:
-        return _capitalised("; ".join(rest)) + "."
-    return ". ".join(directions) + "".join(f"; {each}" for each in rest) + "."
+        return _capitalised("; ".join(rest)) + f".{advice}"
+    return ". ".join(directions) + "".join(f"; {each}" for each in rest) + f".{advice}"
 
 
 def same_sentence(rows: Sequence[ComparisonRow]) -> str:
@@ -49,14 +66,22 @@ def same_sentence(rows: Sequence[ComparisonRow]) -> str:
     bits = f"bit-equal {equal}" + (f", and {undecided} judged by statistics alone" if undecided else "")
     if equal == len(compared):
         return f"Same bit for bit: {tensors}."
-    calibrated = [row for row in compared if "noise" in row.metrics]
-    if calibrated:
-        worst = max(calibrated, key=_noise)
+    rounded = sum(_is_rounding(row) for row in compared)
+    zeros = f", {rounded} zero but for rounding" if rounded else ""
+    calibrated = [row for row in compared if "noise" in row.metrics and not _is_rounding(row)]
+    worst = max(calibrated, key=_noise, default=None)
+    if worst is not None and _noise(worst) <= WITHIN:
         most = f"at most {times(_noise(worst))} noise at {_quoted(worst.name)}"
-        return f"Same within noise: {tensors}, {most}, {bits}."
+        return f"Same within noise: {tensors}, {most}, {bits}{zeros}."
     worst = max(compared, key=lambda row: row.needed or 0.0)
     needed = worst.needed or 0.0
-    return f"Same within tolerance: {tensors}, largest rel_l2 {brief(needed)} at {_quoted(worst.name)}, {bits}."
+    how = "as far as statistics tell" if undecided else "within tolerance"
+    return f"Same {how}: {tensors}, largest rel_l2 {brief(needed)} at {_quoted(worst.name)}, {bits}{zeros}."
+
+
+def _is_rounding(row: ComparisonRow) -> bool:
+    """Returns whether a row is the same because its difference is within the floor of rounding."""
+    return row.status == "same" and row.needed == 0.0 and as_float(row.metrics.get("rel_l2", 0.0)) > 0
 
 
 def nothing_sentence(rows: Sequence[ComparisonRow]) -> str:
@@ -75,8 +100,14 @@ def _noise(row: ComparisonRow) -> float:
 
 def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> list[str]:
     seen = {row.family for row in rows if row.compared}
-    forward = _direction("Forward", divergence.forward, seen.intersection(FORWARD), ())
-    backward = _direction("Backward", divergence.backward, seen.intersection(BACKWARD), blame.makers)
+    forward = _direction("Forward", divergence.forward, seen.intersection(FORWARD), (), blame.unpaired)
+    backward = _direction(
+        "Backward", divergence.backward, seen.intersection(BACKWARD), blame.makers, blame.unpaired_gradients
+    )
+    if blame.origin is not None:
+        origin = f"{_quoted(blame.origin.name)}{_in_brackets(blame.origin, ())}"
+        begins = f", and the error begins at {origin}, within its tolerance"
+        forward, backward = (forward + begins, backward) if divergence.forward else (forward, backward + begins)
     if forward and backward and divergence.backward_only:
         return [f"Backward only: {_uncapitalised(forward)}, {_uncapitalised(backward)}"]
     if forward and backward and divergence.forward is None and _only_gradients_differ(rows):
@@ -84,10 +115,26 @@ def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Bl
     return [each for each in (forward, backward) if each]
 
 
-def _direction(name: str, first: ComparisonRow | None, seen: set[str], makers: Sequence[str]) -> str:
-    if first is not None:
-        return f"{name} first differs at {_quoted(first.name)}{_in_brackets(first, makers)}"
-    return f"{name} agrees" if seen else ""
+def _direction(
+    name: str,
+    first: ComparisonRow | None,
+    seen: set[str],
+    makers: Sequence[str],
+    unpaired: Sequence[ComparisonRow],
+) -> str:
+    if first is None:
+        return f"{name} agrees" if seen else ""
+    place = f"at {_quoted(first.name)}{_in_brackets(first, makers)}"
+    return f"{name} differs {place}, and before it {_alone(unpaired)}" if unpaired else f"{name} first differs {place}"
+
+
+def _alone(rows: Sequence[ComparisonRow]) -> str:
+    """Returns which of some rows are only in one of the dumps: `a` is only in the reference."""
+    sides = (("missing", "reference"), ("extra", "candidate"))
+    names = [(side, [row.name for row in rows if row.status == status]) for status, side in sides]
+    return " and ".join(
+        f"{_some(own)} {'is' if len(own) == 1 else 'are'} only in the {side}" for side, own in names if own
+    )
 
 
 def _only_gradients_differ(rows: Sequence[ComparisonRow]) -> bool:
@@ -100,8 +147,10 @@ def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
         return f" ({row.why})"
     growth = as_float(row.metrics.get("growth", 0.0))
     blame = f", {times(growth)} its inputs" if FLAGGED < growth < math.inf else ""
+    blame = ", made here" if row.made_here else blame
     noise = f", {times(_noise(row))} noise" if "noise" in row.metrics else ""
     made = f", made in {_some(makers)}" if growth > FLAGGED and makers else ""
+    blame = "" if made and row.made_here else blame
     rel_l2 = f"rel_l2 {brief(as_float(row.metrics['rel_l2']))}"
     apart = f"{row.why}; {rel_l2} elsewhere" if row.metrics["nonfinite_mismatch"] else rel_l2
     return f" ({apart}{blame}{noise}{made})"
@@ -124,7 +173,11 @@ def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence) -> list[s
 def _others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> list[str]:
     """Returns clauses about families without a direction: possible causes, then consequences, then the rest."""
     directed = (*FORWARD, *BACKWARD)
-    different = [row for row in rows if row.status == "different" and row.family not in directed]
+    different = [
+        row
+        for row in rows
+        if row.status == "different" and row.family not in directed and row is not divergence.forward
+    ]
     follows = Counter(row.family for row in different if _follows(row, blame))
     others = Counter(row.family for row in different) - follows
     parts = [f"{_together(others, [each])} {_verb(others[each])}" for each in (PARAM, STATE, INPUT) if others[each]]
@@ -147,6 +200,16 @@ def _follows(row: ComparisonRow, blame: Blame) -> bool:
     """Returns whether a gradient that differs is computed from the first divergence."""
     key = key_of(PARAM_GRAD if row.family == EXAMPLE_GRAD else row.family, row.name)
     return row.family in _GRADIENTS and (key in blame.backward or key in blame.forward)
+
+
+def _advice(rows: Sequence[ComparisonRow]) -> str:
+    """Returns a sentence that suggests calibration, where the differences are so small that it would settle them."""
+    differing = [row for row in rows if row.counts and row.status != "same"]
+    limits = [row.tolerance for row in differing if row.tolerance and row.needed is not None]
+    near = all(row.tolerance and (row.needed or math.inf) <= _NEAR * row.tolerance for row in differing)
+    if not near or len(limits) < len(differing) or any("noise" in row.metrics for row in rows):
+        return ""
+    return " A reference made with `gradscope calibrate` would tell whether that is noise."
 
 
 def _one_sided(rows: Sequence[ComparisonRow]) -> list[str]:

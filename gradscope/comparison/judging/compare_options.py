@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
+from gradscope.arrays.dtypes import is_floating
 from gradscope.comparison.judging.tolerance_rules import Tolerance, ToleranceRule, first_match
 from gradscope.comparison.pairing.by_rules import MapRule
 from gradscope.errors import UsageError
@@ -36,11 +37,13 @@ class CompareOptions:
         rtol: The relative tolerance of `numpy.isclose`. Where `rtol` or `atol` is set, no element may mismatch in a
             tensor for which there is no other tolerance. Otherwise the rule is only measured, as `mismatch`.
         atol: The absolute tolerance of `numpy.isclose`.
+        cand_dtype: The dtype in which the candidate was computed, `bfloat16` or `float16`, where its dump does not show
+            it; None for what the dump shows.
         threads: How many tensors are compared at a time.
 
     Raises:
-        UsageError: A tolerance is negative or not finite, `threads` is less than one, or `bitwise` is combined with a
-            tolerance.
+        UsageError: There is no floating-point type `cand_dtype`. A tolerance is negative or not finite, `threads` is
+            less than one, or `bitwise` is combined with a tolerance.
     """
 
     selection: Selection = field(default_factory=Selection)
@@ -51,9 +54,13 @@ class CompareOptions:
     bitwise: bool = False
     rtol: float | None = None
     atol: float | None = None
+    cand_dtype: str | None = None
     threads: int = 2
 
     def __post_init__(self) -> None:
+        if self.cand_dtype is not None and not is_floating(self.cand_dtype):
+            hint = "name one such as bfloat16, float16 or float32"
+            raise UsageError(f"there is no floating-point type {self.cand_dtype!r}", hint=hint)
         for name, value in (("rel_l2", self.rel_l2), ("rtol", self.rtol), ("atol", self.atol)):
             if value is not None and not 0 <= value < math.inf:
                 raise UsageError(f"{name} is {value}, expected a finite number, zero or more")

@@ -6,17 +6,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gradscope.comparison.judging.rounding_floors import Floor, is_within
 from gradscope.comparison.judging.rows import ComparisonRow, Status
 from gradscope.comparison.judging.tolerance_rules import Tolerance
 from gradscope.comparison.metrics.evidence import PairEvidence
 from gradscope.comparison.pairing.matching import Match
+from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Entry, Ledger
 from gradscope.naming import key_of, split_key
 from gradscope.naming.patterns import Pattern
-from gradscope.naming.wording import brief
+from gradscope.naming.wording import brief, counted, percent
 
 
-def judge(match: Match, entry: Entry, evidence: PairEvidence, tolerance: Tolerance | None) -> ComparisonRow:
+def judge(
+    match: Match, entry: Entry, evidence: PairEvidence, tolerance: Tolerance | None, floor: Floor | None = None
+) -> ComparisonRow:
     """Returns the row of a pair.
 
     Args:
@@ -24,8 +28,11 @@ def judge(match: Match, entry: Entry, evidence: PairEvidence, tolerance: Toleran
         entry: The reference's entry.
         evidence: How the tensors differ.
         tolerance: The tolerance that is applied; None where only equal bytes count as the same.
+        floor: How far rounding can move the tensor; None where that is not known.
     """
     passes = evidence.bit_equal is True if tolerance is None else tolerance.admits(evidence)
+    rounding = "" if passes or tolerance is None or tolerance.rel_l2 is None else _within_floor(evidence, floor)
+    passes = passes or bool(rounding)
     return ComparisonRow(
         name=entry.name,
         family=entry.family,
@@ -34,11 +41,14 @@ def judge(match: Match, entry: Entry, evidence: PairEvidence, tolerance: Toleran
         matched_by=match.matched_by,
         counterpart=_counterpart(match, entry),
         made_by=match.recipe.description(),
-        metrics=evidence.metrics,
+        metrics=evidence.with_metrics(floor=None if floor is None else floor.l2).metrics,
         tolerance=None if tolerance is None else tolerance.rel_l2,
         rule="" if tolerance is None or tolerance.rel_l2 is not None else tolerance.spelling,
-        needed=evidence.needed,
-        why=_undecidable(evidence, tolerance) or evidence.why or ("" if passes else _why(evidence, tolerance)),
+        needed=0.0 if rounding else evidence.needed,
+        why=rounding
+        or _undecidable(evidence, tolerance)
+        or evidence.why
+        or ("" if passes else _why(evidence, tolerance)),
         examples=evidence.examples,
     )
 
@@ -77,6 +87,16 @@ def one_sided(unmatched: Unmatched, allowed: Sequence[Pattern], other: Ledger) -
         why=", ".join(filter(None, reasons)),
         counts=not permitted and not unmatched.why_redundant,
     )
+
+
+def _within_floor(evidence: PairEvidence, floor: Floor | None) -> str:
+    """Returns that a difference is rounding only; "" where it is more, or where that is not known."""
+    if floor is None or not is_within(evidence, floor):
+        return ""
+    distance, flipped = brief(evidence.distance or 0.0), as_float(evidence.metrics.get("flipped", 0.0))
+    found = f"the difference {distance} is below {brief(floor.l2)}, the floor of sums of {counted(floor.terms, 'term')}"
+    signs = f"; {percent(flipped)} of its signs flip, which an optimizer that acts on signs would follow"
+    return f"zero but for rounding: {found}{signs if flipped else ''}"
 
 
 def _counterpart(match: Match, entry: Entry) -> str:

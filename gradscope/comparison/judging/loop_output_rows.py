@@ -29,7 +29,7 @@ def loop_output_rows(dumps: Dumps, inverse: Iterable[Match], options: CompareOpt
     Raises:
         DumpError: One of the dumps is damaged.
     """
-    limits = DefaultLimits(dumps)
+    limits = DefaultLimits(dumps, options.cand_dtype)
     for match in inverse:
         parts = [dumps.ref.entry(dumps.ref.resolve(key)) for key in match.recipe.keys]
         entry, owner = dumps.cand.entry(match.ref), dumps.cand.entry(dumps.cand.resolve(match.ref))

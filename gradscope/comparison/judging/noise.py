@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
+from gradscope.comparison.judging.inherited_precision import InheritedPrecision
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.comparison.precision import (
     coarser,
+    comparable,
     component_name,
     dtype_class,
     machine_epsilon,
@@ -34,13 +36,14 @@ WITHIN: Final = 10.0
 _LAST_ROUNDING: Final = 0.5
 
 
-def noise_floor(ref: Entry, cand: Entry, *, reduced: bool) -> float | None:
+def noise_floor(ref: Entry, cand: Entry, *, reduced: bool, computed_in: tuple[str, str] | None = None) -> float | None:
     """Returns the noise floor of a tensor.
 
     Args:
         ref: The reference's entry.
         cand: The candidate's entry.
         reduced: Whether the candidate was computed with reduced matmul precision, and the reference was not.
+        computed_in: The dtypes in which the reference's and the candidate's tensor were computed; None for their own.
 
     Returns:
         The floor as `rel_l2`, at least the rounding of single elements; None where the reference has no floor for the
@@ -48,9 +51,10 @@ def noise_floor(ref: Entry, cand: Entry, *, reduced: bool) -> float | None:
     """
     if dtype_class(ref.dtype) not in ("float", "complex") or dtype_class(cand.dtype) != dtype_class(ref.dtype):
         return None
-    dtype = coarser(ref.dtype, cand.dtype)
+    own, other = computed_in or (ref.dtype, cand.dtype)
+    dtype = coarser(own, other)
     statistic = NOISE
-    if reduced or dtype != component_name(ref.dtype):
+    if reduced or dtype != component_name(own):
         statistic = LOW_PRECISION_NOISE["float32" if dtype == "float32" and not reduced else "bfloat16"]
     floor = _floor(ref.stats, statistic)
     return None if floor is None else max(floor, _LAST_ROUNDING * machine_epsilon(dtype))
@@ -67,21 +71,35 @@ def _floor(stats: Mapping[str, object], name: str) -> float | None:
 
 
 class DefaultLimits:
-    """DefaultLimits returns the default tolerance and the noise floor of pairs, from how the dumps were computed.
+    """DefaultLimits returns the limits of pairs by default, from how the dumps were computed.
 
     Args:
         dumps: The dumps.
+        cand_dtype: The dtype in which the candidate was computed, as the user says; None for what the dump shows.
     """
 
-    def __init__(self, dumps: Dumps) -> None:
+    def __init__(self, dumps: Dumps, cand_dtype: str | None = None) -> None:
         ref, cand = (reduced_matmul(side.manifest.provenance) for side in (dumps.ref, dumps.cand))
         self._reduced = ref or cand
         self._lowered = cand and not ref
+        self._ref = InheritedPrecision(dumps.ref)
+        self._cand = InheritedPrecision(dumps.cand, cand_dtype)
 
     def tolerance(self, ref: Entry, cand: Entry) -> float:
         """Returns the default tolerance on `rel_l2` of two entries."""
-        return default_tolerance(ref.family, ref.dtype, cand.dtype, reduced=self._reduced)
+        return default_tolerance(ref.family, *self._computed_in(ref, cand), reduced=self._reduced)
 
     def noise_floor(self, ref: Entry, cand: Entry) -> float | None:
         """Returns the noise floor of two entries, which have to be those of owners; None where there is none."""
-        return noise_floor(ref, cand, reduced=self._lowered)
+        return noise_floor(ref, cand, computed_in=self._computed_in(ref, cand), reduced=self._lowered)
+
+    def dtype(self, ref: Entry, cand: Entry) -> str | None:
+        """Returns the coarser dtype in which two tensors were computed; None where they hold no such numbers."""
+        computed_in = self._computed_in(ref, cand)
+        if not comparable(*computed_in) or dtype_class(ref.dtype) not in ("float", "complex"):
+            return None
+        dtype = coarser(*computed_in)
+        return "bfloat16" if self._reduced and dtype == "float32" else dtype
+
+    def _computed_in(self, ref: Entry, cand: Entry) -> tuple[str, str]:
+        return self._ref.dtype(ref), self._cand.dtype(cand)

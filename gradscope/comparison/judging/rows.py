@@ -34,6 +34,7 @@ class ComparisonRow:
         needed: The smallest tolerance that would pass, inf where none would; None without a counterpart.
         why: Why the tensor is different, or by what it was judged instead of its elements; "" for no remark.
         likely: A clause that explains the difference (swapped, transposed, scaled); "" for none.
+        made_here: Whether its error is made by the layer itself, from inputs that are exact but for rounding.
         examples: The error of per-example gradients; None for other tensors.
         counts: Whether the row counts in the verdict; False for missing or extra names that are allowed or redundant.
     """
@@ -51,6 +52,7 @@ class ComparisonRow:
     needed: float | None = None
     why: str = ""
     likely: str = ""
+    made_here: bool = False
     examples: ExampleError | None = None
     counts: bool = True
 
@@ -98,5 +100,6 @@ class ComparisonRow:
             "needed": self.needed,
             "why": self.why or None,
             "likely": self.likely or None,
+            "made_here": self.made_here or None,
         }
         return {column: value for column, value in named.items() if value is not None}

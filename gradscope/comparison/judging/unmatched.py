@@ -1,26 +1,53 @@
 """`unmatched` lists the tensors without a counterpart, and why some of them need none.
 
-A tensor needs no counterpart where its values are compared under another name, or where neither dump has values.
+A tensor needs no counterpart where its values are compared under another name, where neither dump has values, or where
+it is a step in between: everything that is computed from it is compared, and agrees. Two programs can have different
+modules, and a layer of one that is no layer of the other makes no difference then. That holds for ports, which have
+other names or layouts, and between precisions, where casts are layers of one side; otherwise a missing layer was lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property, reduce
 
+from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.judging.judge import Unmatched
+from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, gradient_family, key_of, split_key
+from gradscope.dump.manifest.layer_graph import sources_of
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, gradient_family, is_gradient, key_of, split_key
 
 
-def unmatched(dumps: Dumps, pairing: Pairing) -> tuple[list[Unmatched], list[Unmatched]]:
-    """Returns the tensors that only the reference has, and those that only the candidate has."""
-    in_ref = {dumps.ref.resolve(match.ref) for match in pairing.matched}
-    in_cand = {dumps.cand.resolve(key) for match in pairing.matched for key in match.recipe.keys}
+def unmatched(
+    dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]
+) -> tuple[list[Unmatched], list[Unmatched]]:
+    """Returns the tensors that only the reference has, and those that only the candidate has.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+        rows: The rows of the pairs, by the reference's keys.
+    """
+    in_ref: dict[str, bool] = {}
+    in_cand: dict[str, bool] = {}
+    for match in pairing.matched:
+        same = rows[match.ref].status == "same"
+        for found, source, keys in ((in_ref, dumps.ref, (match.ref,)), (in_cand, dumps.cand, match.recipe.keys)):
+            for key in map(source.resolve, keys):
+                found[key] = found.get(key, True) and same
     loop_outputs = {match.ref: match for match in pairing.matched if match.matched_by == "iterations"}
-    ref = _PairedDump(dumps.ref, in_ref, loop_outputs)
-    cand = _PairedDump(dumps.cand, in_cand, {match.ref: match for match in pairing.inverse})
+    dtypes = [_coarsest(source) for source in (dumps.ref, dumps.cand)]
+    facts = _Facts(
+        ported=any(map(_is_ported, pairing.matched)) or dtypes[0] != dtypes[1],
+        losses_agree=_losses_agree(dumps, reduce(coarser, dtypes)),
+    )
+    ref = _PairedDump(dumps.ref, in_ref, loop_outputs, facts)
+    cand = _PairedDump(dumps.cand, in_cand, {match.ref: match for match in pairing.inverse}, facts)
     missing = [
         Unmatched(entry=ref.source.entry(key), status="missing", why_redundant=_why_redundant(key, ref, cand))
         for key in pairing.only_ref
@@ -32,13 +59,78 @@ def unmatched(dumps: Dumps, pairing: Pairing) -> tuple[list[Unmatched], list[Unm
     return missing, extra
 
 
-@dataclass(frozen=True, slots=True)
+def _is_ported(match: Match) -> bool:
+    """Returns whether a pair has another name or layout in the candidate, which the user did not state."""
+    return match.matched_by in ("path", "order", "fingerprint") or (
+        match.matched_by == "name" and not match.recipe.plain
+    )
+
+
+def _coarsest(source: DumpSource) -> str:
+    """Returns the coarsest floating-point dtype of a dump's activations."""
+    entries = (entry for entry in source.manifest.entries if entry.family == ACTIVATION)
+    return reduce(coarser, (entry.dtype for entry in entries if dtype_class(entry.dtype) == "float"), "float64")
+
+
+def _losses_agree(dumps: Dumps, dtype: str) -> bool:
+    one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
+    tolerance = default_tolerance(ACTIVATION, dtype, dtype, reduced=False)
+    return one is not None and other is not None and abs(one - other) <= tolerance * abs(one)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """_Facts stores whether one program is a port or a cast of the other, and whether the losses agree."""
+
+    ported: bool
+    losses_agree: bool
+
+
+@dataclass(frozen=True)
 class _PairedDump:
-    """_PairedDump stores a dump, the keys of its owners that are compared, and its loop outputs' matches by key."""
+    """_PairedDump stores a dump, whether each of its owners that are compared agrees, and its loop outputs' matches."""
 
     source: DumpSource
-    compared: set[str]
+    compared: Mapping[str, bool]
     loop_outputs: Mapping[str, Match]
+    facts: _Facts
+
+    @cached_property
+    def computed_from(self) -> Mapping[str, Iterable[str]]:
+        """The keys that are computed from each key."""
+        found: defaultdict[str, list[str]] = defaultdict(list)
+        for key, sources in sources_of(self.source.manifest.layers).items():
+            for source in sources:
+                found[source].append(key)
+        return found
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """All keys of the dump, and those of the program that it lacks."""
+        manifest = self.source.manifest
+        return frozenset((
+            *self.source.keys(), *(key_of(line.family, line.name) for line in manifest.ledger.missing),
+            *(key_of(ACTIVATION, name) for layer in manifest.layers for name in layer.outputs),
+        ))  # fmt: skip
+
+    def lies_between(self, owner: str) -> bool:
+        """Returns whether what is computed from a tensor in its direction is compared, and all of it agrees.
+
+        The last values are compared by the loss that is computed from them.
+        """
+        backward = is_gradient(split_key(owner)[0])
+        reached: list[bool] = []
+        seen, pending = {owner}, [owner]
+        while pending:
+            for key in self.computed_from.get(pending.pop(), ()):
+                if key in seen or is_gradient(split_key(key)[0]) is not backward:
+                    continue
+                seen.add(key)
+                if key in self.compared:
+                    reached.append(self.compared[key])
+                else:
+                    pending.append(key)
+        return all(reached) if reached else backward or self.facts.losses_agree
 
 
 def _why_redundant(key: str, own: _PairedDump, other: _PairedDump) -> str:
@@ -54,7 +146,24 @@ def _why_redundant(key: str, own: _PairedDump, other: _PairedDump) -> str:
     known = frozenset(other.source.keys()) if totals else frozenset[str]()
     if totals and all(each in known and other.source.resolve(each) in other.compared for each in totals):
         return f"a part of what arrives at {', '.join(totals)}, which is compared"
-    return ""
+    return _why_between(key, owner, own, other)
+
+
+def _why_between(key: str, owner: str, own: _PairedDump, other: _PairedDump) -> str:
+    """Returns why a step that only one program has needs no counterpart; "" where it does.
+
+    A name that the other program has, too, is missing from its dump for another reason, and counts.
+    """
+    family, name = split_key(key)
+    if family not in (ACTIVATION, ACTIVATION_GRAD) or not (own.source.manifest.layers and other.source.manifest.layers):
+        return ""
+    if not own.facts.ported or key in other.known or key_of(ACTIVATION, name) in other.known:
+        return ""
+    if owner in own.compared:
+        return f"the same tensor as {owner}, which is compared" if own.compared[owner] else ""
+    start = key_of(ACTIVATION, split_key(owner)[1]) if is_gradient(family) else owner
+    # A gradient is a step in between where its value is, and what is computed from the gradient agrees.
+    return "a step between tensors that agree" if own.lies_between(start) and own.lies_between(owner) else ""
 
 
 def _total_gradients(key: str, own: _PairedDump) -> list[str]:

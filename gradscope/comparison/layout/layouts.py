@@ -8,10 +8,10 @@ layouts fit the same shapes. A layout is selected only where it agrees far bette
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
-from itertools import accumulate, permutations
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, reduce
+from itertools import accumulate, combinations, permutations
 from operator import mul
 from typing import Final, TypeAlias
 
@@ -20,7 +20,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import dtype_name, encode
 from gradscope.arrays.widening import real_values
-from gradscope.comparison.layout.recipes import RecipeStep, Reshape, Transpose
+from gradscope.comparison.layout.recipes import Concatenate, Flip, RecipeStep, Reorder, Reshape, Split, Transpose
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.naming import example_axes
@@ -42,20 +42,60 @@ _EXACT: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
+class BlockOrder:
+    """BlockOrder cuts a tensor into equal blocks along `axis`, and joins them in another order along `joined`."""
+
+    axis: int
+    joined: int
+    order: Shape
+
+    def steps(self, layout: AxisLayout, shape: Shape) -> tuple[RecipeStep, ...]:
+        """Returns the recipe steps for a tensor of a shape, each of whose blocks has a layout."""
+        count = len(self.order)
+        block = tuple(size // count if axis == self.axis else size for axis, size in enumerate(shape))
+        return Split(self.axis, count), *layout.steps(block), Reorder(self.order), Concatenate(self.joined)
+
+
+@dataclass(frozen=True, slots=True)
 class AxisLayout:
-    """AxisLayout reads a tensor by a reshape to `split`, a transpose to the order `axes`, and a reshape to `shape`."""
+    """AxisLayout reads a tensor by a reshape to `split`, a transpose to the order `axes`, and a reshape to `shape`.
+
+    Attributes:
+        split: The shape before the transpose.
+        axes: The order of its axes.
+        shape: The shape after the transpose.
+        flipped: The axes of the result that are reversed, as those of a kernel that is convolved, not correlated.
+        reordered: The parts that one axis is merged of, and their order in the reference; None where no axis is.
+        blocks: Where blocks of the tensor, such as the gates of an LSTM, are in another order; None where they are not.
+            The other fields are then about one block.
+    """
 
     split: Shape
     axes: Shape
     shape: Shape
+    flipped: Shape = ()
+    reordered: tuple[Shape, Shape] | None = None
+    blocks: BlockOrder | None = None
+
+    def read(self, array: Array) -> Array:
+        """Returns a tensor in this layout, without the last reshape."""
+        if self.blocks is not None:
+            (made,) = reduce(lambda arrays, step: step.apply(arrays), self.steps(array.shape), [array])
+            return made
+        arranged = array.reshape(self.split).transpose(self.axes)
+        return np.flip(arranged, self.flipped) if self.flipped else arranged
 
     def steps(self, shape: Shape) -> tuple[RecipeStep, ...]:
-        """Returns the recipe steps for a tensor of a shape; a reshape or transpose without effect is left out."""
-        arranged = tuple(self.split[axis] for axis in self.axes)
+        """Returns the recipe steps for a tensor of a shape; a step without effect is left out."""
+        if self.blocks is not None:
+            return self.blocks.steps(replace(self, blocks=None), shape)
+        arranged = _ordered(self.split, self.axes)
         steps: list[RecipeStep] = [] if self.split == shape else [Reshape(self.split)]
         if self.axes != tuple(range(len(self.axes))):
             steps.append(Transpose(self.axes))
-        return (*steps, Reshape(self.shape)) if arranged != self.shape else tuple(steps)
+        if arranged != self.shape:
+            steps.append(Reshape(self.shape))
+        return (*steps, Flip(self.flipped)) if self.flipped else tuple(steps)
 
 
 def arranged(entry: Entry) -> Shape:
@@ -69,8 +109,14 @@ def arranged_part(array: Array, entry: Entry) -> Array:
 
 
 @cache
-def layouts(ref: Shape, cand: Shape) -> tuple[AxisLayout, ...]:
-    """Returns the layouts that make the reference's shape of the candidate's, those with the fewest steps first."""
+def layouts(ref: Shape, cand: Shape, merged: tuple[Shape, ...] = ()) -> tuple[AxisLayout, ...]:
+    """Returns the layouts that make the reference's shape of the candidate's, those with the fewest steps first.
+
+    Args:
+        ref: The reference's shape.
+        cand: The candidate's shape.
+        merged: Parts that an axis of the candidate may be merged of, as positions and channels of a flattened image.
+    """
     if math.prod(ref) != math.prod(cand) or max(len(ref), len(cand)) > _MOST_AXES:
         return (AxisLayout(cand, tuple(range(len(cand))), ref),) if ref == cand else ()
     found = [
@@ -84,37 +130,72 @@ def layouts(ref: Shape, cand: Shape) -> tuple[AxisLayout, ...]:
             for axes in permutations(range(len(ref)))
             if _refines(_ordered(ref, axes), cand)
         ),
+        *(layout for parts in merged for layout in _merged_layouts(ref, cand, parts)),
     ]
     steps = {layout.steps(cand): layout for layout in reversed(found)}
     return tuple(sorted(steps.values(), key=lambda layout: len(layout.steps(cand))))
 
 
-def agreeing_layouts(ref: Array, cand: Array) -> tuple[AxisLayout, ...]:
+def _merged_layouts(ref: Shape, cand: Shape, parts: Shape) -> Iterator[AxisLayout]:
+    """Yields the layouts in which an axis of the candidate is merged of parts, and the reference's in another order."""
+    for axis in (axis for axis, size in enumerate(cand) if size == math.prod(parts)):
+        for outer in permutations(range(len(cand))):
+            if _ordered(cand, outer) != ref:
+                continue
+            split = (*cand[:axis], *parts, *cand[axis + 1 :])
+            for inner in list(permutations(range(len(parts))))[1:]:
+                places = [
+                    place
+                    for each in outer
+                    for place in (
+                        (axis + part for part in inner) if each == axis else (each + (len(parts) - 1) * (each > axis),)
+                    )
+                ]
+                yield AxisLayout(split, tuple(places), ref, reordered=(parts, inner))
+
+
+def flipped_layouts(ref: Shape, cand: Shape) -> tuple[AxisLayout, ...]:
+    """Returns the layouts of a kernel that is reversed along its spatial axes, all but two of its axes."""
+    if not 3 <= len(ref) <= _MOST_AXES:
+        return ()
+    plain = [layout for layout in layouts(ref, cand) if _ordered(layout.split, layout.axes) == ref]
+    spatial = combinations(range(len(ref)), len(ref) - 2)
+    return tuple(replace(layout, flipped=axes) for axes in spatial for layout in plain)
+
+
+def relative_error(ref: Array, cand: Array, layout: AxisLayout | None = None) -> float:
+    """Returns the relative error of a sample of the values in a layout; None is that of two equal shapes."""
+    among = (AxisLayout(cand.shape, tuple(range(cand.ndim)), ref.shape) if layout is None else layout,)
+    return next((error for _, error in _errors(ref, cand, among)), 0.0)
+
+
+def agreeing_layouts(ref: Array, cand: Array, possible: Iterable[AxisLayout] | None = None) -> tuple[AxisLayout, ...]:
     """Returns the layouts in which a sample of the values agrees by far best.
 
     Args:
         ref: The reference's tensor.
         cand: The candidate's tensor, of the same kind of dtype.
+        possible: The layouts to choose from; None for all that the shapes allow.
 
     Returns:
         One layout; or several, those with the fewest steps first, where the values are equal in all of them, as in a
         constant tensor. Empty where no layout agrees, or where the values do not distinguish between layouts.
     """
-    errors = [(error, layout) for layout, error in _errors(ref, cand)]
+    among = layouts(ref.shape, cand.shape) if possible is None else possible
+    errors = [(error, layout) for layout, error in _errors(ref, cand, among)]
     best = min((error for error, _ in errors), default=math.inf)
     close = [(error, layout) for error, layout in errors if error <= max(best * _BY_FAR, _EXACT)]
     decided = len(close) == 1 or max((error for error, _ in close), default=0.0) <= best + _EXACT
     return tuple(layout for _, layout in close) if best <= _LARGEST_ERROR and decided else ()
 
 
-def _errors(ref: Array, cand: Array) -> Iterator[tuple[AxisLayout, float]]:
+def _errors(ref: Array, cand: Array, among: Iterable[AxisLayout]) -> Iterator[tuple[AxisLayout, float]]:
     if not ref.size:
         return
     positions = _sample_positions(ref.size)
     expected = _sampled(ref, positions)
-    for layout in layouts(ref.shape, cand.shape):
-        arranged = cand.reshape(layout.split).transpose(layout.axes)
-        yield layout, _relative_error(expected, _sampled(arranged, positions))
+    for layout in among:
+        yield layout, _relative_error(expected, _sampled(layout.read(cand), positions))
 
 
 def _sample_positions(size: int) -> Array:

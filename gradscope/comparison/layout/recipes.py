@@ -1,7 +1,7 @@
 """Recipes make the counterpart of a tensor from tensors of the candidate that are stored in another form.
 
 A recipe applies *steps* to a list of tensors and selects one of the results. A step works on each tensor (transpose,
-reshape), makes several tensors of one (split, unstack), or one of several (concatenate, stack):
+reshape, flip), makes several tensors of one (split, unstack), or one of several (concatenate, stack):
 
     Recipe(keys=("param/w",), steps=(Transpose((1, 0)),))            # w.T
     Recipe(keys=("param/qkv",), steps=(Split(1, 3),), part=2)        # np.split(qkv, 3, axis=1)[2]
@@ -71,6 +71,38 @@ class Reshape:
     @implements(RecipeStep)
     def spelling(self) -> dict[str, Json]:
         return {"reshape": list(self.shape)}
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """Flip reverses each array along some axes, as `numpy.flip` does."""
+
+    axes: tuple[int, ...]
+
+    @implements(RecipeStep)
+    def apply(self, arrays: list[Array]) -> list[Array]:
+        return [np.flip(array, self.axes) for array in arrays]
+
+    @implements(RecipeStep)
+    def spelling(self) -> dict[str, Json]:
+        return {"flip": list(self.axes)}
+
+
+@dataclass(frozen=True, slots=True)
+class Reorder:
+    """Reorder changes the order of the arrays: it lists the index that each had before."""
+
+    order: tuple[int, ...]
+
+    @implements(RecipeStep)
+    def apply(self, arrays: list[Array]) -> list[Array]:
+        if sorted(self.order) != list(range(len(arrays))):
+            raise ValueError(f"{list(self.order)} is no order of {len(arrays)} arrays")
+        return [arrays[index] for index in self.order]
+
+    @implements(RecipeStep)
+    def spelling(self) -> dict[str, Json]:
+        return {"reorder": list(self.order)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
 
 from gradscope.arrays.dtypes import is_key
+from gradscope.arrays.widening import real_values
 from gradscope.comparison.layout.operands import Operand
-from gradscope.comparison.metrics.block_pairs import unequal_pairs
+from gradscope.comparison.metrics.block_pairs import block_pairs, unequal_pairs
 from gradscope.comparison.metrics.bounds import Bound, hashes_agree, least_rel_l2
 from gradscope.comparison.metrics.example_errors import example_error
 from gradscope.comparison.metrics.example_spread import ExampleError
@@ -21,8 +25,11 @@ from gradscope.comparison.metrics.metrics import Metrics
 from gradscope.comparison.precision import comparable, scale_of
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.record import Json
-from gradscope.naming import example_axes
+from gradscope.naming import PARAM_GRAD, example_axes
 from gradscope.naming.wording import brief, counted
+
+#: The `rel_l2` from which the signs of a gradient are counted: below, few of them can flip.
+_FLIPS_FROM: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +42,7 @@ class PairEvidence:
         bit_equal: Whether the bytes are the same; None where that is unknown.
         why: A remark about what the metrics do not show, such as an obstacle; "" for none.
         examples: The error of per-example gradients, zero where they are equal; None for other tensors.
+        distance: l2(d), the norm of the difference; None where there are no elements, or not all are finite alike.
     """
 
     metrics: Mapping[str, Json] = field(default_factory=dict[str, Json])
@@ -42,6 +50,7 @@ class PairEvidence:
     bit_equal: bool | None = False
     why: str = ""
     examples: ExampleError | None = None
+    distance: float | None = None
 
     def with_metrics(self, **more: float | None) -> PairEvidence:
         """Returns the evidence with more metrics, except those that are None; unchanged where nothing was compared."""
@@ -95,13 +104,27 @@ def _from_values(ref: Operand, cand: Operand, closeness: tuple[float, float]) ->
     return PairEvidence(
         metrics={
             **metrics.columns((*one.shape, words) if words else one.shape),
+            **_flips(ref, cand, metrics),
             **({} if examples is None else examples.columns()),
         },
         needed=metrics.needed,
         bit_equal=metrics.bit_equal,
         why=f"{counted(conflicts, 'position')} finite on one side only, or not finite in two ways" if conflicts else "",
         examples=examples,
+        distance=None if conflicts else metrics.alignment.distance,
     )
+
+
+def _flips(ref: Operand, cand: Operand, metrics: Metrics) -> dict[str, Json]:
+    """Returns the share of signs that flip in a parameter's gradient, however small its elements are."""
+    if ref.entry.family != PARAM_GRAD or metrics.kind != "float" or metrics.needed < _FLIPS_FROM:
+        return {}
+    flipped = nonzero = 0
+    for one, other in block_pairs(ref.chunks(), cand.chunks()):
+        signs, others = np.sign(real_values(one)), np.sign(real_values(other))
+        flipped += int(np.count_nonzero(signs * others < 0))
+        nonzero += int(np.count_nonzero(signs))
+    return {"flipped": flipped / nonzero if nonzero else 0.0}
 
 
 def _examples(ref: Operand, cand: Operand, *, equal: bool) -> ExampleError | None:

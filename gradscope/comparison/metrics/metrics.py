@@ -121,6 +121,20 @@ METRICS: Final[tuple[MetricSpec, ...]] = (
         sentence="error in noise floors of a calibrated reference, `rel_l2 / floor`; up to 10 counts as noise",
     ),
     MetricSpec(
+        name="floor",
+        sentence="norm of a difference that rounding explains, from the scale of the tensors that this one is computed "
+        "from and the number of terms summed; up to it, `l2(d)` counts as rounding",
+        unit=_ELEMENTS_OWN,
+    ),
+    MetricSpec(
+        name="flipped",
+        sentence="share of the elements of a parameter's gradient that have the opposite sign, however small they are: "
+        "an optimizer that acts on signs moves them the other way; where `rel_l2` is 1e-3 or more",
+        kind="share",
+        unit="of the elements that are not zero",
+        dtypes=("float",),
+    ),
+    MetricSpec(
         name="spread",
         sentence="error of per-example gradients as a share of the batch's own spread",
         unit="of the spread of the batch",

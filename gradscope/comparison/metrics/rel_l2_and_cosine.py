@@ -105,6 +105,14 @@ class Alignment:
         )
 
     @property
+    def distance(self) -> float:
+        """`l2(d)`; inf beyond the range of float64."""
+        try:
+            return math.ldexp(self.difference, self.exponent)
+        except OverflowError:
+            return math.inf
+
+    @property
     def rel_l2(self) -> float:
         """`l2(d) / l2(a)`; 0/0 is 0, x/0 is inf."""
         return _ratio(self.difference, self.ref, of_nothing=0.0)

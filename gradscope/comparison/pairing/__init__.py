@@ -3,14 +3,19 @@
 Pairing runs in *passes*. Each pass considers only the tensors that earlier passes left unmatched (`matching`,
 `passes`):
 
-    map          `by_rules`        the rules of a map file (`map_file`)
-    name         `matching`        equal keys
-    path         `by_path`         equal normal forms of the names (`normal_forms`); `[L, ...]` with L numbered tensors
-    order        `matching`        the same position in execution order among tensors of one operation and shape
-    fingerprint  `by_values`       equal values in any layout: found by statistics, verified element by element
-    iterations   `by_iterations`   outputs of a scanned loop with the iterations of an unrolled one (`unrolled_loops`)
+    map          `by_rules`       the rules of a map file (`map_file`)
+    name         `matching`       equal keys
+    path         `by_path`        equal normal forms of the names (`normal_forms`); `[L, ...]` with L numbered tensors;
+                                  nothing where the values of parameters refute the names
+    fingerprint  `values`         equal values in any layout, found by statistics and verified element by element, and
+                                  parts of packed tensors
+    order        `by_structure`   the same place of two programs, by parameters, operations and order, whatever the
+                                  values; of dumps without layers, the same position among tensors of one operation
+                                  and shape (`matching`)
+    iterations   `loops`          outputs of a scanned loop with the iterations of an unrolled one
 
-A `Match` stores a key of the reference and the recipe of its counterpart; `layout_inference` then adds transposes and
-reshapes to recipes. A match is *inverse* where the candidate has the loop and the recipe is over the reference's
-tensors. `reverse` reads a pairing backwards: it makes the tensors of the candidate from those of the reference.
+A gradient is matched as its value is. A `Match` stores a key of the reference and the recipe of its counterpart;
+`inference` then adds transposes, reshapes and flips to recipes. A match is *inverse* where the candidate has the loop
+and the recipe is over the reference's tensors. `reverse` reads a pairing backwards: it makes the tensors of the
+candidate from those of the reference.
 """

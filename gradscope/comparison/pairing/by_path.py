@@ -10,7 +10,15 @@ from typing import Final
 from gradscope.comparison.layout.layouts import arranged
 from gradscope.comparison.layout.recipes import Recipe, Stack, Unstack
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
-from gradscope.comparison.pairing.normal_forms import Tokens, common_start, spelt, tokens_of, without_gradient_word
+from gradscope.comparison.pairing.normal_forms import (
+    Tokens,
+    common_start,
+    iterations_of_occurrences,
+    spelt,
+    tokens_of,
+    without_gradient_word,
+)
+from gradscope.comparison.pairing.values.by_values import equal_values, values_agree
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, STATE, TENSOR, gradient_family, split_key
 
@@ -52,13 +60,44 @@ class _FamilyNames:
 
 
 def by_path(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
-    """Yields matches of one normal form, and of stacks `[L, ...]` with the L tensors that are stacked in them."""
-    ref, cand = _by_family(unmatched.only_ref), _by_family(unmatched.only_cand)
+    """Yields matches of one normal form, and of stacks `[L, ...]` with the L tensors that are stacked in them.
+
+    Nothing is matched by names that the values of parameters refute, as where one program counts layers from 0 and the
+    other from 1: more parameters have their values under another name than under their own.
+    """
+    matches = list(_of_names(dumps, unmatched))
+    if not _refuted(dumps, unmatched, matches):
+        yield from matches
+
+
+def _of_names(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+    names = [[split_key(key)[1] for key in keys] for keys in (unmatched.only_ref, unmatched.only_cand)]
+    ref = _by_family(unmatched.only_ref, iterations_of_occurrences(*names))
+    cand = _by_family(unmatched.only_cand, iterations_of_occurrences(*names[::-1]))
     for one, other in _family_pairs(ref, cand):
         matches = [*_of_one_form(ref[one], cand[other]), *_stacks(dumps, ref[one], cand[other])]
         used = {key for match in matches for key in (match.ref, *match.recipe.keys)}
         ref[one], cand[other] = _without(ref[one], used), _without(cand[other], used)
         yield from matches
+
+
+def _refuted(dumps: Dumps, unmatched: Pairing, matches: Iterable[Match]) -> bool:
+    """Returns whether more parameters have their values under another name than under that of their match."""
+    stored = [match for match in matches if match.recipe.plain and _is_kernel(dumps, match)]
+    wrong = [match for match in stored if not values_agree(dumps, match)]
+    if 2 * len(wrong) <= len(stored):
+        return False
+    kernels = (
+        tuple(key for key in keys if split_key(key)[0] == PARAM) for keys in (unmatched.only_ref, unmatched.only_cand)
+    )
+    only_ref, only_cand = kernels
+    elsewhere = {match.ref for match in equal_values(dumps, Pairing(only_ref=only_ref, only_cand=only_cand))}
+    return 2 * sum(match.ref in elsewhere for match in wrong) > len(stored)
+
+
+def _is_kernel(dumps: Dumps, match: Match) -> bool:
+    values = dumps.ref.has_tensor(match.ref) and dumps.cand.has_tensor(match.cand)
+    return split_key(match.ref)[0] == PARAM and len(dumps.ref.entry(match.ref).shape) > 1 and values
 
 
 def _of_one_form(ref: _FamilyNames, cand: _FamilyNames) -> Iterator[Match]:
@@ -94,12 +133,12 @@ def _is_stack(stacked: DumpSource, key: str, single: DumpSource, row: Sequence[s
     return shape[:1] == (len(row),) and all(arranged(single.entry(each)) == shape[1:] for each in row)
 
 
-def _by_family(keys: Iterable[str]) -> dict[str, _FamilyNames]:
+def _by_family(keys: Iterable[str], renamed: Mapping[str, str]) -> dict[str, _FamilyNames]:
     """Returns names by family; foreign gradients, known by a word in their names, are a family of their own."""
     found: defaultdict[str, dict[str, Tokens]] = defaultdict(dict)
     for key in keys:
         family, name = split_key(key)
-        tokens = tokens_of(name)
+        tokens = tokens_of(renamed.get(name, name))
         gradient = without_gradient_word(tokens) if family == TENSOR else None
         found[family if gradient is None else _FOREIGN_GRADIENT][key] = tokens if gradient is None else gradient
     return {family: _FamilyNames(tokens) for family, tokens in found.items()}

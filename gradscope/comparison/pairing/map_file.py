@@ -9,8 +9,8 @@ r"""Map files: rules in TOML that map tensors of the candidate to names of the r
   `{1}` and `{name}` are groups of the regular expression, `{i}` is the number of the tensor among those that the steps
   make, `{{` and `}}` are braces. A filled template is a key of the reference, or a name in the family of the
   candidate's tensor.
-- `steps` are applied in order: `transpose = AXES`, `reshape = SHAPE`, `split = AXIS` with `into = NUMBER` or
-  `into = SIZES`, `unstack = AXIS`, `concatenate = AXIS`, `stack = AXIS`.
+- `steps` are applied in order: `transpose = AXES`, `reshape = SHAPE`, `flip = AXES`, `split = AXIS` with
+  `into = NUMBER` or `into = SIZES`, `unstack = AXIS`, `reorder = INDICES`, `concatenate = AXIS`, `stack = AXIS`.
 - Tensors for which the templates of one rule are filled equally go into one recipe, in the order of the numbers in
   their names: `concatenate` and `stack` need several tensors.
 - The first rule that matches a tensor applies.
@@ -25,7 +25,17 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gradscope.comparison.layout.recipes import Concatenate, RecipeStep, Reshape, Split, Stack, Transpose, Unstack
+from gradscope.comparison.layout.recipes import (
+    Concatenate,
+    Flip,
+    RecipeStep,
+    Reorder,
+    Reshape,
+    Split,
+    Stack,
+    Transpose,
+    Unstack,
+)
 from gradscope.comparison.pairing.by_rules import MapRule, written_rules
 from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.record import Json
@@ -105,7 +115,7 @@ def _are_strings(values: object) -> bool:
 def _step(step: object, outcomes: int, where: str) -> RecipeStep:
     problem = UsageError(
         f"{where} has an invalid step: {step}",
-        hint="a step is one of transpose, reshape, split, unstack, concatenate and stack",
+        hint="a step is one of transpose, reshape, flip, split, unstack, reorder, concatenate and stack",
     )
     if not isinstance(step, dict) or not step:
         raise problem
@@ -138,6 +148,8 @@ def _is_parts(value: Any) -> bool:
 _STEPS: Final[dict[str, tuple[Callable[[object], bool], Callable[[Any], RecipeStep]]]] = {
     "transpose": (_are_integers, lambda axes: Transpose(tuple(axes))),
     "reshape": (_are_integers, lambda shape: Reshape(tuple(shape))),
+    "flip": (_are_integers, lambda axes: Flip(tuple(axes))),
+    "reorder": (_are_integers, lambda order: Reorder(tuple(order))),
     "unstack": (_is_integer, Unstack),
     "concatenate": (_is_integer, Concatenate),
     "stack": (_is_integer, Stack),

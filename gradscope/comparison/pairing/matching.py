@@ -124,7 +124,12 @@ _Kind: TypeAlias = tuple[str, str, tuple[int, ...], str]
 
 
 def by_order(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
-    """Yields matches of the same position in execution order, among tensors of one operation, shape and dtype."""
+    """Yields matches of the same position in execution order, among tensors of one operation, shape and dtype.
+
+    Dumps with layers are paired by their structure instead, see `by_structure`.
+    """
+    if dumps.ref.manifest.layers and dumps.cand.manifest.layers:
+        return
     ref, cand = _by_kind(dumps.ref, unmatched.only_ref), _by_kind(dumps.cand, unmatched.only_cand)
     for kind, keys in ref.items():
         others = cand.get(kind, [])

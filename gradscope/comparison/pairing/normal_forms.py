@@ -31,6 +31,10 @@ _SYNONYMS: Final[dict[Tokens, str]] = {
     **dict.fromkeys([("running", "var"), ("moving", "var"), ("moving", "variance"), ("variance",)], "var"),
 }
 
+#: The numbers of an iteration and of an occurrence, at the end of a scope.
+_ITERATION: Final = re.compile(r"\[\d+\]$")
+_OCCURRENCE: Final = re.compile(r"#\d+$")
+
 _GRADIENT_WORDS: Final = frozenset({"grad", "grads", "gradient", "gradients"})
 
 
@@ -59,6 +63,43 @@ def common_start(names: Iterable[Tokens]) -> Tokens:
         return ()
     columns = zip(*every, strict=False)
     return tuple(column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns))
+
+
+def iterations_of_occurrences(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
+    """Returns names with the occurrences of a scope, `block` and `block#2`, as iterations, `block[0]` and `block[1]`.
+
+    A program that writes a loop out enters one scope several times, and the loop has iterations of that scope.
+
+    Args:
+        names: Names of one program.
+        others: Names of the other program.
+
+    Returns:
+        New names by old names, of the scopes that have iterations in the other program.
+    """
+    looped = {path for name in others for path in _paths(name, _ITERATION)}
+    repeated = {path for name in names for path in _paths(name, _OCCURRENCE)} & looped
+    renamed: dict[str, str] = {}
+    for name in names:
+        parts: list[str] = []
+        for number, part in enumerate(name.split("/")):
+            base, _, occurrence = part.partition("#")
+            path = "/".join((*name.split("/")[:number], base))
+            index = int(occurrence) - 1 if occurrence.isdecimal() else 0
+            parts.append(f"{base}[{index}]" if path in repeated else part)
+        if "/".join(parts) != name:
+            renamed[name] = "/".join(parts)
+    return renamed
+
+
+def _paths(name: str, number: re.Pattern[str]) -> list[str]:
+    """Returns the paths of the scopes in a name that are numbered in one way, without their own numbers."""
+    parts = name.split("/")
+    return [
+        "/".join((*parts[:position], part[: found.start()]))
+        for position, part in enumerate(parts)
+        if (found := number.search(part)) is not None
+    ]
 
 
 def end_of(name: str) -> str:

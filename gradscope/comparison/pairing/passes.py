@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from gradscope.comparison.pairing.by_rules import MapRule, by_rules
-from gradscope.comparison.pairing.layout_inference import Mapper, with_layouts
+from gradscope.comparison.pairing.inference.layout_inference import Mapper, with_layouts
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, by_name, pair
 from gradscope.naming import Selection, split_key
 
@@ -45,17 +45,19 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     yield by_name
     # Imported on use: most comparisons have nothing left for these passes, and importing them takes 50 ms.
     from gradscope.comparison.pairing.by_path import by_path  # noqa: PLC0415
-    from gradscope.comparison.pairing.by_values import by_fingerprint  # noqa: PLC0415
+    from gradscope.comparison.pairing.by_structure import by_structure  # noqa: PLC0415
     from gradscope.comparison.pairing.matching import by_order  # noqa: PLC0415
+    from gradscope.comparison.pairing.values.by_parts import by_parts  # noqa: PLC0415
+    from gradscope.comparison.pairing.values.by_values import by_fingerprint, by_sibling, by_updated_state  # noqa: PLC0415
 
-    yield from (by_path, by_order, by_fingerprint)
+    yield from (by_path, by_order, by_fingerprint, by_parts, by_structure, by_sibling, by_updated_state)
 
 
 def _with_loop_outputs(dumps: Dumps, pairing: Pairing) -> Pairing:
     """Returns the pairing with the loop outputs of either dump."""
     if not pairing.only_ref and not pairing.only_cand:
         return pairing
-    from gradscope.comparison.pairing.by_iterations import pair_loop_outputs  # noqa: PLC0415 - as for the passes
+    from gradscope.comparison.pairing.loops.by_iterations import pair_loop_outputs  # noqa: PLC0415 - as for the passes
 
     return pair_loop_outputs(dumps, pairing)
 

@@ -64,11 +64,13 @@ _COLUMNS: Final = (
     _metric("ulp_max", 8),
     _metric("ulp_share", 9),
     _metric("sign_flip", 5),
+    _metric("flipped", 5),
+    _metric("floor", 6),
     _metric("sqnr_db", 9),
     _metric("nonfinite_mismatch", 1, only_nonzero=True),
     _metric("bit_equal", 9),
-    column("matched_by", 3, "text"),
-    column("counterpart", 4, "text"),
+    column("matched_by", 4, "text"),
+    column("counterpart", 1, "text"),
     column("made_by", 5, "text"),
 )
 VERDICT_STYLES: Final = MappingProxyType({"same": GOOD, "different": BAD, "nothing compared": DOUBTFUL})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gradscope.comparison import Comparison, ComparisonRow
-from gradscope.comparison.diagnosis.divergence import blame_of, first_divergence
-from gradscope.comparison.diagnosis.layer_graph import consequences, readers_of, sources_of
+from gradscope.comparison.diagnosis.divergence import Program, blame_of
+from gradscope.dump.manifest.layer_graph import consequences, readers_of, sources_of
 from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import key_of
 
 #: x -> dense(w) -> [left(l) | right(r)] -> add -> head(h), the branches in a composite.
 LAYERS = (
@@ -39,7 +40,8 @@ def row(family: str, name: str, *, growth: float = 1.0, agrees: bool = False) ->
 
 
 def sentence(*rows: ComparisonRow) -> str:
-    blame = blame_of(first_divergence(rows), LAYERS, lambda key: key)
+    program = Program(layers=LAYERS, owner=lambda each: key_of(each.family, each.name))
+    blame = blame_of(rows, program, program)
     return Comparison(rows=rows, blame=blame).sentence
 
 

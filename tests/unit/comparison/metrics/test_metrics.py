@@ -18,6 +18,9 @@ from gradscope.stats import tensor_stats
 TENSORS = {
     "input/x": np.linspace(-1, 2, 12, dtype=np.float32).reshape(3, 4),
     "activation/layer": np.linspace(-3, 2, 12, dtype=np.float32).reshape(3, 4),
+    "param/w": np.linspace(-1, 2, 6, dtype=np.float32),
+    "param_grad/w": np.linspace(-2, 1, 6, dtype=np.float32),
+    "activation_grad/layer": np.linspace(-1, 2, 12, dtype=np.float32).reshape(3, 4),
     "example_grad/w": np.linspace(-7, 2, 30, dtype=np.float32).reshape(5, 6),
 }
 
@@ -31,7 +34,7 @@ def dump(scale: float) -> MemoryDump:
         stats = {**tensor_stats(array).to_json(), "noise": 1e-7}
         site = SiteFacts(index=0)
         entries.append(Entry(family=family, name=name, shape=array.shape, dtype="float32", stats=stats, site=site))
-    layers = (Layer(path="layer", index=0, inputs=("x",), outputs=("layer",)),)
+    layers = (Layer(path="layer", index=0, params=("w",), inputs=("x",), outputs=("layer",)),)
     return MemoryDump(Manifest(entries=tuple(entries), layers=layers), tensors)
 
 

@@ -26,8 +26,8 @@ from dataclasses import dataclass, replace
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.metrics.evidence import evidence_of
+from gradscope.comparison.pairing.loops.unrolled_loops import UnrolledLoops
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
-from gradscope.comparison.pairing.unrolled_loops import UnrolledLoops
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key
 

@@ -17,36 +17,122 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import product, takewhile
 
 from gradscope.arrays.blocks import blocks
 from gradscope.comparison.default_tolerances import default_tolerance
-from gradscope.comparison.layout.layouts import agreeing_layouts, arranged, arranged_part
+from gradscope.comparison.layout.layouts import arranged
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.metrics.block_pairs import block_pairs
 from gradscope.comparison.metrics.bounds import least_rel_l2
 from gradscope.comparison.metrics.measure_pair import measure
+from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.comparison.precision import comparable, scale_of
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.record import Json
-from gradscope.naming import TENSOR, key_of, split_key
+from gradscope.naming import AUX, PARAM, STATE, TENSOR, is_gradient, key_of, split_key, subject_family
 from gradscope.stats import stats_of_chunks
 
 
 def by_fingerprint(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
-    """Yields matches of equal values, and matches of other families under the same names."""
-    verified = list(_verified(dumps, unmatched))
+    """Yields matches of equal values; gradients first by the pairs of their values, then by their own."""
+    found = list(_of_families(dumps, unmatched, gradients=False))
+    yield from found
+    siblings = list(by_sibling(dumps, unmatched.with_matches(found)))
+    yield from siblings
+    yield from _of_families(dumps, unmatched.with_matches([*found, *siblings]), gradients=True)
+
+
+def by_sibling(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+    """Yields matches of the gradients of values that are paired, by the same recipe."""
+    recipes = {match.ref: match for match in unmatched.matched}
+    free = frozenset(unmatched.only_cand)
+    for key in unmatched.only_ref:
+        family, name = split_key(key)
+        subject = subject_family(family)
+        match = None if subject is None else recipes.get(key_of(subject, name))
+        if match is not None and all(split_key(each)[0] == subject for each in match.recipe.keys):
+            keys = tuple(key_of(family, split_key(each)[1]) for each in match.recipe.keys)
+            if free.issuperset(keys) and _shapes(dumps, key, keys[0]) == _shapes(dumps, match.ref, match.cand):
+                yield Match(ref=key, recipe=replace(match.recipe, keys=keys), matched_by=match.matched_by)
+
+
+def by_updated_state(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:  # noqa: ARG001 - only names are compared
+    """Yields matches of auxiliary outputs that have the names of paired parameters or state, which they update."""
+    names = {
+        split_key(match.ref)[1]: split_key(match.cand)[1]
+        for match in unmatched.matched
+        if split_key(match.ref)[0] in (PARAM, STATE) and len(match.recipe.keys) == 1
+    }
+    outputs = [split_key(key)[1] for key in unmatched.only_cand if split_key(key)[0] == AUX]
+    for key in (key for key in unmatched.only_ref if split_key(key)[0] == AUX):
+        for name in (name for name in names if _of_one_name(name, split_key(key)[1])):
+            updated = [output for output in outputs if _of_one_name(names[name], output)]
+            if len(updated) == 1:
+                yield Match.of(key, key_of(AUX, updated[0]), "path")
+
+
+def _of_one_name(name: str, output: str) -> bool:
+    """Returns whether one of two names is the other within a collection, `batch_stats/norm/mean` for `norm/mean`."""
+    return f"/{name}".endswith(f"/{output}") or f"/{output}".endswith(f"/{name}")
+
+
+def values_agree(dumps: Dumps, match: Match) -> bool:
+    """Returns whether the two tensors of a plain match have equal values in any layout."""
+    limit = _tolerance(dumps, match.ref, match.cand)
+    return limit is not None and _recipe(dumps, LayoutSearch(dumps), (match.ref, match.cand), limit) is not None
+
+
+def equal_values(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+    """Yields every match of equal values among unmatched tensors, also several for one tensor."""
+    search = LayoutSearch(dumps)
+    by_size: defaultdict[int, list[str]] = defaultdict(list)
+    for key in _measurable(dumps.cand, unmatched.only_cand):
+        by_size[math.prod(dumps.cand.entry(key).shape)].append(key)
+    ref_stats, cand_stats = _statistics(dumps.ref), _statistics(dumps.cand)
+    for key in _measurable(dumps.ref, unmatched.only_ref):
+        for other in by_size[math.prod(dumps.ref.entry(key).shape)]:
+            if (limit := _tolerance(dumps, key, other)) is not None:
+                bound = least_rel_l2(ref_stats(key), cand_stats(other))
+                if (
+                    bound is None
+                    or bound.rel_l2 > limit
+                    or (_is_constant(ref_stats(key)) and not _alike(dumps, key, other))
+                ):
+                    continue
+                if (recipe := _recipe(dumps, search, (key, other), limit)) is not None:
+                    yield Match(ref=key, recipe=recipe, matched_by="fingerprint")
+
+
+def _is_constant(statistics: Mapping[str, Json]) -> bool:
+    return "min" in statistics and statistics["min"] == statistics.get("max")
+
+
+def _alike(dumps: Dumps, ref: str, cand: str) -> bool:
+    """Returns whether two tensors have the same sizes, in any order: constants are equal in every other shape, too."""
+    return sorted(dumps.ref.entry(ref).shape) == sorted(dumps.cand.entry(cand).shape)
+
+
+def _of_families(dumps: Dumps, unmatched: Pairing, *, gradients: bool) -> Iterator[Match]:
+    """Yields matches of equal values among gradients, or among all other tensors."""
+    wanted = {family for keys in (unmatched.only_ref, unmatched.only_cand) for family, _ in map(split_key, keys)}
+    wanted = {family for family in wanted if is_gradient(family) is gradients}
+    some = replace(
+        unmatched,
+        only_ref=tuple(key for key in unmatched.only_ref if split_key(key)[0] in wanted),
+        only_cand=tuple(key for key in unmatched.only_cand if split_key(key)[0] in {*wanted, TENSOR}),
+    )
+    verified = list(equal_values(dumps, some))
     uses = Counter(key for match in verified for key in (f"ref {match.ref}", f"cand {match.cand}"))
     unique = [match for match in verified if uses[f"ref {match.ref}"] == uses[f"cand {match.cand}"] == 1]
     similarity = _NameSimilarity([*unmatched.matched, *unique])
     ambiguous = [match for match in verified if match not in unique]
     # The sort is stable: among matches that names do not distinguish, the order of the dumps decides.
-    found = [*unique, *sorted(ambiguous, key=similarity, reverse=True)]
-    yield from found
-    yield from _siblings(dumps, unmatched.with_matches(found))
+    yield from [*unique, *sorted(ambiguous, key=similarity, reverse=True)]
 
 
 class _NameSimilarity:
@@ -74,20 +160,6 @@ class _NameSimilarity:
     def _share(self, ref: str, cand: str) -> float:
         cooccurrences = self._cooccurrences[ref, cand]
         return cooccurrences / (self._ref[ref] + self._cand[cand] - cooccurrences) if cooccurrences else 0.0
-
-
-def _verified(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
-    """Yields every match of equal values among unmatched tensors, also several for one tensor."""
-    by_size: defaultdict[int, list[str]] = defaultdict(list)
-    for key in _measurable(dumps.cand, unmatched.only_cand):
-        by_size[math.prod(dumps.cand.entry(key).shape)].append(key)
-    ref_stats, cand_stats = _statistics(dumps.ref), _statistics(dumps.cand)
-    for key in _measurable(dumps.ref, unmatched.only_ref):
-        for other in by_size[math.prod(dumps.ref.entry(key).shape)]:
-            if (limit := _tolerance(dumps, key, other)) is not None:
-                bound = least_rel_l2(ref_stats(key), cand_stats(other))
-                if bound is not None and bound.rel_l2 <= limit and (recipe := _recipe(dumps, key, other, limit)):
-                    yield Match(ref=key, recipe=recipe, matched_by="fingerprint")
 
 
 def _measurable(source: DumpSource, keys: Iterable[str]) -> Iterator[str]:
@@ -121,35 +193,17 @@ def _statistics(source: DumpSource) -> Callable[[str], Mapping[str, Json]]:
     return statistics
 
 
-def _recipe(dumps: Dumps, ref: str, cand: str, tolerance: float) -> Recipe | None:
+def _recipe(dumps: Dumps, search: LayoutSearch, keys: tuple[str, str], tolerance: float) -> Recipe | None:
     """Returns the recipe that makes a reference's tensor of a candidate's; None where they differ in every layout."""
-    one, other = dumps.ref.array(ref), dumps.cand.array(cand)
-    ref_entry, cand_entry = dumps.ref.entry(ref), dumps.cand.entry(cand)
-    agreeing = agreeing_layouts(arranged_part(one, ref_entry), arranged_part(other, cand_entry))
+    ref, cand = keys
+    agreeing = search.agreeing(ref, cand)
     if not agreeing:
         return None
-    recipe = Recipe(keys=(cand,), steps=agreeing[0].steps(arranged(cand_entry)))
-    other = recipe.made_of([other])
+    recipe = Recipe(keys=(cand,), steps=agreeing[0].steps(arranged(dumps.cand.entry(cand))))
+    one, other = dumps.ref.array(ref), recipe.made_of([dumps.cand.array(cand)])
     dtypes = (source.entry(key).dtype for source, key in ((dumps.ref, ref), (dumps.cand, cand)))
     metrics = measure(block_pairs(blocks(one), blocks(other)), scale_of(*dtypes, rtol=0.0, atol=0.0))
     return recipe if metrics.needed <= tolerance else None
-
-
-def _siblings(dumps: Dumps, found: Pairing) -> Iterator[Match]:
-    """Yields matches in other families under the names of matches by value, where the shapes are the same."""
-    recipes = {
-        split_key(match.ref)[1]: (match, split_key(match.cand)[1])
-        for match in found.matched
-        if match.matched_by == "fingerprint"
-    }
-    unmatched = frozenset(found.only_cand)
-    for key in found.only_ref:
-        family, name = split_key(key)
-        if name in recipes:
-            match, cand_name = recipes[name]
-            other = key_of(family, cand_name)
-            if other in unmatched and _shapes(dumps, key, other) == _shapes(dumps, match.ref, match.cand):
-                yield Match(ref=key, recipe=Recipe(keys=(other,), steps=match.recipe.steps), matched_by="fingerprint")
 
 
 def _shapes(dumps: Dumps, ref: str, cand: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

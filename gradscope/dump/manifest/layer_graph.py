@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, key_of
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, PARAM, PARAM_GRAD, gradient_family, key_of
 
 #: The keys that each key is computed from.
 Sources: TypeAlias = Mapping[str, Sequence[str]]
@@ -33,13 +33,21 @@ def sources_of(layers: Sequence[Layer]) -> Sources:
     """
     forward: dict[str, list[str]] = {}
     backward: defaultdict[str, list[str]] = defaultdict(list)
-    for layer in _connected(layers):
-        values, params = _keys(layer.inputs, ACTIVATION, INPUT), _keys(layer.params, PARAM)
+    connected = _connected(layers)
+    # An input can have the name of a layer: a layer that runs before that one reads the input.
+    made_at = {name: layer.index for layer in reversed(layers) for name in layer.outputs}
+    for layer in connected:
+        read = [
+            (name, (INPUT,) if _is_later(made_at.get(name), layer) else (ACTIVATION, INPUT)) for name in layer.inputs
+        ]
+        values = [key for name, families in read for key in _keys((name,), *families)]
+        params = _keys(layer.params, PARAM)
         # A part comes after its composite and replaces its entry, because it has the more direct sources of an output.
         for key in _keys(layer.outputs, ACTIVATION):
             forward[key] = [*forward.get(key, ()), *values, *params] if layer.primitive in _LOOPS else values + params
         cotangents = _keys(layer.outputs, ACTIVATION_GRAD)
-        for key in _keys(layer.inputs, ACTIVATION_GRAD, INPUT_GRAD):
+        gradients = (gradient_family(family) for _, families in read for family in families)
+        for key in map(key_of, filter(None, gradients), (name for name, families in read for _ in families)):
             backward[key] += [source for source in (*cotangents, *values, *params) if source != key]
         for key in _keys(layer.params, PARAM_GRAD):
             backward[key] += cotangents + values
@@ -66,6 +74,10 @@ def readers_of(layers: Sequence[Layer], name: str) -> tuple[str, ...]:
     reading = [layer for layer in layers if name in layer.inputs]
     around = {layer.parent for layer in reading}
     return tuple(layer.path for layer in reading if layer.path not in around)
+
+
+def _is_later(index: int | None, layer: Layer) -> bool:
+    return index is not None and index > layer.index and layer.primitive not in _LOOPS
 
 
 def _connected(layers: Sequence[Layer]) -> list[Layer]:

@@ -1,0 +1,76 @@
+"""`InheritedPrecision` returns the dtype in which a tensor of a dump was computed, by what it was computed from.
+
+A program in mixed precision computes layers in bfloat16 and stores parameters, their gradients and the loss in
+float32. A float32 tensor that was computed from bfloat16 has the digits of bfloat16. So the dtype that counts for a
+tensor is the coarsest of its own and of all that it was computed from, along the graph of layers. What a layer does
+inside, between the values that the dump knows, is not seen; the candidate can be said to be of a dtype by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+from gradscope.comparison.precision import coarser, dtype_class
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.layer_graph import sources_of
+from gradscope.dump.manifest.manifest import Entry
+from gradscope.naming import ACTIVATION, AUX, EXAMPLE_GRAD, INPUT, PARAM, PARAM_GRAD, STATE, is_gradient, key_of
+
+#: The families that are read, not computed.
+_GIVEN = (PARAM, STATE, INPUT)
+
+
+class InheritedPrecision:
+    """InheritedPrecision returns the dtypes in which the tensors of a dump were computed.
+
+    Args:
+        source: The dump.
+        at_most: The dtype in which everything was computed that is not of a coarser one; None where that is not known.
+    """
+
+    def __init__(self, source: DumpSource, at_most: str | None = None) -> None:
+        self._source = source
+        self._at_most = at_most
+        dtypes = {entry.dtype for entry in source.manifest.entries if dtype_class(entry.dtype) == "float"}
+        # With one dtype there is nothing to inherit: most dumps.
+        self._sources: Mapping[str, Sequence[str]] = sources_of(source.manifest.layers) if len(dtypes) > 1 else {}
+        self._known = frozenset(source.keys()) if self._sources else frozenset[str]()
+        self._found: dict[str, str] = {}
+
+    def dtype(self, entry: Entry) -> str:
+        """Returns the coarsest dtype that went into a tensor; its own where that holds no floating-point numbers."""
+        if dtype_class(entry.dtype) not in ("float", "complex") or entry.family in _GIVEN:
+            return entry.dtype
+        family = PARAM_GRAD if entry.family == EXAMPLE_GRAD else entry.family
+        found = entry.dtype
+        if family != AUX and self._sources:
+            found = _coarser(found, self._inherited(key_of(family, entry.name)))
+        return found if self._at_most is None else _coarser(found, self._at_most)
+
+    def _inherited(self, key: str) -> str:
+        """Returns the coarsest dtype among a tensor and everything that it is computed from."""
+        if key not in self._found:
+            order, seen = [key], {key}
+            for each in order:  # the list grows while it is read
+                fresh = [source for source in self._sources.get(each, ()) if source not in seen]
+                seen.update(fresh)
+                order += fresh
+            known = [self._source.entry(each) for each in order if each in self._known]
+            # What reads only values without names may have been computed from anything before it.
+            lone = all(entry.family in _GIVEN for entry in known[1:])
+            found = [*known, *(self._before(known[0]) if lone and known else ())]
+            dtypes = (entry.dtype for entry in found if dtype_class(entry.dtype) == "float")
+            self._found[key] = reduce(_coarser, dtypes, "float64")
+        return self._found[key]
+
+    def _before(self, entry: Entry) -> list[Entry]:
+        """Returns the activations that are computed before a tensor: all of them for a gradient."""
+        backward = is_gradient(entry.family)
+        activations = (each for each in self._source.manifest.entries if each.family == ACTIVATION)
+        return [each for each in activations if backward or each.site.index < entry.site.index]
+
+
+def _coarser(first: str, second: str) -> str:
+    """Returns the coarser dtype; the first where they are equally fine, so that complex dtypes are kept."""
+    return second if coarser(first, second) != coarser(first, first) else first

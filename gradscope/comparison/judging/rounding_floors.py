@@ -1,0 +1,188 @@
+"""Rounding floors: how far two tensors may be apart, in absolute terms, because sums are rounded.
+
+A gradient can be zero but for rounding: that of a bias before a batch norm, or of the bias of the keys of attention.
+Its relative error is then about 1 and means nothing. The *floor* of a computed tensor is an l2 norm that rounding alone
+can reach. It follows from the scale of the tensors that it is computed from, and from the number of terms summed:
+
+    expected = sqrt(n) * scale * sqrt(size)                  the norm where terms do not cancel
+    floor    = MARGIN * epsilon * sqrt(min(n, BLOCK)) * expected
+
+`epsilon` is that of the coarser dtype, `n` the number of terms of each element, `size` the number of elements, and
+`scale` the size of one term, a product of root mean squares:
+
+    tensor                        terms                         size of a term
+    gradient of a parameter       positions of the output       gradient of the output, times the input for a kernel
+    gradient of an activation     outputs of each input         gradient of the output, times the kernel
+    activation                    inputs of each output         input, times the kernel
+
+Rounding of a sum whose terms cancel grows with the partial sums, as sqrt(n) each, and n roundings of that size add up
+to n. Sums of more than `BLOCK` terms are added in blocks. Types of up to 16 bits are added in float32, so that only
+their terms are rounded, and the factor sqrt(min(n, BLOCK)) is 1.
+
+A floor counts only where the terms of a tensor cancel: where its norm is below a tenth of what is expected, and for
+types of up to 16 bits below two floors. A real error in a tensor of ordinary size is never below the floor. Only layers
+with parameters tell the size of a term, so that tensors between other layers have no floor; parameters and inputs are
+not computed, and have none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gradscope.comparison.metrics.evidence import PairEvidence
+from gradscope.comparison.precision import dtype_class, machine_epsilon
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.manifest.manifest import Entry, Layer
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, EXAMPLE_GRAD, INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, key_of
+
+#: How many times the expected rounding a floor is: elements differ in scale, and a layer computes several things.
+_MARGIN: Final = 4.0
+
+#: The machine epsilon above which a type has up to 16 bits.
+_NARROW: Final = 1e-4
+
+#: Terms cancel where a norm is below this share of what is expected.
+_CANCELLED: Final = 0.1
+
+#: The number of terms that are added one after the other before such sums are added to each other.
+_BLOCK: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """Floor stores the l2 norm that rounding can reach.
+
+    Attributes:
+        l2: The norm.
+        cancelled: The norm up to which the terms of a tensor cancel, so that the floor counts.
+        terms: The number of terms of each element.
+    """
+
+    l2: float
+    cancelled: float
+    terms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sum:
+    """_Sum stores the number of terms of each element, and the size of a term."""
+
+    terms: int
+    scale: float
+
+    @property
+    def expected(self) -> float:
+        return math.sqrt(self.terms) * self.scale
+
+
+class RoundingFloors:
+    """RoundingFloors returns the floors of the tensors of one dump.
+
+    Args:
+        source: The dump; without layers or statistics it has no floors.
+    """
+
+    def __init__(self, source: DumpSource) -> None:
+        self._source = source
+        self._known = frozenset(source.keys())
+        layers = source.manifest.layers
+        composites = {layer.parent for layer in layers}
+        self._makers = {name: layer for layer in layers for name in layer.outputs}
+        self._readers = _by_name(layers, composites, lambda layer: layer.inputs)
+        self._users = _by_name(layers, composites, lambda layer: layer.params)
+
+    def floor(self, key: str, dtype: str) -> Floor | None:
+        """Returns the floor of a tensor; None where it has none.
+
+        Args:
+            key: Its key.
+            dtype: The coarser dtype that it was computed in.
+        """
+        if dtype_class(dtype) not in ("float", "complex"):
+            return None
+        entry = self._source.entry(self._source.resolve(key))
+        sums = [each for each in self._sums(entry) if each.scale > 0 and math.isfinite(each.scale)]
+        if not sums:
+            return None
+        largest = max(sums, key=lambda each: each.expected)
+        expected, epsilon = largest.expected * math.sqrt(math.prod(entry.shape)), machine_epsilon(dtype)
+        if epsilon > _NARROW:
+            floor = _MARGIN * epsilon * expected
+            return Floor(l2=floor, cancelled=2 * floor, terms=largest.terms)
+        floor = _MARGIN * epsilon * math.sqrt(min(largest.terms, _BLOCK)) * expected
+        return Floor(l2=floor, cancelled=_CANCELLED * expected, terms=largest.terms)
+
+    def _sums(self, entry: Entry) -> Iterator[_Sum]:
+        if entry.family in (PARAM_GRAD, EXAMPLE_GRAD):
+            for layer in self._users.get(entry.name, ()):
+                yield from self._of_parameter(entry, layer)
+        elif entry.family in (ACTIVATION_GRAD, INPUT_GRAD):
+            for layer in self._readers.get(entry.name, ()):
+                outputs = self._scales(ACTIVATION_GRAD, layer.outputs)
+                yield from self._of_product(entry, layer, max(outputs, default=0.0))
+        elif entry.family == ACTIVATION and entry.name in self._makers:
+            layer = self._makers[entry.name]
+            inputs = [*self._scales(ACTIVATION, layer.inputs), *self._scales(INPUT, layer.inputs)]
+            yield from self._of_product(entry, layer, max(inputs, default=0.0))
+
+    def _of_parameter(self, entry: Entry, layer: Layer) -> Iterator[_Sum]:
+        """Yields the sum over positions of a layer's output that makes the gradient of a parameter."""
+        shape = entry.shape[1:] if entry.family == EXAMPLE_GRAD else entry.shape
+        inputs = [*self._entries(ACTIVATION, layer.inputs), *self._entries(INPUT, layer.inputs)]
+        exact = any(dtype_class(each.dtype) != "float" for each in inputs)  # a table that indices are looked up in
+        scale = max(map(_rms, inputs), default=1.0) if len(shape) > 1 and not exact else 1.0
+        for output in self._entries(ACTIVATION_GRAD, layer.outputs):
+            size = math.prod(output.shape)
+            terms = size // math.prod(shape) if exact else size // _shared(shape, output.shape)
+            yield _Sum(terms=max(1, terms), scale=_rms(output) * scale)
+
+    def _of_product(self, entry: Entry, layer: Layer, scale: float) -> Iterator[_Sum]:
+        """Yields the sums of products with the kernels of a layer."""
+        for kernel in self._entries(PARAM, layer.params):
+            if len(kernel.shape) > 1:
+                terms = math.prod(kernel.shape) // _shared(kernel.shape, entry.shape)
+                yield _Sum(terms=max(1, terms), scale=scale * _rms(kernel))
+
+    def _scales(self, family: str, names: Iterable[str]) -> list[float]:
+        return [_rms(entry) for entry in self._entries(family, names) if dtype_class(entry.dtype) == "float"]
+
+    def _entries(self, family: str, names: Iterable[str]) -> list[Entry]:
+        keys = (key_of(family, name) for name in names)
+        return [self._source.entry(self._source.resolve(key)) for key in keys if key in self._known]
+
+
+def is_within(evidence: PairEvidence, floor: Floor) -> bool:
+    """Returns whether two tensors, of terms that cancel, differ by no more than a floor."""
+    if evidence.distance is None or evidence.distance > floor.l2:
+        return False
+    rel_l2 = as_float(evidence.metrics.get("rel_l2", 0.0))
+    return rel_l2 > 0 and evidence.distance / rel_l2 <= floor.cancelled
+
+
+def _by_name(
+    layers: Iterable[Layer], composites: set[str | None], names: Callable[[Layer], Iterable[str]]
+) -> Mapping[str, list[Layer]]:
+    """Returns the innermost layers by the names that they have to do with."""
+    found: defaultdict[str, list[Layer]] = defaultdict(list)
+    around: defaultdict[str, list[Layer]] = defaultdict(list)
+    for layer in layers:
+        for name in names(layer):
+            (around if layer.path in composites else found)[name].append(layer)
+    return {**around, **found}
+
+
+def _rms(entry: Entry) -> float:
+    value = entry.stats.get("rms")
+    if not isinstance(value, int | float | str):
+        return 0.0
+    return as_float(value)
+
+
+def _shared(shape: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """Returns the largest size that is in both shapes: the features of a kernel that the other tensor has, too."""
+    return max((size for size in shape if size in other), default=1)

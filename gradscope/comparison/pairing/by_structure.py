@@ -1,0 +1,238 @@
+"""`by_structure` matches what is computed in the same place of two programs, although the values differ.
+
+What other passes matched divides both programs into segments. Within a segment, tensors are aligned in execution order
+so that the most evidence is in favour: layers that use paired parameters, or are read by such layers, the kind of the
+operation, the end of the name, and values that nearly agree in some layout. Parameters are aligned first, because they
+tell which layers belong together.
+
+Layers with parameters that are paired otherwise speak against a pair, but do not exclude it: a port may use the weight
+of another layer by mistake. Two tensors are matched only where more than their size speaks for it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from gradscope.comparison.layout.layouts import relative_error
+from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.normal_forms import tokens_of
+from gradscope.comparison.precision import comparable
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.manifest import Entry, Layer
+from gradscope.naming import ACTIVATION, PARAM, split_key
+
+#: The evidence for a pair, by what it is. A pair needs more than `_SIZE`.
+_SIZE, _END, _OPERATION, _READERS, _LAYER, _VALUES = 1, 2, 2, 3, 4, 6
+
+#: The evidence against a pair of layers that use parameters which are not paired with each other.
+_OTHER_LAYER: Final = -3
+
+#: The relative error of values that nearly agree.
+_NEARLY: Final = 0.3
+
+#: The largest number of pairs of one segment that are rated.
+_MOST_PAIRS: Final = 250_000
+
+#: The largest number of pairs of one segment whose values are compared.
+_MOST_VALUES: Final = 400
+
+#: Returns the evidence for a pair of keys; 0 for none.
+_Rating: TypeAlias = Callable[[str, str], int]
+
+
+def by_structure(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+    """Yields matches of parameters and of activations in the same place of two programs."""
+    if not dumps.ref.manifest.layers or not dumps.cand.manifest.layers:
+        return
+    params = list(_aligned(dumps, unmatched, PARAM, _parameter_rating(dumps)))
+    yield from params
+    paired = unmatched.with_matches(params)
+    yield from _aligned(dumps, paired, ACTIVATION, _Places(dumps, paired).rating)
+
+
+def _aligned(dumps: Dumps, pairing: Pairing, family: str, rating: _Rating) -> Iterator[Match]:
+    ref, cand = (_owners(source, keys, family) for source, keys in _sides(dumps, pairing))
+    anchors = _anchors(dumps, pairing, family)
+    for ones, others in _segments(dumps, ref, cand, anchors):
+        if len(ones) * len(others) <= _MOST_PAIRS:
+            yield from (Match.of(one, other, "order") for one, other in _best_alignment(ones, others, rating))
+
+
+def _sides(dumps: Dumps, pairing: Pairing) -> tuple[tuple[DumpSource, Sequence[str]], tuple[DumpSource, Sequence[str]]]:
+    return (dumps.ref, pairing.only_ref), (dumps.cand, pairing.only_cand)
+
+
+def _owners(source: DumpSource, keys: Iterable[str], family: str) -> list[str]:
+    """Returns the keys of a family in execution order, without aliases and absent tensors."""
+    entries = ((source.entry(key), key) for key in keys if split_key(key)[0] == family)
+    owners = [(entry.site.index, key) for entry, key in entries if entry.alias_of is None and entry.absent is None]
+    return [key for _, key in sorted(owners, key=lambda indexed: indexed[0])]
+
+
+def _anchors(dumps: Dumps, pairing: Pairing, family: str) -> list[tuple[int, int]]:
+    """Returns the execution indices of pairs that are in the same order in both dumps."""
+    plain = (match for match in pairing.matched if split_key(match.ref)[0] == family and len(match.recipe.keys) == 1)
+    indices = sorted({(_index(dumps.ref, match.ref), _index(dumps.cand, match.cand)) for match in plain})
+    return _longest_increasing(indices)
+
+
+def _index(source: DumpSource, key: str) -> int:
+    return source.entry(source.resolve(key)).site.index
+
+
+def _longest_increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns the longest part of pairs, sorted by the first number, in which the second increases, too."""
+    tails: list[int] = []
+    last: list[int] = []
+    before: list[int | None] = []
+    for position, (_, second) in enumerate(pairs):
+        place = bisect_left(tails, second)
+        before.append(last[place - 1] if place else None)
+        if place == len(tails):
+            tails.append(second)
+            last.append(position)
+        else:
+            tails[place], last[place] = second, position
+    found: list[tuple[int, int]] = []
+    at = last[-1] if last else None
+    while at is not None:
+        found.append(pairs[at])
+        at = before[at]
+    return found[::-1]
+
+
+def _segments(
+    dumps: Dumps, ref: Sequence[str], cand: Sequence[str], anchors: Sequence[tuple[int, int]]
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Yields the keys of both dumps between two pairs that are next to each other."""
+    firsts, seconds = [first for first, _ in anchors], [second for _, second in anchors]
+    ones: dict[int, list[str]] = {}
+    for key in ref:
+        ones.setdefault(bisect_left(firsts, _index(dumps.ref, key)), []).append(key)
+    others: dict[int, list[str]] = {}
+    for key in cand:
+        others.setdefault(bisect_left(seconds, _index(dumps.cand, key)), []).append(key)
+    yield from ((ones[segment], others[segment]) for segment in ones if segment in others)
+
+
+def _best_alignment(ones: Sequence[str], others: Sequence[str], rating: _Rating) -> list[tuple[str, str]]:
+    """Returns the pairs, in the order of both, with the most evidence altogether."""
+    ratings = [[rating(one, other) for other in others] for one in ones]
+    best = [[0] * (len(others) + 1) for _ in range(len(ones) + 1)]
+    for row in reversed(range(len(ones))):
+        for column in reversed(range(len(others))):
+            own = ratings[row][column]
+            together = own + best[row + 1][column + 1] if own > _SIZE else 0
+            best[row][column] = max(together, best[row + 1][column], best[row][column + 1])
+    found: list[tuple[str, str]] = []
+    row = column = 0
+    while row < len(ones) and column < len(others):
+        own = ratings[row][column]
+        if own > _SIZE and best[row][column] == own + best[row + 1][column + 1]:
+            found.append((ones[row], others[column]))
+            row, column = row + 1, column + 1
+        elif best[row][column] == best[row + 1][column]:
+            row += 1
+        else:
+            column += 1
+    return found
+
+
+def _parameter_rating(dumps: Dumps) -> _Rating:
+    def rating(ref: str, cand: str) -> int:
+        one, other = dumps.ref.entry(ref), dumps.cand.entry(cand)
+        if sorted(one.shape) != sorted(other.shape) or not comparable(one.dtype, other.dtype):
+            return 0
+        return _SIZE + (_END if _end(one) == _end(other) or len(one.shape) > 1 else 0)
+
+    return rating
+
+
+def _end(entry: Entry) -> str:
+    return (tokens_of(entry.name) or ("",))[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """_Place stores the parameters of the layer that computes a value, and of the layers that read it."""
+
+    params: frozenset[str]
+    read_with: frozenset[str]
+
+
+class _Places:
+    """_Places rates pairs of activations by their places in two programs.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing so far; parameters are paired already.
+    """
+
+    def __init__(self, dumps: Dumps, pairing: Pairing) -> None:
+        self._dumps = dumps
+        self._search = LayoutSearch(dumps)
+        names = {
+            split_key(key)[1]: split_key(match.ref)[1]
+            for match in pairing.matched
+            if split_key(match.ref)[0] == PARAM
+            for key in match.recipe.keys
+        }
+        self._ref = _places(dumps.ref.manifest.layers, {})
+        self._cand = _places(dumps.cand.manifest.layers, names)
+        self._known = frozenset(names.values())
+        self._compared = 0
+
+    def rating(self, ref: str, cand: str) -> int:
+        """Returns the evidence for a pair of keys; 0 or less where there is none."""
+        one, other = self._dumps.ref.entry(ref), self._dumps.cand.entry(cand)
+        place, candidate = self._place(self._ref, one), self._place(self._cand, other)
+        own, others = place.params & self._known, candidate.params & self._known
+        if not comparable(one.dtype, other.dtype):
+            return 0
+        same_size = math.prod(one.shape) == math.prod(other.shape)
+        if not same_size and not own & others:
+            return 0
+        if not same_size and len(one.shape) != len(other.shape):
+            return 0
+        return (
+            _SIZE * same_size
+            + (_LAYER if own & others else _OTHER_LAYER * bool(own and others))
+            + _READERS * bool(place.read_with & candidate.read_with & self._known)
+            + _OPERATION * (one.site.primitive is not None and one.site.primitive == other.site.primitive)
+            + _END * (_end(one) == _end(other))
+            + _VALUES * (same_size and self._nearly_equal(ref, cand))
+        )
+
+    def _place(self, places: Mapping[str, _Place], entry: Entry) -> _Place:
+        return places.get(entry.name, _Place(frozenset(), frozenset()))
+
+    def _nearly_equal(self, ref: str, cand: str) -> bool:
+        if self._compared >= _MOST_VALUES or not (
+            self._dumps.ref.has_tensor(ref) and self._dumps.cand.has_tensor(cand)
+        ):
+            return False
+        self._compared += 1
+        agreeing = self._search.agreeing(ref, cand)
+        if not agreeing or math.prod(self._dumps.ref.entry(ref).shape) < 2:
+            return False
+        return relative_error(*self._search.arrays(ref, cand), agreeing[0]) <= _NEARLY
+
+
+def _places(layers: Sequence[Layer], names: Mapping[str, str]) -> dict[str, _Place]:
+    """Returns the place of each value by its name; `names` maps parameters to the reference's names."""
+    composites = {layer.parent for layer in layers}
+    made: dict[str, frozenset[str]] = {}
+    read: dict[str, set[str]] = {}
+    for layer in layers:
+        params = frozenset(names.get(name, name) for name in layer.params)
+        for name in layer.outputs:
+            made[name] = params  # a part comes after its composite, and is more exact
+        if layer.path not in composites:
+            for name in layer.inputs:
+                read.setdefault(name, set()).update(params)
+    return {name: _Place(made.get(name, frozenset()), frozenset(read.get(name, ()))) for name in {*made, *read}}

@@ -1,0 +1,7 @@
+"""Inference finds in which layout each counterpart is stored, from values and never from shapes alone.
+
+- `layout_search`: the layouts in which two tensors agree by far best, also flipped kernels and flattened images.
+- `equal_parts`: the order of equal blocks of a tensor, such as the gates of an LSTM, and the blocks of packed tensors.
+- `layout_inference`: which pairs may have another layout, and how those decide whose values do not.
+- `layout_use`: whether what reads an activation bears out the layout that its values suggest.
+"""

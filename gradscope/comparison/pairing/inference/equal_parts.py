@@ -1,0 +1,90 @@
+"""Equal parts of a tensor along an axis, such as the gates of an LSTM, or query, key and value of one kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, TypeVar
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.layout.layouts import AxisLayout, BlockOrder, agreeing_layouts, relative_error
+
+_Key = TypeVar("_Key")
+
+#: The numbers of blocks of which other orders are tried: two parts, query, key and value, and the gates of an LSTM.
+_COUNTS: Final = (2, 3, 4)
+
+#: How far the values of two blocks that are the same may differ.
+_SAME: Final = 1e-4
+
+
+def reordered_blocks(ref: Array, cand: Array) -> tuple[AxisLayout, ...]:
+    """Returns the layout in which the blocks of a candidate's tensor, in another order, are the reference's.
+
+    Args:
+        ref: The reference's tensor.
+        cand: The candidate's tensor.
+
+    Returns:
+        One layout; empty where there is none, or where blocks are equal to each other.
+    """
+    for count in _COUNTS:
+        for joined in _divisible(ref, count):
+            wanted = np.split(ref, count, axis=joined)
+            for axis in _divisible(cand, count):
+                blocks = dict(enumerate(np.split(cand, count, axis=axis)))
+                found = assigned(wanted, blocks)
+                if found is not None and (order := tuple(found[0])) != tuple(range(count)):
+                    layout = found[1]
+                    return (
+                        AxisLayout(
+                            layout.split,
+                            layout.axes,
+                            layout.shape,
+                            blocks=BlockOrder(axis, joined, order),
+                        ),
+                    )
+    return ()
+
+
+def assigned(wanted: Sequence[Array], given: Mapping[_Key, Array]) -> tuple[list[_Key], AxisLayout] | None:
+    """Returns which of some arrays each wanted array is, and the one layout in which all of them are.
+
+    Args:
+        wanted: Arrays of the reference.
+        given: Arrays of the candidate.
+
+    Returns:
+        A key for each wanted array, all different; None where an array is not found.
+    """
+    norms = {key: _norm(array) for key, array in given.items()}
+    keys: list[_Key] = []
+    common: AxisLayout | None = None
+    for array in wanted:
+        norm = _norm(array)
+        near = [key for key in given if key not in keys and math.isclose(norm, norms[key], rel_tol=_SAME)]
+        found = next(_agreeing(array, given, near, common), None)
+        if found is None:
+            return None
+        keys.append(found[0])
+        common = found[1]
+    return None if common is None else (keys, common)
+
+
+def _agreeing(
+    array: Array, given: Mapping[_Key, Array], keys: Sequence[_Key], common: AxisLayout | None
+) -> Iterator[tuple[_Key, AxisLayout]]:
+    for key in keys:
+        possible = agreeing_layouts(array, given[key], None if common is None else (common,))
+        if possible and relative_error(array, given[key], possible[0]) <= _SAME:
+            yield key, possible[0]
+
+
+def _norm(array: Array) -> float:
+    return float(np.linalg.norm(array.astype(np.float64).ravel()))
+
+
+def _divisible(array: Array, count: int) -> list[int]:
+    return [axis for axis, size in enumerate(array.shape) if size >= count and size % count == 0]

@@ -1,0 +1,229 @@
+"""`with_layouts` infers the layout of each counterpart from values, never from shapes alone.
+
+A pair under two names, or of two frameworks, may have any layout. A pair under one name keeps its layout where nothing
+else shows that one program is a port of the other, so that a transposed kernel is a fault. What shows a port is how the
+values are used: both dumps hold activations, so that a kernel that is stored transposed and used as if it were not has
+another output. Once a parameter or an input is found in another layout, activations may be, too: their shapes can agree
+by chance (as many channels as rows).
+
+Some values do not show a layout: they differ by more than a layout, or are equal in several. Then related pairs decide:
+a pair of another family with the same names (a gradient has the layout of its parameter), else the layout that pairs
+with as many axes agree on (NCHW activations), else what the kernels of convolutions imply.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from gradscope.comparison.default_tolerances import default_tolerance
+from gradscope.comparison.layout.layouts import AxisLayout, arranged, relative_error
+from gradscope.comparison.layout.recipes import Recipe
+from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
+from gradscope.comparison.pairing.inference.layout_use import LayoutUse
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.pairing.normal_forms import end_of
+from gradscope.comparison.precision import comparable
+from gradscope.dump.interfaces import DumpSource
+from gradscope.naming import ACTIVATION, INPUT, PARAM, STATE, is_gradient, split_key, subject_family
+
+#: The layouts in which the values of a pair agree: none, one, or several where they are equal in all of them.
+Layouts: TypeAlias = tuple[AxisLayout, ...]
+
+#: Applies a function to matches, perhaps to several at a time.
+Mapper: TypeAlias = Callable[[Callable[[Match], Layouts], Iterable[Match]], Iterable[Layouts]]
+
+#: The family and the two names of a value.
+_Subject: TypeAlias = tuple[str, str, str]
+
+#: The families whose layout shows that one program is a port of the other.
+_PROOFS: Final = (PARAM, STATE, INPUT)
+
+#: The families of tensors with one order of axes throughout a program.
+_COMPUTED: Final = (ACTIVATION, INPUT)
+
+#: The number of elements that show whether a pair agrees as it is.
+_FIRST_ELEMENTS: Final = 4096
+
+
+def with_layouts(dumps: Dumps, matches: Sequence[Match], mapper: Mapper) -> tuple[Match, ...]:
+    """Returns the matches with the recipe steps that bring each counterpart into the reference's layout.
+
+    Args:
+        dumps: The dumps of the matches.
+        matches: The matches.
+        mapper: Applies a function to many matches.
+
+    Returns:
+        As many matches in the same order; unchanged where no layout was found.
+    """
+    return _Inference(dumps, mapper).applied(matches)
+
+
+class _Inference:
+    def __init__(self, dumps: Dumps, mapper: Mapper) -> None:
+        self._dumps = dumps
+        self._mapper = mapper
+        self._search = LayoutSearch(dumps)
+        self._frameworks = _is_of_jax(dumps.ref) is not _is_of_jax(dumps.cand)
+        self._used = all(any(entry.family == ACTIVATION for entry in each.manifest.entries) for each in _both(dumps))
+
+    def applied(self, matches: Sequence[Match]) -> tuple[Match, ...]:
+        plain = [match for match in matches if self._comparable(match)]
+        first = [match for match in plain if _family(match) in _PROOFS]
+        found = self._by_values([match for match in first if self._free(match, ported=self._used)])
+        ported = any(each and each[0].steps(self._shape(match)) for match, each in found.items())
+        rest = [match for match in plain if _family(match) not in _PROOFS and self._free(match, ported=ported)]
+        found |= self._by_values([match for match in rest if not is_gradient(_family(match))])
+        # A gradient of a value that is stored alike is, too: where it looks transposed, it is wrong.
+        alike = {_subject(match) for match in plain if match not in found and not is_gradient(_family(match))}
+        gradients = (match for match in rest if is_gradient(_family(match)))
+        found |= self._by_values([match for match in gradients if _subject(match) not in alike])
+        related = _RelatedPairs(self._dumps, found)
+        known = {match: layout for match in found if (layout := related.layout(match, self._among(match))) is not None}
+        known = LayoutUse(self._dumps, self._search, matches).borne_out(known, related.usual)
+        return tuple(_with_layout(match, known.get(match), self._dumps) for match in matches)
+
+    def _by_values(self, matches: Sequence[Match]) -> dict[Match, Layouts]:
+        return dict(zip(matches, self._mapper(self._agreeing, matches), strict=True))
+
+    def _agreeing(self, match: Match) -> Layouts:
+        if not (self._dumps.ref.has_tensor(match.ref) and self._dumps.cand.has_tensor(match.cand)):
+            return ()
+        return self._search.agreeing(match.ref, match.cand)
+
+    def _among(self, match: Match) -> Layouts:
+        return self._search.possible(match.ref, match.cand)
+
+    def _shape(self, match: Match) -> tuple[int, ...]:
+        return arranged(self._dumps.cand.entry(match.cand))
+
+    def _comparable(self, match: Match) -> bool:
+        if not match.recipe.plain or match.matched_by == "map":
+            return False
+        one, other = self._dumps.ref.entry(match.ref), self._dumps.cand.entry(match.cand)
+        return comparable(one.dtype, other.dtype) and not (one.absent or other.absent)
+
+    def _free(self, match: Match, *, ported: bool) -> bool:
+        """Returns whether a pair may have another layout, and is not known to agree as it is."""
+        one, other = self._dumps.ref.entry(match.ref), self._dumps.cand.entry(match.cand)
+        if one.shape != other.shape:
+            return match.matched_by != "name" or self._frameworks or ported
+        renamed = match.matched_by == "path" and len(arranged(one)) > 1 and end_of(one.name) != end_of(other.name)
+        return renamed or (ported and len(one.shape) > 0 and not self._agrees(match))
+
+    def _agrees(self, match: Match) -> bool:
+        """Returns whether the first elements of a pair of one shape agree."""
+        ref, cand = self._dumps.ref, self._dumps.cand
+        one, other = ref.entry(ref.resolve(match.ref)), cand.entry(cand.resolve(match.cand))
+        if one.stats.get("hash", 0) == other.stats.get("hash", 1):
+            return True
+        if not (ref.has_tensor(match.ref) and cand.has_tensor(match.cand)):
+            return True
+        size = min(_FIRST_ELEMENTS, int(np.prod(one.shape)))
+        first, other_first = (
+            source.stretch(source.resolve(key), 0, size) for source, key in ((ref, match.ref), (cand, match.cand))
+        )
+        return relative_error(first, other_first) <= default_tolerance(
+            one.family, one.dtype, other.dtype, reduced=False
+        )
+
+
+class _RelatedPairs:
+    """_RelatedPairs infers the layout of a pair from pairs of known layout.
+
+    Args:
+        dumps: The dumps.
+        found: The layouts that the values of each pair agree with.
+    """
+
+    def __init__(self, dumps: Dumps, found: Mapping[Match, Layouts]) -> None:
+        self._dumps = dumps
+        self._found = found
+        self._values: dict[_Subject, AxisLayout] = {}
+        self._gradients: dict[_Subject, AxisLayout] = {}
+        groups: defaultdict[tuple[str, int], Counter[tuple[int, ...]]] = defaultdict(Counter)
+        for match, agreeing in found.items():
+            if len(agreeing) == 1:
+                (self._gradients if is_gradient(_family(match)) else self._values)[_subject(match)] = agreeing[0]
+                if (axes := _pure_axes(agreeing[0])) is not None:
+                    groups[_group(dumps, match)][axes] += 1
+        self._usual = {group: next(iter(axes)) for group, axes in groups.items() if len(axes) == 1}
+        self._usual |= {group: axes.most_common(1)[0][0] for group, axes in groups.items() if group[0] == ACTIVATION}
+        self._usual = {(ACTIVATION, len(axes)): axes for axes in self._implied()} | self._usual
+
+    def layout(self, match: Match, among: Iterable[AxisLayout]) -> AxisLayout | None:
+        """Returns the layout of a pair: by its values, or by related pairs; None where nothing decides."""
+        agreeing = self._found[match]
+        subject = _subject(match)
+        if is_gradient(_family(match)) and subject in self._values:
+            return _fitting(self._values[subject], among)
+        if len(agreeing) == 1:
+            return agreeing[0]
+        possible = agreeing or tuple(among)
+        for known in (self._values, self._gradients):
+            if subject in known and (layout := _fitting(known[subject], possible)) is not None:
+                return layout
+        return self.usual(match, possible) or (agreeing[0] if agreeing else None)
+
+    def usual(self, match: Match, possible: Iterable[AxisLayout]) -> AxisLayout | None:
+        """Returns the layout that most pairs with as many axes have; None where there is none that is possible."""
+        axes = self._usual.get(_group(self._dumps, match))
+        return next((each for each in possible if _pure_axes(each) == axes), None) if axes is not None else None
+
+    def _implied(self) -> Iterator[tuple[int, ...]]:
+        """Yields the orders of the axes of activations that the kernels of convolutions imply."""
+        for (family, rank), axes in list(self._usual.items()):
+            if family in (PARAM, STATE) and rank > 3:
+                last, first = (rank - 1, rank - 2, *range(rank - 2)), (*range(2, rank), 1, 0)
+                if axes == last:
+                    yield (0, rank - 1, *range(1, rank - 1))
+                elif axes == first:
+                    yield (0, *range(2, rank), 1)
+
+
+def _fitting(layout: AxisLayout, among: Iterable[AxisLayout]) -> AxisLayout | None:
+    """Returns a layout where it is possible for a pair; flips and orders of blocks always are."""
+    return layout if layout.flipped or layout.blocks is not None or layout in tuple(among) else None
+
+
+def _pure_axes(layout: AxisLayout) -> tuple[int, ...] | None:
+    """Returns the order of axes of a layout that neither splits nor merges any; None for others."""
+    arranged = tuple(layout.split[axis] for axis in layout.axes)
+    if layout.blocks is not None:
+        return None
+    return layout.axes if arranged == layout.shape and len(layout.split) == len(layout.shape) else None
+
+
+def _group(dumps: Dumps, match: Match) -> tuple[str, int]:
+    """Returns the family and number of axes; activations and inputs of a program have one order of axes."""
+    family = _family(match)
+    return ACTIVATION if family in _COMPUTED else family, len(dumps.ref.entry(match.ref).shape)
+
+
+def _family(match: Match) -> str:
+    return split_key(match.ref)[0]
+
+
+def _both(dumps: Dumps) -> tuple[DumpSource, DumpSource]:
+    return dumps.ref, dumps.cand
+
+
+def _is_of_jax(source: DumpSource) -> bool:
+    versions = source.manifest.provenance.get("versions")
+    return isinstance(versions, dict) and "jax" in versions
+
+
+def _with_layout(match: Match, layout: AxisLayout | None, dumps: Dumps) -> Match:
+    steps = () if layout is None else layout.steps(arranged(dumps.cand.entry(match.cand)))
+    return replace(match, recipe=Recipe(keys=match.recipe.keys, steps=steps)) if steps else match
+
+
+def _subject(match: Match) -> _Subject:
+    """Returns what the layout belongs to: a value and its gradients have one."""
+    family, name = split_key(match.ref)
+    return subject_family(family) or family, name, split_key(match.cand)[1]

@@ -1,0 +1,87 @@
+"""`LayoutSearch` finds the layouts in which two tensors of a pair agree by far best.
+
+Beyond the layouts that the shapes allow, it tries flips of a parameter's spatial axes (a convolution, where another
+framework correlates), and other orders inside of an axis that is a flattened image (`[H W C]` for `[C H W]`). How many
+channels there may be is known from the activations and inputs of both dumps.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Final
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.layout.layouts import (
+    AxisLayout,
+    Shape,
+    agreeing_layouts,
+    arranged,
+    arranged_part,
+    flipped_layouts,
+    layouts,
+)
+from gradscope.comparison.pairing.inference.equal_parts import reordered_blocks
+from gradscope.comparison.pairing.matching import Dumps
+from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, STATE, TENSOR, subject_family
+
+#: The families of which a tensor can be a kernel.
+_KERNELS: Final = (PARAM, STATE, TENSOR)
+
+#: The families of which an axis, or the rows of a kernel, can be a flattened image.
+_FLATTENED: Final = (PARAM, STATE, TENSOR, ACTIVATION, INPUT, AUX)
+
+#: The largest number of numbers of channels that are tried.
+_MOST_CHANNELS: Final = 16
+
+
+class LayoutSearch:
+    """LayoutSearch finds layouts by a sample of the values.
+
+    Args:
+        dumps: The dumps of the pairs.
+    """
+
+    def __init__(self, dumps: Dumps) -> None:
+        self._dumps = dumps
+
+    def agreeing(self, ref: str, cand: str) -> tuple[AxisLayout, ...]:
+        """Returns the layouts in which two tensors agree by far best; several where they are equal in all of them.
+
+        Args:
+            ref: A key of the reference that has a tensor.
+            cand: A key of the candidate that has a tensor, of the same kind of dtype.
+        """
+        one, other = self.arrays(ref, cand)
+        family = self._dumps.ref.entry(ref).family
+        found = agreeing_layouts(one, other, self.possible(ref, cand))
+        if found or family not in _KERNELS:
+            return found
+        return agreeing_layouts(one, other, flipped_layouts(one.shape, other.shape)) or reordered_blocks(one, other)
+
+    def possible(self, ref: str, cand: str) -> tuple[AxisLayout, ...]:
+        """Returns the layouts without flips that the shapes of two tensors allow."""
+        one, other = self._dumps.ref.entry(ref), self._dumps.cand.entry(cand)
+        shape = arranged(other)
+        flattened = (subject_family(one.family) or one.family) in _FLATTENED
+        return layouts(arranged(one), shape, self._merged(shape) if flattened else ())
+
+    def arrays(self, ref: str, cand: str) -> tuple[Array, Array]:
+        """Returns the elements of two tensors that layouts are about."""
+        one, other = self._dumps.ref, self._dumps.cand
+        return arranged_part(one.array(ref), one.entry(ref)), arranged_part(other.array(cand), other.entry(cand))
+
+    def _merged(self, shape: Shape) -> tuple[Shape, ...]:
+        """Returns the two parts that each axis may be merged of: channels, and the positions of an image."""
+        divisors = ((size, count) for size in shape for count in self._channels if 1 < count < size)
+        pairs = ((size // count, count) for size, count in divisors if not size % count)
+        return tuple(dict.fromkeys(order for each in pairs for order in (each, each[::-1])))
+
+    @cached_property
+    def _channels(self) -> tuple[int, ...]:
+        """The numbers of channels of both dumps' activations and inputs: their second axis, or their last."""
+        counts: dict[int, None] = {}
+        for source in (self._dumps.ref, self._dumps.cand):
+            for entry in source.manifest.entries:
+                if entry.family in (ACTIVATION, INPUT) and len(entry.shape) in (3, 4, 5):
+                    counts |= dict.fromkeys((entry.shape[1], entry.shape[-1]))
+        return tuple(counts)[:_MOST_CHANNELS]

@@ -1,0 +1,96 @@
+"""`LayoutUse` checks the layouts of activations by what reads them.
+
+An activation in another order of elements is right where the candidate's program expects that order. A flattened
+image `[H W C]` for `[C H W]` is, if the rows of the kernel that reads it are in that order too; otherwise the program
+flattens in the wrong order, and the values only look like a layout. So a layout that is not the usual one of
+activations counts where a kernel that reads them has it, or where what is computed from them agrees; else the tensor is
+compared in the usual layout.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from gradscope.comparison.default_tolerances import default_tolerance
+from gradscope.comparison.layout.layouts import AxisLayout, relative_error
+from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import ACTIVATION, PARAM, gradient_family, key_of, split_key
+
+#: Returns the usual layout of a pair, among those that are possible.
+_Usual = Callable[[Match, Iterable[AxisLayout]], AxisLayout | None]
+
+#: How many times the default tolerance a value may differ that still bears out what it was computed from.
+_STILL_AGREES: Final = 10
+
+
+class LayoutUse:
+    """LayoutUse checks the layouts of activations.
+
+    Args:
+        dumps: The dumps.
+        search: Finds layouts.
+        matches: All pairs of the dumps.
+    """
+
+    def __init__(self, dumps: Dumps, search: LayoutSearch, matches: Sequence[Match]) -> None:
+        self._dumps = dumps
+        self._search = search
+        self._matches = {dumps.ref.resolve(match.ref): match for match in matches}
+        self._readers: defaultdict[str, list[Layer]] = defaultdict(list)
+        for layer in dumps.ref.manifest.layers:
+            for name in layer.inputs:
+                self._readers[name].append(layer)
+
+    def borne_out(self, known: Mapping[Match, AxisLayout], usual: _Usual) -> dict[Match, AxisLayout]:
+        """Returns the layouts with those of activations that nothing bears out replaced by the usual layout.
+
+        Args:
+            known: Layouts by pair.
+            usual: Returns the usual layout of a pair.
+        """
+        found = dict(known)
+        for match, layout in known.items():
+            family, name = split_key(match.ref)
+            if family != ACTIVATION or self._is_used(match, layout, known, usual):
+                continue
+            gradient = self._matches.get(key_of(gradient_family(family) or "", name))
+            for each in (match, gradient):
+                if each is not None and each in found:
+                    del found[each]
+                    if (other := usual(each, self._search.possible(each.ref, each.cand))) is not None:
+                        found[each] = other
+        return found
+
+    def _is_used(self, match: Match, layout: AxisLayout, known: Mapping[Match, AxisLayout], usual: _Usual) -> bool:
+        if layout == usual(match, (layout,)) or not layout.steps(self._dumps.cand.entry(match.cand).shape):
+            return True
+        readers = self._readers[split_key(self._dumps.ref.resolve(match.ref))[1]]
+        outputs = (self._agrees(name, known) for layer in readers for name in layer.outputs)
+        results = [result for result in outputs if result is not None]
+        return not results or any(results) or any(self._has(layer, layout, known) for layer in readers)
+
+    def _has(self, layer: Layer, layout: AxisLayout, known: Mapping[Match, AxisLayout]) -> bool:
+        """Returns whether a parameter of a layer is merged of the same parts in the same order."""
+        matches = (self._matches.get(key_of(PARAM, name)) for name in layer.params)
+        layouts = (known[match] for match in matches if match is not None and match in known)
+        return layout.reordered is not None and any(each.reordered == layout.reordered for each in layouts)
+
+    def _agrees(self, name: str, known: Mapping[Match, AxisLayout]) -> bool | None:
+        """Returns whether a value of the reference agrees with its counterpart; None where that is not known."""
+        key = key_of(ACTIVATION, name)
+        match = self._matches.get(key)
+        if match is None or not match.recipe.plain:
+            return None
+        if not (self._dumps.ref.has_tensor(match.ref) and self._dumps.cand.has_tensor(match.cand)):
+            return None
+        one, other = self._search.arrays(match.ref, match.cand)
+        layout = known.get(match)
+        if layout is None and one.shape != other.shape:
+            return False
+        dtypes = (self._dumps.ref.entry(match.ref).dtype, self._dumps.cand.entry(match.cand).dtype)
+        tolerance = default_tolerance(ACTIVATION, *dtypes, reduced=False)
+        return relative_error(one, other, layout) <= _STILL_AGREES * tolerance

@@ -1,0 +1,166 @@
+"""`by_parts` matches packed parameters of one dump with separate parameters of the other.
+
+PyTorch packs the projections of attention into one weight `[3 width, width]`, and the gates of an LSTM into one of
+`[4 width, in]`; other frameworks have a kernel for each. A packed tensor is matched where every part of it is found,
+by values, among tensors that nothing else matched. Where parts are equal, as biases that are all zero, the names of a
+packed tensor whose values decide tell which is which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Final
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.layout.layouts import AxisLayout
+from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split
+from gradscope.comparison.pairing.inference.equal_parts import assigned
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.dump.interfaces import DumpSource
+from gradscope.naming import PARAM, STATE, TENSOR, key_of, split_key
+
+#: The families of tensors that a checkpoint stores.
+_STORED: Final = (PARAM, STATE, TENSOR)
+
+#: The largest number of parts of one tensor.
+_MOST_PARTS: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """_Packed stores which tensors a packed tensor is made of: `parts` in order along `axis`, all in one layout."""
+
+    key: str
+    parts: tuple[str, ...]
+    axis: int
+    layout: AxisLayout
+
+
+def by_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+    """Yields matches of packed tensors with the tensors that are packed in them."""
+    ref, cand = (_stored(dumps.ref, unmatched.only_ref), _stored(dumps.cand, unmatched.only_cand))
+    if not ref or not cand:
+        return
+    for packed in _found(dumps.cand, cand, dumps.ref, ref, of_ref=False):
+        steps = (Split(packed.axis, len(packed.parts)), *packed.layout.steps(_part_shape(dumps.cand, packed)))
+        for part, key in enumerate(packed.parts):
+            yield Match(ref=key, recipe=Recipe(keys=(packed.key,), steps=steps, part=part), matched_by="fingerprint")
+    for packed in _found(dumps.ref, ref, dumps.cand, cand, of_ref=True):
+        shape = dumps.cand.entry(packed.parts[0]).shape
+        steps = (*packed.layout.steps(shape), Concatenate(packed.axis))
+        yield Match(ref=packed.key, recipe=Recipe(keys=packed.parts, steps=steps), matched_by="fingerprint")
+
+
+def _stored(source: DumpSource, keys: Sequence[str]) -> list[str]:
+    """Returns the keys of stored tensors, those of the most axes first, because their values decide best."""
+    stored = [
+        key
+        for key in keys
+        if split_key(key)[0] in _STORED and source.entry(key).alias_of is None and source.has_tensor(key)
+    ]
+    return sorted(stored, key=lambda key: -len(source.entry(key).shape))
+
+
+def _found(
+    holder: DumpSource, packed: Sequence[str], other: DumpSource, singles: Sequence[str], *, of_ref: bool
+) -> Iterator[_Packed]:
+    free = dict.fromkeys(singles)
+    solved: list[_Packed] = []
+    for key in packed:
+        for count, some in _by_count(holder, key, other, free).items():
+            named = _of_solved(key, some, solved)
+            # Constants, as biases that are all zero, are found by their names only.
+            if not named and _is_constant(holder.array(key)):
+                continue
+            given = {single: other.array(single) for single in named or some}
+            if len(given) >= count and (found := _assignment(holder, key, count, given, of_ref=of_ref)) is not None:
+                solved.append(found)
+                for part in found.parts:
+                    del free[part]
+                yield found
+                break
+
+
+def _by_count(holder: DumpSource, key: str, other: DumpSource, free: Iterable[str]) -> dict[int, list[str]]:
+    """Returns tensors that can be parts of a tensor, by the number of parts that it would have."""
+    size = math.prod(holder.entry(key).shape)
+    found: dict[int, list[str]] = {}
+    for single in free:
+        own = math.prod(other.entry(single).shape)
+        if own and size % own == 0 and 1 < size // own <= _MOST_PARTS:
+            found.setdefault(size // own, []).append(single)
+    return found
+
+
+def _of_solved(key: str, singles: Sequence[str], solved: Sequence[_Packed]) -> list[str]:
+    """Returns the tensors that have the names of a tensor's parts, by the names of a solved tensor and its parts."""
+    family, name = split_key(key)
+    for packed in solved:
+        own = _words(split_key(packed.key)[1])
+        parts = [_words(split_key(part)[1]) for part in packed.parts]
+        common = _common_end([own, *parts])
+        for length in range(len(own) - common, len(own) + 1):
+            start, rest = own[:length], _words(name)[length:]
+            ends = [part[: len(part) - len(own) + length] for part in parts]
+            named = [key_of(family, "/".join((*end, *rest))) for end in ends]
+            spelt = {key_of(family, "/".join(_words(split_key(single)[1]))): single for single in singles}
+            if _words(name)[:length] == start and all(each in spelt for each in named):
+                return [spelt[each] for each in named]
+    return []
+
+
+def _words(name: str) -> list[str]:
+    return name.replace(".", "/").split("/")
+
+
+def _common_end(names: Sequence[Sequence[str]]) -> int:
+    """Returns the number of words that all names end with."""
+    columns = zip(*(reversed(name) for name in names), strict=False)
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+
+
+def _is_constant(array: Array) -> bool:
+    return array.size > 0 and bool((array == array.flat[0]).all())
+
+
+def _assignment(
+    holder: DumpSource, key: str, count: int, singles: Mapping[str, Array], *, of_ref: bool
+) -> _Packed | None:
+    array = holder.array(key)
+    for axis in (axis for axis, size in enumerate(array.shape) if size % count == 0):
+        blocks = np.split(array, count, axis=axis)
+        if of_ref:
+            found = assigned(blocks, singles)
+            if found is not None:
+                return _Packed(key, tuple(found[0]), axis, found[1])
+            continue
+        # The layout makes the reference's tensors of blocks: it is found from the reference's side.
+        reverse = _reverse_assignment(blocks, singles)
+        if reverse is not None:
+            return _Packed(key, reverse[0], axis, reverse[1])
+    return None
+
+
+def _reverse_assignment(
+    blocks: Sequence[Array], singles: Mapping[str, Array]
+) -> tuple[tuple[str, ...], AxisLayout] | None:
+    names: list[str] = []
+    common: AxisLayout | None = None
+    for block in blocks:
+        for name in (name for name in singles if name not in names):
+            found = assigned([singles[name]], {0: block})
+            if found is not None and common in (None, found[1]):
+                names.append(name)
+                common = found[1]
+                break
+    return (tuple(names), common) if common is not None and len(names) == len(blocks) else None
+
+
+def _part_shape(source: DumpSource, packed: _Packed) -> tuple[int, ...]:
+    shape, count = source.entry(packed.key).shape, len(packed.parts)
+    return tuple(size // count if axis == packed.axis else size for axis, size in enumerate(shape))

@@ -1,0 +1,167 @@
+"""Rounding: what is zero but for rounding is no difference, what is not is one, and precision is inherited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+from gradscope.comparison import compare
+from gradscope.comparison.judging.compare_options import CompareOptions
+from gradscope.dump.sources.memory_dump import MemoryDump
+from tests.support.ports import flax_like, torch_like
+from tests.support.ports.everything import CONVNET, VISION
+from tests.support.ports.port import Port, captured
+
+WIDTH, DEPTH = 32, 4
+
+
+def _normal(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(400 + seed).normal(size=shape).astype(np.float32)
+
+
+def _weights() -> dict[str, dict[str, Any]]:
+    return {
+        f"layer{number}": {"kernel": _normal(number, WIDTH, WIDTH) / WIDTH**0.5, "bias": _normal(9 + number, WIDTH)}
+        for number in range(DEPTH)
+    }
+
+
+def _network(dtype: Any, *, scale: float = 1.0, hidden: bool = False) -> Dump:
+    """A network that computes in a dtype and stores float32; `scale` is a fault in its third layer."""
+    batch = {"x": _normal(20, 16, WIDTH), "y": _normal(21, 16, WIDTH)}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x = batch["x"]
+        for name in weights:
+            with jax.named_scope(name):
+                low = {key: value.astype(dtype) for key, value in weights[name].items()}
+                x = jnp.tanh(flax_like.dense(low, x.astype(dtype)) * (scale if name == "layer2" else 1))
+                x = x.astype(jnp.float32) if hidden else x
+        return jnp.square(x.astype(jnp.float32) - batch["y"]).mean()
+
+    return captured((loss, _weights(), batch))
+
+
+def test_a_candidate_in_bfloat16_with_float32_parameters_is_judged_by_bfloat16() -> None:
+    reference = _network(jnp.float32)
+    found = gs.compare(reference, _network(jnp.bfloat16))
+    assert found, found.sentence
+    gradients = [row for row in found.rows if row.family == "param_grad"]
+    assert {row.tolerance for row in gradients} == {0.1}
+    assert max(row.needed or 0.0 for row in gradients) > 5e-4, "float32 would be judged by this"
+    faulty = gs.compare(reference, _network(jnp.bfloat16, scale=0.9))
+    assert faulty.verdict == "different"
+    assert faulty.first_divergence.forward is not None
+    assert faulty.first_divergence.forward.name == "layer2"
+
+
+def test_a_precision_that_the_dump_does_not_show_is_said_by_hand() -> None:
+    reference, hidden = _network(jnp.float32), _network(jnp.bfloat16, hidden=True)
+    assert not gs.compare(reference, hidden)
+    assert gs.compare(reference, hidden, cand_dtype="bfloat16")
+    assert not gs.compare(reference, _network(jnp.bfloat16, hidden=True, scale=0.9), cand_dtype="bfloat16")
+
+
+@cache
+def _reference(port: Port) -> MemoryDump:
+    source = captured(port.reference).source
+    assert isinstance(source, MemoryDump)
+    return source
+
+
+def _scaled(source: MemoryDump, key: str, factor: float) -> MemoryDump:
+    arrays: Mapping[str, Any] = {each: source.array(each) for each in source.keys() if source.has_tensor(each)}  # noqa: SIM118
+    own = {each: array for each, array in arrays.items() if source.resolve(each) == each}
+    entries = tuple(replace(entry, stats={}) for entry in source.manifest.entries)
+    return MemoryDump(
+        replace(source.manifest, entries=entries), {**own, key: (own[key] * np.float32(factor)).astype(np.float32)}
+    )
+
+
+#: The gradients of biases whose outputs are normalised over all positions, or within groups of two channels.
+ZERO = {CONVNET: {"conv1/bias"}, VISION: {"blocks.1/fc2/bias", "stem/bias"}}
+
+
+@pytest.mark.parametrize("port", ZERO, ids=lambda port: port.name)
+def test_an_error_of_a_thousandth_is_hidden_by_no_floor(port: Port) -> None:
+    source = _reference(port)
+    computed = ("activation", "activation_grad", "param_grad", "input_grad")
+    keys = [key for key in source.keys() if key.startswith(computed) and source.has_tensor(key)]  # noqa: SIM118
+    hidden: set[str] = set()
+    for key in (key for key in keys if source.resolve(key) == key):
+        family, _, name = key.partition("/")
+        options = CompareOptions(threads=1)
+        rows = {
+            (row.family, row.name): row for row in compare(source, _scaled(source, key, 1.001), options=options).rows
+        }
+        if rows[family, name].status == "same" and np.any(source.array(key)):
+            hidden.add(name)
+            assert "zero but for rounding" in rows[family, name].why
+            assert "floor" in rows[family, name].metrics
+    assert hidden == ZERO[port]
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_differs_where_it_is_larger() -> None:
+    source = _reference(CONVNET)
+    moved = _scaled(source, "param_grad/conv1/bias", 1e4)
+    (row,) = (row for row in compare(source, moved).rows if (row.family, row.name) == ("param_grad", "conv1/bias"))
+    assert row.status == "different"
+
+
+def test_signs_that_flip_are_told_where_an_optimizer_would_act_on_them() -> None:
+    source = _reference(CONVNET)
+    found = compare(source, _scaled(source, "param_grad/conv1/bias", -1.0))
+    (row,) = (row for row in found.rows if (row.family, row.name) == ("param_grad", "conv1/bias"))
+    assert (row.status, row.metrics["flipped"]) == ("same", 1.0)
+    assert "100 % of its signs flip" in row.why
+
+
+def _attention(*, scanned: bool, checkpointed: bool = False) -> Dump:
+    """Transformer blocks, all of them called `block`, scanned or written out."""
+
+    def parameters(number: int) -> dict[str, Any]:
+        names = ("query", "key", "value")
+        return {
+            **{name: {"kernel": _normal(seed + 10 * number, 16, 16) / 4, "bias": _normal(seed, 16)}
+               for seed, name in enumerate(names, 100)},
+            "out": {"kernel": _normal(104 + 10 * number, 16, 16) / 4},
+        }  # fmt: skip
+
+    def block(weights: Any, x: Any) -> Any:
+        with jax.named_scope("block"):
+            return x + flax_like.attention(weights, x, 4)
+
+    def loss(weights: Any, x: Any) -> Any:
+        step = jax.checkpoint(block) if checkpointed else block
+        if scanned:
+            x, _ = jax.lax.scan(lambda carry, own: (step(own, carry), None), x, weights)
+        else:
+            for own in weights:
+                x = step(own, x)
+        return torch_like.cross_entropy(x[:, 0], jnp.arange(5))
+
+    weights: Any = [parameters(number) for number in range(3)]
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *weights)
+    return captured((loss, stacked if scanned else weights, _normal(130, 5, 12, 16)))
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_scanned_transformer_is_the_same_as_its_blocks_written_out(*, checkpointed: bool) -> None:
+    flat, loop = _attention(scanned=False), _attention(scanned=True, checkpointed=checkpointed)
+    for pair in ((flat, loop), (loop, flat)):
+        found = gs.compare(*pair)
+        assert found, found.sentence
+        keys = {row.name: row for row in found.rows if row.family == "param_grad" and row.name.endswith("key/bias")}
+        assert all(row.status == "same" for row in keys.values())
+        counterparts = {row.name: row.counterpart for row in found.rows if row.family == "activation"}
+        expected = ("block[1]", "block#2") if pair[0] is loop else ("block#2", "block[1]")
+        assert counterparts[expected[0]] == expected[1]
