@@ -123,6 +123,12 @@ class ResultOptions:
     ] = False
     sort: options.Sort = None
     no_fold: options.NoFold = False
+    full: options.Full = False
+
+    @property
+    def asks_for_rows(self) -> bool:
+        """True where an option asks for rows and not for an overview."""
+        return self.full or self.no_fold or self.sort is not None
 
     def failing_rules(self) -> frozenset[str]:
         """Returns the rules whose findings make the command exit 1.
@@ -174,7 +180,7 @@ def dump(
     findings = find(manifest)
     failed = trips(findings, failing_rules)
     if speaks_for_all():
-        _print_results(path, manifest, findings, run_options, result_options, format_options)
+        _print_results(path, manifest, findings, run_options, selection_options, result_options, format_options)
         failed |= result_options.strict and bool(manifest.ledger.unseen())
     if failed:
         raise typer.Exit(1)
@@ -238,6 +244,7 @@ def _print_results(
     manifest: Manifest,
     findings: Sequence[Finding],
     run_options: RunOptions,
+    selection_options: SelectionOptions,
     result_options: ResultOptions,
     format_options: FormatOptions,
 ) -> None:
@@ -249,7 +256,10 @@ def _print_results(
 
     query = Query(sort=result_options.sort)
     try:
-        report = dump_report("dump", str(path), manifest, findings, query=query, fold=not result_options.no_fold)
+        report = dump_report(
+            "dump", str(path), manifest, findings, query=query, fold=not result_options.no_fold,
+            overview=not (result_options.asks_for_rows or selection_options.is_set),
+        )  # fmt: skip
     except UsageError as error:  # the columns are known only now
         hint = f"the dump is in {path}, and gradscope show sorts it, too; {error.hint}"
         raise UsageError(error.message, hint=hint) from error

@@ -35,6 +35,7 @@ def show(
     check: options.Check = None,
     sort: options.Sort = None,
     no_fold: options.NoFold = False,
+    full: options.Full = False,
     format_options: FormatOptions,
 ) -> None:
     """Print the tables of a saved dump: layers, parameters, findings. Runs no model and needs no JAX."""
@@ -59,7 +60,8 @@ def show(
     elif ledger:
         report = LedgerReport(path=str(dump), manifest=manifest)
     else:
-        report = dump_report("show", str(dump), manifest, findings, query=query, fold=not no_fold)
+        overview = not (full or no_fold or sort is not None or selection_options.is_set)
+        report = dump_report("show", str(dump), manifest, findings, query=query, fold=not no_fold, overview=overview)
     print_report(report, format_options.chosen)
     if trips(findings, rules):
         raise typer.Exit(1)

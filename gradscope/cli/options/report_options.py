@@ -83,6 +83,11 @@ class SelectionOptions(NameOptions):
 
         return None if self.families is None else listed(self.families, FAMILIES, "family")
 
+    @property
+    def is_set(self) -> bool:
+        """True where any of these options is set: what it selects is then shown in full."""
+        return bool(self.select or self.exclude or self.depth is not None or self.families is not None)
+
     def query(self, sort: str | None) -> Query:
         """Returns the selection as a query to a table.
 

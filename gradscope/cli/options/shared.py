@@ -40,6 +40,10 @@ NoFold: TypeAlias = Annotated[
     bool,
     typer.Option("--no-fold", help="On a terminal, a line for every iteration of a loop.", rich_help_panel=_SHOWN),
 ]
+Full: TypeAlias = Annotated[
+    bool,
+    typer.Option("--full", help="On a terminal, every row, and not an overview of one screen.", rich_help_panel=_SHOWN),
+]
 Force: TypeAlias = Annotated[
     bool, typer.Option("--force", help="Replace an output that exists.", rich_help_panel=_OUTPUT)
 ]

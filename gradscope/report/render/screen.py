@@ -43,10 +43,12 @@ class Screen:
 
     Attributes:
         width: Columns of the terminal; None for a pipe.
+        height: Lines of the terminal; None where they are not known.
         unicode: Whether its encoding has more than ASCII.
     """
 
     width: int | None = None
+    height: int | None = None
     unicode: bool = True
 
     @property

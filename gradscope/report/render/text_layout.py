@@ -66,7 +66,7 @@ def lay_out(table: Table, screen: Screen) -> Text:
     _append_headings(text, shown, fitting, name_width, screen)
     for item, label in zip(items, labels, strict=True):
         _append_line(text, fitting, item, pad(screen.elide(label, name_width), name_width))
-    for note in (*shown.notes, *_hidden_note(blocks, fitting)):
+    for note in (*shown.notes, *(_hidden_note(blocks, fitting) if shown.names_hidden_columns else ())):
         text.append(screen.wrap(screen.show(note)) + "\n", DIM)
     return text
 

@@ -16,9 +16,8 @@ from typing import Final
 #: The range of magnitudes that are readable without an exponent.
 _PLAIN_FROM: Final = 1e-3
 _PLAIN_TO: Final = 9999.5
-#: The most digits, before and after the point, of a number with as many decimals as the others of its column. A float32
-#: has no more.
-_MOST_DIGITS: Final = 7
+#: The most digits, before and after the point, of a number with as many decimals as the others of its column.
+_MOST_DIGITS: Final = 6
 
 #: The prefix of each power of a thousand, and the smallest number that rounds to the next.
 _PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
