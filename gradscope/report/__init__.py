@@ -22,31 +22,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradscope.report.render.formats import Report, to_csv, to_json, to_markdown, to_text
     from gradscope.report.render.screen import Screen
-    from gradscope.report.reports.comparison import ComparisonReport
-    from gradscope.report.reports.difference import DifferenceReport
+    from gradscope.report.reports.comparing.comparison import ComparisonReport
+    from gradscope.report.reports.comparing.difference import DifferenceReport
+    from gradscope.report.reports.comparing.isolation import IsolationReport
+    from gradscope.report.reports.comparing.series import SeriesReport
     from gradscope.report.reports.dump_report import DumpReport, dump_report
     from gradscope.report.reports.inspection import InspectionReport, inspection_report
-    from gradscope.report.reports.isolation import IsolationReport
     from gradscope.report.reports.ledger import LedgerReport
     from gradscope.report.reports.proof import ProofReport
-    from gradscope.report.reports.series import SeriesReport
     from gradscope.report.reports.tensor import TensorReport, tensor_report
     from gradscope.report.tables.dump_rows import Row, rows_of
     from gradscope.report.tables.query import Query
 
 _HOMES = {
-    "ComparisonReport": "reports.comparison",
-    "DifferenceReport": "reports.difference",
+    "ComparisonReport": "reports.comparing.comparison",
+    "DifferenceReport": "reports.comparing.difference",
     "DumpReport": "reports.dump_report",
     "InspectionReport": "reports.inspection",
-    "IsolationReport": "reports.isolation",
+    "IsolationReport": "reports.comparing.isolation",
     "LedgerReport": "reports.ledger",
     "ProofReport": "reports.proof",
     "Query": "tables.query",
     "Report": "render.formats",
     "Row": "tables.dump_rows",
     "Screen": "render.screen",
-    "SeriesReport": "reports.series",
+    "SeriesReport": "reports.comparing.series",
     "TensorReport": "reports.tensor",
     "dump_report": "reports.dump_report",
     "inspection_report": "reports.inspection",

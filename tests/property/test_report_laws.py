@@ -14,7 +14,7 @@ from gradscope.dump.manifest.manifest import Manifest
 from gradscope.naming import printable
 from gradscope.report import Screen, to_csv
 from gradscope.report.render.outline import outline
-from gradscope.report.reports.comparison import rounded_up
+from gradscope.report.reports.comparing.comparison import rounded_up
 from gradscope.report.tables.numbers import Range, number, number_column, share
 from tests.support.report_samples import entry, report_of, text_of
 

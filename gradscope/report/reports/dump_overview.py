@@ -7,19 +7,18 @@ all of it.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gradscope.report.render.document import Document, Note, Notes, lay_out_document
+from gradscope.report.render.document import Document, Note, Notes, fitted
 from gradscope.report.render.screen import GOOD, Screen, style_of_words
-from gradscope.report.tables.overview import Overview
+from gradscope.report.tables.by_block.overview import Overview
 
-#: The most lines of an overview, and the fewest to which a low terminal reduces it.
-_MOST_LINES: Final = 40
-_FEWEST_LINES: Final = 20
 #: Lines that are kept for the table of blocks where there are many findings.
 _FOR_BLOCKS: Final = 20
+#: The fewest lines of that table.
+_FEWEST_BLOCKS: Final = 3
 #: The most findings that are told beside the worst, and the most of one rule.
 _MOST_FINDINGS: Final = 12
 _FINDINGS_PER_RULE: Final = 2
@@ -58,28 +57,14 @@ def overview_document(told: OverviewFacts, screen: Screen) -> Document:
     Returns:
         The verdict with the origin, other findings, the table of blocks, and how to see all.
     """
-    limit = max(min(_MOST_LINES, (screen.height or _MOST_LINES + 1) - 1), _FEWEST_LINES)
     foot = Notes(notes=tuple(_how_to_see_more(told)))
-    head = _fitting(lambda most: _head(told, most), _MOST_FINDINGS, screen, limit - _FOR_BLOCKS)
+    for_head = max(screen.overview_lines - _FOR_BLOCKS, 0)
+    head = fitted(lambda most: _head(told, most), screen, most=_MOST_FINDINGS, fewest=0, lines=for_head)
 
     def complete(room: int) -> Document:
         return (*head, told.overview.table(room), foot)
 
-    return _fitting(complete, limit, screen, limit, fewest=3)
-
-
-def _fitting(
-    document: Callable[[int], Document], most: int, screen: Screen, limit: int, *, fewest: int = 0
-) -> Document:
-    """Returns the document for the largest number with which it has at most so many lines."""
-    number = most
-    while (excess := _lines(made := document(number), screen) - limit) > 0 and number > fewest:
-        number = max(number - max(excess // 3, 1), fewest)
-    return made
-
-
-def _lines(document: Document, screen: Screen) -> int:
-    return lay_out_document(document, screen).plain.count("\n")
+    return fitted(complete, screen, most=screen.overview_lines, fewest=_FEWEST_BLOCKS)
 
 
 def _head(told: OverviewFacts, most: int) -> Document:

@@ -13,10 +13,10 @@ from gradscope.dump.record import Json
 from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import Screen, style_of_words
 from gradscope.report.reports.dump_overview import OverviewFacts, overview_document
+from gradscope.report.tables.by_block.overview import Overview
 from gradscope.report.tables.dump_rows import Row, rows_of
 from gradscope.report.tables.facts import facts, facts_json
 from gradscope.report.tables.folding import folded
-from gradscope.report.tables.overview import Overview
 from gradscope.report.tables.query import Query
 from gradscope.report.tables.sections import sections
 from gradscope.report.tables.table import Table

@@ -43,7 +43,7 @@ class ProofReport:
             for row in self.claims
         )
         columns = (_WHAT, *_COLUMNS)
-        table = Table(title=f"Claims ({len(lines):,})", columns=columns, lines=lines, in_order=False)
+        table = Table(title=f"Claims ({len(lines):,})", columns=columns, lines=lines, in_order=False, cuts_names=False)
         return Notes(notes=(verdict,)), table
 
     def _sentence(self) -> str:

@@ -17,7 +17,7 @@ from gradscope.dump.record import Json
 from gradscope.naming.wording import counted
 from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import BAD, Screen
-from gradscope.report.reports.comparison import VERDICT_STYLES
+from gradscope.report.reports.comparing.comparison import VERDICT_STYLES
 from gradscope.report.tables.table import Column, Line, Table, column
 
 #: The number of left-out values that a terminal shows.

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.report.tables.contents import Contents
+from gradscope.report.tables.by_block.contents import Contents
 from gradscope.report.tables.dump_rows import Row
 from gradscope.report.tables.numbers import Range
 from gradscope.report.tables.table import Cell, Column, column
