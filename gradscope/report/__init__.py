@@ -4,8 +4,8 @@ Data goes through the sub-packages in this order:
 
 1. `tables`: facts become rows of values, and rows become tables.
 2. `reports`: the result of one command becomes a *report*: `DumpReport`, `TensorReport`, `LedgerReport`,
-   `ComparisonReport`, `SeriesReport`, `DifferenceReport`, `IsolationReport`, `InspectionReport`, `ProofReport`. Each
-   can be a document, rows, or JSON.
+   `ComparisonReport`, `SeriesReport`, `DifferenceReport`, `IsolationReport`, `InspectionReport`, `ProofReport`,
+   `ExplanationReport`. Each can be a document, rows, or JSON.
 3. `render`: `to_text`, `to_markdown`, `to_json` and `to_csv` render any report. `graphs` renders an inspection for
    graph viewers.
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gradscope.report.reports.comparing.isolation import IsolationReport
     from gradscope.report.reports.comparing.series import SeriesReport
     from gradscope.report.reports.dump_report import DumpReport, dump_report
+    from gradscope.report.reports.explanation import ExplanationReport, explanation_report
     from gradscope.report.reports.inspection import InspectionReport, inspection_report
     from gradscope.report.reports.ledger import LedgerReport
     from gradscope.report.reports.proof import ProofReport
@@ -38,6 +39,7 @@ _HOMES = {
     "ComparisonReport": "reports.comparing.comparison",
     "DifferenceReport": "reports.comparing.difference",
     "DumpReport": "reports.dump_report",
+    "ExplanationReport": "reports.explanation",
     "InspectionReport": "reports.inspection",
     "IsolationReport": "reports.comparing.isolation",
     "LedgerReport": "reports.ledger",
@@ -49,6 +51,7 @@ _HOMES = {
     "SeriesReport": "reports.comparing.series",
     "TensorReport": "reports.tensor",
     "dump_report": "reports.dump_report",
+    "explanation_report": "reports.explanation",
     "inspection_report": "reports.inspection",
     "rows_of": "tables.dump_rows",
     "tensor_report": "reports.tensor",
@@ -62,6 +65,7 @@ __all__ = [
     "ComparisonReport",
     "DifferenceReport",
     "DumpReport",
+    "ExplanationReport",
     "InspectionReport",
     "IsolationReport",
     "LedgerReport",
@@ -73,6 +77,7 @@ __all__ = [
     "SeriesReport",
     "TensorReport",
     "dump_report",
+    "explanation_report",
     "inspection_report",
     "rows_of",
     "tensor_report",

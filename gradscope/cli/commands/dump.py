@@ -155,6 +155,15 @@ def dump(
 ) -> None:
     """Run one batch forward and backward, write every layer's tensors, and print their statistics.
 
+        gradscope dump mlp                             # it comes with gradscope
+        gradscope dump model.py --batch-size 16 --self-check
+        gradscope dump package.module:Net --input 'float32[8,784]' --loss mse
+        gradscope dump model.py --data batch.npz --checkpoint weights.npz
+        gradscope dump model.py --check nonfinite --format github     # for CI
+
+    On a terminal it prints an overview of one screen; --full and every other place have all rows. 'gradscope explain
+    NAME' says what a column, a finding or a reason is. Without --output, it replaces a dump of the same target.
+
     The model file is imported and run with your rights: only dump a model whose code you would run.
     """
     from gradscope.cli.options.checked_findings import trips

@@ -23,13 +23,17 @@ class FindingRule:
     Attributes:
         name: The rule's stable name.
         sentence: A description of the rule's findings, for users.
+        formula: What is compared with what.
         thresholds: The fields of `Thresholds` that the rule reads.
+        remedy: What to do.
         check: The function that returns the findings.
     """
 
     name: str
     sentence: str
+    formula: str = ""
     thresholds: tuple[str, ...] = ()
+    remedy: str = ""
     check: Callable[[RuleEvidence, Thresholds], Iterable[Finding]]
 
 
