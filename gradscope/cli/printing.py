@@ -27,8 +27,12 @@ def print_report(report: Report, output_format: Format) -> None:
         print_plain(render.to_json(report))
     elif output_format is Format.CSV:
         print_plain(render.to_csv(report))
-    else:
+    elif output_format is Format.MARKDOWN:
         print_plain(render.to_markdown(report))
+    else:
+        from gradscope.cli.source_files import path_in_repository
+
+        print_plain(render.to_github(report, path_in_repository))
 
 
 def print_plain(text: str) -> None:

@@ -6,8 +6,8 @@ Data goes through the sub-packages in this order:
 2. `reports`: the result of one command becomes a *report*: `DumpReport`, `TensorReport`, `LedgerReport`,
    `ComparisonReport`, `SeriesReport`, `DifferenceReport`, `IsolationReport`, `InspectionReport`, `ProofReport`,
    `ExplanationReport`. Each can be a document, rows, or JSON.
-3. `render`: `to_text`, `to_markdown`, `to_json` and `to_csv` render any report. `graphs` renders an inspection for
-   graph viewers.
+3. `render`: `to_text`, `to_markdown`, `to_json` and `to_csv` render any report, `to_github` those with annotations.
+   `graphs` renders an inspection for graph viewers.
 
 Nothing here prints or opens a file. Only names that went through `Screen.show` or an escape of Markdown, JSON, CSV or
 dot leave this package, and in rich they are `Text`, never markup: names come from untrusted files.
@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradscope.report.render.formats import Report, to_csv, to_json, to_markdown, to_text
+    from gradscope.report.render.formats import Report, to_csv, to_github, to_json, to_markdown, to_text
     from gradscope.report.render.screen import Screen
     from gradscope.report.reports.comparing.comparison import ComparisonReport
     from gradscope.report.reports.comparing.difference import DifferenceReport
@@ -56,6 +56,7 @@ _HOMES = {
     "rows_of": "tables.dump_rows",
     "tensor_report": "reports.tensor",
     "to_csv": "render.formats",
+    "to_github": "render.formats",
     "to_json": "render.formats",
     "to_markdown": "render.formats",
     "to_text": "render.formats",
@@ -82,6 +83,7 @@ __all__ = [
     "rows_of",
     "tensor_report",
     "to_csv",
+    "to_github",
     "to_json",
     "to_markdown",
     "to_text",

@@ -11,6 +11,7 @@ from gradscope.dump.manifest.json_text import from_float
 from gradscope.dump.manifest.manifest import Manifest, Origin
 from gradscope.dump.record import Json
 from gradscope.report.render.document import Document, Note, Notes
+from gradscope.report.render.github import Annotation
 from gradscope.report.render.screen import Screen, style_of_words
 from gradscope.report.reports.dump_overview import OverviewFacts, overview_document
 from gradscope.report.tables.by_block.overview import Overview
@@ -84,6 +85,29 @@ class DumpReport:
             return tables
         iterated = {row.key for row in self.selected if "iteration" in row.values}
         return tuple(folded(table, iterated) for table in tables)
+
+    def annotations(self) -> list[Annotation]:
+        """Returns the findings and origins next to their source lines, or that nothing looks wrong."""
+        found = [
+            Annotation(
+                level="warning",
+                title=f"gradscope: {finding.rule}",
+                message=f"{_key(finding)} {finding.why}",
+                source=finding.source,
+            )
+            for finding in self.findings
+        ]
+        began = [
+            Annotation(
+                level="warning",
+                title="gradscope: where it began",
+                message=f"{origin.name} {origin.why}" + (f"; {origin.repair}" if origin.repair else ""),
+                source=origin.source,
+            )
+            for origin in self.manifest.origins
+        ]
+        fine = Annotation(level="notice", title="gradscope", message=f"nothing looks wrong in {self.path}")
+        return [*began, *found] or [fine]
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns name, family and values of each row."""

@@ -22,6 +22,7 @@ from gradscope.comparison.metrics.example_spread import ExampleError
 from gradscope.dump.record import Json
 from gradscope.naming.wording import counted
 from gradscope.report.render.document import Document, Note, Notes, fitted
+from gradscope.report.render.github import Annotation
 from gradscope.report.render.heat_strip import heat_strips
 from gradscope.report.render.screen import BAD, DOUBTFUL, GOOD, Screen, style_of_words
 from gradscope.report.reports.comparing.comparison_overview import overview_tables
@@ -33,7 +34,7 @@ from gradscope.report.reports.comparing.comparison_rows import (
     in_tree_order,
     line_of,
 )
-from gradscope.report.reports.comparing.run_notes import provenance_notes
+from gradscope.report.reports.comparing.run_notes import provenance_notes, verdict_annotation
 from gradscope.report.tables.numbers import count
 from gradscope.report.tables.table import Table
 
@@ -92,6 +93,10 @@ class ComparisonReport:
             Notes(title="Reasons", notes=tuple(self._reasons()), at_most=_REASONS_PER_STATUS if most is None else 2),
             Notes(notes=tuple(self._outlook(most))),
         )
+
+    def annotations(self) -> list[Annotation]:
+        """Returns the verdict; a comparison knows names and no source lines."""
+        return [verdict_annotation(self.comparison.verdict, self.comparison.sentence)]
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns every row, also those that are the same."""

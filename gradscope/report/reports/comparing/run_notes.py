@@ -13,6 +13,7 @@ from typing import Final
 from gradscope.dump.manifest.json_text import dumps
 from gradscope.dump.record import Json
 from gradscope.report.render.document import Note
+from gradscope.report.render.github import Annotation
 from gradscope.report.render.screen import Screen, widest
 
 _HASH: Final = re.compile(r"[0-9a-f]{32,}")
@@ -37,6 +38,11 @@ def provenance_notes(differences: Sequence[Mapping[str, Json]], screen: Screen, 
     room = None if screen.width is None or verbose else screen.width - labels - _GAP
     notes = [Note(label=str(each["field"]), text=_change(each, room, screen, verbose=verbose)) for each in shown]
     return (*notes, *_hashes(hashes))
+
+
+def verdict_annotation(verdict: str, sentence: str) -> Annotation:
+    """Returns the verdict of a comparison as an annotation."""
+    return Annotation(level="notice" if verdict == "same" else "error", title=f"gradscope: {verdict}", message=sentence)
 
 
 def _hashes(fields: Sequence[str]) -> Iterator[Note]:

@@ -9,8 +9,10 @@ from gradscope.comparison import Comparison
 from gradscope.comparison.result import Series, SeriesMember
 from gradscope.dump.record import Json
 from gradscope.report.render.document import Document, Note, Notes
+from gradscope.report.render.github import Annotation
 from gradscope.report.render.screen import Screen
 from gradscope.report.reports.comparing.comparison import VERDICT_STYLES, ComparisonReport
+from gradscope.report.reports.comparing.run_notes import verdict_annotation
 from gradscope.report.tables.table import Column, Line, Table
 
 _COLUMNS: Final = (
@@ -62,6 +64,10 @@ class SeriesReport:
         ).document(screen)
         heading = Notes(title="The first that differs", notes=(Note(label="name", text=first.name),))
         return judged, table, heading, *details
+
+    def annotations(self) -> list[Annotation]:
+        """Returns the verdict; a comparison knows names and no source lines."""
+        return [verdict_annotation(self.series.verdict, self.series.sentence)]
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns the rows of every comparison, each with the name of its comparison."""
