@@ -227,14 +227,18 @@ def _run(
     from gradscope.capturing.records.distributed import dump_writer, is_shared
     from gradscope.capturing.timings import Timings
     from gradscope.cli.printing import say
+    from gradscope.cli.running.default_output import replaces_own_dump
     from gradscope.cli.running.progress import Progress
     from gradscope.cli.standard_streams import stdout_to_stderr
+    from gradscope.dump.manifest.provenance import without_folder
 
+    named = without_folder(target)
     # What the model prints are messages; standard output is for results.
     with stdout_to_stderr(native=is_shared()), Progress(quiet=run_options.quiet) as progress:
         model = model_options.model(target, model_request)
         path = run_options.output or Path(model.slug if is_shared() else f"{model.slug}.npz")
-        writer = dump_writer(path, force=run_options.force)
+        own = run_options.output is None and not run_options.force and replaces_own_dump(path, named)
+        writer = dump_writer(path, force=run_options.force or own)
         interrupts.on_interrupt(writer.discard)
         arguments = model_options.arguments(model, partial=bool(request.query))
         for choice in model.choices if run_options.verbose else ():
@@ -243,7 +247,8 @@ def _run(
         with writer:
             limit = run_options.max_memory
             bounds = None if limit is None else Bounds(memory=limit, scratch=path.absolute().parent)
-            request = replace(request, facts=model_options.facts(arguments), bounds=bounds)
+            facts = {"target": named, **model_options.facts(arguments)}
+            request = replace(request, facts=facts, bounds=bounds)
             manifest = dump_model(model, arguments, request, writer, Timings(progress.phase))
     return path, manifest
 

@@ -208,7 +208,8 @@ def _origin_json(origin: Origin) -> dict[str, Json]:
 
 def _sentence(finding: Finding) -> str:
     location = f" ({finding.source})" if finding.source else ""
-    return f"{_key(finding)} {finding.why}{location}"
+    several = f"; {finding.tensors:,} tensors" if finding.tensors > 1 else ""
+    return f"{_key(finding)} {finding.why}{location}{several}"
 
 
 def _finding_json(finding: Finding) -> dict[str, Json]:
@@ -217,6 +218,7 @@ def _finding_json(finding: Finding) -> dict[str, Json]:
         facts["source"] = finding.source
     if finding.iteration:
         facts["iteration"] = list(finding.iteration)
+    facts["tensors"] = finding.tensors
     return facts
 
 

@@ -22,6 +22,7 @@ class Finding:
         why: The reason with its number, as the predicate of a sentence without a full stop.
         source: `file:line` of the tensor in the user's code; None where unknown.
         iteration: Index per enclosing loop, outermost first.
+        tensors: Number of tensors that it concerns.
 
     Example:
         >>> import jax.numpy as jnp
@@ -37,6 +38,7 @@ class Finding:
     why: str
     source: str | None
     iteration: IterationIndex
+    tensors: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
