@@ -12,7 +12,7 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.report.tables.by_block.blocks import Block, components_of
+from gradscope.report.tables.by_block.folded_blocks import Block, components_of
 from gradscope.report.tables.dump_rows import Row, value_family
 
 #: The families whose tensors belong to the layer that has their path, with or without the name of a collection.

@@ -25,7 +25,7 @@ def test_json_of_a_dump_has_the_documented_keys() -> None:
     assert found["self_check"] == {"total": 3, "bit_equal": 2, "max_rel_l2": 3.2e-7}
     assert found["findings"][1] == {
         "rule": "dead", "name": "block1/relu", "family": "activation", "why": "has 75.0% dead units, above 50%",
-        "source": "net.py:14",
+        "source": "net.py:14", "tensors": 1,
     }  # fmt: skip
 
 

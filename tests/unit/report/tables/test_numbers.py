@@ -59,13 +59,13 @@ def test_counts_are_grouped_in_thousands() -> None:
 
 
 def test_a_column_is_aligned_at_the_decimal_point() -> None:
-    assert number_column([1.5, 0.0123, None, 123.4, 0.0, math.nan]) == [
-        "  1.5000",
-        "  0.0123",
-        "        ",
-        "123.4000",
-        "  0     ",
-        "     nan",
+    assert number_column([1.5, 0.0123, None, 12.34, 0.0, math.nan]) == [
+        " 1.5000",
+        " 0.0123",
+        "       ",
+        "12.3400",
+        " 0     ",
+        "    nan",
     ]
 
 

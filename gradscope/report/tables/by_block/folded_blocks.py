@@ -83,19 +83,17 @@ class _Numbered:
     loops: tuple[bool, ...]
     positions: tuple[int, ...]
 
-    def repeats_in(self, other: _Numbered, *, together: bool) -> bool:
+    def repeats_in(self, other: _Numbered) -> bool:
         """Returns whether the other ones continue these: one number counts up, and all else is equal.
 
-        Args:
-            other: The ones that come later.
-            together: Whether others repeat between them. Blocks that have repeated by themselves do so in loops only.
+        What shares a line already repeats again in loops only: the stages of a network are no loop.
         """
         if self.key != other.key:
             return False
         differing = [at for at, own in enumerate(self.ranges) if own != other.ranges[at]]
         if len(differing) != 1 or other.ranges[differing[0]][0] != self.ranges[differing[0]][1] + 1:
             return False
-        return self.loops[differing[0]] or not together or len(self.positions) == len(other.positions) == 1
+        return self.loops[differing[0]] or len(self.positions) == len(other.positions) == 1
 
 
 class Folding:
@@ -194,7 +192,7 @@ def _fold_once(neighbours: Sequence[_Numbered], *, longest: int) -> Iterator[_Nu
 def _repeats(neighbours: Sequence[_Numbered], at: int, period: int) -> int:
     """Returns how often the neighbours from a position on repeat, as many together as the period."""
     after = at + period
-    while after < len(neighbours) and neighbours[after - period].repeats_in(neighbours[after], together=period > 1):
+    while after < len(neighbours) and neighbours[after - period].repeats_in(neighbours[after]):
         after += 1
     return (after - at) // period
 
