@@ -145,7 +145,7 @@ def _groups(blocks: Sequence[_Block], screen: Screen) -> str:
     for group, members in groupby(blocks, key=lambda block: block.column.group):
         width = _width(list(members)) - len(_GAP)
         rule = screen.rule if group and len(group) + 1 < width else " "
-        line += _GAP + (f"{group} " if group else "").ljust(width, rule)
+        line += _GAP + (f"{group} " if group else "").ljust(width, rule)[:width]
     return line
 
 

@@ -34,7 +34,7 @@ from gradscope.report.reports.comparing.comparison_rows import (
     in_tree_order,
     line_of,
 )
-from gradscope.report.reports.comparing.run_notes import provenance_notes, verdict_annotation
+from gradscope.report.reports.comparing.run_notes import extent_notes, provenance_notes, verdict_annotation
 from gradscope.report.tables.numbers import count
 from gradscope.report.tables.table import Table
 
@@ -84,7 +84,7 @@ class ComparisonReport:
         if verdict == "nothing compared" and not self.everything:
             return judged, Notes(notes=tuple(_unmatched_names(self.comparison.rows)))
         provenance = provenance_notes(self.comparison.provenance_differences, screen, verbose=self.verbose)
-        extent = tuple(Note(label="extent", text=text) for text in self.comparison.extent_differences)
+        extent = extent_notes(self.comparison.extent_differences)
         return (
             judged,
             Notes(title="The runs differ in", notes=(*extent, *provenance)),

@@ -22,6 +22,13 @@ _COMMIT: Final = "git_commit"
 _COMMIT_DIGITS: Final = 12
 _ARROW: Final = " -> "
 _GAP: Final = 2
+_HASHES: Final = "hashes"
+_EXTENT: Final = "extent"
+
+
+def extent_notes(sentences: Sequence[str]) -> tuple[Note, ...]:
+    """Returns the notes on what one capture recorded and the other did not."""
+    return tuple(Note(label=_EXTENT, text=text) for text in sentences)
 
 
 def provenance_notes(differences: Sequence[Mapping[str, Json]], screen: Screen, *, verbose: bool) -> tuple[Note, ...]:
@@ -34,7 +41,7 @@ def provenance_notes(differences: Sequence[Mapping[str, Json]], screen: Screen, 
     """
     hashes = [] if verbose else [str(each["field"]) for each in differences if _is_hash(each)]
     shown = [each for each in differences if each["field"] not in hashes]
-    labels = widest([str(each["field"]) for each in shown])
+    labels = widest([*(str(each["field"]) for each in shown), _HASHES, _EXTENT])
     room = None if screen.width is None or verbose else screen.width - labels - _GAP
     notes = [Note(label=str(each["field"]), text=_change(each, room, screen, verbose=verbose)) for each in shown]
     return (*notes, *_hashes(hashes))
@@ -47,7 +54,7 @@ def verdict_annotation(verdict: str, sentence: str) -> Annotation:
 
 def _hashes(fields: Sequence[str]) -> Iterator[Note]:
     if fields:
-        yield Note(label="hashes", text=f"{', '.join(fields)} (--verbose shows them)")
+        yield Note(label=_HASHES, text=f"{', '.join(fields)} (--verbose shows them)")
 
 
 def _is_hash(difference: Mapping[str, Json]) -> bool:
