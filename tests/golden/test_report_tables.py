@@ -43,7 +43,7 @@ zeros, activation fwd_gain, gradient amax, gradient zeros, gradient bwd_gain,
 source, alias_of (--format json has them all)
 
 Parameters (4)
-                    param   gradient ────────
+                    param  gradient ────────
 name                   l2       l2       g/w  notes
 spare/kernel         2.00                     unused-param, zero-grad
 stem/conv/kernel     5.61  0.41300  7.36e-02

@@ -28,11 +28,12 @@ def tensor_keys(context: typer.Context, incomplete: str) -> list[str]:
     from gradscope.dump.reader import open_dump
     from gradscope.errors import GradscopeError
 
-    path = context.params.get("dump")
-    if not isinstance(path, str | Path):
+    # An option that lacks its value ends the parsing, and what came before is left over.
+    named = context.params.get("dump") or next(iter(context.args), None)
+    if named is None:
         return []
     try:
-        with open_dump(path) as source:
+        with open_dump(Path(named)) as source:
             return _beginning(source.keys(), incomplete)
     except GradscopeError:
         return []

@@ -13,8 +13,8 @@ from typing import Final
 
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.report.tables.by_block.block_cells import CELLS, BlockFacts
-from gradscope.report.tables.by_block.folded_blocks import Block, Folding, Group
 from gradscope.report.tables.by_block.contents import Contents, block_tree
+from gradscope.report.tables.by_block.folded_blocks import Block, Folding, Group
 from gradscope.report.tables.dump_rows import Row
 from gradscope.report.tables.table import Column, Line, Table
 
