@@ -71,11 +71,15 @@ def _program(commands: Iterable[str]) -> typer.Typer:
     app.callback()(_options)
     for name in commands:
         command = getattr(import_module(f"gradscope.cli.commands.{name}"), name)
-        app.command(cls=_class_of(name), help=_help_text(command.__doc__))(
+        app.command(cls=_class_of(name), help=_help_text(command.__doc__ or ""))(
             _without_file_checks(_with_traceback(with_groups(command)))
         )
     app.command("help")(_help)
     return app
+
+
+def _command_names() -> list[str]:
+    return list(_COMMANDS)
 
 
 def _help_text(docstring: str) -> str:
@@ -90,7 +94,7 @@ def _help(
     command: Annotated[
         str | None,
         typer.Argument(
-            metavar="COMMAND", help="A command; without it, the program itself.", autocompletion=lambda: list(_COMMANDS)
+            metavar="COMMAND", help="A command; without it, the program itself.", autocompletion=_command_names
         ),
     ] = None,
 ) -> None:

@@ -55,11 +55,10 @@ def family_names(incomplete: str) -> list[str]:
 
 
 def column_names(incomplete: str) -> list[str]:
-    """Returns the columns, with a sign where the largest is to come first."""
+    """Returns the columns; with a sign, a shell's completion takes them for options."""
     from gradscope.stats import COLUMNS
 
-    sign = "-" if incomplete.startswith("-") else ""
-    return _beginning((f"{sign}{column.name}" for column in COLUMNS if "@" not in column.name), incomplete)
+    return _beginning((column.name for column in COLUMNS if "@" not in column.name), incomplete)
 
 
 def explained_names(incomplete: str) -> list[str]:

@@ -186,7 +186,7 @@ def test_completion_knows_names(dumps: Path) -> None:
     assert completed("gradscope show none.npz --tensor activation/fir") == []
     assert completed("gradscope show a.npz --check nonfinite,zero") == ["nonfinite,zero-grad"]
     assert completed("gradscope show a.npz --families param") == ["param", "param_grad"]
-    assert completed("gradscope show a.npz --sort -rm") == ["-rms"]
+    assert completed("gradscope show a.npz --sort rm") == ["rms"]
     assert completed("gradscope explain sqnr") == ["sqnr_db"]
     assert completed("gradscope help rec") == ["recover"]
 
