@@ -6,10 +6,11 @@ A run of the program goes through these modules, in this order:
   which end the process on a signal, and enters `error_boundary`, the one place that turns errors into exit statuses.
 - `program` builds the commands for Typer.
 - `commands` has the commands themselves: `dump`, `show`, `compare`, `isolate`, `calibrate`, `inspect`, `check`,
-  `verify`, `recover`.
+  `verify`, `recover`, `explain`.
 - `options` has the groups of options that commands share: the model and its batch (`model_options`), `--feed`,
   `--fetch` and `--of` (`query_options`), `--ops`, `--terms` and `--per-example` (`observation_options`).
 - `running` sets up JAX (`jax_setup`), makes the model of a dump again (`rerun`) and shows `progress`.
-- `printing` writes results to standard output; nothing else does. `blas` keeps NumPy's matrix library to one thread in
-  commands that only read dumps.
+- `printing` writes results to standard output; nothing else does.
+  `source_files` finds the files of annotations. `blas` keeps NumPy's matrix library to one thread in commands that only
+  read dumps.
 """

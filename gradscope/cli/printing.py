@@ -27,8 +27,12 @@ def print_report(report: Report, output_format: Format) -> None:
         print_plain(render.to_json(report))
     elif output_format is Format.CSV:
         print_plain(render.to_csv(report))
-    else:
+    elif output_format is Format.MARKDOWN:
         print_plain(render.to_markdown(report))
+    else:
+        from gradscope.cli.source_files import path_in_repository
+
+        print_plain(render.to_github(report, path_in_repository))
 
 
 def print_plain(text: str) -> None:
@@ -63,18 +67,24 @@ def say(line: str) -> None:
 
 
 def _screen() -> Screen:
-    """Returns the width of standard output where it is a terminal, and whether it can show Unicode."""
+    """Returns the size of standard output where it is a terminal, and whether it can show Unicode."""
     from gradscope.report import Screen
 
     unicode = "utf" in (sys.stdout.encoding or "").lower()
-    return Screen(width=_terminal_width() if sys.stdout.isatty() else None, unicode=unicode)
+    if not sys.stdout.isatty():
+        return Screen(unicode=unicode)
+    size = os.get_terminal_size(sys.stdout.fileno())
+    return Screen(
+        width=_requested("COLUMNS") or size.columns or _USUAL_WIDTH,
+        height=_requested("LINES") or size.lines or None,
+        unicode=unicode,
+    )
 
 
-def _terminal_width() -> int:
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdecimal() and int(columns) > 0:
-        return int(columns)
-    return os.get_terminal_size(sys.stdout.fileno()).columns or _USUAL_WIDTH
+def _requested(variable: str) -> int:
+    """Returns the size that the environment asks for; 0 where it asks for none."""
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdecimal() else 0
 
 
 def _print_text(text: Text) -> None:

@@ -23,7 +23,18 @@ from gradscope.cli.options.shared import Traceback
 from gradscope.errors import UsageError
 
 #: The commands, in the order of `--help`. Each is the function in the module of its name.
-_COMMANDS: Final = ("dump", "show", "compare", "isolate", "calibrate", "inspect", "check", "verify", "recover")
+_COMMANDS: Final = (
+    "dump",
+    "show",
+    "compare",
+    "isolate",
+    "calibrate",
+    "inspect",
+    "check",
+    "verify",
+    "recover",
+    "explain",
+)
 
 #: The error that Typer raises for a wrong command line. Typer has a copy of click and exports only this error of it.
 _WrongCommandLine = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
@@ -40,7 +51,7 @@ def _print_version(requested: bool) -> None:
 def _options(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001 - its callback prints it
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
@@ -60,8 +71,36 @@ def _program(commands: Iterable[str]) -> typer.Typer:
     app.callback()(_options)
     for name in commands:
         command = getattr(import_module(f"gradscope.cli.commands.{name}"), name)
-        app.command(cls=_class_of(name))(_without_file_checks(_with_traceback(with_groups(command))))
+        app.command(cls=_class_of(name), help=_help_text(command.__doc__ or ""))(
+            _without_file_checks(_with_traceback(with_groups(command)))
+        )
+    app.command("help")(_help)
     return app
+
+
+def _command_names() -> list[str]:
+    return list(_COMMANDS)
+
+
+def _help_text(docstring: str) -> str:
+    """Returns a docstring as Typer lays it out: a paragraph is one line, and an indented one is kept as it is."""
+    paragraphs = inspect.cleandoc(docstring).split("\n\n")
+    kept = "\b\n"
+    return "\n\n".join(kept + each if each.startswith(" ") else " ".join(each.split()) for each in paragraphs)
+
+
+def _help(
+    context: typer.Context,
+    command: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="COMMAND", help="A command; without it, the program itself.", autocompletion=_command_names
+        ),
+    ] = None,
+) -> None:
+    """Show the help of a command, as COMMAND --help does."""
+    words = ["--help"] if command is None else [command, "--help"]
+    _program(_COMMANDS)(words, prog_name="gradscope", obj=context.obj, standalone_mode=False)
 
 
 def _with_traceback(command: Callable[..., None]) -> Callable[..., None]:

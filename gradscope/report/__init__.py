@@ -4,10 +4,10 @@ Data goes through the sub-packages in this order:
 
 1. `tables`: facts become rows of values, and rows become tables.
 2. `reports`: the result of one command becomes a *report*: `DumpReport`, `TensorReport`, `LedgerReport`,
-   `ComparisonReport`, `SeriesReport`, `DifferenceReport`, `IsolationReport`, `InspectionReport`, `ProofReport`. Each
-   can be a document, rows, or JSON.
-3. `render`: `to_text`, `to_markdown`, `to_json` and `to_csv` render any report. `graphs` renders an inspection for
-   graph viewers.
+   `ComparisonReport`, `SeriesReport`, `DifferenceReport`, `IsolationReport`, `InspectionReport`, `ProofReport`,
+   `ExplanationReport`. Each can be a document, rows, or JSON.
+3. `render`: `to_text`, `to_markdown`, `to_json` and `to_csv` render any report, `to_github` those with annotations.
+   `graphs` renders an inspection for graph viewers.
 
 Nothing here prints or opens a file. Only names that went through `Screen.show` or an escape of Markdown, JSON, CSV or
 dot leave this package, and in rich they are `Text`, never markup: names come from untrusted files.
@@ -20,39 +20,43 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradscope.report.render.formats import Report, to_csv, to_json, to_markdown, to_text
+    from gradscope.report.render.formats import Report, to_csv, to_github, to_json, to_markdown, to_text
     from gradscope.report.render.screen import Screen
-    from gradscope.report.reports.comparison import ComparisonReport
-    from gradscope.report.reports.difference import DifferenceReport
+    from gradscope.report.reports.comparing.comparison import ComparisonReport
+    from gradscope.report.reports.comparing.difference import DifferenceReport
+    from gradscope.report.reports.comparing.isolation import IsolationReport
+    from gradscope.report.reports.comparing.series import SeriesReport
     from gradscope.report.reports.dump_report import DumpReport, dump_report
+    from gradscope.report.reports.explanation import ExplanationReport, explanation_report
     from gradscope.report.reports.inspection import InspectionReport, inspection_report
-    from gradscope.report.reports.isolation import IsolationReport
     from gradscope.report.reports.ledger import LedgerReport
     from gradscope.report.reports.proof import ProofReport
-    from gradscope.report.reports.series import SeriesReport
     from gradscope.report.reports.tensor import TensorReport, tensor_report
     from gradscope.report.tables.dump_rows import Row, rows_of
     from gradscope.report.tables.query import Query
 
 _HOMES = {
-    "ComparisonReport": "reports.comparison",
-    "DifferenceReport": "reports.difference",
+    "ComparisonReport": "reports.comparing.comparison",
+    "DifferenceReport": "reports.comparing.difference",
     "DumpReport": "reports.dump_report",
+    "ExplanationReport": "reports.explanation",
     "InspectionReport": "reports.inspection",
-    "IsolationReport": "reports.isolation",
+    "IsolationReport": "reports.comparing.isolation",
     "LedgerReport": "reports.ledger",
     "ProofReport": "reports.proof",
     "Query": "tables.query",
     "Report": "render.formats",
     "Row": "tables.dump_rows",
     "Screen": "render.screen",
-    "SeriesReport": "reports.series",
+    "SeriesReport": "reports.comparing.series",
     "TensorReport": "reports.tensor",
     "dump_report": "reports.dump_report",
+    "explanation_report": "reports.explanation",
     "inspection_report": "reports.inspection",
     "rows_of": "tables.dump_rows",
     "tensor_report": "reports.tensor",
     "to_csv": "render.formats",
+    "to_github": "render.formats",
     "to_json": "render.formats",
     "to_markdown": "render.formats",
     "to_text": "render.formats",
@@ -62,6 +66,7 @@ __all__ = [
     "ComparisonReport",
     "DifferenceReport",
     "DumpReport",
+    "ExplanationReport",
     "InspectionReport",
     "IsolationReport",
     "LedgerReport",
@@ -73,10 +78,12 @@ __all__ = [
     "SeriesReport",
     "TensorReport",
     "dump_report",
+    "explanation_report",
     "inspection_report",
     "rows_of",
     "tensor_report",
     "to_csv",
+    "to_github",
     "to_json",
     "to_markdown",
     "to_text",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -69,7 +68,7 @@ def command_section(name: str, command: Any, times: Counter[tuple[str, str, str]
     parts = [
         f"### `{name}`",
         f"    {usage}",
-        inspect.cleandoc(command.help),
+        command.help.replace("\b\n", ""),
         table(["argument", "meaning"], ((code(each.metavar), each.help) for each in arguments)),
         table(["option", "meaning", "default"], own) if own else "",
         f"Shared options: {code(*shared)}." if shared else "",

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from gradscope.dump import record
 from gradscope.dump.manifest import manifest
+from gradscope.dump.manifest.reasons import REASONS
 from scripts.docs_blocks.markdown import attributes, code, table
 
 #: The objects in a manifest, each with the classes whose fields it has.
@@ -34,4 +35,12 @@ def fields_table(name: str) -> str:
     return table(["field", "present", "meaning"], rows)
 
 
-BLOCKS: Final[dict[str, Callable[[], str]]] = {f"{name}-fields": partial(fields_table, name) for name in OBJECTS}
+def reasons_table() -> str:
+    rows = ((code(each.name), each.sentence, each.remedy) for each in REASONS)
+    return table(["reason", "why the tensor is not in the dump", "what to do"], rows)
+
+
+BLOCKS: Final[dict[str, Callable[[], str]]] = {
+    **{f"{name}-fields": partial(fields_table, name) for name in OBJECTS},
+    "reasons": reasons_table,
+}

@@ -31,24 +31,24 @@ Layers (8)
                            activation ───────  gradient ──────────
 name         shape            rms   dead  nan       rms  bwd_total  notes
 stem         [8,16,16,16]   0.610   6.2%    0  2.10e-03   2.31e-03
-  conv       [8,16,16,16]   1.02      0%    0  2.00e-03   2.20e-03
+  conv       [8,16,16,16]   1.020     0%    0  2.00e-03   2.20e-03
   relu       [8,16,16,16]   0.610   6.2%    0  2.10e-03   2.31e-03
 block1       [8,8,8,32]     0.220  87.5%    0  9.10e-05             dead
-  conv       [8,8,8,32]     1.31      0%    0  8.40e-04   9.24e-04
+  conv       [8,8,8,32]     1.310     0%    0  8.40e-04   9.24e-04
   relu       [8,8,8,32]     0.220  87.5%    0  9.10e-05   1.00e-04  dead
-block2/conv  [8,8,8,32]    12.7       0%    3  5.50e-09   6.05e-09
-loss         []             2.31      0%    0  1.00e+00   1.10e+00
+block2/conv  [8,8,8,32]    12.700     0%    3  5.50e-09   6.05e-09
+loss         []             2.310     0%    0  1.00e+00   1.10e+00
 hidden at this width: dtype, activation mean, activation std, activation zeros,
 activation fwd_gain, gradient amax, gradient zeros, gradient bwd_gain, source,
 alias_of (--format json has them all)
 
 Parameters (4)
-                    param   gradient ────────
+                    param  gradient ────────
 name                   l2       l2       g/w  notes
 spare/kernel         2.00                     unused-param, disconnected
-stem/conv/kernel     5.61  0.413    7.36e-02
+stem/conv/kernel     5.61  0.41300  7.36e-02
 stem/conv/bias       0     0.00210
-block1/conv/kernel  11.9   0.00102  8.57e-05
+block1/conv/kernel  11.90  0.00102  8.57e-05
 hidden at this width: shape, param mean, param std, param amax, gradient rms,
 gradient amax, gradient zeros, source (--format json has them all)
 
@@ -82,23 +82,23 @@ label  [8]          int32                  0     9     12.5%
 Layers (8)
                                      activation ──────────────────────────────────────────  gradient ─────────────────────────────────────
 name         shape         dtype         mean     std     rms  zeros   dead  nan  fwd_gain       rms      amax  zeros  bwd_gain  bwd_total  notes  source
-stem         [8,16,16,16]             0.250     0.610   0.610  49.1%   6.2%    0     0.610  2.10e-03  1.05e-02     0%      1.10   2.31e-03         net.py:11
-  conv       [8,16,16,16]            -0.00400   1.02    1.02      0%     0%    0     1.02   2.00e-03  1.00e-02     0%      1.10   2.20e-03         net.py:11
-  relu       [8,16,16,16]             0.250     0.610   0.610  49.1%   6.2%    0     0.610  2.10e-03  1.05e-02     0%      1.10   2.31e-03         net.py:12
-block1       [8,8,8,32]               0.250     0.220   0.220  93.8%  87.5%    0            9.10e-05  4.55e-04     0%                       dead   net.py:13
-  conv       [8,8,8,32]    bfloat16   0.250     1.31    1.31      0%     0%    0     1.31   8.40e-04  4.20e-03     0%      1.10   9.24e-04         net.py:13
-  relu       [8,8,8,32]               0.250     0.220   0.220  93.8%  87.5%    0     0.220  9.10e-05  4.55e-04     0%      1.10   1.00e-04  dead   net.py:14
-block2/conv  [8,8,8,32]               0.250    12.7    12.7       0%     0%    3    12.7    5.50e-09  2.75e-08     0%      1.10   6.05e-09         net.py:15
-loss         []                       0.250     2.31    2.31      0%     0%    0     2.31   1.00e+00  5.00e+00     0%      1.10   1.10e+00         net.py:16
+stem         [8,16,16,16]             0.25000   0.610   0.610  49.1%   6.2%    0     0.610  2.10e-03  1.05e-02     0%      1.10   2.31e-03         net.py:11
+  conv       [8,16,16,16]            -0.00400   1.020   1.020     0%     0%    0     1.020  2.00e-03  1.00e-02     0%      1.10   2.20e-03         net.py:11
+  relu       [8,16,16,16]             0.25000   0.610   0.610  49.1%   6.2%    0     0.610  2.10e-03  1.05e-02     0%      1.10   2.31e-03         net.py:12
+block1       [8,8,8,32]               0.25000   0.220   0.220  93.8%  87.5%    0            9.10e-05  4.55e-04     0%                       dead   net.py:13
+  conv       [8,8,8,32]    bfloat16   0.25000   1.310   1.310     0%     0%    0     1.310  8.40e-04  4.20e-03     0%      1.10   9.24e-04         net.py:13
+  relu       [8,8,8,32]               0.25000   0.220   0.220  93.8%  87.5%    0     0.220  9.10e-05  4.55e-04     0%      1.10   1.00e-04  dead   net.py:14
+block2/conv  [8,8,8,32]               0.25000  12.700  12.700     0%     0%    3    12.700  5.50e-09  2.75e-08     0%      1.10   6.05e-09         net.py:15
+loss         []                       0.25000   2.310   2.310     0%     0%    0     2.310  1.00e+00  5.00e+00     0%      1.10   1.10e+00         net.py:16
 hidden at this width: alias_of (--format json has them all)
 
 Parameters (4)
                                  param ────────────────────  gradient ───────────────────────────────────
 name                shape         mean    std     l2   amax       l2       rms      amax  zeros       g/w  notes                       source
-spare/kernel        [4,4]        0.100  0.500   2.00  1.00                                                 unused-param, disconnected
-stem/conv/kernel    [3,3,3,16]   0      0.270   5.61  0.810  0.413    1.99e-02  2.06e-01     0%  7.36e-02                              net.py:3
+spare/kernel        [4,4]        0.100  0.500   2.00  1.000                                                unused-param, disconnected
+stem/conv/kernel    [3,3,3,16]   0      0.270   5.61  0.810  0.41300  1.99e-02  2.06e-01     0%  7.36e-02                              net.py:3
 stem/conv/bias      [16]         0      0       0     0      0.00210  5.25e-04  1.05e-03     0%                                        net.py:3
-block1/conv/kernel  [3,3,16,32]  0      0.175  11.9   0.526  0.00102  1.50e-05  5.10e-04     0%  8.57e-05                              net.py:3
+block1/conv/kernel  [3,3,16,32]  0      0.175  11.90  0.526  0.00102  1.50e-05  5.10e-04     0%  8.57e-05                              net.py:3
 
 Findings (2)
 dead          activation/block1/relu has 87.5% dead units: 28 of 32 are zero for all of 512 examples (net.py:14)

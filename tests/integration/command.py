@@ -29,7 +29,7 @@ GRADSCOPE = (sys.executable, "-P", "-m", "gradscope")
 #: Variables that Python, JAX and XLA read once, by the beginnings of their names.
 READ_EARLY = ("PYTHON", "JAX_", "XLA_", "OPENBLAS_", "LC_", "LANG", "XDG_CACHE_HOME")
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,8 @@ class Finished:
 
     @property
     def plain(self) -> str:
-        """The output without colours."""
-        return _COLOURS.sub("", self.output)
+        """The output without colours and movements of the cursor."""
+        return _CONTROLS.sub("", self.output)
 
     @property
     def json(self) -> Any:

@@ -14,7 +14,7 @@ from gradscope.dump.manifest.manifest import Manifest
 from gradscope.naming import printable
 from gradscope.report import Screen, to_csv
 from gradscope.report.render.outline import outline
-from gradscope.report.reports.comparison import rounded_up
+from gradscope.report.reports.comparing.comparison import rounded_up
 from gradscope.report.tables.numbers import Range, number, number_column, share
 from tests.support.report_samples import entry, report_of, text_of
 
@@ -43,7 +43,8 @@ def test_a_column_has_its_numbers_in_one_width(values: list[float]) -> None:
 @given(st.lists(st.tuples(FLOATS, FLOATS).map(sorted), min_size=1))
 def test_the_ends_of_a_range_parse_back(ends: list[list[float]]) -> None:
     for text, (low, high) in zip(number_column([Range(*each) for each in ends]), ends, strict=True):
-        shown_low, shown_high = map(float, text.split(".."))
+        ends_shown = [float(end) for end in text.split("..")]
+        shown_low, shown_high = ends_shown[0], ends_shown[-1]
         assert math.isclose(shown_low, low, rel_tol=0.01)
         assert math.isclose(shown_high, high, rel_tol=0.01)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
 from gradscope.cli.blas import keep_single_threaded
+from gradscope.cli.options import shared as options
 from gradscope.cli.options.report_options import FormatOptions, NameOptions
 
 if TYPE_CHECKING:
@@ -140,7 +141,12 @@ def compare(
             rich_help_panel="Which layer it is",
         ),
     ] = None,
+    full: options.Full = False,
     format_options: FormatOptions,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Show the hashes in which the runs differ.", rich_help_panel="Output"),
+    ] = False,
 ) -> None:
     """Match dumps tensor by tensor and judge them. Without --isolate it runs no model and needs no JAX.
 
@@ -154,7 +160,13 @@ def compare(
     found = _compared(ref, cand, compare_options)
     if judge_options.write_map is not None:
         _save_map(judge_options.write_map, found)
-    report, status = _report(found, everything, worst_first), found.exit_code
+    shown = _Shown(
+        everything=everything,
+        worst_first=worst_first,
+        overview=not (full or everything or worst_first or name_options.select or name_options.exclude),
+        verbose=verbose,
+    )
+    report, status = _report(found, shown), found.exit_code
     if isolate is not None:
         single, isolation = _single(found), _isolated(ref, cand[0], isolate, compare_options)
         report, status = _isolation_report(single, isolation, everything), status or isolation.exit_code
@@ -237,13 +249,22 @@ def _isolation_report(found: Comparison, isolation: Isolation, everything: bool)
     return IsolationReport(comparison=found, isolation=isolation, everything=everything)
 
 
-def _report(found: Comparison | Series, everything: bool, worst_first: bool) -> Report:
+class _Shown(TypedDict):
+    """What of a comparison is shown."""
+
+    everything: bool
+    worst_first: bool
+    overview: bool
+    verbose: bool
+
+
+def _report(found: Comparison | Series, shown: _Shown) -> Report:
     from gradscope.comparison import Comparison
     from gradscope.report import ComparisonReport, SeriesReport
 
     if isinstance(found, Comparison):
-        return ComparisonReport(comparison=found, everything=everything, worst_first=worst_first)
-    return SeriesReport(series=found, everything=everything, worst_first=worst_first)
+        return ComparisonReport(comparison=found, **shown)
+    return SeriesReport(series=found, **shown)
 
 
 def _map_rules(path: Path) -> tuple[MapRule, ...]:

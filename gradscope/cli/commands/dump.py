@@ -131,6 +131,12 @@ class ResultOptions:
     ] = False
     sort: options.Sort = None
     no_fold: options.NoFold = False
+    full: options.Full = False
+
+    @property
+    def asks_for_rows(self) -> bool:
+        """True where an option asks for rows and not for an overview."""
+        return self.full or self.no_fold or self.sort is not None
 
     def failing_rules(self) -> frozenset[str]:
         """Returns the rules whose findings make the command exit 1.
@@ -157,6 +163,15 @@ def dump(
 ) -> None:
     """Run one batch forward and backward, write every layer's tensors, and print their statistics.
 
+        gradscope dump mlp                             # it comes with gradscope
+        gradscope dump model.py --batch-size 16 --self-check
+        gradscope dump package.module:Net --input 'float32[8,784]' --loss mse
+        gradscope dump model.py --data batch.npz --checkpoint weights.npz
+        gradscope dump model.py --check nonfinite --format github     # for CI
+
+    On a terminal it prints an overview of one screen; --full and every other place have all rows. 'gradscope explain
+    NAME' says what a column, a finding or a reason is. Without --output, it replaces a dump of the same target.
+
     The model file is imported and run with your rights: only dump a model whose code you would run.
     """
     from gradscope.cli.options.checked_findings import trips
@@ -182,7 +197,7 @@ def dump(
     findings = find(manifest)
     failed = trips(findings, failing_rules)
     if speaks_for_all():
-        _print_results(path, manifest, findings, run_options, result_options, format_options)
+        _print_results(path, manifest, findings, run_options, selection_options, result_options, format_options)
         failed |= result_options.strict and bool(manifest.ledger.unseen())
     if failed:
         raise typer.Exit(1)
@@ -221,14 +236,18 @@ def _run(
     from gradscope.capturing.records.distributed import dump_writer, is_shared
     from gradscope.capturing.timings import Timings
     from gradscope.cli.printing import say
+    from gradscope.cli.running.default_output import replaces_own_dump
     from gradscope.cli.running.progress import Progress
     from gradscope.cli.standard_streams import stdout_to_stderr
+    from gradscope.dump.manifest.provenance import without_folder
 
+    named = without_folder(target)
     # What the model prints are messages; standard output is for results.
     with stdout_to_stderr(native=is_shared()), Progress(quiet=run_options.quiet) as progress:
         model = model_options.model(target, model_request)
         path = run_options.output or Path(model.slug if is_shared() else f"{model.slug}.npz")
-        writer = dump_writer(path, force=run_options.force)
+        own = run_options.output is None and not run_options.force and replaces_own_dump(path, named)
+        writer = dump_writer(path, force=run_options.force or own)
         interrupts.on_interrupt(writer.discard)
         arguments = model_options.arguments(model, partial=bool(request.query))
         for choice in model.choices if run_options.verbose else ():
@@ -237,7 +256,8 @@ def _run(
         with writer:
             limit = run_options.max_memory
             bounds = None if limit is None else Bounds(memory=limit, scratch=path.absolute().parent)
-            request = replace(request, facts=model_options.facts(arguments), bounds=bounds)
+            facts = {"target": named, **model_options.facts(arguments)}
+            request = replace(request, facts=facts, bounds=bounds)
             manifest = dump_model(model, arguments, request, writer, Timings(progress.phase))
     return path, manifest
 
@@ -247,6 +267,7 @@ def _print_results(
     manifest: Manifest,
     findings: Sequence[Finding],
     run_options: RunOptions,
+    selection_options: SelectionOptions,
     result_options: ResultOptions,
     format_options: FormatOptions,
 ) -> None:
@@ -258,7 +279,10 @@ def _print_results(
 
     query = Query(sort=result_options.sort)
     try:
-        report = dump_report("dump", str(path), manifest, findings, query=query, fold=not result_options.no_fold)
+        report = dump_report(
+            "dump", str(path), manifest, findings, query=query, fold=not result_options.no_fold,
+            overview=not (result_options.asks_for_rows or selection_options.is_set),
+        )  # fmt: skip
     except UsageError as error:  # the columns are known only now
         hint = f"the dump is in {path}, and gradscope show sorts it, too; {error.hint}"
         raise UsageError(error.message, hint=hint) from error

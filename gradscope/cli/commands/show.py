@@ -9,6 +9,7 @@ import typer
 
 from gradscope.cli.blas import keep_single_threaded
 from gradscope.cli.options import shared as options
+from gradscope.cli.options.completion import tensor_keys
 from gradscope.cli.options.report_options import FormatOptions, SelectionOptions
 
 if TYPE_CHECKING:
@@ -24,7 +25,11 @@ def show(
     *,
     tensor: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="One tensor in detail, with its histogram, such as activation/stem/conv."),
+        typer.Option(
+            metavar="KEY",
+            help="One tensor in detail, with its histogram, such as activation/stem/conv.",
+            autocompletion=tensor_keys,
+        ),
     ] = None,
     diff: Annotated[
         Path | None,
@@ -35,9 +40,14 @@ def show(
     check: options.Check = None,
     sort: options.Sort = None,
     no_fold: options.NoFold = False,
+    full: options.Full = False,
     format_options: FormatOptions,
 ) -> None:
-    """Print the tables of a saved dump: layers, parameters, findings. Runs no model and needs no JAX."""
+    """Print a saved dump: a verdict, findings, layers, parameters. Runs no model and needs no JAX.
+
+    On a terminal it is an overview of one screen; --full and every other place have all rows, and so has what you
+    select. 'gradscope explain NAME' says what a column, a finding or a reason is.
+    """
     keep_single_threaded()
     from gradscope.cli.options.checked_findings import checked_rules, trips
     from gradscope.cli.printing import print_report
@@ -59,7 +69,8 @@ def show(
     elif ledger:
         report = LedgerReport(path=str(dump), manifest=manifest)
     else:
-        report = dump_report("show", str(dump), manifest, findings, query=query, fold=not no_fold)
+        overview = not (full or no_fold or sort is not None or selection_options.is_set)
+        report = dump_report("show", str(dump), manifest, findings, query=query, fold=not no_fold, overview=overview)
     print_report(report, format_options.chosen)
     if trips(findings, rules):
         raise typer.Exit(1)

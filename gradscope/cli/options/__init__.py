@@ -6,5 +6,6 @@
   `--cotangent`, `--stop-gradient`.
 - `report_options`: the rows that are shown, and their format. `checked_findings`: `--check` and `--strict`, which
   decide whether a command exits 1.
+- `completion` completes names in a shell.
 - `grouping` makes a dataclass of options look to Typer like separate parameters.
 """

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gradscope.cli.options.completion import family_names
 from gradscope.cli.options.shared import Json, listed
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Format(StrEnum):
     JSON = "json"
     CSV = "csv"
     MARKDOWN = "markdown"
+    GITHUB = "github"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ class SelectionOptions(NameOptions):
         str | None,
         typer.Option(
             metavar="LIST",
+            autocompletion=family_names,
             help="Only these families, separated by commas: activation, activation_grad, param, param_grad, input, "
             "input_grad, example_grad, term, state, aux.",
             rich_help_panel=_PANEL,
@@ -82,6 +85,11 @@ class SelectionOptions(NameOptions):
         from gradscope.naming import FAMILIES
 
         return None if self.families is None else listed(self.families, FAMILIES, "family")
+
+    @property
+    def is_set(self) -> bool:
+        """True where any of these options is set: what it selects is then shown in full."""
+        return bool(self.select or self.exclude or self.depth is not None or self.families is not None)
 
     def query(self, sort: str | None) -> Query:
         """Returns the selection as a query to a table.

@@ -8,6 +8,8 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from gradscope.cli.options import completion
+
 _SHOWN = "What is shown"
 _OUTPUT = "Output"
 
@@ -15,6 +17,7 @@ Target: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
+        autocompletion=completion.zoo_models,
         help="The model: a file model.py or model.py:NAME, a module package.module:NAME, or a name of the zoo "
         "(resnet50, mlp, transformer, linear_regression). NAME may be a call with literal arguments, or a module of a "
         "framework together with --input.",
@@ -29,16 +32,28 @@ NoCache: TypeAlias = Annotated[
 Check: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        metavar="LIST", help="Exit 1 on any of these findings, or on any at all with 'all'.", rich_help_panel=_SHOWN
+        metavar="LIST",
+        help="Exit 1 on any of these findings, or on any at all with 'all'; gradscope explain says what each is.",
+        autocompletion=completion.finding_names,
+        rich_help_panel=_SHOWN,
     ),
 ]
 Sort: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="COLUMN", help="Sort rows by this column, -COLUMN for largest first.", rich_help_panel=_SHOWN),
+    typer.Option(
+        metavar="COLUMN",
+        help="Sort rows by this column, -COLUMN for largest first; gradscope explain says what each is.",
+        autocompletion=completion.column_names,
+        rich_help_panel=_SHOWN,
+    ),
 ]
 NoFold: TypeAlias = Annotated[
     bool,
     typer.Option("--no-fold", help="On a terminal, a line for every iteration of a loop.", rich_help_panel=_SHOWN),
+]
+Full: TypeAlias = Annotated[
+    bool,
+    typer.Option("--full", help="On a terminal, every row, and not an overview of one screen.", rich_help_panel=_SHOWN),
 ]
 Force: TypeAlias = Annotated[
     bool, typer.Option("--force", help="Replace an output that exists.", rich_help_panel=_OUTPUT)

@@ -24,7 +24,7 @@ def command_line() -> list[Json]:
     program = Path(sys.argv[0])
     # `python -m package` runs a file inside of it.
     name = program.parent.name if program.name == "__main__.py" else program.name
-    return [name, *(_without_folder(argument) for argument in sys.argv[1:])]
+    return [name, *(without_folder(argument) for argument in sys.argv[1:])]
 
 
 def content_hash(arrays: Sequence[Any]) -> str:
@@ -44,6 +44,7 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _without_folder(argument: str) -> str:
+def without_folder(argument: str) -> str:
+    """Returns an argument of a command line, of an absolute path only the file name."""
     path = Path(argument)
     return path.name if path.is_absolute() else argument

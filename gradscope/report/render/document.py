@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -65,6 +65,31 @@ def lay_out_document(document: Document, screen: Screen) -> Text:
     """
     blocks = [lay_out(each, screen) if isinstance(each, Table) else _lay_out_notes(each, screen) for each in document]
     return Text("\n").join(block for block in blocks if block)
+
+
+def fitted(
+    document: Callable[[int], Document], screen: Screen, *, most: int, fewest: int, lines: int | None = None
+) -> Document:
+    """Returns a document of variable length in as many lines as an overview has.
+
+    Args:
+        document: Returns the document for a number, such as the lines of one of its tables.
+        screen: Where it is shown.
+        most: The largest number.
+        fewest: The smallest; its document may be longer.
+        lines: The most lines; None for those of an overview.
+
+    Returns:
+        The document for the largest number with which it is short enough.
+    """
+    limit = screen.overview_lines if lines is None else lines
+    number = most
+    while (excess := lay_out_document(made := document(number), screen).plain.count("\n") - limit) > 0:
+        if number <= fewest:
+            break
+        # What is left out may have taken several lines.
+        number = max(number - max(excess // 3, 1), fewest)
+    return made
 
 
 def _lay_out_notes(block: Notes, screen: Screen) -> Text:

@@ -1,18 +1,20 @@
-"""Formats render one report in four ways, with the same rows in each.
+"""Formats render one report in five ways.
 
-Text is for people at a terminal and for pipes, Markdown is for pull requests, JSON and CSV are for programs. All
-functions return; only `cli` prints.
+Text is for people at a terminal and for pipes, Markdown is for pull requests, JSON and CSV are for programs. These have
+the same rows. Annotations for GitHub are next to source lines. All functions return; only `cli` prints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from rich.text import Text
 
 from gradscope.dump.record import Json
+from gradscope.errors import UsageError
 from gradscope.report.render.document import Document, lay_out_document
+from gradscope.report.render.github import AnnotatedReport, annotations_text
 from gradscope.report.render.markdown import document_markdown
 from gradscope.report.render.screen import Screen
 from gradscope.report.render.structured import csv_text, indented_json
@@ -42,6 +44,21 @@ def to_text(report: Report, screen: Screen) -> Text:
 def to_markdown(report: Report) -> str:
     """Returns a report in GitHub's Markdown."""
     return document_markdown(report.document(Screen()))
+
+
+def to_github(report: Report, located: Callable[[str], str | None]) -> str:
+    """Returns what a report says as annotations of source lines, for GitHub Actions.
+
+    Args:
+        report: The report.
+        located: Returns the path of a file in the repository from its name; None where it is not known.
+
+    Raises:
+        UsageError: The report says nothing about source lines.
+    """
+    if not isinstance(report, AnnotatedReport):
+        raise UsageError("there is nothing to annotate in this result", hint="use --format markdown")
+    return annotations_text(report.annotations(), located)
 
 
 def to_json(report: Report) -> str:

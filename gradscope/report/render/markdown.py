@@ -1,4 +1,4 @@
-"""Markdown for pull requests.
+"""Markdown for pull requests, in no more characters than a comment may have.
 
 A long table is folded, so that a comment shows its verdict and its short tables, and the reader can open the rest.
 Words from a dump are in code spans or escaped: a hosting site makes a link of `embed#2` and markup of `<b>`.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from gradscope.report.render.cells import RIGHT, column_texts
@@ -22,6 +23,10 @@ _SCREEN: Final = Screen()
 _MOST_OPEN: Final = 25
 
 
+#: The most characters of a comment on GitHub, without room for a heading that a workflow may put above.
+_MOST_CHARACTERS: Final = 65_536 - 1_024
+
+
 def document_markdown(document: Document) -> str:
     """Returns a document in GitHub's Markdown: tables under headings, notes as lists.
 
@@ -29,12 +34,39 @@ def document_markdown(document: Document) -> str:
         document: The document; `Notes` without a note are left out.
 
     Returns:
-        Lines, each with its line feed, and an empty one between blocks.
+        Lines, each with its line feed, and an empty one between blocks. What does not fit a comment is left out from
+            the longest tables and lists, and each says how much.
     """
+    longest = max((_length(each) for each in document), default=0)
+    text = _blocks(document, longest)
+    fitting, too_many = 0, longest
+    while len(text) > _MOST_CHARACTERS and too_many - fitting > 1:
+        most = (fitting + too_many) // 2
+        if len(_blocks(document, most)) > _MOST_CHARACTERS:
+            too_many = most
+        else:
+            fitting = most
+    return text if len(text) <= _MOST_CHARACTERS else _cut(_blocks(document, fitting))
+
+
+def _length(block: Table | Notes) -> int:
+    return len(block.lines) if isinstance(block, Table) else len(block.notes)
+
+
+def _cut(text: str) -> str:
+    """Returns the text with its end cut off where it is still too long: a name has no largest length."""
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    ending = "\n\nThe rest does not fit a comment; `--format json` has all.\n"
+    return text[: _MOST_CHARACTERS - len(ending)] + ending
+
+
+def _blocks(document: Document, most: int) -> str:
+    """Returns a document with at most so many lines of a table and notes of a list."""
     blocks: list[list[str]] = []
     listed = False
     for each in document:
-        lines = _table(each) if isinstance(each, Table) else _notes(each)
+        lines = _table(each, most) if isinstance(each, Table) else _notes(each, most)
         if not lines:
             continue
         # A list continues after an empty line, so a list without a heading would continue the one before.
@@ -43,8 +75,10 @@ def document_markdown(document: Document) -> str:
     return "\n".join("".join(f"{line}\n" for line in lines) for lines in blocks)
 
 
-def _table(table: Table) -> list[str]:
+def _table(table: Table, most: int) -> list[str]:
     shown = table.without_empty_columns()
+    left_out = _left_out(len(shown.lines), most, "lines")
+    shown = replace(shown, lines=shown.lines[:most], notes=(*left_out, *shown.notes))
     columns = [_cells(shown, position) for position in range(len(shown.columns))]
     lines = [
         _line([_escaped(column.full_heading) for column in shown.columns]),
@@ -68,9 +102,17 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _notes(block: Notes) -> list[str]:
+def _notes(block: Notes, most: int) -> list[str]:
     heading = [f"### {_escaped(block.title)}", ""] if block.title and block.notes else []
-    return [*heading, *map(_item, block.notes)]
+    left_out = [f"- {text}" for text in _left_out(len(block.notes), most, "notes")]
+    return [*heading, *map(_item, block.notes[:most]), *left_out]
+
+
+def _left_out(number: int, most: int, what: str) -> list[str]:
+    """Returns the sentence about what a comment has no room for."""
+    if number <= most:
+        return []
+    return [f"{number - most:,} of {number:,} {what} are left out, which do not fit a comment; --format json has all"]
 
 
 def _item(note: Note) -> str:

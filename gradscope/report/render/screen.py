@@ -35,6 +35,9 @@ def style_of_words(text: str) -> str:
 
 
 _NARROWEST_PARAGRAPH: Final = 20
+#: The most lines of an overview, and the fewest to which a low terminal reduces it.
+_MOST_LINES: Final = 40
+_FEWEST_LINES: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +46,19 @@ class Screen:
 
     Attributes:
         width: Columns of the terminal; None for a pipe.
+        height: Lines of the terminal; None where they are not known.
         unicode: Whether its encoding has more than ASCII.
     """
 
     width: int | None = None
+    height: int | None = None
     unicode: bool = True
+
+    @property
+    def overview_lines(self) -> int:
+        """The number of lines of an overview: those of a terminal without its prompt, at least 20 and at most 40."""
+        lines = _MOST_LINES if self.height is None else self.height - 1
+        return max(min(lines, _MOST_LINES), _FEWEST_LINES)
 
     @property
     def rule(self) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from gradscope.report.render.cells import RIGHT, column_texts
@@ -65,8 +66,11 @@ def lay_out(table: Table, screen: Screen) -> Text:
     text = Text()
     _append_headings(text, shown, fitting, name_width, screen)
     for item, label in zip(items, labels, strict=True):
+        if not shown.cuts_names and cell_len(label) > name_width:
+            text.append(label + "\n")
+            label = ""  # noqa: PLW2901 - its cells are on the next line
         _append_line(text, fitting, item, pad(screen.elide(label, name_width), name_width))
-    for note in (*shown.notes, *_hidden_note(blocks, fitting)):
+    for note in (*shown.notes, *(_hidden_note(blocks, fitting) if shown.names_hidden_columns else ())):
         text.append(screen.wrap(screen.show(note)) + "\n", DIM)
     return text
 
@@ -141,7 +145,7 @@ def _groups(blocks: Sequence[_Block], screen: Screen) -> str:
     for group, members in groupby(blocks, key=lambda block: block.column.group):
         width = _width(list(members)) - len(_GAP)
         rule = screen.rule if group and len(group) + 1 < width else " "
-        line += _GAP + (f"{group} " if group else "").ljust(width, rule)
+        line += _GAP + (f"{group} " if group else "").ljust(width, rule)[:width]
     return line
 
 

@@ -11,7 +11,10 @@ from gradscope.dump.manifest.json_text import from_float
 from gradscope.dump.manifest.manifest import Manifest, Origin
 from gradscope.dump.record import Json
 from gradscope.report.render.document import Document, Note, Notes
+from gradscope.report.render.github import Annotation
 from gradscope.report.render.screen import Screen, style_of_words
+from gradscope.report.reports.dump_overview import OverviewFacts, overview_document
+from gradscope.report.tables.by_block.overview import Overview
 from gradscope.report.tables.dump_rows import Row, rows_of
 from gradscope.report.tables.facts import facts, facts_json
 from gradscope.report.tables.folding import folded
@@ -38,6 +41,7 @@ class DumpReport:
         findings: The findings about those rows.
         in_order: Whether the rows are in execution order.
         fold: Whether on a terminal the iterations of a loop share a line.
+        overview: Whether a terminal shows an overview and not the tables.
     """
 
     command: str
@@ -47,25 +51,63 @@ class DumpReport:
     findings: tuple[Finding, ...]
     in_order: bool
     fold: bool
+    overview: bool
 
     def document(self, screen: Screen) -> Document:
-        """Returns the tables, the findings, and the facts about the run last."""
+        """Returns the tables, the findings, and the facts about the run last; or an overview of these."""
+        if self.overview and screen.width is not None and self.selected:
+            return overview_document(self._overview(), screen)
         tables = self.tables(screen)
         nothing = Notes(notes=() if tables else (Note(label="tensors", text="none"),))
         about_run = (Note(label=label, text=text) for label, text in facts(self.path, self.manifest))
-        origins = _origins(self.manifest.origins)
+        origins = Notes(title="Where it began", notes=_origins(self.manifest.origins))
         return (*tables, nothing, _findings(self.findings), origins, Notes(notes=tuple(about_run)))
+
+    def _overview(self) -> OverviewFacts:
+        return OverviewFacts(
+            findings=tuple(map(_finding_note, self.findings)),
+            origins=_origins(self.manifest.origins),
+            facts=dict(facts(self.path, self.manifest)),
+            overview=Overview(self.selected, self.manifest.layers, self._rules_by_key()),
+            path=self.path,
+        )
+
+    def _rules_by_key(self) -> dict[str, list[str]]:
+        rules: dict[str, list[str]] = {}
+        for finding in self.findings:
+            rules.setdefault(_key(finding), []).append(finding.rule)
+        return rules
 
     def tables(self, screen: Screen) -> tuple[Table, ...]:
         """Returns one table per family of values."""
-        rules_by_key: dict[str, list[str]] = {}
-        for finding in self.findings:
-            rules_by_key.setdefault(_key(finding), []).append(finding.rule)
-        tables = sections(self.selected, rules_by_key, in_order=self.in_order)
+        tables = sections(self.selected, self._rules_by_key(), in_order=self.in_order)
         if not self.fold or not self.in_order or screen.width is None:
             return tables
         iterated = {row.key for row in self.selected if "iteration" in row.values}
         return tuple(folded(table, iterated) for table in tables)
+
+    def annotations(self) -> list[Annotation]:
+        """Returns the findings and origins next to their source lines, or that nothing looks wrong."""
+        found = [
+            Annotation(
+                level="warning",
+                title=f"gradscope: {finding.rule}",
+                message=f"{_key(finding)} {finding.why}",
+                source=finding.source,
+            )
+            for finding in self.findings
+        ]
+        began = [
+            Annotation(
+                level="warning",
+                title="gradscope: where it began",
+                message=f"{origin.name} {origin.why}" + (f"; {origin.repair}" if origin.repair else ""),
+                source=origin.source,
+            )
+            for origin in self.manifest.origins
+        ]
+        fine = Annotation(level="notice", title="gradscope", message=f"nothing looks wrong in {self.path}")
+        return [*began, *found] or [fine]
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns name, family and values of each row."""
@@ -91,6 +133,7 @@ def dump_report(
     *,
     query: Query | None = None,
     fold: bool = True,
+    overview: bool = False,
 ) -> DumpReport:
     """Returns the report of a dump, with the rows that a query selects.
 
@@ -101,6 +144,7 @@ def dump_report(
         findings: The findings that `gradscope.stats.find` returned for it.
         query: The query; None selects all rows in execution order.
         fold: Whether on a terminal the iterations of a loop share a line.
+        overview: Whether a terminal shows an overview and not the tables.
 
     Returns:
         The report.
@@ -120,23 +164,27 @@ def dump_report(
         findings=tuple(each for each in findings if _key(each) in keys),
         in_order=query.sort is None,
         fold=fold,
+        overview=overview,
     )
 
 
 def _findings(findings: Sequence[Finding]) -> Notes:
-    notes = (Note(label=each.rule, text=_sentence(each), style=style_of_words(each.rule)) for each in findings)
-    return Notes(title=f"Findings ({len(findings):,})", notes=tuple(notes), at_most=_FINDINGS_PER_RULE)
+    notes = tuple(map(_finding_note, findings))
+    return Notes(title=f"Findings ({len(findings):,})", notes=notes, at_most=_FINDINGS_PER_RULE)
 
 
-def _origins(origins: Sequence[Origin]) -> Notes:
+def _finding_note(finding: Finding) -> Note:
+    return Note(label=finding.rule, text=_sentence(finding), style=style_of_words(finding.rule))
+
+
+def _origins(origins: Sequence[Origin]) -> tuple[Note, ...]:
     """Returns notes on where NaNs and infinities began, and how to repair them."""
-    notes = [
+    return tuple(
         Note(label=label, text=text, style=style_of_words("nonfinite"))
         for origin in origins
         for label, text in (("origin", f"{_origin_location(origin)} {origin.why}"), ("repair", origin.repair))
         if text
-    ]
-    return Notes(title="Where it began", notes=tuple(notes))
+    )
 
 
 def _origin_location(origin: Origin) -> str:
@@ -160,7 +208,8 @@ def _origin_json(origin: Origin) -> dict[str, Json]:
 
 def _sentence(finding: Finding) -> str:
     location = f" ({finding.source})" if finding.source else ""
-    return f"{_key(finding)} {finding.why}{location}"
+    several = f"; {finding.tensors:,} tensors" if finding.tensors > 1 else ""
+    return f"{_key(finding)} {finding.why}{location}{several}"
 
 
 def _finding_json(finding: Finding) -> dict[str, Json]:

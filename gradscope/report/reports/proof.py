@@ -10,6 +10,7 @@ from typing import Final
 
 from gradscope.dump.record import Json
 from gradscope.report.render.document import Document, Note, Notes
+from gradscope.report.render.github import Annotation
 from gradscope.report.render.screen import BAD, DOUBTFUL, GOOD, Screen
 from gradscope.report.tables.table import Column, Line, Table, column
 
@@ -43,7 +44,7 @@ class ProofReport:
             for row in self.claims
         )
         columns = (_WHAT, *_COLUMNS)
-        table = Table(title=f"Claims ({len(lines):,})", columns=columns, lines=lines, in_order=False)
+        table = Table(title=f"Claims ({len(lines):,})", columns=columns, lines=lines, in_order=False, cuts_names=False)
         return Notes(notes=(verdict,)), table
 
     def _sentence(self) -> str:
@@ -51,6 +52,21 @@ class ProofReport:
         wrong = [str(row["what"]) for row in self.claims if row["status"] == "wrong"]
         failures = f"{wrong[0]}" + (f" and {len(wrong) - 1} more; " if len(wrong) > 1 else "; ") if wrong else ""
         return f"{failures}{', '.join(f'{number} {status}' for status, number in counts.items())}"
+
+    def annotations(self) -> list[Annotation]:
+        """Returns the wrong claims next to their source lines, or the verdict."""
+        wrong = [
+            Annotation(
+                level="error",
+                title="gradscope: wrong gradient",
+                message=f"{row['what']}: the error is {row.get('error')}, expected {row.get('expected')}",
+                source=str(row["source"]) if "source" in row else None,
+            )
+            for row in self.claims
+            if row["status"] == "wrong"
+        ]
+        verdict = Annotation(level="notice", title="gradscope", message=f"{self.verdict}: {self._sentence()}")
+        return wrong or [verdict]
 
     def rows(self) -> Sequence[Mapping[str, Json]]:
         """Returns what, error, expected, status and source of each claim."""

@@ -14,6 +14,7 @@ from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.naming.patterns import nearest_hint
 from gradscope.report.render.document import Document, Note, Notes
+from gradscope.report.render.github import Annotation
 from gradscope.report.render.screen import Screen, style_of_words
 from gradscope.report.tables.dump_rows import Row, rows_of
 from gradscope.report.tables.numbers import count, share
@@ -86,6 +87,18 @@ class TensorReport:
             Notes(title="Findings", notes=tuple(found)),
             Notes(notes=(Note(label="dump", text=self.path),)),
         )
+
+    def annotations(self) -> list[Annotation]:
+        """Returns the findings next to their source lines."""
+        return [
+            Annotation(
+                level="warning",
+                title=f"gradscope: {each.rule}",
+                message=f"{self.row.key} {each.why}",
+                source=each.source,
+            )
+            for each in self.findings
+        ]
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns the one row."""

@@ -1,8 +1,8 @@
 """Numbers are written as people read them: short, aligned, and never rounded to a wrong meaning.
 
 "0" is only an exact zero, and 100% is only all. A number has three significant digits; an integer has all of its
-digits. One column has one *notation*: plain decimals where all of its numbers are readable in it, otherwise exponents
-for all, so that sizes compare at a glance.
+digits. One column has one *notation*, so that sizes compare at a glance: decimals, as many in each number as the
+smallest needs for three significant digits, or exponents in each where that would take too many digits.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 #: The range of magnitudes that are readable without an exponent.
 _PLAIN_FROM: Final = 1e-3
 _PLAIN_TO: Final = 9999.5
+#: The most digits, before and after the point, of a number with as many decimals as the others of its column.
+_MOST_DIGITS: Final = 6
 
 #: The prefix of each power of a thousand, and the smallest number that rounds to the next.
 _PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
@@ -61,8 +64,7 @@ def amount(value: float) -> str:
 
 def number_column(cells: Sequence[float | Range | None]) -> list[str]:
     """Returns the numbers of one column in one notation, aligned at the decimal point; blank where there is none."""
-    written = _plain if all(_reads_plain(bound) for cell in cells for bound in _bounds(cell)) else _scientific
-    return _column(cells, written, _on_the_point)
+    return _column(cells, _notation([bound for cell in cells for bound in _bounds(cell)]), _on_the_point)
 
 
 def share_column(cells: Sequence[float | Range | None]) -> list[str]:
@@ -85,7 +87,8 @@ def _column(
     written: Callable[[float], str],
     aligned: Callable[[Sequence[str]], list[str]],
 ) -> list[str]:
-    bounds = [[written(bound) for bound in _bounds(cell)] for cell in cells]
+    # A range whose ends are written alike is one number to its reader.
+    bounds = [list(dict.fromkeys(written(bound) for bound in _bounds(cell))) for cell in cells]
     lows = [each[0] if each else "" for each in bounds]
     highs = [f"..{each[1]}" if len(each) > 1 else "" for each in bounds]
     if not any(highs):
@@ -104,12 +107,26 @@ def _reads_plain(value: float) -> bool:
     return _has_no_digits_to_lose(value) or _PLAIN_FROM <= abs(value) < _PLAIN_TO
 
 
-def _plain(value: float) -> str:
+def _notation(values: Sequence[float]) -> Callable[[float], str]:
+    """Returns the function that writes the numbers of one column."""
+    if not all(map(_reads_plain, values)):
+        return _scientific
+    exponents = [_exponent(value) for value in values if not _has_no_digits_to_lose(value)]
+    decimals = max((max(2 - each, 0) for each in exponents), default=0)
+    if max((max(each, 0) + 1 for each in exponents), default=0) + decimals > _MOST_DIGITS:
+        return _scientific
+    return partial(_plain, decimals=decimals)
+
+
+def _plain(value: float, decimals: int | None = None) -> str:
     if _has_no_digits_to_lose(value):
         return f"{value:.0f}" if isinstance(value, float) else str(value)
-    # The exponent after rounding: 0.9996 is 1.00 and not 1.000.
-    exponent = int(f"{value:.2e}".partition("e")[2])
-    return f"{value:.{max(2 - exponent, 0)}f}"
+    return f"{value:.{max(2 - _exponent(value), 0) if decimals is None else decimals}f}"
+
+
+def _exponent(value: float) -> int:
+    """Returns the exponent of a number after rounding to three digits: 0.9996 is 1.00 and not 1.000."""
+    return int(f"{value:.2e}".partition("e")[2])
 
 
 def _scientific(value: float) -> str:

@@ -97,6 +97,8 @@ class Table:
         lines: Its lines, each with as many cells as there are columns.
         in_order: Whether lines are in execution order, so that neighbours share the beginnings of their names.
         notes: Sentences that are shown below it.
+        cuts_names: Whether a long name may lose its middle; otherwise it gets a line of its own.
+        names_hidden_columns: Whether a note names the columns that do not fit.
     """
 
     title: str
@@ -104,6 +106,8 @@ class Table:
     lines: tuple[Line, ...]
     in_order: bool = True
     notes: tuple[str, ...] = ()
+    cuts_names: bool = True
+    names_hidden_columns: bool = True
 
     def cells(self, position: int) -> tuple[Cell, ...]:
         """Returns the cells of the column at a position."""

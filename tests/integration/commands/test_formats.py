@@ -118,7 +118,7 @@ def test_a_pipe_gets_everything_and_no_escapes(dumps: Path) -> None:
 
 @pytest.mark.parametrize("columns", [80, 160])
 def test_a_terminal_gets_what_fits_and_a_note_about_the_rest(dumps: Path, columns: int) -> None:
-    done = in_terminal("show", "a.npz", folder=dumps, columns=columns)
+    done = in_terminal("show", "a.npz", "--full", folder=dumps, columns=columns)
     assert done.status == 0
     assert "\x1b[1m" in done.output
     assert max(map(cell_len, done.plain.splitlines())) <= columns
@@ -130,7 +130,7 @@ def test_a_terminal_gets_what_fits_and_a_note_about_the_rest(dumps: Path, column
 
 
 def test_a_requested_width_is_the_width(dumps: Path) -> None:
-    wide = in_terminal("show", "a.npz", folder=dumps, columns=40, COLUMNS="200")
+    wide = in_terminal("show", "a.npz", "--full", folder=dumps, columns=40, COLUMNS="200")
     assert "hidden at this width" not in wide.plain
     assert in_terminal("show", "a.npz", folder=dumps, columns=80, COLUMNS="1").status == 0
     assert in_terminal("compare", "a.npz", "b.npz", folder=dumps, columns=80, COLUMNS="1").status == 1
@@ -234,6 +234,6 @@ def test_progress_is_shown_on_a_terminal_and_leaves_no_trace(dumps: Path, tmp_pa
     assert shown.status == 0
     before, _, after = shown.output.partition("\x1b[1A\x1b[2K")
     assert "measuring and writing" in before
-    assert after == in_terminal("show", "model.npz", folder=tmp_path, columns=100).output
+    assert after == in_terminal("show", "model.npz", "--full", folder=tmp_path, columns=100).output
     quiet = in_terminal("dump", model, "--families", "param", "--force", "-q", folder=tmp_path, columns=100)
     assert "tracing" not in quiet.output

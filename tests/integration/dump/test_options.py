@@ -54,16 +54,42 @@ def refused(done: Finished, status: int, says: str) -> None:
 # Where it writes
 
 
-def test_it_writes_into_the_working_folder_and_replaces_only_by_force(folder: Path) -> None:
+def test_it_writes_into_the_working_folder_and_replaces_its_own_dump(folder: Path) -> None:
     done = dumped(folder)
     assert names(folder) == ["model.npz", "model.py"]
     assert done.errors == ""
     assert done.output == gradscope("show", "model.npz", folder=folder).output
     before = (folder / "model.npz").read_bytes()
-    refused(dump(folder, "--seed", 1), 2, "model.npz exists")
-    assert (folder / "model.npz").read_bytes() == before
-    dumped(folder, "--seed", 1, "--force")
+    dumped(folder, "--seed", 1)
     assert (folder / "model.npz").read_bytes() != before
+
+
+def test_a_named_output_is_replaced_only_by_force(folder: Path) -> None:
+    dumped(folder)
+    before = (folder / "model.npz").read_bytes()
+    refused(dump(folder, "--seed", 1, "-o", "model.npz"), 2, "model.npz exists")
+    assert (folder / "model.npz").read_bytes() == before
+    dumped(folder, "--seed", 1, "-o", "model.npz", "--force")
+    assert (folder / "model.npz").read_bytes() != before
+
+
+@pytest.mark.parametrize("kind", ["another target's", "numpy's", "damaged", "empty"])
+def test_the_default_output_replaces_no_other_file(folder: Path, kind: str) -> None:
+    path = folder / "model.npz"
+    if kind == "another target's":
+        (folder / "other.py").write_text((folder / "model.py").read_text(encoding="utf-8"), encoding="utf-8")
+        dumped(folder, "-o", "model.npz", model="other.py")
+    elif kind == "numpy's":
+        np.savez(path, kernel=np.ones(3))
+    elif kind == "damaged":
+        dumped(folder)
+        path.write_bytes(path.read_bytes()[:-200])
+    else:
+        path.touch()
+    before = path.read_bytes()
+    refused(dump(folder), 2, "model.npz exists, and is no dump")
+    assert path.read_bytes() == before
+    dumped(folder, "--force")
 
 
 def test_a_link_is_followed(folder: Path) -> None:

@@ -12,7 +12,19 @@ import pytest
 
 from tests.integration.command import GRADSCOPE, gradscope, gradscope_process
 
-COMMANDS = ("dump", "show", "compare", "isolate", "calibrate", "inspect", "check", "verify", "recover")
+COMMANDS = (
+    "dump",
+    "show",
+    "compare",
+    "isolate",
+    "calibrate",
+    "inspect",
+    "check",
+    "verify",
+    "recover",
+    "explain",
+    "help",
+)
 
 #: What every command takes that runs a model or traces it.
 MODEL = (
@@ -24,10 +36,10 @@ CHOSEN = "--select --exclude --depth --families"
 OPTIONS = {
     "dump": f"{MODEL} {CHOSEN} --output --self-check --no-cache --distributed --of --wrt --cotangent --stop-gradient "
     "--fetch --feed --ops --terms --per-example --stats-only --exact-quantiles --cast --check --strict --sort "
-    "--no-fold --max-memory --force --format --json --quiet --verbose --traceback",
-    "show": f"{CHOSEN} --tensor --diff --ledger --check --sort --no-fold --format --json --traceback",
+    "--no-fold --full --max-memory --force --format --json --quiet --verbose --traceback",
+    "show": f"{CHOSEN} --tensor --diff --ledger --check --sort --no-fold --full --format --json --traceback",
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
-    "--exclude --all --worst-first --isolate --format --json --traceback",
+    "--exclude --all --worst-first --isolate --full --format --json --verbose --traceback",
     "isolate": "--output --force --quiet --traceback",
     "calibrate": f"{MODEL} {CHOSEN} --per-example --output --no-cache --force --quiet --traceback",
     "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --gradients --sort --format --json "
@@ -35,6 +47,8 @@ OPTIONS = {
     "check": f"{MODEL} --no-cache --format --json --quiet --verbose --traceback",
     "verify": "--traceback",
     "recover": "--output --force --traceback",
+    "explain": "--format --json --traceback",
+    "help": "",
 }
 
 
@@ -56,7 +70,26 @@ def test_the_program_without_a_command_shows_its_commands(tmp_path: Path) -> Non
 
 
 def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
-    assert gradscope_process("--version", folder=tmp_path).output == f"gradscope {version('gradscope-jax')}\n"
+    for option in ("--version", "-V"):
+        assert gradscope_process(option, folder=tmp_path).output == f"gradscope {version('gradscope-jax')}\n"
+
+
+def test_help_of_a_command_is_what_the_command_says(tmp_path: Path) -> None:
+    by_name, asked = (gradscope(*words, folder=tmp_path) for words in (("help", "verify"), ("verify", "--help")))
+    assert (by_name.status, by_name.output) == (0, asked.output)
+    program, bare = (gradscope(*words, folder=tmp_path) for words in (("--help",), ("help",)))
+    assert (bare.status, bare.output) == (0, program.output)
+    unknown = gradscope("help", "nonsense", folder=tmp_path)
+    assert (unknown.status, unknown.lines[0]) == (2, "gradscope: error: no such command 'nonsense'")
+
+
+def test_the_help_of_dump_begins_with_five_examples(tmp_path: Path) -> None:
+    shown = gradscope("dump", "--help", folder=tmp_path, COLUMNS="80").output
+    examples = [
+        line for line in shown.partition("Arguments")[0].splitlines() if line.startswith("     gradscope dump ")
+    ]
+    assert len(examples) == 5
+    assert "explain" in shown
 
 
 @pytest.mark.parametrize(
@@ -109,6 +142,7 @@ def test_what_needs_no_jax_does_not_import_it(dumps: Path, tmp_path: Path) -> No
         "compare a.npz b.npz",
         "verify a.npz",
         f"recover a.npz -o {tmp_path}/r",
+        "explain vanishing",
     )
     for line in lines:
         command = [sys.executable, "-P", "-X", "importtime", *GRADSCOPE[2:], *line.split()]
@@ -139,7 +173,22 @@ def test_completion_knows_commands_and_options(tmp_path: Path) -> None:
 
     assert completed("gradscope ", 1) == list(COMMANDS)
     assert completed("gradscope compare --all", 2) == ["--allow-missing", "--all"]
-    assert completed("gradscope show --format ", 3) == ["table", "json", "csv", "markdown"]
+    assert completed("gradscope show --format ", 3) == ["table", "json", "csv", "markdown", "github"]
+
+
+def test_completion_knows_names(dumps: Path) -> None:
+    def completed(words: str) -> list[str]:
+        asked = {"_GRADSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        return gradscope_process(folder=dumps, **asked).output.split()
+
+    assert completed("gradscope dump res") == ["resnet50"]
+    assert completed("gradscope show a.npz --tensor activation/fir") == ["activation/first"]
+    assert completed("gradscope show none.npz --tensor activation/fir") == []
+    assert completed("gradscope show a.npz --check nonfinite,zero") == ["nonfinite,zero-grad"]
+    assert completed("gradscope show a.npz --families param") == ["param", "param_grad"]
+    assert completed("gradscope show a.npz --sort rm") == ["rms"]
+    assert completed("gradscope explain sqnr") == ["sqnr_db"]
+    assert completed("gradscope help rec") == ["recover"]
 
 
 def test_completion_installs(tmp_path: Path) -> None:

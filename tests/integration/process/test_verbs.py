@@ -24,6 +24,7 @@ LINES = {
     "check model.py": 0,
     "verify model.npz": 0,
     "recover ref.npz -o saved.npz": 0,
+    "explain rel_l2": 0,
     "show none.npz": 3,
 }
 

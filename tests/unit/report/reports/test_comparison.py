@@ -12,7 +12,7 @@ import pytest
 
 from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.report import ComparisonReport, to_csv, to_json, to_text
-from gradscope.report.reports.comparison import rounded_up
+from gradscope.report.reports.comparing.comparison import rounded_up
 from tests.support.report_samples import PIPE, compared, different_runs, same_runs
 
 MISSING = ComparisonRow(name="head/bias", family="param", status="missing", index=9, why="not in the candidate")

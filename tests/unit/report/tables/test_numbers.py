@@ -59,14 +59,26 @@ def test_counts_are_grouped_in_thousands() -> None:
 
 
 def test_a_column_is_aligned_at_the_decimal_point() -> None:
-    assert number_column([1.5, 0.0123, None, 123.4, 0.0, math.nan]) == [
-        "  1.50  ",
-        "  0.0123",
-        "        ",
-        "123     ",
-        "  0     ",
-        "     nan",
+    assert number_column([1.5, 0.0123, None, 12.34, 0.0, math.nan]) == [
+        " 1.5000",
+        " 0.0123",
+        "       ",
+        "12.3400",
+        " 0     ",
+        "    nan",
     ]
+
+
+def test_the_numbers_of_a_column_have_as_many_decimals() -> None:
+    assert number_column([22.64, 0.0144, 1.44123]) == ["22.6400", " 0.0144", " 1.4412"]
+
+
+def test_a_column_that_would_take_too_many_decimals_has_exponents() -> None:
+    assert number_column([2264.0, 0.0144]) == ["2.26e+03", "1.44e-02"]
+
+
+def test_a_range_whose_ends_read_alike_is_one_number() -> None:
+    assert number_column([Range(1.0001, 1.0002), Range(0.5, 1.0)]) == ["1.000       ", "0.500..1.000"]
 
 
 def test_one_number_that_needs_an_exponent_gives_one_to_all() -> None:
@@ -78,7 +90,7 @@ def test_percent_signs_stand_above_each_other() -> None:
 
 
 def test_a_range_shows_both_of_its_ends() -> None:
-    assert number_column([Range(0.5, 12.0), 3.0, None]) == ["0.500..12.0", " 3.00      ", "           "]
+    assert number_column([Range(0.5, 12.0), 3.0, None]) == ["0.500..12.000", "3.000        ", "             "]
 
 
 def test_a_column_of_nothing_is_blank() -> None:

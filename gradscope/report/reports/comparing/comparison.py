@@ -8,71 +8,43 @@ paste.
 from __future__ import annotations
 
 import math
-import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
 from gradscope import naming
 from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.comparison.metrics.example_spread import ExampleError
-from gradscope.comparison.metrics.metrics import METRICS, MetricKind
-from gradscope.dump.manifest.json_text import dumps
 from gradscope.dump.record import Json
 from gradscope.naming.wording import counted
-from gradscope.report.render.document import Document, Note, Notes
+from gradscope.report.render.document import Document, Note, Notes, fitted
+from gradscope.report.render.github import Annotation
 from gradscope.report.render.heat_strip import heat_strips
 from gradscope.report.render.screen import BAD, DOUBTFUL, GOOD, Screen, style_of_words
-from gradscope.report.tables.dump_rows import family_rank
+from gradscope.report.reports.comparing.comparison_overview import overview_tables
+from gradscope.report.reports.comparing.comparison_rows import (
+    COLUMNS,
+    NAME,
+    badness,
+    family_order,
+    in_tree_order,
+    line_of,
+)
+from gradscope.report.reports.comparing.run_notes import extent_notes, provenance_notes, verdict_annotation
 from gradscope.report.tables.numbers import count
-from gradscope.report.tables.table import Column, Kind, Line, Table, column
+from gradscope.report.tables.table import Table
 
 #: The number of reasons of one status that a terminal shows.
 _REASONS_PER_STATUS: Final = 10
 #: The number of names of either side that are shown where the dumps have none in common.
 _SOME_NAMES: Final = 5
-_NAME: Final = Column(heading="name", kind="name")
-_SHOWN_AS: Final[Mapping[MetricKind, Kind]] = MappingProxyType(
-    {"number": "number", "share": "share", "count": "count", "flag": "text", "index": "shape", "element": "number"}
-)
-_METRICS: Final = MappingProxyType({spec.name: spec for spec in METRICS})
-
-
-def _metric(name: str, priority: int, *, only_nonzero: bool = False) -> Column:
-    """The column of a metric, of the kind that the table of all metrics has."""
-    return column(name, priority, _SHOWN_AS[_METRICS[name].kind], only_nonzero=only_nonzero)
-
-
-_COLUMNS: Final = (
-    column("status", 0, "words"),
-    _metric("rel_l2", 0),
-    column("tolerance", 1),
-    column("rule", 1, "text"),
-    _metric("growth", 1),
-    _metric("noise", 1),
-    _metric("spread", 1),
-    _metric("random", 2),
-    _metric("bias", 1),
-    _metric("1-cos", 6),
-    _metric("norm_ratio", 4),
-    _metric("max_abs", 2),
-    _metric("max_rel", 7),
-    _metric("mismatch", 3),
-    _metric("ulp_max", 8),
-    _metric("ulp_share", 9),
-    _metric("sign_flip", 5),
-    _metric("flipped", 5),
-    _metric("floor", 6),
-    _metric("sqnr_db", 9),
-    _metric("nonfinite_mismatch", 1, only_nonzero=True),
-    _metric("bit_equal", 9),
-    column("matched_by", 4, "text"),
-    column("counterpart", 1, "text"),
-    column("made_by", 5, "text"),
-)
+#: The most and the fewest rows of an overview.
+_MOST_ROWS: Final = 12
+_FEWEST_ROWS: Final = 4
 VERDICT_STYLES: Final = MappingProxyType({"same": GOOD, "different": BAD, "nothing compared": DOUBTFUL})
 
 
@@ -84,14 +56,24 @@ class ComparisonReport:
         comparison: The comparison.
         everything: Whether the document has the rows that are the same, too.
         worst_first: Whether tables begin with the row furthest from passing; otherwise they are in execution order.
+        overview: Whether a terminal shows the first and the worst rows and not all of them.
+        verbose: Whether hashes in which the runs differ are shown.
     """
 
     comparison: Comparison
     everything: bool = False
     worst_first: bool = False
+    overview: bool = False
+    verbose: bool = False
 
     def document(self, screen: Screen) -> Document:
         """Returns verdict, provenance, tables, reasons and what would pass; or some names, where no name is common."""
+        if self.overview and screen.width is not None:
+            return fitted(partial(self._document, screen), screen, most=_MOST_ROWS, fewest=_FEWEST_ROWS)
+        return self._document(screen, None)
+
+    def _document(self, screen: Screen, most: int | None) -> Document:
+        """Returns the document with at most so many rows, chosen from all families; None for all rows."""
         verdict = self.comparison.verdict
         judged = Notes(
             notes=(
@@ -101,16 +83,20 @@ class ComparisonReport:
         )
         if verdict == "nothing compared" and not self.everything:
             return judged, Notes(notes=tuple(_unmatched_names(self.comparison.rows)))
-        provenance = tuple(map(_provenance, self.comparison.provenance_differences))
-        extent = tuple(Note(label="extent", text=text) for text in self.comparison.extent_differences)
+        provenance = provenance_notes(self.comparison.provenance_differences, screen, verbose=self.verbose)
+        extent = extent_notes(self.comparison.extent_differences)
         return (
             judged,
             Notes(title="The runs differ in", notes=(*extent, *provenance)),
             *heat_strips(self.comparison, screen),
-            *self._tables(),
-            Notes(title="Reasons", notes=tuple(self._reasons()), at_most=_REASONS_PER_STATUS),
-            Notes(notes=tuple(self._outlook())),
+            *(self._tables() if most is None else overview_tables(self.comparison, most)),
+            Notes(title="Reasons", notes=tuple(self._reasons()), at_most=_REASONS_PER_STATUS if most is None else 2),
+            Notes(notes=tuple(self._outlook(most))),
         )
+
+    def annotations(self) -> list[Annotation]:
+        """Returns the verdict; a comparison knows names and no source lines."""
+        return [verdict_annotation(self.comparison.verdict, self.comparison.sentence)]
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns every row, also those that are the same."""
@@ -122,18 +108,18 @@ class ComparisonReport:
 
     def _shown(self) -> list[ComparisonRow]:
         rows = [row for row in self.comparison.rows if self.everything or row.status != "same"]
-        return sorted(rows, key=_badness, reverse=True) if self.worst_first else in_tree_order(rows)
+        return sorted(rows, key=badness, reverse=True) if self.worst_first else in_tree_order(rows)
 
     def _tables(self) -> Iterator[Table]:
         totals = Counter(row.family for row in self.comparison.rows)
         families: dict[str, list[ComparisonRow]] = {}
         for row in self._shown():
             families.setdefault(row.family, []).append(row)
-        for family in sorted(families, key=_family_order):
+        for family in sorted(families, key=family_order):
             yield Table(
                 title=f"{family} ({len(families[family]):,} of {totals[family]:,})",
-                columns=(_NAME, *_COLUMNS),
-                lines=tuple(map(_line, families[family])),
+                columns=(NAME, *COLUMNS),
+                lines=tuple(map(line_of, families[family])),
                 in_order=not self.worst_first,
             )
 
@@ -146,12 +132,15 @@ class ComparisonReport:
                 text = f"{naming.key_of(row.family, row.name)}: {row.why}"
                 yield Note(label=row.status, text=text, style=style_of_words(row.status))
 
-    def _outlook(self) -> Iterator[Note]:
+    def _outlook(self, most: int | None) -> Iterator[Note]:
+        shown = self._shown()
         same = Counter(row.family for row in self.comparison.rows if row.status == "same")
-        if same and not self.everything:
-            families = ", ".join(f"{count(same[family])} {family}" for family in sorted(same, key=_family_order))
+        if same and not self.everything and (most is None or not shown):
+            families = ", ".join(f"{count(same[family])} {family}" for family in sorted(same, key=family_order))
             yield Note(label="same", text=f"{families} (--all shows them)")
         yield from _what_would_pass([row for row in self.comparison.rows if row.counts])
+        if most is not None and shown:
+            yield Note(label="more", text="--full has every row that differs, --all also those that are the same")
 
 
 def _examples(examples: ExampleError | None) -> Iterator[Note]:
@@ -167,41 +156,6 @@ def _unmatched_names(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
         if keys:
             some = ", ".join(keys[:_SOME_NAMES]) + (", ..." if len(keys) > _SOME_NAMES else "")
             yield Note(label=label, text=f"{counted(len(keys), 'name')}: {some} (--all shows all)")
-
-
-def in_tree_order(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """Returns rows in execution order, each composite layer before its parts."""
-    # The output of a composite layer is computed last.
-    begins: dict[str, int] = {}
-    for row in rows:
-        path = row.name.split("/")
-        for length in range(1, len(path) + 1):
-            scope = "/".join(path[:length])
-            begins[scope] = min(row.index, begins.get(scope, row.index))
-    return sorted(rows, key=lambda row: (begins[row.name], row.name.count("/"), row.index))
-
-
-def _family_order(family: str) -> tuple[bool, int]:
-    """Returns the rank of a family's table: values before gradients, and otherwise in execution order."""
-    return naming.is_gradient(family), family_rank(family)
-
-
-def _line(row: ComparisonRow) -> Line:
-    values = row.to_json()
-    if row.matched_by == "name":  # the usual way, which is not shown
-        del values["matched_by"]
-    if row.rule:  # a rule is not a number, and would change the notation of the column's numbers
-        values["rule"] = values.pop("tolerance")
-    return Line(
-        cells=(row.name, *(each.cell(values) for each in _COLUMNS)), keys=(naming.key_of(row.family, row.name),)
-    )
-
-
-def _badness(row: ComparisonRow) -> float:
-    """Returns how far a row is from passing; infinite for a name on one side only."""
-    if row.needed is None:
-        return math.inf if row.counts else 0.0
-    return row.needed
 
 
 def _what_would_pass(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
@@ -226,17 +180,3 @@ def rounded_up(tolerance: float) -> str:
     # The shortest spelling is rounded: the exact value of 0.002 is a little more, and would become 2.1e-3.
     rounded = Context(prec=2, rounding=ROUND_CEILING).create_decimal(Decimal(repr(tolerance)))
     return f"{rounded:.1e}".removesuffix("e+0")
-
-
-def _provenance(difference: Mapping[str, Json]) -> Note:
-    sides = [_side(difference, side) for side in ("ref", "cand")]
-    return Note(label=str(difference["field"]), text=" -> ".join(sides))
-
-
-def _side(difference: Mapping[str, Json], side: str) -> str:
-    if side not in difference:
-        return "(unknown)"
-    value = difference[side]
-    if isinstance(value, list):  # a command line
-        return shlex.join(map(str, value))
-    return value if isinstance(value, str) else dumps(value)

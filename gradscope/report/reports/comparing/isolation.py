@@ -16,8 +16,10 @@ from gradscope.comparison.isolation import Isolation, LocalRow
 from gradscope.dump.record import Json
 from gradscope.naming.wording import counted
 from gradscope.report.render.document import Document, Note, Notes
+from gradscope.report.render.github import Annotation
 from gradscope.report.render.screen import BAD, Screen
-from gradscope.report.reports.comparison import VERDICT_STYLES
+from gradscope.report.reports.comparing.comparison import VERDICT_STYLES
+from gradscope.report.reports.comparing.run_notes import verdict_annotation
 from gradscope.report.tables.table import Column, Line, Table, column
 
 #: The number of left-out values that a terminal shows.
@@ -66,6 +68,24 @@ class IsolationReport:
             ),
             Notes(notes=tuple(self._outlook())),
         )
+
+    def annotations(self) -> list[Annotation]:
+        """Returns both verdicts, and the layers that add error themselves next to their source lines."""
+        layers = [
+            Annotation(
+                level="error",
+                title="gradscope: layer adds error",
+                message=f"{row.name} differs by itself, on the reference's inputs and cotangents",
+                source=row.source,
+            )
+            for row in self.isolation.rows
+            if row.differs
+        ]
+        return [
+            *layers,
+            verdict_annotation(self.comparison.verdict, self.comparison.sentence),
+            verdict_annotation(self.isolation.verdict, self._layer_by_layer()),
+        ]
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns every layer, also those without an error."""

@@ -9,8 +9,10 @@ from gradscope.comparison import Comparison
 from gradscope.comparison.result import Series, SeriesMember
 from gradscope.dump.record import Json
 from gradscope.report.render.document import Document, Note, Notes
+from gradscope.report.render.github import Annotation
 from gradscope.report.render.screen import Screen
-from gradscope.report.reports.comparison import VERDICT_STYLES, ComparisonReport
+from gradscope.report.reports.comparing.comparison import VERDICT_STYLES, ComparisonReport
+from gradscope.report.reports.comparing.run_notes import verdict_annotation
 from gradscope.report.tables.table import Column, Line, Table
 
 _COLUMNS: Final = (
@@ -30,11 +32,15 @@ class SeriesReport:
         series: The series.
         everything: Whether the document has the rows that are the same, too.
         worst_first: Whether tables begin with the row furthest from passing.
+        overview: Whether a terminal shows the first and the worst rows and not all of them.
+        verbose: Whether hashes in which the runs differ are shown.
     """
 
     series: Series
     everything: bool = False
     worst_first: bool = False
+    overview: bool = False
+    verbose: bool = False
 
     def document(self, screen: Screen) -> Document:
         """Returns the verdict, a line for each comparison, and the full report of the first that differs."""
@@ -50,10 +56,18 @@ class SeriesReport:
         if first is None:
             return judged, table
         details = ComparisonReport(
-            comparison=first.comparison, everything=self.everything, worst_first=self.worst_first
+            comparison=first.comparison,
+            everything=self.everything,
+            worst_first=self.worst_first,
+            overview=self.overview,
+            verbose=self.verbose,
         ).document(screen)
         heading = Notes(title="The first that differs", notes=(Note(label="name", text=first.name),))
         return judged, table, heading, *details
+
+    def annotations(self) -> list[Annotation]:
+        """Returns the verdict; a comparison knows names and no source lines."""
+        return [verdict_annotation(self.series.verdict, self.series.sentence)]
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns the rows of every comparison, each with the name of its comparison."""

@@ -12,7 +12,7 @@ from gradscope.dump.manifest.json_text import dumps
 from gradscope.dump.record import Json
 from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import Screen
-from gradscope.report.reports.comparison import VERDICT_STYLES
+from gradscope.report.reports.comparing.comparison import VERDICT_STYLES
 from gradscope.report.reports.tensor import magnitude_table
 from gradscope.report.tables.numbers import number, share
 from gradscope.report.tables.table import Column, Line, Table

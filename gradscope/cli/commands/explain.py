@@ -1,0 +1,32 @@
+"""`gradscope explain` says what a column, a metric, a finding or a reason of the ledger is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gradscope.cli.blas import keep_single_threaded
+from gradscope.cli.options.completion import explained_names
+from gradscope.cli.options.report_options import FormatOptions
+
+
+def explain(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="A column such as bwd_gain, a metric such as rel_l2, a finding such as vanishing, or a reason of the "
+            "ledger such as opaque; without it, all of them.",
+            autocompletion=explained_names,
+        ),
+    ] = None,
+    *,
+    format_options: FormatOptions,
+) -> None:
+    """Say what a column, metric, finding or reason is: formula, unit, threshold, and what to do. Needs no JAX."""
+    keep_single_threaded()
+    from gradscope.cli.printing import print_report
+    from gradscope.report import explanation_report
+
+    print_report(explanation_report(name), format_options.chosen)

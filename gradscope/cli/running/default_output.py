@@ -1,0 +1,42 @@
+"""The default output of `dump` replaces the dump of an earlier run of the same target, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gradscope.errors import DumpError, UsageError
+from gradscope.naming import printable
+
+_HINT = "name another file with --output, or replace this one with --force"
+
+
+def replaces_own_dump(path: Path, target: str) -> bool:
+    """Returns whether a complete dump of a target is at a path, which the next run of the target replaces.
+
+    Args:
+        path: The path that a run writes to where the user names none.
+        target: The target, as the provenance of its dumps has it.
+
+    Returns:
+        True for such a dump, False where no file is there.
+
+    Raises:
+        UsageError: Another file is there.
+        MachineError: The file cannot be read.
+    """
+    from gradscope.dump.reader import open_dump
+
+    if not path.is_file():
+        return False
+    shown = printable(str(path))
+    try:
+        with open_dump(path) as source:
+            manifest = source.manifest
+    except DumpError as error:
+        raise UsageError(
+            f"{shown} exists, and is no dump: {error.message.removeprefix(f'{path}: ')}", hint=_HINT
+        ) from error
+    if not manifest.complete or manifest.provenance.get("target") != target:
+        state = "an incomplete dump" if not manifest.complete else f"no dump of {printable(target)}"
+        raise UsageError(f"{shown} exists, and is {state}", hint=_HINT)
+    return True

@@ -1,0 +1,65 @@
+"""The table of the reasons for which a tensor is not in a dump, for the ledger, the reference page and `explain`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gradscope.dump.record import Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasonSpec:
+    """One reason.
+
+    Attributes:
+        name: Its name in the ledger.
+        sentence: Why the tensor is not in the dump.
+        remedy: What to do where the tensor is wanted.
+    """
+
+    name: Reason
+    sentence: str
+    remedy: str
+
+
+#: Every reason.
+REASONS: Final[tuple[ReasonSpec, ...]] = (
+    ReasonSpec(
+        name="filtered",
+        sentence="The options exclude it.",
+        remedy="Dump again with a wider --select, --exclude, --families or --depth.",
+    ),
+    ReasonSpec(
+        name="non-differentiable",
+        sentence="Its dtype has no gradient: integers, booleans, keys.",
+        remedy="Nothing is wrong: there is no gradient to see.",
+    ),
+    ReasonSpec(
+        name="disconnected",
+        sentence="The loss does not depend on the value, or gradients go around it: inside a linear solver, or as its "
+        "initial guess.",
+        remedy="If it should reach the loss, look for a stop_gradient, an integer, or a value that is computed and not "
+        "used.",
+    ),
+    ReasonSpec(
+        name="opaque",
+        sentence="It is inside a function with a custom differentiation rule, which runs as it is.",
+        remedy="Check the rule with 'gradscope check', or dump without the rule to see inside.",
+    ),
+    ReasonSpec(
+        name="forward-only",
+        sentence="Reverse mode cannot pass: it is in a `while` loop, or before one.",
+        remedy="Use lax.scan, or fori_loop with a fixed number of iterations, where its gradient is needed.",
+    ),
+    ReasonSpec(
+        name="not-executed",
+        sentence="It is in a branch of a `cond`, or an iteration, that did not run.",
+        remedy="Dump with a batch that takes the other branch.",
+    ),
+    ReasonSpec(
+        name="eliminated",
+        sentence="Nothing that the loss returns depends on it, so it was not computed.",
+        remedy="Return it as an auxiliary output, or ask for it with --fetch.",
+    ),
+)

@@ -1,0 +1,5 @@
+"""By block: a complete dump in a given number of lines, for one screen.
+
+- `folded_blocks` is the tree of layers, and folds blocks that repeat; `contents` are the rows of each block.
+- `block_cells` are the numbers of a line that stands for several blocks, and `overview` chooses the lines.
+"""

@@ -1,0 +1,102 @@
+"""Annotations for GitHub name the user's lines, and Markdown fits a comment."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gradscope.dump.manifest.manifest import Manifest
+from gradscope.report import to_github, to_markdown
+from gradscope.report.render.github import Annotation, annotations_text
+from tests.integration.command import gradscope
+from tests.support.report_samples import entry, report_of, small_network
+
+MODEL = """\
+import jax.numpy as jnp
+
+def init(key):
+    return {"w": jnp.ones(3)}
+
+def batch(key, size):
+    return {"x": jnp.zeros((size, 3))}
+
+def loss(variables, batch):
+    return jnp.log(batch["x"] * variables["w"][None]).sum()
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "net.py").write_text(MODEL, encoding="utf-8")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "net.py").write_text(MODEL, encoding="utf-8")
+    return tmp_path
+
+
+def test_findings_are_at_the_users_lines(repository: Path) -> None:
+    done = gradscope("dump", "src/net.py", "--batch-size", 2, "--format", "github", folder=repository)
+    assert done.status == 0, done.errors
+    lines = done.output.splitlines()
+    assert all(re.fullmatch(r"::(warning|error|notice) \S.*?::.+", line) for line in lines)
+    assert any(line.startswith("::warning file=src/net.py,line=10,title=gradscope%3A ") for line in lines)
+    below = gradscope("show", "../net.npz", "--format", "github", folder=repository / "src",
+                      GITHUB_WORKSPACE=str(repository))  # fmt: skip
+    assert "file=src/net.py,line=10," in below.output
+
+
+def test_a_file_that_is_not_unique_is_named_in_the_message(repository: Path) -> None:
+    gradscope("dump", "src/net.py", "--batch-size", 2, folder=repository)
+    (repository / "net.py").write_text(MODEL, encoding="utf-8")
+    output = gradscope("show", "net.npz", "--format", "github", folder=repository).output
+    assert "file=" not in output
+    assert "(net.py:10)" in output
+
+
+def test_comparisons_and_proofs_annotate_and_tables_of_the_ledger_do_not(dumps: Path) -> None:
+    same, different = (
+        gradscope("compare", "a.npz", name, "--format", "github", folder=dumps) for name in ("a.npz", "b.npz")
+    )
+    assert (same.status, same.output.partition(" ")[0]) == (0, "::notice")
+    assert (different.status, different.output.partition(" ")[0]) == (1, "::error")
+    assert gradscope("check", "model.py", "--format", "github", folder=dumps).output.startswith("::notice ")
+    refused = gradscope("show", "a.npz", "--ledger", "--format", "github", folder=dumps)
+    assert (refused.status, len(refused.lines)) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "data", "title"),
+    [
+        ("a,b:c", "a,b:c", "a%2Cb%3Ac"),
+        ("100%", "100%25", "100%25"),
+        ("one\n::error::two", r"one\x0a::error::two", r"one\x0a%3A%3Aerror%3A%3Atwo"),
+    ],
+)
+def test_no_name_begins_a_command_of_its_own(text: str, data: str, title: str) -> None:
+    written = annotations_text([Annotation(level="notice", title=text, message=text)], lambda _: None)
+    assert written == f"::notice title={title}::{data}\n"
+
+
+def test_what_is_fine_is_said() -> None:
+    manifest = Manifest(entries=(entry("activation", "a"),))
+    assert (
+        to_github(report_of(manifest), lambda _: None) == "::notice title=gradscope::nothing looks wrong in run.npz\n"
+    )
+
+
+@pytest.mark.parametrize("length", [20, 1000])
+def test_markdown_fits_a_comment_and_says_what_it_leaves_out(length: int) -> None:
+    manifest = Manifest(entries=tuple(entry("param", f"{at:0{length}}", index=at) for at in range(3000)))
+    text = to_markdown(report_of(manifest))
+    assert len(text) <= 65_536
+    left_out = re.search(r"([\d,]+) of 3,000 lines are left out", text)
+    assert left_out is not None
+    shown = sum(line.startswith("| `0") for line in text.splitlines())
+    assert int(left_out[1].replace(",", "")) + shown == 3000
+    assert len(text) > 50_000
+
+
+def test_short_markdown_is_complete() -> None:
+    assert "left out" not in to_markdown(report_of(small_network()))

@@ -1,0 +1,53 @@
+"""`explain` says of every name what the tables of the program say of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gradscope.comparison.metrics.metrics import METRICS
+from gradscope.dump.manifest.reasons import REASONS
+from gradscope.stats import COLUMNS, RULES
+from tests.integration.command import gradscope, in_terminal
+
+TABLES = {"column": COLUMNS, "metric": METRICS, "finding": RULES, "reason": REASONS}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_every_name_of_the_program_is_explained_by_its_own_text(tmp_path: Path, kind: str) -> None:
+    for spec in TABLES[kind]:
+        rows = gradscope("explain", spec.name, "--json", folder=tmp_path).json["rows"]
+        (row,) = [row for row in rows if (row["kind"], row["name"]) == (kind, spec.name)]
+        assert row["what"] == spec.sentence.replace("`", "")
+        if getattr(spec, "remedy", ""):
+            assert row["do"] == spec.remedy
+        if getattr(spec, "unit", ""):
+            assert row["unit"] == spec.unit.replace("`", "")
+
+
+def test_a_name_may_have_another_case_or_a_type(tmp_path: Path) -> None:
+    assert gradscope("explain", "RMS", folder=tmp_path).output.startswith("rms: a column")
+    assert "underflow@T: a column" in gradscope("explain", "underflow@float16", folder=tmp_path).output
+
+
+def test_an_unknown_name_gets_the_nearest(tmp_path: Path) -> None:
+    done = gradscope("explain", "vanish", folder=tmp_path)
+    assert done.status == 2
+    assert done.lines[1].startswith("hint: did you mean vanishing")
+
+
+def test_without_a_name_all_are_listed(tmp_path: Path) -> None:
+    shown = in_terminal("explain", folder=tmp_path, columns=80)
+    names = {line.split()[0] for line in shown.plain.splitlines() if line and not line.startswith(" ")}
+    assert {spec.name for table in TABLES.values() for spec in table} <= names
+
+
+@pytest.mark.parametrize("rule", [rule.name for rule in RULES if rule.thresholds])
+def test_a_finding_tells_its_thresholds(tmp_path: Path, rule: str) -> None:
+    (row,) = [
+        row
+        for row in gradscope("explain", rule, "--json", folder=tmp_path).json["rows"]
+        if row["kind"] == "finding"
+    ]  # fmt: skip
+    assert " = " in row["threshold"]
