@@ -93,7 +93,8 @@ def test_an_explanation_that_fails_is_told_as_such(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(zero_uses.EquationUse, "gradient", fails)
     monkeypatch.setattr(zero_uses, "pulled_back", fails)
     printed = " ".join(dumped(PADDING).split())
-    assert "not followed beyond pad at model.py:13, which could not be explained: TypeError: no rule for it" in printed
+    assert "not followed beyond pad at model.py" in printed
+    assert "which could not be explained: TypeError: no rule for it" in printed
     assert gs.load("out.npz").manifest.complete
 
 
