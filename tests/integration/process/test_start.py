@@ -23,8 +23,8 @@ CHOSEN = "--select --exclude --depth --families"
 #: What every command line documents, by command; `--help` itself aside.
 OPTIONS = {
     "dump": f"{MODEL} {CHOSEN} --output --self-check --no-cache --distributed --of --wrt --cotangent --stop-gradient "
-    "--no-origin --fetch --feed --ops --terms --per-example --stats-only --exact-quantiles --cast --check --strict --sort "
-    "--no-fold --max-memory --force --format --json --quiet --verbose --traceback",
+    "--fetch --feed --ops --terms --per-example --stats-only --exact-quantiles --cast --check --strict --sort "
+    "--no-fold --no-origin --max-memory --force --format --json --quiet --verbose --traceback",
     "show": f"{CHOSEN} --tensor --diff --ledger --check --sort --no-fold --format --json --traceback",
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
     "--exclude --all --worst-first --isolate --format --json --traceback",
