@@ -260,9 +260,9 @@ class _Search:
 
 def _of_use(use: EquationUse, where: str) -> _Result:
     """Returns the result for a use at which a gradient arrives."""
-    with Attempt():  # a collective runs inside its shard_map only
+    with Attempt() as attempt:  # a collective runs inside its shard_map only
         return _NonzeroTerm(where) if use.gradient().any() else _ZeroDerivative(use.reason())
-    return _ZeroDerivative(f"not followed beyond {where}")
+    return _ZeroDerivative(f"not followed beyond {where}, which {attempt.failure}")
 
 
 def _is_parallel(frame: Frame) -> bool:
