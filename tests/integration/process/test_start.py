@@ -39,7 +39,7 @@ OPTIONS = {
     "--no-fold --full --no-origin --max-memory --force --format --json --quiet --verbose --traceback",
     "show": f"{CHOSEN} --tensor --diff --ledger --check --sort --no-fold --full --format --json --traceback",
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
-    "--exclude --all --worst-first --isolate --full --format --json --verbose --traceback",
+    "--exclude --all --worst-first --as --isolate --full --format --json --verbose --traceback",
     "isolate": "--output --force --quiet --traceback",
     "calibrate": f"{MODEL} {CHOSEN} --per-example --output --no-cache --force --quiet --traceback",
     "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --gradients --sort --format --json "
