@@ -111,7 +111,7 @@ def model_arguments(
     if checkpoint is not None and model.restored:
         _require_no_map(checkpoint)
     elif checkpoint is not None:
-        saved = variables_from_file(checkpoint.path, variables, checkpoint.key_map, make_variables)
+        saved = variables_from_file(checkpoint, variables, make_variables)
         notes = saved.notes
         variables, make_variables = _restored(_converted("checkpoint", saved.variables, dtype), variables)
     if data is not None:
@@ -130,10 +130,10 @@ def model_arguments(
 
 def _require_no_map(checkpoint: CheckpointRequest) -> None:
     """Raises `UsageError` where tensors are to be renamed that a framework has read by position."""
-    if checkpoint.key_map.substitutions:
+    if checkpoint.has_rules:
         raise UsageError(
             f"{printable(str(checkpoint.path))} was read by the model's framework, without tensor names",
-            hint="leave --map-keys out",
+            hint="leave --map-keys and --map out",
         )
 
 
