@@ -8,7 +8,8 @@ optimizer are no parameters), then by their depth. Two homes that nothing tells 
 may also be at the top of the file, in any spelling, where the user's rules have put it.
 
 Names are compared by components, which slashes and dots separate: Flax writes `params/head/kernel`, PyTorch
-`head.weight`. NNX stores the value of a variable as `value` below the variable's own name.
+`head.weight`. NNX stores the value of a variable as `value` below the variable's own name, and Haiku's names have
+components that name no module.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ _OPTIMIZERS: Final = frozenset(
      "slot", "slots", "trace", "velocity"}
 )  # fmt: skip
 _VALUE: Final = "value"
+
+#: Components of Haiku's names that are no module's: of those built in a constructor, and of stacked layers.
+_UNSCOPED: Final = re.compile(r"~|__layer_stack_(no|with)_per_layer(_\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +123,8 @@ def collection_of(path: str, leaf: Leaf) -> str:
 
 def _by_components(saved: Collection[str]) -> dict[Components, str]:
     known = {components(name): name for name in saved}
-    return {parts[:-1]: name for parts, name in known.items() if parts[-1] == _VALUE} | known
+    plain = {tuple(part for part in parts if not _UNSCOPED.fullmatch(part)): name for parts, name in known.items()}
+    return {parts[:-1]: name for parts, name in known.items() if parts[-1] == _VALUE} | plain | known
 
 
 def _spellings(path: str, leaf: Leaf) -> tuple[Components, ...]:
