@@ -43,7 +43,8 @@ def facts_json(path: str, manifest: Manifest) -> dict[str, Json]:
 
 
 def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    yield "loss", "" if manifest.loss is None else f"{manifest.loss:.6g}"
+    counted = manifest.provenance.get("counted")
+    yield "loss", "" if manifest.loss is None else f"{manifest.loss:.6g}" + (f", {counted}" if counted else "")
     counts = manifest.ledger.counts()
     yield "tensors", ", ".join(f"{count(n)} {reason}" for reason, n in counts.items()) if any(counts.values()) else ""
     yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
