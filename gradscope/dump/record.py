@@ -66,10 +66,12 @@ class Process:
 #: A JSON value. NaN and infinities are the strings "NaN", "Infinity" and "-Infinity" (see `manifest.json_text`).
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
-#: The state of a site's tensor: captured, or the reason why it is absent. `filtered`: the user's options exclude it.
+#: The state of a site's tensor: captured, or the reason why it is absent. `filtered`: the user's options exclude it;
+#: `frozen`: the model itself does not differentiate it.
 Reason: TypeAlias = Literal[
     "captured",
     "filtered",
+    "frozen",
     "non-differentiable",
     "opaque",
     "forward-only",
