@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,10 @@ from gradscope.tracing.jaxpr.frames import Frame, ValueKey, frame_tree
 from gradscope.tracing.layers.layers import LayerCall, find_layers
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.layers.sites import Site, find_sites, site_at
+
+
+#: The name of the parameters among a model's variables.
+_PARAMS: Final = "params"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,16 +189,30 @@ def as_reached(leaf: Leaf, reach: Reach) -> Leaf:
 
 
 def variable_leaves(variables: Any) -> tuple[Leaf, ...]:
-    """Returns the leaves of a model's variables: Flax's `params` collection and the others, or only parameters."""
-    if not (isinstance(variables, Mapping) and "params" in variables):
+    """Returns the leaves of a model's variables: those of `params` are its parameters, and the others its state.
+
+    Variables are Flax's collections, or a training state that has `params` beside the state of an optimizer, as an
+    entry or an attribute. Without `params`, all leaves are parameters.
+    """
+    if not _has_params(variables):
         return leaves_of(variables, naming.PARAM, differentiated=True)
-    leaves: list[Leaf] = []
-    for name in sorted(variables):  # the order in which JAX flattens a mapping
-        if name == "params":
-            leaves += leaves_of(variables[name], naming.PARAM, differentiated=True)
-        else:
-            leaves += leaves_of({name: variables[name]}, naming.STATE)
-    return tuple(leaves)
+    params = variables[_PARAMS] if isinstance(variables, Mapping) else variables.params
+    # A training state may have been made with all of Flax's collections in place of the parameters.
+    depth = 2 if _has_params(params) else 1
+    return tuple(_variable(path, leaf, depth) for path, leaf in jax.tree_util.tree_leaves_with_path(variables))
+
+
+def _has_params(variables: Any) -> bool:
+    """Returns whether variables have parameters beside other things."""
+    return _PARAMS in variables if isinstance(variables, Mapping) else hasattr(variables, _PARAMS)
+
+
+def _variable(path: Any, leaf: Any, depth: int) -> Leaf:
+    keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
+    if keys[:depth] == [_PARAMS] * depth:
+        return _leaf(naming.PARAM, path[depth:], leaf, differentiated=True)
+    inside = depth == 2 and keys[0] == _PARAMS
+    return _leaf(naming.STATE, path[1:] if inside else path, leaf, differentiated=False)
 
 
 def leaves_of(tree: Any, family: str, *, differentiated: bool = False) -> tuple[Leaf, ...]:
@@ -205,10 +223,13 @@ def leaves_of(tree: Any, family: str, *, differentiated: bool = False) -> tuple[
         family: The family they belong to.
         differentiated: Whether those of inexact dtype are differentiated.
     """
-    return tuple(_leaf(family, path, leaf, differentiated) for path, leaf in jax.tree_util.tree_leaves_with_path(tree))
+    return tuple(
+        _leaf(family, path, leaf, differentiated=differentiated)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    )
 
 
-def _leaf(family: str, path: Any, leaf: Any, differentiated: bool) -> Leaf:
+def _leaf(family: str, path: Any, leaf: Any, *, differentiated: bool) -> Leaf:
     name = jax.tree_util.keystr(path, simple=True, separator="/") or "value"
     aval = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
     inexact = bool(jnp.issubdtype(aval.dtype, jnp.inexact))

@@ -9,6 +9,7 @@ from typing import Final
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Examples, Manifest
 from gradscope.dump.record import Json
+from gradscope.naming import printable
 from gradscope.report.tables.numbers import count, number
 
 #: Provenance that is shown below the tables; the JSON has all of it.
@@ -67,7 +68,14 @@ def _self_check(found: Mapping[str, Json]) -> str:
     """Returns a sentence that compares the observed gradients with those of the plain program."""
     total, equal = found.get("total"), found.get("bit_equal")
     equality = f"{equal} of {total} parameter gradients are bit for bit those of the plain program"
-    return f"{equality}; the largest rel_l2 is {number(as_float(found.get('max_rel_l2', 0.0)))}"
+    largest = f", of {printable(str(found['largest']))}" if "largest" in found else ""
+    zero = found.get("zero_but_rounding")
+    without = (
+        f"; zero but for rounding: {', '.join(map(printable, map(str, zero)))}"
+        if isinstance(zero, list) and zero
+        else ""
+    )
+    return f"{equality}; the largest rel_l2 is {number(as_float(found.get('max_rel_l2', 0.0)))}{largest}{without}"
 
 
 def _examples(examples: Examples) -> dict[str, Json]:
