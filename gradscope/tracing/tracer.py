@@ -21,7 +21,6 @@ from gradscope.tracing.layers.layers import LayerCall, find_layers
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.layers.sites import Site, find_sites, site_at
 
-
 #: The name of the parameters among a model's variables.
 _PARAMS: Final = "params"
 

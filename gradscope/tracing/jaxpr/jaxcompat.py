@@ -94,6 +94,11 @@ class ScanArity:
     carries: int
 
 
+#: The scopes that Equinox (0.13) and diffrax (0.7) open around the loops of a solver.
+_LOOP_SCOPES: Final = frozenset(
+    {"inner-loop", "outer-loop", "checkpointed-no-vjp", "checkpointed-fwd", "checkpointed-bwd"}
+)
+
 def opened(jaxpr: Any) -> tuple[Jaxpr, tuple[Any, ...]]:
     """Returns the open jaxpr and the constants of a closed or open jaxpr of any supported version."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
@@ -248,11 +253,13 @@ def scopes(equation: Equation) -> tuple[Any, ...]:
 
     Each entry into `jax.named_scope` makes a new `Scope`, so two equations share a scope *object* exactly when they
     were traced inside the same entry: a second call is distinct from the first even where nothing is between them.
-    Transforms (`vmap`, `jvp`, ...) are dropped, and so are scopes without a name and those that `jnp.einsum` names
-    after its equation.
+    Transforms (`vmap`, `jvp`, ...) are dropped, and so are scopes without a name, those that `jnp.einsum` names after
+    its equation, and those that name the loops inside a solver, between the user's modules.
     """
     found = [item for item in equation.source_info.name_stack.stack if type(item).__name__ == "Scope"]
-    return tuple(scope for scope in found if scope.name.strip("/") and "->" not in scope.name)
+    return tuple(
+        scope for scope in found if scope.name.strip("/") and "->" not in scope.name and scope.name not in _LOOP_SCOPES
+    )
 
 
 def source_of(equation: Equation) -> str | None:
