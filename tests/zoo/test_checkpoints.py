@@ -185,6 +185,45 @@ def test_an_equinox_file_of_another_module_is_refused_with_all_mismatches(folder
     assert sorted(refused.value.message.removeprefix(start).split("; ")) == sorted(told)
 
 
+STATEFUL = """
+import equinox as eqx
+import jax
+
+class Net(eqx.Module):
+    norm: eqx.nn.BatchNorm
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        self.norm, self.head = eqx.nn.BatchNorm(4, "batch", mode="batch"), eqx.nn.Linear(4, 2, key=key)
+
+    def __call__(self, x, state):
+        x, state = self.norm(x, state)
+        return self.head(x), state
+
+net = eqx.nn.make_with_state(Net)(jax.random.key(0))
+alone = net[0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "saved", "hint"),
+    [
+        ("net", "alone", "tensors of the model and none of its state: save the pair"),
+        ("alone", "net", "if the file has a model and its state, name the pair"),
+    ],
+)
+def test_a_model_saved_without_its_state_is_told_apart(folder: Path, name: str, saved: str, hint: str) -> None:
+    eqx = pytest.importorskip("equinox", reason="equinox is not installed")
+    (folder / "net.py").write_text(STATEFUL)
+    load_model("net.py:net", Request(inputs=(parse_input("float32[8,4]"),)))
+    import net as module
+
+    eqx.tree_serialise_leaves(folder / "saved.eqx", getattr(module, saved))
+    with pytest.raises(DumpError) as refused:
+        variables(folder / "saved.eqx", name)
+    assert hint in str(refused.value.hint)
+
+
 def a_model(*layers: tuple[int, str]) -> Any:
     keras = pytest.importorskip("keras", reason="keras is not installed")
     return keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(width, name=name) for width, name in layers)])

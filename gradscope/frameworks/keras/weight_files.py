@@ -66,6 +66,10 @@ class KerasFormat:
         layers = {path: weight.layer for path, weight in (saved | expected).items()}  # the model's name wins
         return _labelled(expected, layers), _labelled(saved, layers)
 
+    def hint(self, saved: int) -> str | None:  # noqa: ARG002 - the mismatches have names
+        """Returns None: the mismatches say it."""
+        return None
+
     def restore(self) -> Any:
         """Returns the model itself, with the file's weights."""
         self.model.load_weights(self.checkpoint)

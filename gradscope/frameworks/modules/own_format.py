@@ -41,6 +41,14 @@ class OwnFormat(Protocol):
         """
         ...
 
+    def hint(self, saved: int) -> str | None:
+        """Returns what to do about a file that does not fit; None where nothing is known.
+
+        Args:
+            saved: The number of tensors in the file.
+        """
+        ...
+
     def restore(self) -> Any:
         """Returns the module with the file's values, perhaps another object."""
         ...

@@ -99,6 +99,7 @@ _LOOP_SCOPES: Final = frozenset(
     {"inner-loop", "outer-loop", "checkpointed-no-vjp", "checkpointed-fwd", "checkpointed-bwd"}
 )
 
+
 def opened(jaxpr: Any) -> tuple[Jaxpr, tuple[Any, ...]]:
     """Returns the open jaxpr and the constants of a closed or open jaxpr of any supported version."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)

@@ -42,15 +42,19 @@ def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Any |
         return None
     if not own.built:
         build()
+    hint = None
     try:
         expected, named = own.layouts()
         saved = _in_order(expected, checkpoint) if named is None else named
         problems = list(mismatches(expected, saved, exact=own.exact))
         if not problems:
             return own.restore()
+        hint = own.hint(len(saved))
     except _LOADING_ERRORS as error:
         problems = [str(error)]
-    raise DumpError(f"{printable(str(checkpoint))} is not a checkpoint of this module: {'; '.join(problems)}")
+    raise DumpError(
+        f"{printable(str(checkpoint))} is not a checkpoint of this module: {'; '.join(problems)}", hint=hint
+    )
 
 
 def _in_order(expected: Mapping[str, Described], checkpoint: Path) -> dict[str, Described]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from gradscope.errors import ModelError, UsageError
 from gradscope.frameworks.detect import adapter_of, builder_of
 from gradscope.frameworks.modules.request import Request
+from gradscope.frameworks.without_adapter import unsupported_hint
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.user_frames import user_code
 
@@ -139,7 +140,7 @@ def _hint_for(holder: Any) -> str:
         if nets:
             return f"to run a framework's module, name it: FILE.py:{nets[-1]}"
         return "define them in the file, or name the object that has them: FILE.py:NAME"
-    return "name an object that has them"
+    return unsupported_hint(holder) or "name an object that has them"
 
 
 def _is_module(value: Any) -> bool:
