@@ -11,7 +11,6 @@ The parts, in the order in which a module becomes a model:
 - `linen`, `nnx`, `equinox`, `haiku`, `keras` and `transformers` are the adapters.
 - `modules` is shared by all adapters: inputs (`--input`), calls, losses, and the model itself.
 - `functions_of_modules` handles a file's own functions whose `init` returns a module.
-- `without_adapter` has hints for modules of frameworks that have none.
 - `extras` names the optional dependency to install for a missing package.
 - `torch` writes a dump of a PyTorch module by itself, without JAX. It is above the writer and the statistics; nothing
   in the package imports it.

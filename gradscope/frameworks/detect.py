@@ -30,6 +30,13 @@ _CARRIERS: Final = ("flax.nnx", "equinox")
 _SAVERS: Final = ("equinox", "keras")
 
 
+#: What to do with modules of frameworks that have no adapter, by the package of their class.
+_WITHOUT_ADAPTER: Final = {
+    "penzai": "a Penzai model holds its parameters as variables: in init return their values, {each.label: each.value "
+    "for each in pz.unbind_params(model)[1]}, and in loss bind them again, with pz.bind_variables"
+}
+
+
 class ModuleStructure(Protocol):
     """A `ModuleStructure` is a module that carries its variables, without their values."""
 
@@ -69,6 +76,12 @@ def split_variables(found: Any) -> tuple[ModuleStructure, Variables] | None:
 def own_format_of(found: Any, checkpoint: Path) -> OwnFormat | None:
     """Returns the reader of a checkpoint in the module's own format; None for another file or object."""
     return next(filter(None, (adapters.own_format(found, checkpoint) for adapters in _loaded(_SAVERS))), None)
+
+
+def hint_without_adapter(found: Any) -> str | None:
+    """Returns what to do with an object of a framework that has no adapter; None for any other object."""
+    packages = (each.__module__.partition(".")[0] for each in type(found).__mro__)
+    return next((_WITHOUT_ADAPTER[package] for package in packages if package in _WITHOUT_ADAPTER), None)
 
 
 def may_carry_variables() -> bool:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from gradscope.errors import DumpError, ModelError, UsageError
-from gradscope.frameworks.without_adapter import unsupported_hint
+from gradscope.frameworks.detect import hint_without_adapter
 from gradscope.naming import printable
 from gradscope.tracing.data.checkpoints import CheckpointRequest, variables_from_file
 from gradscope.tracing.loading.batches import DataRequest
@@ -204,7 +204,7 @@ def _require_array(name: str, leaf: Any) -> None:
     except TypeError as error:
         raise ModelError(
             f"{name} is of type {type(leaf).__name__}, expected an array or a number",
-            hint=unsupported_hint(leaf) or "return a pytree of arrays; what is no number does not go into a loss",
+            hint=hint_without_adapter(leaf) or "return a pytree of arrays; what is no number does not go into a loss",
         ) from error
 
 

@@ -93,8 +93,9 @@ class CompiledLoss:
     def _by_name(self, outputs: Any) -> dict[str, Any]:
         """Returns the outputs by path, those of a functional model's list by the names of their layers."""
         flat = floating_outputs(named_outputs(outputs))
-        names = getattr(self.net, "output_names", None)
-        return dict(zip(names, flat.values(), strict=True)) if _listed(outputs, names) else flat
+        names: list[str] = getattr(self.net, "output_names", None) or []
+        is_list = isinstance(outputs, list | tuple) and len(names) == len(flat)
+        return dict(zip(names, flat.values(), strict=True)) if is_list else flat
 
     def _loss_of(self, name: str, number: int) -> Any:
         """Returns the loss of one output; None where it has none."""
@@ -104,10 +105,6 @@ class CompiledLoss:
             only = next(iter(configured.values())) if len(configured) == 1 and not name else None
             return configured.get(name, configured.get(names[number]) if names else only)
         return configured[number] if isinstance(configured, list | tuple) else configured
-
-
-def _listed(outputs: Any, names: Any) -> bool:
-    return isinstance(outputs, list | tuple) and isinstance(names, list) and len(names) == len(outputs)
 
 
 def _labels(loss: Any, output: Any) -> InputSpec:

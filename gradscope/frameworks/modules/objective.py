@@ -6,7 +6,8 @@ different things would look alike otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -137,7 +138,7 @@ def added_in_words(count: int) -> str:
     return "1 loss that the model adds" if count == 1 else f"{count} losses that the model adds"
 
 
-def total(values: list[Any]) -> Array:
+def total(values: Sequence[Array]) -> Array:
     """Returns the sum of scalars, in the widest of their dtypes."""
     widest = jnp.result_type(*values)
-    return sum((each.astype(widest) for each in values[1:]), start=values[0].astype(widest))
+    return functools.reduce(jnp.add, (each.astype(widest) for each in values))

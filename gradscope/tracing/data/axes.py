@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gradscope.tracing.data.matching import components
+from gradscope.tracing.data.variable_names import components
 
 #: An order of axes, as `numpy.transpose` takes it.
 Axes: TypeAlias = tuple[int, ...]

@@ -1,7 +1,7 @@
 """Checkpoints provide saved variables in place of those that a model's `init` makes.
 
-The file may be what a framework saved of a whole training run: `matching` finds the variables in it, by their paths,
-`params/head/kernel`, by their keys in a dump, `param/head/kernel`, or by their names in their collection,
+The file may be what a framework saved of a whole training run: `variable_names` finds the variables in it, by their
+paths, `params/head/kernel`, by their keys in a dump, `param/head/kernel`, or by their names in their collection,
 `head/kernel`; also with dots for slashes, as PyTorch writes them. The rest of the file is left out, which a note says.
 `axes` puts kernels of another library's layout into the model's. The file must have all variables, each of the shape
 that `init` gives it; one message lists all mismatches. Only random keys, the collection `rngs`, may be missing, and are
@@ -28,9 +28,9 @@ from gradscope.naming import printable
 from gradscope.tracing.data.axes import Axes, Stored, infer_axes, rearranged
 from gradscope.tracing.data.checkpoint_files import SavedTensor, open_checkpoint
 from gradscope.tracing.data.key_map import KeyMap
-from gradscope.tracing.data.matching import Matches, find_variables
 from gradscope.tracing.data.mismatches import in_groups, mismatches, shortened
 from gradscope.tracing.data.renaming_hints import axes_hint, key_map_hint, rivals_hint
+from gradscope.tracing.data.variable_names import Matches, find_variables
 from gradscope.tracing.tracer import Leaf, variable_leaves
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from gradscope.frameworks.modules.own_format import Described
 from gradscope.naming import printable
 from gradscope.tracing.data.axes import Axes, Stored
-from gradscope.tracing.data.matching import components
+from gradscope.tracing.data.variable_names import components
 
 #: The number of lines and of names that a hint shows.
 _MOST: Final = 12
