@@ -181,7 +181,7 @@ class Dump(Mapping[str, Array]):
             >>> import gradscope as gs
             >>> dump = gs.capture(lambda w, x: jnp.sqrt(w * x).sum(), jnp.zeros(3), jnp.ones(3))
             >>> [(finding.rule, finding.tensors) for finding in dump.findings()]
-            [('nonfinite', 2)]
+            [('nonfinite', 3)]
         """
         return find(self.manifest, thresholds)
 

@@ -208,6 +208,7 @@ def _provenance(model: Model, prepared: Prepared, request: DumpRequest) -> dict[
         **model_provenance(model.source, model.file_sha256),
         **request.facts,
         **({"batch_sha256": content_hash(batch)} if all(map(is_readable_here, batch)) else {}),
+        **({} if (counted := model.counted()) is None else {"counted": counted}),
         "trace_fingerprint": prepared.resolved.trace.fingerprint,
         "naming": "scopes" if has_scopes(prepared.resolved.trace.root) else "parameters and lines",
         **machine_provenance(),

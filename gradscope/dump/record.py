@@ -66,10 +66,12 @@ class Process:
 #: A JSON value. NaN and infinities are the strings "NaN", "Infinity" and "-Infinity" (see `manifest.json_text`).
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
-#: The state of a site's tensor: captured, or the reason why it is absent. `filtered`: the user's options exclude it.
+#: The state of a site's tensor: captured, or the reason why it is absent. `filtered`: the user's options exclude it;
+#: `frozen`: the model itself does not differentiate it.
 Reason: TypeAlias = Literal[
     "captured",
     "filtered",
+    "frozen",
     "non-differentiable",
     "opaque",
     "forward-only",
@@ -77,18 +79,6 @@ Reason: TypeAlias = Literal[
     "disconnected",
     "eliminated",
 ]
-
-#: What the tensors of each state are, in a few words.
-REASONS: Final[Mapping[str, str]] = {
-    "captured": "in the dump",
-    "filtered": "left out by the options",
-    "non-differentiable": "of a dtype without gradients",
-    "disconnected": "the loss does not depend on them",
-    "opaque": "inside functions with derivative rules of their own",
-    "forward-only": "before or in a while loop, which reverse mode cannot pass",
-    "not-executed": "in branches or iterations that did not run",
-    "eliminated": "not needed",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Protocol
 
-from gradscope.frameworks.modules.adapter import Adapter, Variables
-from gradscope.frameworks.modules.own_format import OwnFormat
+from gradscope.frameworks.modules.adapter import Adapter, OwnFormat, Variables
 
 #: The foreign module that defines a framework's modules, and our module that adapts them.
 _ADAPTERS: Final = (
@@ -32,6 +31,13 @@ _CALLED: Final = ("flax.nnx",)
 
 #: The frameworks that have their own formats of checkpoints.
 _SAVERS: Final = ("equinox", "keras")
+
+
+#: What to do with modules of frameworks that have no adapter, by the package of their class.
+_WITHOUT_ADAPTER: Final = {
+    "penzai": "a Penzai model holds its parameters as variables: in init return their values, {each.label: each.value "
+    "for each in pz.unbind_params(model)[1]}, and in loss bind them again, with pz.bind_variables"
+}
 
 
 class ModuleStructure(Protocol):
@@ -82,6 +88,12 @@ def naming_calls() -> Generator[None]:
         for adapters in _loaded(_CALLED):
             stack.enter_context(adapters.naming_calls())
         yield
+
+
+def hint_without_adapter(found: Any) -> str | None:
+    """Returns what to do with an object of a framework that has no adapter; None for any other object."""
+    packages = (each.__module__.partition(".")[0] for each in type(found).__mro__)
+    return next((_WITHOUT_ADAPTER[package] for package in packages if package in _WITHOUT_ADAPTER), None)
 
 
 def may_carry_variables() -> bool:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,8 @@ import jax.numpy as jnp
 from gradscope import naming
 from gradscope.errors import ModelError
 from gradscope.frameworks.detect import naming_calls
-from gradscope.frameworks.modules.tree_names import tree_names
+from gradscope.frameworks.modules.tree_names import tree_names, tree_paths
+from gradscope.naming.paths import unique_names
 from gradscope.tracing.dataflow.liveness import Liveness, liveness_of
 from gradscope.tracing.dataflow.reachability import Reach, Reachability, reachability_of
 from gradscope.tracing.jaxpr import jaxcompat
@@ -24,6 +24,9 @@ from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.layers.layers import LayerCall, find_layers
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.layers.sites import Site, find_sites, site_at
+
+#: The name of the parameters among a model's variables.
+_PARAMS: Final = "params"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,17 +201,34 @@ def as_reached(leaf: Leaf, reach: Reach) -> Leaf:
 
 
 def variable_leaves(variables: Any) -> tuple[Leaf, ...]:
-    """Returns the leaves of a model's variables: Flax's `params` collection and the others, or only parameters."""
-    if not (isinstance(variables, Mapping) and "params" in variables):
+    """Returns the leaves of a model's variables: those of `params` are its parameters, and the others its state.
+
+    Variables are Flax's collections, or a training state that has `params` beside the state of an optimizer, as an
+    entry or an attribute. Without `params`, all leaves are parameters.
+    """
+    if not _has_params(variables):
         return leaves_of(variables, naming.PARAM, differentiated=True)
-    state = iter(leaves_of({name: each for name, each in variables.items() if name != "params"}, naming.STATE))
-    leaves: list[Leaf] = []
-    for name in sorted(variables):  # the order in which JAX flattens a mapping
-        if name == "params":
-            leaves += leaves_of(variables[name], naming.PARAM, differentiated=True)
-        else:
-            leaves += itertools.islice(state, len(jax.tree_util.tree_leaves(variables[name])))
-    return tuple(leaves)
+    params = variables[_PARAMS] if isinstance(variables, Mapping) else variables.params
+    # A training state may have been made with all of Flax's collections in place of the parameters.
+    depth = 2 if _has_params(params) else 1
+    found = [_variable(keys, depth) for keys in tree_paths(variables)]
+    names = {family: iter(unique_names([keys for each, keys in found if each == family])) for family, _ in found}
+    return tuple(
+        _leaf(family, next(names[family]), leaf, family == naming.PARAM)
+        for (family, _), leaf in zip(found, jax.tree_util.tree_leaves(variables), strict=True)
+    )
+
+
+def _has_params(variables: Any) -> bool:
+    """Returns whether variables have parameters beside other things."""
+    return _PARAMS in variables if isinstance(variables, Mapping) else hasattr(variables, _PARAMS)
+
+
+def _variable(keys: Sequence[str], depth: int) -> tuple[str, Sequence[str]]:
+    """Returns the family of a leaf of variables, and the keys of its name."""
+    if list(keys[:depth]) == [_PARAMS] * depth:
+        return naming.PARAM, keys[depth:]
+    return naming.STATE, keys[1:] if depth == 2 and keys[0] == _PARAMS else keys
 
 
 def leaves_of(tree: Any, family: str, *, differentiated: bool = False) -> tuple[Leaf, ...]:

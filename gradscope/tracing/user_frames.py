@@ -11,6 +11,9 @@ Sharp edges of JAX's tracebacks (0.6 to 0.12):
 - An error that a transformation finds after the user's function has returned, in a backward pass for example, has the
   frames of its operation on a *cause* of its own class.
 - An error in a host callback arrives as text, traceback included.
+- A function with a derivative rule of its own that uses a traced value without taking it as an argument, as implicit
+  differentiation does where the function that it solves reads a value from around it, works where JAX differentiates
+  before it stages, and fails here with errors that speak of something else.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from typing import Final
 
 from gradscope.errors import GradscopeError, MachineError, ModelError
 from gradscope.frameworks.extras import install_hint
-from gradscope.tracing.jaxpr.library_files import is_library_file
+from gradscope.tracing.jaxpr.source_lines import is_library_file
 
 #: Lines of an error's text and frames of its stack that are shown; `--traceback` shows all.
 _MOST_LINES: Final = 5
@@ -35,6 +38,17 @@ _MOST_FRAMES: Final = 8
 
 #: The class of the causes that carry an operation's frames; it lives in a private module and is known by its name.
 _JAX_STACK: Final = "JaxStackTraceBeforeTransformation"
+
+#: Classes and texts of the errors of a derivative rule that uses a traced value from around its function.
+_CLOSED_OVER: Final = (
+    ("CustomVJPException", "closed-over value"),
+    ("TypeError", "Computation compiled for "),
+    ("TypeError", "No constant handler for type: <class 'jax._src.interpreters.partial_eval.DynamicJaxprTracer'>"),
+)
+_CLOSED_OVER_HINT: Final = (
+    "pass every array that the function uses as an argument: f(x, w, y) and run(start, w, y), where f now reads w or y "
+    "from around it"
+)
 
 _EMBEDDED_TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+")
 _EMBEDDED_FRAME: Final = re.compile(r'^[ \t]+File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
@@ -82,6 +96,13 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
 def _model_error(doing: str, error: BaseException) -> ModelError:
     kind = type(error).__name__
     text = _text(error)
+    if any(kind == name and part in text for name, part in _CLOSED_OVER):
+        return ModelError(
+            f"{doing}: the derivative rule of {_rule_owner(error)} uses a value that it does not take as "
+            "an argument, which JAX cannot differentiate once the loss is staged",
+            hint=_CLOSED_OVER_HINT,
+            user_frames=user_frames(error),
+        )
     return ModelError(
         f"{doing}: {kind}: {text}" if text else f"{doing}: {kind}",
         hint=_hint(error, text),
@@ -93,6 +114,17 @@ def _hint(error: BaseException, text: str) -> str | None:
     if isinstance(error, ModuleNotFoundError):
         return install_hint(error.name)
     return next((hint for cls, part, hint in _HINTS if isinstance(error, cls) and part in text), None)
+
+
+def _rule_owner(error: BaseException) -> str:
+    """Returns the package, and the function, that an error's innermost operation is in, other than JAX itself."""
+    folders = _installed_folders()
+    for frame in reversed([*_frames(error), *_operation_frames(error)]):
+        folder = next((each for each in folders if frame.filename.startswith(each)), None)
+        package = "" if folder is None else frame.filename.removeprefix(folder).partition("/")[0]
+        if folder is not None and package not in {"jax", "jaxlib"} and not frame.filename.startswith(_PACKAGE):
+            return f"{package} ({Path(frame.filename).name}:{frame.lineno})"
+    return "a function"
 
 
 def _text(error: BaseException) -> str:

@@ -35,6 +35,12 @@ class Net(nn.Module):
 net = Net()
 """
 
+NNX = """
+from flax import nnx
+
+net = nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
+"""
+
 EQUINOX = """
 import equinox as eqx
 import jax
@@ -86,6 +92,55 @@ def test_linen_variables_come_from_msgpack_and_random_keys_from_init(folder: Pat
                  found["rngs"], made["rngs"])  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("manager", ["Orbax", "Flax", "Flax without Orbax"])
+def test_the_folder_of_a_run_stands_for_its_last_training_state(folder: Path, manager: str) -> None:
+    flax = pytest.importorskip("flax", reason="flax is not installed")
+    orbax = pytest.importorskip("orbax.checkpoint", reason="orbax is not installed")
+    optax = pytest.importorskip("optax", reason="optax is not installed")
+    from flax.training import checkpoints, train_state
+
+    class State(train_state.TrainState):
+        batch_stats: Any
+
+    (folder / "net.py").write_text(LINEN)
+    made = variables(None)
+    state = State.create(apply_fn=None, params=made["params"], tx=optax.adam(1e-3), batch_stats=made["batch_stats"])
+    states = {step: state.replace(params=jax.tree.map(lambda a, step=step: a + step, state.params)) for step in (9, 10)}
+    for step, each in states.items():
+        if manager == "Orbax":
+            with orbax.CheckpointManager(folder / "run") as written:
+                written.save(step, args=orbax.args.StandardSave(each))
+        else:
+            flax.config.update("flax_use_orbax_checkpointing", manager == "Flax")
+            checkpoints.save_checkpoint(folder / "run", each, step, keep=2)
+    flax.config.update("flax_use_orbax_checkpointing", True)
+    found = variables(folder / "run")
+    jax.tree.map(np.testing.assert_array_equal, found["params"], states[10].params)
+    jax.tree.map(np.testing.assert_array_equal, found["batch_stats"], states[10].batch_stats)
+
+
+def test_the_state_of_an_nnx_module_is_restored_without_its_random_keys(folder: Path) -> None:
+    nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")
+    orbax = pytest.importorskip("orbax.checkpoint", reason="orbax is not installed")
+    (folder / "net.py").write_text(NNX)
+    made = variables(None)
+    net = nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(5)), nnx.Dropout(0.5, rngs=nnx.Rngs(6)))
+    with orbax.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder / "saved", {"model": nnx.state(net), "step": 3})
+    found = variables(folder / "saved")
+    assert jax.tree.structure(found) == jax.tree.structure(made)
+    np.testing.assert_array_equal(found["params"]["layers/0/kernel"], net.layers[0].kernel)
+
+
+def test_a_pytorch_file_is_refused_with_how_to_write_another(folder: Path) -> None:
+    (folder / "net.py").write_text(LINEN)
+    (folder / "saved.pt").write_bytes(b"PK")
+    with pytest.raises(DumpError, match="which is never read") as refused:
+        variables(folder / "saved.pt")
+    assert "save_file(torch.load(" in str(refused.value.hint)
+
+
 def test_an_equinox_module_reads_its_own_format(folder: Path) -> None:
     eqx = pytest.importorskip("equinox", reason="equinox is not installed")
     (folder / "net.py").write_text(EQUINOX)
@@ -128,6 +183,45 @@ def test_an_equinox_file_of_another_module_is_refused_with_all_mismatches(folder
     start = f"{folder / 'saved.eqx'} is not a checkpoint of this module: "
     assert refused.value.message.startswith(start)
     assert sorted(refused.value.message.removeprefix(start).split("; ")) == sorted(told)
+
+
+STATEFUL = """
+import equinox as eqx
+import jax
+
+class Net(eqx.Module):
+    norm: eqx.nn.BatchNorm
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        self.norm, self.head = eqx.nn.BatchNorm(4, "batch", mode="batch"), eqx.nn.Linear(4, 2, key=key)
+
+    def __call__(self, x, state):
+        x, state = self.norm(x, state)
+        return self.head(x), state
+
+net = eqx.nn.make_with_state(Net)(jax.random.key(0))
+alone = net[0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "saved", "hint"),
+    [
+        ("net", "alone", "tensors of the model and none of its state: save the pair"),
+        ("alone", "net", "if the file has a model and its state, name the pair"),
+    ],
+)
+def test_a_model_saved_without_its_state_is_told_apart(folder: Path, name: str, saved: str, hint: str) -> None:
+    eqx = pytest.importorskip("equinox", reason="equinox is not installed")
+    (folder / "net.py").write_text(STATEFUL)
+    load_model("net.py:net", Request(inputs=(parse_input("float32[8,4]"),)))
+    import net as module
+
+    eqx.tree_serialise_leaves(folder / "saved.eqx", getattr(module, saved))
+    with pytest.raises(DumpError) as refused:
+        variables(folder / "saved.eqx", name)
+    assert hint in str(refused.value.hint)
 
 
 def a_model(*layers: tuple[int, str]) -> Any:

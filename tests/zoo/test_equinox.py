@@ -284,3 +284,33 @@ def modules_of(value: Any, name: str) -> dict[str, Any]:
         if child is not value:
             found |= modules_of(child, f"{name}/{jax.tree_util.keystr(path, simple=True, separator='/')}")
     return found
+
+
+SOLVER = """
+import equinox as eqx
+import equinox.internal as eqxi
+import jax
+import jax.numpy as jnp
+
+class Net(eqx.Module):
+    field: eqx.nn.Linear
+    head: eqx.nn.Linear
+    def __init__(self, *, key):
+        self.field, self.head = eqx.nn.Linear(4, 4, key=key), eqx.nn.Linear(4, 2, key=key)
+    def __call__(self, y):
+        step = lambda carry: (carry[0] + 1, carry[1] + 0.1 * jnp.tanh(self.field(carry[1])))
+        loop = jax.named_call(eqxi.while_loop, name="outer-loop")  # as diffrax names it
+        return self.head(loop(lambda carry: carry[0] < 3, step, (0, y), max_steps=3, kind="bounded")[1])
+"""
+
+
+def test_a_module_that_a_solver_calls_is_named_by_its_path(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, SOLVER)}:Net", "float32[6,4]")
+    paths = {layer.path for layer in seen.layers}
+    assert not any("loop" in path for path in paths)
+    assert {"Net[0]/field", "Net[2]/field", "Net/head"} <= paths
+
+    y = jnp.asarray(seen["input/y"])
+    params = {name: jnp.asarray(each) for name, each in held.family(seen, "param").items()}
+    found = y @ params["field/weight"].T + params["field/bias"]
+    np.testing.assert_allclose(seen["activation/Net[0]/field"], found, rtol=1e-5, atol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -92,11 +93,11 @@ def test_gradients_activations_and_state_are_haikus_own(folder: Path, name: str)
 
     (value, updated), gradients = jax.value_and_grad(loss, has_aux=True)(params)
     assert seen.loss == pytest.approx(float(value), rel=1e-6)
-    held.assert_gradients(seen, gradients)
+    held.assert_gradients(seen, scoped(gradients))
     aux = held.family(seen, "aux")
     held.assert_same_tensors(
         {name: aux[name] for name in aux if name.startswith("state/")},
-        {f"state/{name}": each for name, each in held.by_path(updated).items()},
+        {f"state/{name}": each for name, each in held.by_path(scoped(updated)).items()},
     )
     stacked = next(each for name, each in params.items() if name.endswith("stacked"))
     _, expected = intercepted(lambda: net.apply(params, state, *arguments))
@@ -112,10 +113,17 @@ def test_gradients_activations_and_state_are_haikus_own(folder: Path, name: str)
     held.assert_layers_hold_parameters(seen)
 
 
+def scoped(tree: Any) -> Any:
+    """Haiku's dictionary by the names under which its layers are called."""
+    return {
+        re.sub(r"(^|/)(~|__layer_stack_no_per_layer)(?=/)", "", name).strip("/"): each for name, each in tree.items()
+    }
+
+
 def filled(tree: Any, seen: held.Dump, prefix: str) -> Any:
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: seen[f"{prefix}/{jax.tree_util.keystr(path, simple=True, separator='/')}"], tree
-    )
+    """A tree of Haiku's, filled from a dump."""
+    mapped = {name: next(iter(scoped({name: each}))) for name, each in tree.items()}
+    return {name: {key: seen[f"{prefix}/{mapped[name]}/{key}"] for key in each} for name, each in tree.items()}
 
 
 @pytest.mark.parametrize("name", ["forward", "stateless"])
@@ -125,8 +133,60 @@ def test_a_function_is_a_target_transformed_or_not(folder: Path, name: str) -> N
 
     params = filled(jax.eval_shape(stateless.init, jax.random.key(0), jnp.zeros((6, 4))), seen, "param")
     gradients = jax.grad(lambda params: stateless.apply(params, None, seen["input/x"]).sum())(params)
-    held.assert_gradients(seen, gradients)
+    held.assert_gradients(seen, scoped(gradients))
     assert {"mlp/linear_0", "mlp/linear_1"} <= {layer.path for layer in seen.layers}
+
+
+SAVED = """
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+def stacked(x):
+    x = hk.experimental.layer_stack(3)(lambda x: jnp.tanh(hk.nets.MLP([4], name="mlp")(x)))(x)
+    return hk.Linear(2, name="head")(x)
+
+def normed(x, is_training=True):
+    x = hk.BatchNorm(True, True, 0.9, name="norm")(hk.Linear(4, name="fc")(x), is_training)
+    return hk.dropout(hk.next_rng_key(), 0.5, x) if is_training else x
+
+keyless = hk.without_apply_rng(hk.transform(stacked))
+keyless_with_state = hk.without_apply_rng(hk.transform_with_state(stacked))
+normalised = hk.transform_with_state(normed)
+"""
+
+
+@pytest.mark.parametrize("name", ["keyless", "keyless_with_state"])
+def test_a_function_without_a_key_runs_as_its_own_init_and_apply_do(folder: Path, name: str) -> None:
+    seen = held.dump(f"{held.source(folder, SAVED)}:{name}", "float32[6,4]", loss="mean")
+    from net import keyless
+
+    params = filled(jax.eval_shape(keyless.init, jax.random.key(0), jnp.zeros((6, 4))), seen, "param")
+    gradients = jax.grad(lambda params: keyless.apply(params, seen["input/x"]).mean())(params)
+    held.assert_gradients(seen, scoped(gradients))
+    assert not any(key.startswith("state/") for key in seen)
+
+
+def test_a_module_and_its_parameters_have_one_name(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, SAVED)}:keyless", "float32[6,4]", loss="mean")
+    owners = {name.rpartition("/")[0] for name in held.family(seen, "param")}
+    layers = {re.sub(r"\[\d+\]", "", layer.path) for layer in seen.layers}
+    assert owners == {"mlp/linear_0", "head"}
+    assert owners <= layers
+
+
+def test_evaluation_runs_what_was_initialised_in_training(folder: Path) -> None:
+    target = f"{held.source(folder, SAVED)}:normalised"
+    seen, trained = (held.dump(target, "float32[6,4]", loss="mean", train=train) for train in (False, True))
+    assert {name: each.tolist() for name, each in held.family(seen, "param").items()} == {
+        name: each.tolist() for name, each in held.family(trained, "param").items()
+    }
+    from net import normalised
+
+    shapes = jax.eval_shape(normalised.init, jax.random.key(0), jnp.zeros((6, 4)))
+    params, state = (filled(tree, seen, prefix) for tree, prefix in zip(shapes, ("param", "state/state"), strict=True))
+    outputs = normalised.apply(params, state, None, seen["input/x"], is_training=False)[0]
+    assert seen.loss == pytest.approx(float(outputs.mean()), rel=1e-5)
 
 
 def test_arguments_that_a_class_does_not_take_are_refused_before_it_is_made(folder: Path) -> None:
@@ -171,7 +231,7 @@ def test_models_of_haiku(folder: Path, name: str, arguments: dict[str, Any], lay
     stepped = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(params, added)
     (value, captured), (gradients, of_layers) = stepped
     assert seen.loss == pytest.approx(float(value), rel=1e-9)
-    held.assert_gradients(seen, gradients)
+    held.assert_gradients(seen, scoped(gradients))
     held.assert_layers_hold_parameters(seen)
     assert len(captured) == layers
     idle = {each for each in captured if each.endswith("flatten")}  # it is flat already
@@ -188,7 +248,7 @@ def test_a_core_unrolled_by_a_scan_is_measured_in_every_iteration(folder: Path) 
     gradients = jax.grad(lambda params: jnp.square(net.apply(params, None, batch["x"]) - batch["labels"]).mean())(
         params
     )
-    held.assert_gradients(seen, gradients)
+    held.assert_gradients(seen, scoped(gradients))
     held.assert_layers_hold_parameters(seen)
 
     def step(x: Any, state: Any) -> Any:

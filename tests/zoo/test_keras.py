@@ -125,7 +125,7 @@ def test_a_sequential_model_is_described_by_its_input_layer(folder: Path) -> Non
 
     _, gradients = gradients_of(chain, seen, seen["input/inputs"], training=True)
     held.assert_gradients(seen, gradients)
-    assert {"a", "b"} <= {layer.path for layer in seen.layers}
+    assert {"sequential/a", "sequential/b"} <= {layer.path for layer in seen.layers}
 
 
 def test_a_subclassed_model_is_built_and_trained_and_its_updates_are_captured(folder: Path) -> None:
@@ -192,3 +192,84 @@ def test_models_of_keras_applications(folder: Path, name: str, layer: str) -> No
     expected = layers_of(net, seen, inputs)
     assert layer in expected
     held.assert_activations(seen, expected, close=1e-4)
+
+
+OWN_LOSS = """
+import keras
+from keras import layers as L
+
+def two(loss=None, weights=None, listed=False):
+    x = keras.Input((6,), name="x")
+    hidden = L.Dense(4, name="hidden", activity_regularizer="l2", kernel_regularizer="l1")(x)
+    outputs = [L.Dense(3, name="cls")(hidden), L.Dense(1, name="reg")(hidden)]
+    net = keras.Model(x, outputs if listed else {"cls": outputs[0], "reg": outputs[1]}, name="two")
+    if loss:
+        net.compile(loss=loss, loss_weights=weights)
+    return net
+
+logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+plain = two()
+by_name = two({"cls": logits, "reg": "mse"}, {"cls": 1.0, "reg": 0.5})
+listed = two([keras.losses.CategoricalCrossentropy(from_logits=True), "mae"], listed=True)
+partly = two({"cls": logits})
+inner_input = keras.Input((6,))
+inner = keras.Model(inner_input, L.Dense(4, name="first")(inner_input), name="inner")
+outer_input = keras.Input((6,))
+nested = keras.Model(outer_input, L.Dense(2, name="top")(inner(outer_input)), name="nested")
+tail = keras.Sequential([L.Dense(3, name="z")], name="tail")
+chained = keras.Sequential([keras.Input((6,)), inner, tail], name="all")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "counted"),
+    [
+        ("plain", "mse of cls and reg"),
+        ("by_name", "compiled: sparse_categorical_crossentropy of cls and mean_squared_error of reg"),
+        ("listed", "compiled: categorical_crossentropy of cls and mean_absolute_error of reg"),
+        ("partly", "compiled: sparse_categorical_crossentropy of cls"),
+    ],
+)
+def test_the_loss_is_what_fit_would_minimise(folder: Path, name: str, counted: str) -> None:
+    seen = held.dump(f"{held.source(folder, OWN_LOSS)}:{name}")
+    import net as module
+
+    net, x = getattr(module, name), seen["input/inputs"]
+    labels = {key.removeprefix("labels/"): each for key, each in held.family(seen, "input").items() if "labels" in key}
+    mean = {"cls": lambda z, y: held.cross_entropy(z, y if y.ndim == 1 else y.argmax(-1)),
+            "reg": lambda z, y: ((z - y) ** 2).mean()}  # fmt: skip
+    if name == "plain":
+        mean["cls"] = mean["reg"]
+    weights = {"cls": 1.0, "reg": {"by_name": 0.5, "partly": 0.0}.get(name, 1.0)}
+    if name == "listed":
+        mean["reg"] = lambda z, y: jnp.abs(z - y).mean()
+
+    def loss(params: Any) -> Any:
+        hidden = x @ params["hidden/kernel"] + params["hidden/bias"]
+        outputs = {key: hidden @ params[f"{key}/kernel"] + params[f"{key}/bias"] for key in ("cls", "reg")}
+        own = sum(weights[key] * mean[key](outputs[key], labels[key]) for key in labels)
+        return own + 0.01 * (hidden**2).sum() / len(x) + 0.01 * jnp.abs(params["hidden/kernel"]).sum()
+
+    params = {key: jnp.asarray(each) for key, each in held.family(seen, "param").items()}
+    value, gradients = jax.value_and_grad(loss)(params)
+    assert net.compiled == (name != "plain")
+    assert seen.loss == pytest.approx(float(value), rel=1e-5)
+    held.assert_gradients(seen, gradients)
+    said = f"{counted} and 2 losses that the model adds" + "; not counted: reg" * (name == "partly")
+    assert seen.manifest.provenance["counted"] == said
+
+
+def test_a_chosen_loss_says_what_it_leaves_out(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, OWN_LOSS)}:by_name", loss="mse")
+    assert seen.manifest.provenance["counted"] == "mse of cls and reg; not counted: 2 losses that the model adds"
+    assert seen["input/labels/cls"].shape == (8, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("nested", {"inner/first", "top"}), ("chained", {"all/inner/first", "all/tail/z"})],
+)
+def test_layers_and_parameters_of_one_module_have_one_name(folder: Path, name: str, parameters: set[str]) -> None:
+    seen = held.dump(f"{held.source(folder, OWN_LOSS)}:{name}")
+    assert {key.rpartition("/")[0] for key in held.family(seen, "param")} == parameters
+    assert parameters <= {layer.path for layer in seen.layers}

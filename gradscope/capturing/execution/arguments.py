@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from gradscope.errors import DumpError, ModelError, UsageError
+from gradscope.frameworks.detect import hint_without_adapter
 from gradscope.naming import printable
 from gradscope.tracing.data.checkpoints import CheckpointRequest, variables_from_file
 from gradscope.tracing.loading.batches import DataRequest
@@ -111,7 +112,7 @@ def model_arguments(
     if checkpoint is not None and model.restored:
         _require_no_map(checkpoint)
     elif checkpoint is not None:
-        saved = variables_from_file(checkpoint.path, variables, checkpoint.key_map, make_variables)
+        saved = variables_from_file(checkpoint, variables, make_variables)
         notes = saved.notes
         variables, make_variables = _restored(_converted("checkpoint", saved.variables, dtype), variables)
     if data is not None:
@@ -130,10 +131,10 @@ def model_arguments(
 
 def _require_no_map(checkpoint: CheckpointRequest) -> None:
     """Raises `UsageError` where tensors are to be renamed that a framework has read by position."""
-    if checkpoint.key_map.substitutions:
+    if checkpoint.has_rules:
         raise UsageError(
             f"{printable(str(checkpoint.path))} was read by the model's framework, without tensor names",
-            hint="leave --map-keys out",
+            hint="leave --map-keys and --map out",
         )
 
 
@@ -203,7 +204,7 @@ def _require_array(name: str, leaf: Any) -> None:
     except TypeError as error:
         raise ModelError(
             f"{name} is of type {type(leaf).__name__}, expected an array or a number",
-            hint="return a pytree of arrays; what is no number does not go into a loss",
+            hint=hint_without_adapter(leaf) or "return a pytree of arrays; what is no number does not go into a loss",
         ) from error
 
 

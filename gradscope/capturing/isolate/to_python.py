@@ -22,9 +22,9 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     kind_of,
     opened,
     scan_arity,
-    source_of,
     sub_jaxprs,
 )
+from gradscope.tracing.jaxpr.source_lines import source_of
 
 #: Opaque to an interpreter that must keep custom rules; a writer of values inlines them.
 _IN_PLACE: Final = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "checkpoint", "remat2",

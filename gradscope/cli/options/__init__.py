@@ -1,7 +1,7 @@
 """Options are groups of command-line options that several commands share.
 
-- `model_options`: the model, its batch and its precision. `shared`: single options, and the check that options exclude
-  each other.
+- `model_options`: the model, its batch and its precision; `checkpoint_request` reads the files of rules for its
+  checkpoint. `shared`: single options, and the check that options exclude each other.
 - `observation_options`: `--ops`, `--terms`, `--per-example`. `query_options`: `--feed`, `--fetch`, `--of`, `--wrt`,
   `--cotangent`, `--stop-gradient`.
 - `report_options`: the rows that are shown, and their format. `checked_findings`: `--check` and `--strict`, which

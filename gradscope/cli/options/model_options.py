@@ -104,6 +104,16 @@ class ModelOptions:
             rich_help_panel=_PANEL,
         ),
     ] = None
+    map_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--map",
+            metavar="FILE",
+            help="Make variables of the checkpoint's tensors by rules in TOML, as compare --map does: transpose, "
+            "reshape, split, stack.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
     inputs: Annotated[
         list[str],
         typer.Option(
@@ -171,6 +181,7 @@ class ModelOptions:
         require_one_of(batch_size=self.batch_size, data=self.data)
         _require_together(self.batch_index, self.data, "--batch-index", "--data")
         _require_together(self.map_keys, self.checkpoint, "--map-keys", "--checkpoint")
+        _require_together(self.map_file, self.checkpoint, "--map", "--checkpoint")
         parse_target(target)
         if not -_SEEDS <= self.seed < _SEEDS:
             raise UsageError(f"--seed {self.seed} does not fit into 64 bits")
@@ -262,13 +273,11 @@ class ModelOptions:
         return DataRequest(location=self.data, index=self.batch_index, leaves=model.data, partial=partial)
 
     def _checkpoint_request(self) -> CheckpointRequest | None:
-        from gradscope.tracing.data.checkpoints import CheckpointRequest
-        from gradscope.tracing.data.key_map import KeyMap, read_key_map
+        from gradscope.cli.options.checkpoint_request import checkpoint_request
 
         if self.checkpoint is None:
             return None
-        key_map = KeyMap() if self.map_keys is None else read_key_map(self.map_keys)
-        return CheckpointRequest(path=self.checkpoint, key_map=key_map)
+        return checkpoint_request(self.checkpoint, map_keys=self.map_keys, map_file=self.map_file)
 
 
 def _require_together(value: object, needed: object, name: str, needed_name: str) -> None:

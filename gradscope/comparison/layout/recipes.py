@@ -213,6 +213,19 @@ class Recipe:
         return np.stack([self._made_of(list(each)) for each in zip(*arrays, strict=False)])
 
     def _made_of(self, arrays: list[Array]) -> Array:
+        arrays = self.results(arrays)
+        if self.part >= len(arrays):
+            raise UsageError(
+                f"{printable(', '.join(self.keys))} gives {len(arrays)} tensors, part {self.part} is requested"
+            )
+        return arrays[self.part]
+
+    def results(self, arrays: list[Array]) -> list[Array]:
+        """Returns everything that the steps make of arrays, one for each key.
+
+        Raises:
+            UsageError: A step does not fit the shapes; the message names the step and the tensors.
+        """
         for step in self.steps:
             shapes = [array.shape for array in arrays]
             try:
@@ -223,11 +236,7 @@ class Recipe:
                     f"{', '.join(map(str, shapes))}: {error}",
                     hint="correct the steps of the rule in the map file",
                 ) from error
-        if self.part >= len(arrays):
-            raise UsageError(
-                f"{printable(', '.join(self.keys))} gives {len(arrays)} tensors, part {self.part} is requested"
-            )
-        return arrays[self.part]
+        return arrays
 
     def description(self) -> str:
         """Returns the steps in words: `split 0 into 3, transpose [1, 0]`."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 from typing import Final, TypeAlias
 
+from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.recipes import Recipe, RecipeStep
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
-from gradscope.naming import key_of, split_key
+from gradscope.naming import PARAM, key_of, split_key
 from gradscope.naming.patterns import Pattern
 
 _BRACES: Final = re.compile(r"\{\{|\}\}|\{(\w+)\}")
@@ -51,6 +52,37 @@ def by_rules(rules: Sequence[MapRule]) -> Pass:
                 yield Match(ref=ref, recipe=recipe, matched_by="map")
 
     return find
+
+
+def arrays_by_rules(
+    rules: Sequence[MapRule], read: Mapping[str, Callable[[], Array]]
+) -> Iterator[tuple[tuple[str, ...], dict[str, Array]]]:
+    """Yields what the rules of a map file make of a file's tensors.
+
+    Args:
+        rules: The rules. They see a name as it is, with slashes for dots, and as the key of a parameter.
+        read: For each tensor of the file a function that reads it.
+
+    Yields:
+        The names of the tensors that a rule takes together, and the arrays that it makes of them, by name.
+
+    Raises:
+        UsageError: A step does not fit a tensor, or a template its regular expression.
+    """
+    groups: defaultdict[tuple[MapRule, tuple[str, ...]], list[str]] = defaultdict(list)
+    for name in read:
+        slashes = name.replace(".", "/")
+        for rule in rules:
+            spellings = map(rule.candidate.regex.fullmatch, (name, slashes, key_of(PARAM, slashes)))
+            if found := next(filter(None, spellings), None):
+                groups[rule, tuple(_filled(template, found) for template in rule.reference)].append(name)
+                break
+    for (rule, templates), unordered in groups.items():
+        names = tuple(sorted(unordered, key=_by_numbers))
+        results = Recipe(keys=names, steps=rule.steps).results([read[name]() for name in names])
+        numbered = [templates[0].replace("{i}", str(part)) for part in range(len(results))]
+        targets = numbered if rule.counted else templates
+        yield names, {target: each for target, each in zip(targets, results, strict=False) if target}
 
 
 def written_rules(matches: Iterable[Match]) -> Iterator[dict[str, Json]]:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from gradscope.dump.record import REASONS, Json, Reason, Record, TensorFacts, fields_of
+from gradscope.dump.manifest.reasons import PHRASES
+from gradscope.dump.record import Json, Reason, Record, TensorFacts, fields_of
 from gradscope.naming import IterationIndex
 from gradscope.naming.summary import Cell, Summary
 from gradscope.naming.wording import counted
@@ -116,7 +117,7 @@ class Ledger:
         """Returns the number of sites by reason."""
         counts = self.counts()
         line = ", ".join(f"{number:,} {reason}" for reason, number in counts.items())
-        rows = tuple((reason, number, REASONS.get(reason)) for reason, number in counts.items())
+        rows = tuple((reason, number, PHRASES.get(reason)) for reason, number in counts.items())
         return Summary(line=line, headings=("reason", "sites", "meaning"), rows=rows)
 
     def unseen(self) -> tuple[LedgerLine, ...]:

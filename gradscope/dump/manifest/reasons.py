@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from gradscope.dump.record import Reason
@@ -14,11 +16,13 @@ class ReasonSpec:
 
     Attributes:
         name: Its name in the ledger.
+        phrase: What such tensors are, in a few words.
         sentence: Why the tensor is not in the dump.
         remedy: What to do where the tensor is wanted.
     """
 
     name: Reason
+    phrase: str
     sentence: str
     remedy: str
 
@@ -27,16 +31,25 @@ class ReasonSpec:
 REASONS: Final[tuple[ReasonSpec, ...]] = (
     ReasonSpec(
         name="filtered",
+        phrase="left out by the options",
         sentence="The options exclude it.",
         remedy="Dump again with a wider --select, --exclude, --families or --depth.",
     ),
     ReasonSpec(
+        name="frozen",
+        phrase="not differentiated by the model itself",
+        sentence="The model does not differentiate the parameter: `requires_grad` is False in PyTorch.",
+        remedy="Set requires_grad where its gradient is wanted.",
+    ),
+    ReasonSpec(
         name="non-differentiable",
+        phrase="of a dtype without gradients",
         sentence="Its dtype has no gradient: integers, booleans, keys.",
         remedy="Nothing is wrong: there is no gradient to see.",
     ),
     ReasonSpec(
         name="disconnected",
+        phrase="the loss does not depend on them",
         sentence="The loss does not depend on the value, or gradients go around it: inside a linear solver, or as its "
         "initial guess.",
         remedy="If it should reach the loss, look for a stop_gradient, an integer, or a value that is computed and not "
@@ -44,22 +57,29 @@ REASONS: Final[tuple[ReasonSpec, ...]] = (
     ),
     ReasonSpec(
         name="opaque",
+        phrase="inside functions with derivative rules of their own",
         sentence="It is inside a function with a custom differentiation rule, which runs as it is.",
         remedy="Check the rule with 'gradscope check', or dump without the rule to see inside.",
     ),
     ReasonSpec(
         name="forward-only",
+        phrase="before or in a while loop, which reverse mode cannot pass",
         sentence="Reverse mode cannot pass: it is in a `while` loop, or before one.",
         remedy="Use lax.scan, or fori_loop with a fixed number of iterations, where its gradient is needed.",
     ),
     ReasonSpec(
         name="not-executed",
+        phrase="in branches or iterations that did not run",
         sentence="It is in a branch of a `cond`, or an iteration, that did not run.",
         remedy="Dump with a batch that takes the other branch.",
     ),
     ReasonSpec(
         name="eliminated",
+        phrase="not needed",
         sentence="Nothing that the loss returns depends on it, so it was not computed.",
         remedy="Return it as an auxiliary output, or ask for it with --fetch.",
     ),
 )
+
+#: The phrase of each reason, by name.
+PHRASES: Final[Mapping[str, str]] = MappingProxyType({reason.name: reason.phrase for reason in REASONS})

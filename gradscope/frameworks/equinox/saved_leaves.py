@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from gradscope.frameworks.equinox.partition import by_path
-from gradscope.frameworks.modules.own_format import Described
+from gradscope.frameworks.modules.adapter import Described
 
 SUFFIX: Final = ".eqx"
 
@@ -34,6 +34,20 @@ class EquinoxFormat:
             if eqx.is_array_like(leaf)
         }
         return expected, None
+
+    def hint(self, saved: int) -> str | None:
+        """Returns what to do about a file of a model with state that was saved without it, or of one that has more."""
+        stateful = isinstance(self.module, tuple)
+        net = self.module[0] if stateful else self.module
+        own = sum(map(eqx.is_array_like, jax.tree_util.tree_leaves(net)))
+        if stateful and saved == own:
+            return (
+                f"the file has the {own} tensors of the model and none of its state: save the pair, "
+                "eqx.tree_serialise_leaves(FILE, (model, state))"
+            )
+        if not stateful and saved > own:
+            return "if the file has a model and its state, name the pair that eqx.nn.make_with_state(...)(...) returns"
+        return None
 
     def restore(self) -> Any:
         """Returns a module with the file's leaves."""

@@ -1,6 +1,8 @@
 """The adapter of Keras 3 on JAX: models that carry their variables and run without changing them, by `stateless_call`.
 
-Scopes are Keras' own, one per layer, without one for the model. Variables are named by their paths, `conv1/kernel`.
+Scopes are Keras' own, one per layer. Variables are named by their paths, `conv1/kernel`. Where these begin with the
+model's name, as those of a sequential or subclassed model do, a scope is opened for the model, too; and the variables
+of a model inside a functional one are named below it, as its layers are.
 
 Sharp edges: Keras selects its backend when it is imported; gradscope sets it to JAX where the environment does not set
 it. Keras draws initial weights from Python's own generator, which `--seed` seeds before the target is imported. A
@@ -11,19 +13,24 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import jax
 import keras
 from jax import Array
 
 from gradscope.errors import UsageError
+from gradscope.frameworks.keras.own_loss import CompiledLoss
 from gradscope.frameworks.keras.weight_files import FULL_MODEL, WEIGHTS, KerasFormat
 from gradscope.frameworks.modules.adapter import PARAMS, Variables
 from gradscope.frameworks.modules.calling import CallShape, without
 from gradscope.frameworks.modules.input_spec import InputSpec
+from gradscope.frameworks.modules.objective import ADDED_LOSSES, DEFAULT_LOSS, LossOfOutputs, Objective
+from gradscope.frameworks.modules.request import LossName
 
 _NON_TRAINABLE: Final = "non_trainable"
 
@@ -39,6 +46,7 @@ class KerasAdapter:
     """A `KerasAdapter` adapts a Keras model."""
 
     net: Any
+    train: bool
     framework: str = "Keras"
     supplied: Collection[str] = ()
     initialised: bool = True
@@ -84,15 +92,35 @@ class KerasAdapter:
 
     def apply(self, variables: Variables, call: CallShape, inputs: Mapping[str, Any]) -> tuple[Any, Variables]:
         """Returns outputs and updated variables that are not trainable."""
-        trainable, others = self._variables
         positional, keyword = call.arguments(inputs)
-        outputs, updated = self.net.stateless_call(
-            [variables[PARAMS][path] for path in trainable],
-            [variables[_NON_TRAINABLE][path] for path in others],
-            *self._structured(positional, keyword),
-            **keyword,
-        )
-        return outputs, {_NON_TRAINABLE: dict(zip(others, updated, strict=True))}
+        with self._scope():
+            outputs, updated, added = self.net.stateless_call(
+                *self._ordered(variables), *self._structured(positional, keyword), return_losses=True, **keyword
+            )
+        _, others = self._variables
+        losses = {ADDED_LOSSES: {str(number): loss for number, loss in enumerate(added)}} if added else {}
+        return outputs, {_NON_TRAINABLE: dict(zip(others, updated, strict=True)), **losses}
+
+    def objective(self, loss: LossName | None) -> Objective:
+        """Returns what the model's `fit` would minimise, or the loss that the user chooses, of all outputs."""
+        if loss is None and self.net.compiled and self.net.loss is not None:
+            return CompiledLoss(net=self.net, train=self.train, ordered=self._ordered)
+        return LossOfOutputs(name=loss or DEFAULT_LOSS, every=True, adds=loss is None)
+
+    @contextmanager
+    def _scope(self) -> Generator[None]:
+        """Opens a scope for the model where the paths of its variables begin with its name."""
+        if not self._own_prefix:
+            yield
+            return
+        with jax.named_scope(self.net.name):
+            yield
+
+    @property
+    def _own_prefix(self) -> str:
+        """The model's name and a slash where paths of its variables begin with them; "" for another model."""
+        prefix = f"{self.net.name}/"
+        return prefix if any(variable.path.startswith(prefix) for variable in self.net.variables) else ""
 
     def _structured(self, positional: tuple[Any, ...], keyword: dict[str, Any]) -> tuple[Any, ...]:
         """Returns a functional model's inputs as one argument of the structure with which it was built."""
@@ -113,12 +141,21 @@ class KerasAdapter:
             return ["inputs"]
         return [tensor.name for tensor in self._symbolic]
 
+    def _ordered(self, variables: Variables) -> tuple[list[Any], list[Any]]:
+        """Returns the values of trainable and other variables, in Keras' order."""
+        trainable, others = self._variables
+        return (
+            [variables[PARAMS][path] for path in trainable],
+            [variables[_NON_TRAINABLE][path] for path in others],
+        )
+
     @property
     def _variables(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return _by_path(self.net.trainable_variables), _by_path(self.net.non_trainable_variables)
+        inner = _paths_inside(self.net, self._own_prefix)
+        return _by_path(self.net.trainable_variables, inner), _by_path(self.net.non_trainable_variables, inner)
 
 
-def adapt(found: Any, *, train: bool) -> KerasAdapter | None:  # noqa: ARG001 - a Keras model receives the mode when it is called
+def adapt(found: Any, *, train: bool) -> KerasAdapter | None:
     """Returns the adapter of a Keras model; None for another object.
 
     Raises:
@@ -128,7 +165,7 @@ def adapt(found: Any, *, train: bool) -> KerasAdapter | None:  # noqa: ARG001 - 
         return None
     if keras.backend.backend() != "jax":
         raise UsageError(f"Keras runs on {keras.backend.backend()} here", hint="set KERAS_BACKEND=jax")
-    return KerasAdapter(net=found)
+    return KerasAdapter(net=found, train=train)
 
 
 def own_format(found: Any, checkpoint: Path) -> KerasFormat | None:
@@ -143,12 +180,34 @@ def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:  # noqa: ARG
     return found if isinstance(found, type) and issubclass(found, keras.Model) else None
 
 
-def _by_path(variables: Iterable[Any]) -> dict[str, Any]:
-    """Returns variables by path; a second variable of the same path is `path_2`, as Keras itself names layers."""
+def _paths_inside(net: Any, prefix: str) -> dict[int, str]:
+    """Returns paths of the variables of models inside a model, by the variables' identities."""
+    found: dict[int, str] = {}
+    for model in net.layers:
+        if isinstance(model, keras.Model):
+            inside = f"{prefix}{model.name}/"
+            own = {id(each): f"{inside}{_below(each.path, model.name)}" for each in model.variables}
+            found = own | _paths_inside(model, inside) | found
+    return found
+
+
+def _below(path: str, name: str) -> str:
+    """Returns the part of a path after a component of that name; the path itself where it has none."""
+    parts = path.split("/")
+    return "/".join(parts[parts.index(name) + 1 :]) if name in parts[:-1] else path
+
+
+def _by_path(variables: Iterable[Any], inner: Mapping[int, str]) -> dict[str, Any]:
+    """Returns variables by path; a second variable of the same path is `path_2`, as Keras itself names layers.
+
+    Args:
+        variables: The variables.
+        inner: The paths of those that are in a model inside the model.
+    """
     seen: Counter[str] = Counter()
     found: dict[str, Any] = {}
     for variable in variables:
-        seen[variable.path] += 1
-        count = seen[variable.path]
-        found[variable.path if count == 1 else f"{variable.path}_{count}"] = variable
+        path = inner.get(id(variable), variable.path)
+        seen[path] += 1
+        found[path if seen[path] == 1 else f"{path}_{seen[path]}"] = variable
     return found

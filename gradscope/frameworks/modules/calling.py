@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gradscope.errors import UsageError
@@ -44,6 +44,10 @@ class CallShape:
         for name in self.named:
             _put(keyword, name.split("/"), inputs[name])
         return tuple(inputs[name] for name in self.positional), keyword
+
+    def in_training(self) -> CallShape:
+        """Returns the same call in training mode."""
+        return replace(self, flags={name: name in _WHEN_TRAINING for name in self.flags})
 
 
 def call_shape(

@@ -4,6 +4,7 @@
     tokens=int32[8,128]:0..30522          uniform; an integer stays below the upper end
     image=float32[8,28,28,1]:normal(0.1,0.3)
     mask=int32[8,128]:1                   the same number everywhere
+    labels=float32[8,5]:one-hot           one 1 in each row, or binary: 0 or 1 everywhere
 
 Without VALUES, floating-point inputs are standard normal, integers and booleans 0 or 1 with equal chances: valid for
 any embedding and any mask. A name with a slash is a leaf of a dictionary: `graph/nodes`.
@@ -25,17 +26,20 @@ from gradscope.arrays.dtypes import as_numpy_dtype, is_complex, is_floating, sto
 from gradscope.errors import UsageError
 
 #: The distributions of an input's values.
-Kind: TypeAlias = Literal["normal", "uniform", "constant"]
+Kind: TypeAlias = Literal["normal", "uniform", "constant", "binary", "one-hot"]
 
 _FORM: Final = "write [NAME=]DTYPE[SHAPE][:VALUES], such as float32[8,224,224,3] or tokens=int32[8,128]:0..30522"
 _SPEC: Final = re.compile(r"(?:(?P<name>[^=\[\]]+)=)?(?P<dtype>\w+)\[(?P<shape>[\d,\s]*)\](?::(?P<values>.+))?")
 _NUMBER: Final = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_NUMBERS: Final[dict[Kind, tuple[float, ...]]] = {"normal": (0.0, 1.0)}
 _VALUES: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
     ("normal", re.compile(r"normal")),
     ("normal", re.compile(rf"normal\(\s*({_NUMBER})\s*,\s*({_NUMBER})\s*\)")),
     ("uniform", re.compile(rf"uniform\(\s*({_NUMBER})\s*,\s*({_NUMBER})\s*\)")),
     ("uniform", re.compile(rf"({_NUMBER}?)\.\.({_NUMBER})")),
     ("constant", re.compile(rf"({_NUMBER})")),
+    ("binary", re.compile("binary")),
+    ("one-hot", re.compile("one-hot")),
 )
 
 
@@ -44,7 +48,8 @@ class InputValues:
     """`Values` is the distribution of an input's values.
 
     Attributes:
-        kind: `normal` (mean, standard deviation), `uniform` (lower end, upper end) or `constant` (the number).
+        kind: `normal` (mean, standard deviation), `uniform` (lower end, upper end), `constant` (the number), `binary`
+            (0 or 1) or `one-hot` (a 1 among zeros along the last axis).
         numbers: Its parameters.
     """
 
@@ -117,11 +122,11 @@ def _values(text: str, written: str, dtype: str) -> InputValues:
     for kind, form in _VALUES:
         found = form.fullmatch(written.strip())
         if found is not None:
-            numbers = tuple(float(number or 0) for number in found.groups()) or (0.0, 1.0)
+            numbers = tuple(float(number or 0) for number in found.groups()) or _NUMBERS.get(kind, ())
             return _checked(text, InputValues(kind=kind, numbers=numbers), dtype)
     raise UsageError(
         f"{text!r} does not describe the input's values: {written!r}",
-        hint="write a range 0..255, normal(MEAN,DEVIATION), uniform(LOW,HIGH) or one number",
+        hint="write a range 0..255, normal(MEAN,DEVIATION), uniform(LOW,HIGH), binary, one-hot or one number",
     )
 
 
@@ -145,5 +150,7 @@ def _representable(values: InputValues, dtype: np.dtype[Any]) -> bool:
     if not all(number.is_integer() for number in values.numbers):
         return False
     low, high = (0, 1) if dtype == np.bool_ else (ml_dtypes.iinfo(dtype).min, ml_dtypes.iinfo(dtype).max)
+    if not values.numbers:
+        return True
     last = values.numbers[-1] - (values.kind == "uniform")
     return low <= values.numbers[0] and last <= high

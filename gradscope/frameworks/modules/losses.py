@@ -5,7 +5,8 @@ r"""Losses are the loss functions that `--loss` can select for a module's output
 - `mse`: mean over all elements of the squared distance from the labels;
 - `sum`, `mean`: of all elements of all floating-point outputs; they need no labels.
 
-Of several outputs the first two use the one with the name `logits`, else the first floating-point one.
+Of several outputs the first two use the one with the name `logits`; else the first floating-point one, or each of them
+where all count (`objective`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from gradscope.errors import ModelError
+from gradscope.errors import ModelError, UsageError
 from gradscope.frameworks.modules.input_spec import InputSpec, InputValues
 from gradscope.frameworks.modules.outputs import floating_outputs
 from gradscope.frameworks.modules.request import LossName
@@ -68,8 +69,7 @@ def loss_value(loss: LossName, outputs: Any, labels: Any) -> Array:
     Raises:
         ModelError: There is no output that the loss can use.
     """
-    with jax.named_scope("loss"):
-        return _LOSSES[loss](outputs, labels)
+    return _LOSSES[loss](outputs, labels)
 
 
 def _cross_entropy(outputs: Any, labels: Array) -> Array:
@@ -107,10 +107,44 @@ def _total(leaves: Mapping[str, Array]) -> Array:
     return sum((each.astype(widest) for each in sums[1:]), start=sums[0].astype(widest))
 
 
-def _predictions(outputs: Any) -> Any:
+def counted_outputs(outputs: Any, *, every: bool) -> dict[str, Any]:
+    """Returns the floating-point outputs that a loss counts, by path.
+
+    Args:
+        outputs: Pytree of the module's outputs or their shapes.
+        every: Whether all count where none is called `logits`; otherwise only the first does.
+
+    Raises:
+        ModelError: There is none.
+    """
     leaves = _floating(outputs)
-    logits = (leaf for path, leaf in leaves.items() if path.rpartition("/")[2] == _LOGITS)
-    return next(logits, next(iter(leaves.values())))
+    logits = next((path for path in leaves if path.rpartition("/")[2] == _LOGITS), None)
+    if logits is None and every:
+        return leaves
+    counted = logits or next(iter(leaves))
+    return {counted: leaves[counted]}
+
+
+def require_labels(loss: LossName, output: Any, labels: InputSpec) -> None:
+    """Raises an error for labels that do not fit an output.
+
+    Raises:
+        UsageError: They have another shape, or are no classes that the output has.
+    """
+    needed = labels_spec(loss, output)
+    assert needed is not None, "a loss without labels is given none"
+    if labels.shape != needed.shape:
+        raise UsageError(f"the labels are {labels}, and {loss} of this output needs {needed}")
+    if loss != "cross-entropy":
+        return
+    classes, numbers = int(needed.values.numbers[1]), labels.values.numbers or (0, 1)
+    low, last = min(numbers), max(numbers) - (labels.values.kind == "uniform")
+    if not jnp.issubdtype(jnp.dtype(labels.dtype), jnp.integer) or low < 0 or last >= classes:
+        raise UsageError(f"the labels are {labels}, and cross-entropy needs integers from 0 to {classes - 1}")
+
+
+def _predictions(outputs: Any) -> Any:
+    return next(iter(counted_outputs(outputs, every=False).values()))
 
 
 def _floating(outputs: Any) -> dict[str, Any]:

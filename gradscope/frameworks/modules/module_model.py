@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import jax
 from jax import Array
 
+from gradscope.errors import UsageError
 from gradscope.frameworks.modules.adapter import Adapter, Variables
 from gradscope.frameworks.modules.calling import CallShape, call_shape
 from gradscope.frameworks.modules.input_spec import InputSpec, examples, with_batch_size
-from gradscope.frameworks.modules.losses import labels_spec, loss_value
+from gradscope.frameworks.modules.objective import DEFAULT_LOSS, ONLY, HasObjective, LossOfOutputs, Objective
 from gradscope.frameworks.modules.outputs import named_outputs, updated_leaves
 from gradscope.frameworks.modules.random_inputs import narrowed, random_inputs, require_representable
 from gradscope.frameworks.modules.request import LossName, Request
-
-#: Works for outputs of any kind. A mean or a sum does not: for the output of a normalising layer it is constant.
-DEFAULT_LOSS: Final[LossName] = "mse"
 
 #: Name of the labels in a batch: the first of these that is not an input's name.
 _LABELS: Final = ("labels", "targets", "loss_labels")
@@ -42,16 +40,20 @@ class ModuleModel:
         call: How it is called.
         inputs: Its inputs by name.
         label_name: Name of its labels in a batch.
-        loss_name: Name of its loss.
+        described: The labels that the user describes, by the output that they are for.
+        objective: What is made of its outputs.
         train: Whether it runs in training mode.
+        counted: What the objective counts, in words; known once the loss is traced.
     """
 
     adapter: Adapter
     call: CallShape
     inputs: Mapping[str, InputSpec]
     label_name: str
-    loss_name: LossName
+    described: Mapping[str, InputSpec]
+    objective: Objective
     train: bool
+    counted: list[str] = field(default_factory=list[str])
 
     @classmethod
     def of(cls, adapter: Adapter, request: Request, *, train: bool) -> ModuleModel:
@@ -68,16 +70,21 @@ class ModuleModel:
         Raises:
             UsageError: The inputs do not fit the module.
         """
+        described: Mapping[str, InputSpec] = {}
         if request.data and not request.inputs:
             call, inputs, label_name = _call_on_data(adapter, request.data, train=train)
         else:
-            specs = with_batch_size(request.inputs or adapter.inputs, request.batch_size)
+            specs, labels = _without_labels(adapter, request.inputs)
+            specs = with_batch_size(specs or adapter.inputs, request.batch_size)
             call, inputs = _call(adapter, specs, train=train)
             label_name = next(name for name in _LABELS if name not in inputs)
-            for spec in specs:
+            for spec in (*specs, *labels):
                 require_representable(spec)
-        loss_name = request.loss or DEFAULT_LOSS
-        return cls(adapter=adapter, call=call, inputs=inputs, label_name=label_name, loss_name=loss_name, train=train)
+            described = {str(spec.name).partition("/")[2]: spec for spec in labels}
+        return cls(
+            adapter=adapter, call=call, inputs=inputs, label_name=label_name, described=described,
+            objective=_objective(adapter, request.loss), train=train,
+        )  # fmt: skip
 
     @property
     def batch(self) -> Callable[[Array, int], dict[str, Array]]:
@@ -97,7 +104,7 @@ class ModuleModel:
         return (
             f"{self.adapter.module} is a module of {self.adapter.framework}, {mode}{flags}",
             f"its inputs are {inputs}",
-            f"its loss is {self.loss_name}",
+            f"its loss is {self.objective.name}",
         )
 
     def init(self, key: Array) -> Variables:
@@ -109,14 +116,40 @@ class ModuleModel:
         inputs_key, labels_key = jax.random.split(key)
         specs = dict(zip(self.inputs, with_batch_size(list(self.inputs.values()), size), strict=True))
         inputs = random_inputs(inputs_key, specs)
-        labels = labels_spec(self.loss_name, jax.eval_shape(lambda: self.outputs(self.init(key), inputs)[0]))
-        return inputs if labels is None else {**inputs, **random_inputs(labels_key, {self.label_name: labels})}
+        labels: dict[str, InputSpec] = {}
+
+        def find_labels() -> None:  # traced and not run: the labels need the outputs' shapes alone
+            outputs, _ = self.adapter.apply(self.init(key), self.call, inputs)
+            labels.update(self._labels(outputs, size))
+
+        jax.eval_shape(find_labels)
+        return inputs | random_inputs(labels_key, labels)
 
     def loss(self, variables: Variables, batch: Mapping[str, Any]) -> tuple[Array, dict[str, Any]]:
         """Returns the loss, with the updated collections and the outputs as auxiliary outputs."""
-        outputs, updated = self.outputs(variables, {name: batch[name] for name in self.inputs})
-        value = loss_value(self.loss_name, outputs, batch.get(self.label_name))
-        return value, {**updated_leaves(updated, variables), "output": outputs}
+        outputs, updated = self.adapter.apply(variables, self.call, {name: batch[name] for name in self.inputs})
+        labels = {self._output_of(name): each for name, each in batch.items() if name not in self.inputs}
+        with jax.named_scope("loss"):
+            value = self.objective.value(variables, outputs, updated, labels)
+        self.counted[:] = [self.objective.sentence(outputs, updated)]
+        return value, {**updated_leaves(updated, variables), "output": named_outputs(outputs)}
+
+    def _labels(self, outputs: Any, size: int) -> dict[str, InputSpec]:
+        """Returns the labels of a batch by name, those that the user describes as described."""
+        needed = dict(self.objective.labels(outputs))
+        unknown = [str(spec.name) for name, spec in self.described.items() if name not in needed]
+        if unknown:
+            known = ", ".join(self._label(name) for name in needed) or "none"
+            raise UsageError(f"the loss has no labels {unknown[0]}, it has {known}")
+        given = dict(zip(self.described, _with_examples(self.described.values(), size), strict=True))
+        self.objective.require(outputs, given)
+        return {self._label(name): spec for name, spec in (needed | given).items()}
+
+    def _label(self, output: str) -> str:
+        return self.label_name if output == ONLY else f"{self.label_name}/{output}"
+
+    def _output_of(self, label: str) -> str:
+        return label.removeprefix(self.label_name).removeprefix("/")
 
     def inputs_like(self) -> dict[str, Array]:
         """Returns random inputs of the described shapes."""
@@ -126,6 +159,25 @@ class ModuleModel:
         """Returns the module's outputs, by name, and the collections that it updated."""
         outputs, updated = self.adapter.apply(variables, self.call, inputs)
         return named_outputs(outputs), updated
+
+
+def _objective(adapter: Adapter, loss: LossName | None) -> Objective:
+    if isinstance(adapter, HasObjective):
+        return adapter.objective(loss)
+    return LossOfOutputs(name=loss or DEFAULT_LOSS)
+
+
+def _without_labels(
+    adapter: Adapter, specs: Sequence[InputSpec]
+) -> tuple[tuple[InputSpec, ...], tuple[InputSpec, ...]]:
+    """Returns the inputs among the specs, and the labels: those of that name, which the module does not take itself."""
+    taken = adapter.signature.parameters.keys()
+    labels = {spec for spec in specs if str(spec.name).partition("/")[0] == _LABELS[0] and _LABELS[0] not in taken}
+    return tuple(spec for spec in specs if spec not in labels), tuple(spec for spec in specs if spec in labels)
+
+
+def _with_examples(specs: Iterable[InputSpec], size: int) -> list[InputSpec]:
+    return [replace(spec, shape=(size, *spec.shape[1:])) if spec.shape else spec for spec in specs]
 
 
 def _call(adapter: Adapter, specs: Sequence[InputSpec], *, train: bool) -> tuple[CallShape, dict[str, InputSpec]]:
@@ -142,8 +194,9 @@ def _call_on_data(
     """
     parameters = adapter.signature.parameters.keys() - adapter.supplied
     known_as_labels = _LABELS_OF_PAIR if _is_pair(adapter, data) else _LABELS_IN_DATA
-    label_name = next((name for name in known_as_labels if name in data and name not in parameters), _LABELS[0])
-    tensors = {name: spec for name, spec in data.items() if name != label_name}
+    outermost = {name.partition("/")[0] for name in data}
+    label_name = next((name for name in known_as_labels if name in outermost and name not in parameters), _LABELS[0])
+    tensors = {name: spec for name, spec in data.items() if name.partition("/")[0] != label_name}
     known = {name: name.partition("/")[0] in parameters for name in tensors}
     specs = [narrowed(replace(spec, name=name if known[name] else None)) for name, spec in tensors.items()]
     call, inputs = _call(adapter, specs, train=train)

@@ -48,6 +48,10 @@ def _random_array(key: Array, spec: InputSpec) -> Array:
     dtype, values = jnp.dtype(spec.dtype), spec.values
     if values.kind == "constant":
         return jnp.full(spec.shape, values.numbers[0], dtype)
+    if values.kind == "binary":
+        return jax.random.bernoulli(key, 0.5, spec.shape).astype(dtype)
+    if values.kind == "one-hot":
+        return jax.nn.one_hot(jax.random.randint(key, spec.shape[:-1], 0, spec.shape[-1]), spec.shape[-1], dtype=dtype)
     first, second = values.numbers
     if not jnp.issubdtype(dtype, jnp.inexact):
         return jax.random.randint(key, spec.shape, int(first), int(second), _wide(dtype, jnp.int32)).astype(dtype)

@@ -11,7 +11,10 @@ tensor under several names. Tensors keep PyTorch's layout and their own dtype, b
 
 Sharp edges. The module itself is a layer only where its output is not the output of one of its modules. Operations that
 a module runs without calling a module are seen as that module's output, not one by one. Gradients are computed by
-`torch.autograd.grad`, which `torch.utils.checkpoint(..., use_reentrant=True)` refuses. The units of a tensor of four or
+`torch.autograd.grad`, which leaves `grad` alone; only where `torch.utils.checkpoint(..., use_reentrant=True)` refuses
+that, by `backward`, with `grad` restored. What such a checkpoint runs again is recognised by its values, so modules
+inside that do not compute the same twice have no gradients. Modules under `torch.compile` run without their compiled
+code, which takes no hooks. The units of a tensor of four or
 five axes are assumed to be its channels, the second axis; of any other tensor they are the last axis.
 
 Why it is among the frameworks and yet above `stats` and `api` (2026-11): it is a writer of its own, as `capture` is for

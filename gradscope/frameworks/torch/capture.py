@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,12 @@ from gradscope.dump.sources.memory_dump import MemoryWriter
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import ModelError
 from gradscope.frameworks.torch.conversion import mapped, tensors_in
-from gradscope.frameworks.torch.module_calls import ModuleCalls
+from gradscope.frameworks.torch.module_calls import ModuleCalls, as_written, plain_name
 from gradscope.frameworks.torch.torch_environment import provenance
 from gradscope.frameworks.torch.torch_values import Value, Values
+
+#: The autograd node of a reentrant checkpoint.
+_REENTRANT: Final = "CheckpointFunctionBackward"
 
 
 def capture(
@@ -41,7 +44,8 @@ def capture(
     more tensor.
 
     Args:
-        module: The module, on its device, in the mode (`train()` or `eval()`) in which it is to run.
+        module: The module, on its device, in the mode (`train()` or `eval()`) in which it is to run. One that
+            `torch.compile` made runs as it was written, without its compiled code, under the names of that.
         loss_fn: Takes the module's output and returns the loss, a real scalar.
         inputs: The inputs: a tensor, a tuple of positional or a mapping of named arguments. Those of inexact dtype get
             gradients.
@@ -79,13 +83,14 @@ class _Inputs:
     leaves: list[Tensor]
 
 
-def _run(module: nn.Module, loss_fn: Callable[[Any], Tensor], inputs: Any, sink: RecordSink) -> Manifest:
+def _run(given: nn.Module, loss_fn: Callable[[Any], Tensor], inputs: Any, sink: RecordSink) -> Manifest:
+    module = as_written(given)
     values = Values(sink=sink)
     calls = ModuleCalls(module, values)
     facts = provenance(module, [tensor for _, tensor in tensors_in(inputs)])
-    with _untouched(module), torch.enable_grad():
+    with _untouched(module), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
         for name, buffer in module.named_buffers():
-            values.add_leaf(naming.STATE, name.replace(".", "/"), buffer, SiteFacts(index=0))
+            values.add_leaf(naming.STATE, plain_name(name), buffer, SiteFacts(index=0))
         module_inputs = _written_inputs(module, inputs, values)
         with calls.recording():
             output = module(*module_inputs.args, **module_inputs.kwargs)
@@ -93,8 +98,7 @@ def _run(module: nn.Module, loss_fn: Callable[[Any], Tensor], inputs: Any, sink:
         loss = _checked(loss_fn(output))
         parameters = _write_parameters(module, values, calls)
         differentiated = [parameter for parameter, _ in parameters if parameter.requires_grad]
-        found = torch.autograd.grad(loss, [*differentiated, *module_inputs.leaves], allow_unused=True)
-        gradients = dict(zip(map(id, differentiated), found, strict=False))
+        gradients = _gradients(loss, differentiated, module_inputs.leaves, calls)
         for parameter, value in parameters:
             _write_gradient(values, value, parameter, gradients.get(id(parameter)))
         values.finish()
@@ -115,6 +119,41 @@ def _untouched(module: nn.Module) -> Generator[None]:
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
+
+
+def _gradients(
+    loss: Tensor, parameters: Sequence[nn.Parameter], leaves: Sequence[Tensor], calls: ModuleCalls
+) -> dict[int, Tensor | None]:
+    """Runs the backward pass, and returns the gradients of parameters by their identities."""
+    if not _has_reentrant_checkpoints(loss):
+        found = torch.autograd.grad(loss, [*parameters, *leaves], allow_unused=True)
+        return dict(zip(map(id, parameters), found, strict=False))
+    # Such a checkpoint runs its modules again in the backward pass, which has to accumulate into `grad`.
+    before = [(parameter, parameter.grad) for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.grad = None
+        with calls.recomputing():
+            loss.backward()
+        return {id(parameter): parameter.grad for parameter in parameters}
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
+
+
+def _has_reentrant_checkpoints(loss: Tensor) -> bool:
+    """Returns whether the loss depends on what `torch.utils.checkpoint(..., use_reentrant=True)` returned."""
+    seen: set[Any] = set()
+    left: list[Any] = [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == _REENTRANT:
+            return True
+        seen.add(node)
+        left += [each for each, _ in node.next_functions]
+    return False
 
 
 def _written_inputs(module: nn.Module, inputs: Any, values: Values) -> _Inputs:
@@ -164,7 +203,7 @@ def _write_parameters(module: nn.Module, values: Values, calls: ModuleCalls) -> 
     """Writes every parameter; a parameter with several names is one value."""
     written: dict[nn.Parameter, Value] = {}
     for dotted, parameter in module.named_parameters(remove_duplicate=False):
-        name = dotted.replace(".", "/")
+        name = plain_name(dotted)
         if parameter in written:
             values.add_name(written[parameter], name, calls.user_of(name))
         else:

@@ -22,6 +22,9 @@ from gradscope.stats.power import combined_power
 
 #: The JAX primitive of an autograd node whose outputs are bounded; see `stats.units`.
 _PRIMITIVES: Final = {"TanhBackward0": "tanh", "SigmoidBackward0": "logistic", "ErfBackward0": "erf"}
+
+#: The attribute in which a compiled module has the one that the user wrote.
+_COMPILED: Final = "_orig_mod"
 _NOT_THE_USERS: Final = (str(Path(torch.__file__).parent) + "/", str(Path(__file__).parent) + "/")
 
 
@@ -82,7 +85,11 @@ class ModuleCalls:
     def __init__(self, module: nn.Module, values: Values) -> None:
         self._module = module
         self._values = values
-        self._paths = {each: name.replace(".", "/") for name, each in module.named_modules() if each is not module}
+        self._paths = {
+            each: plain_name(name)
+            for name, each in module.named_modules()
+            if each is not module and as_written(each) is each
+        }
         self._occurrences: Counter[str] = Counter()
         self._running: list[ModuleCall] = []
         self._calls: list[ModuleCall] = []
@@ -96,6 +103,14 @@ class ModuleCalls:
             for each in self._paths:
                 hooks.callback(each.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
                 hooks.callback(each.register_forward_hook(self._end).remove)
+            yield
+
+    @contextmanager
+    def recomputing(self) -> Generator[None]:
+        """Sees the calls that a checkpoint runs again in the backward pass, inside a `with` statement."""
+        with ExitStack() as hooks:
+            for each in self._paths:
+                hooks.callback(each.register_forward_hook(self._again).remove)
             yield
 
     def add_root(self, output: Any) -> None:
@@ -122,7 +137,7 @@ class ModuleCalls:
         self._occurrences[path] += 1
         occurrence = self._occurrences[path]
         inputs = [self._values.measure(tensor) for _, tensor in tensors_in((args, kwargs))]
-        names = tuple(f"{path}/{name}" for name, _ in module.named_parameters(recurse=False))
+        names = tuple(f"{path}/{plain_name(name)}" for name, _ in module.named_parameters(recurse=False))
         call = self._call(path if occurrence == 1 else f"{path}#{occurrence}", inputs, names)
         for name in names:
             self._users.setdefault(name, call)
@@ -132,6 +147,11 @@ class ModuleCalls:
     def _end(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         self._write_outputs(self._running.pop(), list(tensors_in(output)))
 
+    def _again(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        found = [tensor for _, tensor in tensors_in(output)]
+        for number, tensor in enumerate(found):
+            self._values.recomputed(_output_name(self._paths[module], number, len(found)), tensor)
+
     def _call(self, path: str, inputs: Any, params: tuple[str, ...]) -> ModuleCall:
         parent = self._running[-1].path if self._running else None
         return ModuleCall(
@@ -139,9 +159,8 @@ class ModuleCalls:
         )  # fmt: skip
 
     def _write_outputs(self, call: ModuleCall, found: list[tuple[tuple[str, ...], Tensor]]) -> None:
-        several = len(found) > 1
         for number, (_, tensor) in enumerate(found):
-            name = f"{call.path}.{number}" if several else call.path
+            name = _output_name(call.path, number, len(found))
             site = SiteFacts(index=self._tick(), source=call.source, primitive=_primitive(tensor), layer=call.path)
             call.outputs.append(self._values.add(naming.ACTIVATION, name, tensor, site))
             call.output_names.append(name)
@@ -149,6 +168,20 @@ class ModuleCalls:
     def _tick(self) -> int:
         self._clock += 1
         return self._clock - 1
+
+
+def _output_name(path: str, number: int, count: int) -> str:
+    return f"{path}.{number}" if count > 1 else path
+
+
+def as_written(module: nn.Module) -> nn.Module:
+    """Returns the module itself; of the one that `torch.compile` returns, the one that the user wrote."""
+    return getattr(module, _COMPILED, module)
+
+
+def plain_name(name: str) -> str:
+    """Returns PyTorch's name of a module, parameter or buffer with slashes, without those of compiled modules."""
+    return "/".join(part for part in name.split(".") if part != _COMPILED)
 
 
 def _primitive(tensor: Tensor) -> str | None:

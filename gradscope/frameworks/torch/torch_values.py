@@ -7,16 +7,19 @@ node has no identity, and counts as a new value every time.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gradscope import naming
 from gradscope.arrays.dtypes import is_complex, is_floating
 from gradscope.dump.interfaces import RecordSink
 from gradscope.dump.manifest.manifest import Ledger, LedgerLine
+from gradscope.dump.manifest.provenance import content_hash
 from gradscope.dump.record import Reason, Record, SiteFacts
 from gradscope.frameworks.torch.conversion import dtype_name, to_numpy
 from gradscope.stats import TensorStats, activation_stats, tensor_stats
@@ -39,6 +42,7 @@ class Value:
         power: The power of the value; None for one that has none.
         gradient_power: The power of its gradient; None where there is none, or none yet.
         gradient: Whether its gradient has arrived.
+        digest: The hash of a value that was computed without gradients; "" for another.
     """
 
     family: str
@@ -48,6 +52,7 @@ class Value:
     power: Power | None = None
     gradient_power: Power | None = None
     gradient: bool = False
+    digest: str = ""
 
     @property
     def name(self) -> str:
@@ -106,6 +111,22 @@ class Values:
         """Returns the value of a tensor; None where it is new."""
         return None if tensor.grad_fn is None else self._known.get((tensor.grad_fn, tensor.output_nr))
 
+    def recomputed(self, name: str, tensor: Tensor) -> None:
+        """Makes the gradient of a tensor that of a value which was computed without gradients, and is computed again.
+
+        Args:
+            name: The name of the value, without the occurrence of its call.
+            tensor: The tensor, whose gradient arrives later.
+        """
+        if not tensor.requires_grad:
+            return
+        digest = content_hash([to_numpy(tensor)])
+        for value in self._values:
+            if value.digest == digest and any(_without_occurrence(known) == name for known in value.names):
+                value.digest = ""
+                tensor.register_hook(lambda gradient, value=value: self.write_gradient(value, gradient))
+                return
+
     def write_gradient(self, value: Value, gradient: Tensor) -> None:
         """Writes the gradient with respect to a value, under all its names."""
         value.gradient = True
@@ -121,7 +142,7 @@ class Values:
     def write_absent(self, value: Value, *, frozen: bool = False) -> None:
         """Writes that there is no gradient with respect to a value, and why."""
         differentiable = is_floating(value.dtype) or is_complex(value.dtype)
-        reason: Reason = "filtered" if frozen else "disconnected" if differentiable else "non-differentiable"
+        reason: Reason = "frozen" if frozen else "disconnected" if differentiable else "non-differentiable"
         family = _gradient_family(value)
         for name in value.names:
             self.sink.add(value.record(family, name, absent=reason))
@@ -153,6 +174,8 @@ class Values:
         stats = _statistics(value.family, array, site.primitive)
         self._put(value.record(value.family, name, array=array, stats=stats.to_json()))
         value.power = power_of(stats)
+        if value.family == naming.ACTIVATION and not torch.is_grad_enabled():
+            value.digest = content_hash([array])
         return value
 
     def _put(self, record: Record) -> None:
@@ -161,6 +184,11 @@ class Values:
 
     def _write_alias(self, value: Value, family: str, name: str) -> None:
         self.sink.add(value.record(family, name, alias_of=naming.key_of(family, value.name)))
+
+
+def _without_occurrence(name: str) -> str:
+    """Returns the name of a call's output without the number of the call: `block#2.0` is `block.0`."""
+    return re.sub(r"#\d+", "", name)
 
 
 def _described(family: str, tensor: Tensor) -> Value:

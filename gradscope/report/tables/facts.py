@@ -8,7 +8,9 @@ from typing import Final
 
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Examples, Manifest
-from gradscope.dump.record import REASONS, Json
+from gradscope.dump.manifest.reasons import PHRASES
+from gradscope.dump.record import Json
+from gradscope.naming import printable
 from gradscope.report.tables.numbers import count, number
 
 #: Provenance that is shown below the tables; the JSON has all of it.
@@ -44,12 +46,13 @@ def facts_json(path: str, manifest: Manifest) -> dict[str, Json]:
 
 def by_reason(counts: Mapping[str, int]) -> str:
     """Returns numbers of tensors by reason, each reason with its meaning: `8 captured, 2 eliminated (not needed)`."""
-    meanings = {reason: f" ({REASONS[reason]})" for reason in counts if reason in REASONS and reason != "captured"}
+    meanings = {reason: f" ({PHRASES[reason]})" for reason in counts if reason in PHRASES}
     return ", ".join(f"{count(number)} {reason}{meanings.get(reason, '')}" for reason, number in counts.items())
 
 
 def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    yield "loss", "" if manifest.loss is None else f"{manifest.loss:.6g}"
+    counted = manifest.provenance.get("counted")
+    yield "loss", "" if manifest.loss is None else f"{manifest.loss:.6g}" + (f", {counted}" if counted else "")
     counts = manifest.ledger.counts()
     yield "tensors", by_reason(counts) if any(counts.values()) else ""
     yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
@@ -72,7 +75,14 @@ def _self_check(found: Mapping[str, Json]) -> str:
     """Returns a sentence that compares the observed gradients with those of the plain program."""
     total, equal = found.get("total"), found.get("bit_equal")
     equality = f"{equal} of {total} parameter gradients are bit for bit those of the plain program"
-    return f"{equality}; the largest rel_l2 is {number(as_float(found.get('max_rel_l2', 0.0)))}"
+    largest = f", of {printable(str(found['largest']))}" if "largest" in found else ""
+    zero = found.get("zero_but_rounding")
+    without = (
+        f"; zero but for rounding: {', '.join(map(printable, map(str, zero)))}"
+        if isinstance(zero, list) and zero
+        else ""
+    )
+    return f"{equality}; the largest rel_l2 is {number(as_float(found.get('max_rel_l2', 0.0)))}{largest}{without}"
 
 
 def _examples(examples: Examples) -> dict[str, Json]:

@@ -3,8 +3,10 @@
 | what | read by |
 |---|---|
 | `.npz`, `.npy`, `.safetensors`, a folder of those, a dump, Equinox's `.eqx` | gradscope itself |
-| Flax's `.msgpack` | Flax |
+| Flax's `.msgpack`, and `checkpoint_N` without a suffix | Flax |
 | an Orbax checkpoint, a folder | Orbax |
+
+A folder that has several checkpoints, as a training run writes them, stands for the last of them.
 
 An `.eqx` file has no names, only an order: its tensors are named by their position. A target that is an Equinox module
 reads it itself, as a Keras model reads `.keras` and `.weights.h5` (`own_formats`), and this module is not used. Pickles
@@ -14,13 +16,15 @@ are refused, and so are PyTorch's files, which are pickles in a zip file: readin
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gradscope import naming
@@ -31,28 +35,55 @@ from gradscope.errors import DumpError, MachineError
 from gradscope.frameworks.extras import install_hint
 from gradscope.naming import printable
 from gradscope.naming.paths import unique_names
+from gradscope.tracing.data.checkpoint_folders import checkpoint_in, is_orbax
 
 #: Families of a dump that are a model's variables; in a foreign file, every tensor is a variable.
 _FAMILIES: Final = (naming.TENSOR, naming.PARAM, naming.STATE)
-_ORBAX_MARKS: Final = ("_CHECKPOINT_METADATA", "_METADATA")
 _KERAS: Final = (".keras", ".h5")
+_TORCH: Final = (".pt", ".pth", ".bin", ".ckpt")
+
+#: The beginning of the names that `flax.training.checkpoints` gives to its files.
+_FLAX_NAME: Final = "checkpoint_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTensor:
-    """A `SavedTensor` is a tensor in an open checkpoint: its shape, its dtype, and a function that reads it."""
+    """A `SavedTensor` is a tensor in an open checkpoint.
+
+    Attributes:
+        shape: Its shape.
+        dtype: The name of its dtype.
+        read: Reads it.
+        origin: Its name in the file, where it has been renamed.
+        exact: Whether the user's rules made it, so that its layout is the model's.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[], np.ndarray]
+    origin: str | None = None
+    exact: bool = False
+
+    @classmethod
+    def of(cls, array: np.ndarray, *, exact: bool = False) -> SavedTensor:
+        """Returns the tensor that an array is."""
+        return cls(shape=array.shape, dtype=array.dtype.name, read=lambda: array, exact=exact)
+
+    def called(self, origin: str) -> SavedTensor:
+        """Returns the tensor, which has a name in the file."""
+        return replace(self, origin=origin)
+
+    def in_order(self, axes: Sequence[int]) -> SavedTensor:
+        """Returns the description of the tensor with its axes in another order."""
+        return replace(self, shape=tuple(self.shape[axis] for axis in axes))
 
 
 @contextmanager
-def open_checkpoint(path: Path) -> Generator[Mapping[str, SavedTensor]]:
+def open_checkpoint(location: Path) -> Generator[Mapping[str, SavedTensor]]:
     """Opens a checkpoint and yields its tensors by name; they can be read as long as it is open.
 
     Args:
-        path: The checkpoint.
+        location: The checkpoint, or a folder of several.
 
     Yields:
         The tensors by name.
@@ -61,14 +92,21 @@ def open_checkpoint(path: Path) -> Generator[Mapping[str, SavedTensor]]:
         DumpError: There is none, it is damaged, or of a kind that is refused.
         MachineError: The library that reads it is not installed.
     """
+    path = checkpoint_in(location)
     if path.suffix in _KERAS:
         raise DumpError(
             f"{printable(str(path))}: only the Keras model that wrote it can read it",
             hint="name that model as the target, and save its weights as .keras or .weights.h5",
         )
-    if path.suffix == ".msgpack":
+    if path.suffix in _TORCH and path.exists():
+        raise DumpError(
+            f"{printable(str(path))}: PyTorch's file is a pickle, which is never read: it could run any code",
+            hint="write its tensors as safetensors, in Python: from safetensors.torch import save_file; "
+            f"save_file(torch.load({str(path)!r}, weights_only=True), {str(path.with_suffix('.safetensors'))!r})",
+        )
+    if path.suffix == ".msgpack" or (path.name.startswith(_FLAX_NAME) and path.is_file() and not path.suffix):
         yield _tensors_of(_flax_tree(path))
-    elif any((path / mark).exists() for mark in _ORBAX_MARKS):
+    elif is_orbax(path):
         yield _tensors_of(_orbax_tree(path))
     else:
         with open_dump(path) as dump:
@@ -101,7 +139,10 @@ def _orbax_tree(path: Path) -> Any:
     with located(str(path)):
         try:
             with orbax.PyTreeCheckpointer() as checkpointer:
-                return checkpointer.restore(path.absolute())
+                known = checkpointer.metadata(path.absolute()).item_metadata.tree
+                # As arrays of the host: the devices on which they were saved need not exist here.
+                host = jax.tree_util.tree_map(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), known)
+                return checkpointer.restore(path.absolute(), restore_args=host)
         except (ValueError, TypeError, KeyError, OSError) as error:
             raise DumpError(f"it is not an Orbax checkpoint that can be restored: {error}") from error
 
@@ -116,12 +157,7 @@ def _library(module: str) -> Any:
 def _tensors_of(tree: Any) -> dict[str, SavedTensor]:
     leaves = list(_leaves(tree, ()))
     names = unique_names([path for path, _ in leaves])
-    return {name: _saved(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
-
-
-def _saved(leaf: Any) -> SavedTensor:
-    array = np.asarray(leaf)
-    return SavedTensor(shape=array.shape, dtype=array.dtype.name, read=lambda: array)
+    return {name: SavedTensor.of(np.asarray(leaf)) for name, (_, leaf) in zip(names, leaves, strict=True)}
 
 
 def _leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -131,5 +167,10 @@ def _leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
     elif isinstance(tree, list | tuple):
         for at, child in enumerate(cast("list[Any]", tree)):
             yield from _leaves(child, (*path, str(at)))
-    elif tree is not None:
+    elif tree is not None and not _is_random_key(tree):
         yield path, tree
+
+
+def _is_random_key(leaf: Any) -> bool:
+    """Returns whether a leaf is a typed random key, which is not an array of numbers."""
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,18 +1,20 @@
 """Checkpoints provide saved variables in place of those that a model's `init` makes.
 
-A tensor is found by its path, `params/head/kernel`, by its key in a dump, `param/head/kernel`, or by its name in its
-collection, `head/kernel`; also with dots for slashes, as PyTorch writes them. The checkpoint must have all of them and
-no others, each of the shape that `init` gives it; one message lists all mismatches. Only random keys, the collection
-`rngs`, may be missing, and are then those of `init`.
+The file may be what a framework saved of a whole training run: `variable_names` finds the variables in it, by their
+paths, `params/head/kernel`, by their keys in a dump, `param/head/kernel`, or by their names in their collection,
+`head/kernel`; also with dots for slashes, as PyTorch writes them. The rest of the file is left out, which a note says.
+`axes` puts kernels of another library's layout into the model's. The file must have all variables, each of the shape
+that `init` gives it; one message lists all mismatches. Only random keys, the collection `rngs`, may be missing, and are
+then those of `init`.
 
 A tensor keeps the checkpoint's own dtype, as it would where a user loads it, as far as JAX has it enabled.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +26,48 @@ from gradscope.errors import DumpError
 from gradscope.frameworks.modules.adapter import RNGS
 from gradscope.frameworks.modules.tree_names import tree_names
 from gradscope.naming import printable
+from gradscope.tracing.data.axes import Axes, Stored, infer_axes, rearranged
 from gradscope.tracing.data.checkpoint_files import SavedTensor, open_checkpoint
 from gradscope.tracing.data.key_map import KeyMap
-from gradscope.tracing.data.mismatches import mismatches
+from gradscope.tracing.data.mismatches import in_groups, mismatches, shortened
+from gradscope.tracing.data.renaming_hints import axes_hint, key_map_hint, rivals_hint
+from gradscope.tracing.data.variable_names import Matches, find_variables
 from gradscope.tracing.tracer import Leaf, variable_leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRequest:
-    """A `CheckpointRequest` names a checkpoint and the renaming of its tensors."""
+    """A `CheckpointRequest` names a checkpoint and what is done to its tensors.
+
+    Attributes:
+        path: The file or folder.
+        key_map: Renames its tensors.
+        rearrange: Makes variables of its tensors before that, as the user's map file says; None without one. Those
+            that it makes are `exact`: they are in the model's layout.
+    """
 
     path: Path
     key_map: KeyMap = field(default_factory=KeyMap)
+    rearrange: Callable[[Mapping[str, SavedTensor]], Mapping[str, SavedTensor]] | None = None
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether the user has rules for its tensors."""
+        return bool(self.key_map.substitutions) or self.rearrange is not None
+
+    def renamed(self, saved: Mapping[str, SavedTensor]) -> dict[str, SavedTensor]:
+        """Returns tensors as the user's rules make and rename them; each knows its name in the file.
+
+        Raises:
+            DumpError: The key map gives one name to several tensors.
+            UsageError: A rule does not fit a tensor.
+        """
+        made = saved if self.rearrange is None else self.rearrange(saved)
+        names = {name: name if made[name].exact else self.key_map.renamed(name) for name in made}
+        twice = [name for name, count in Counter(names.values()).items() if name and count > 1]
+        if twice:
+            raise DumpError(f"{printable(str(self.path))}: --map-keys renames several tensors to {printable(twice[0])}")
+        return {name: made[old].called(old) for old, name in names.items() if name}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +76,19 @@ class Checkpoint:
 
     Attributes:
         variables: Pytree of NumPy arrays, of the structure that the model expects.
-        notes: Sentences about differences from the variables that `init` makes.
+        notes: Sentences about where the variables were found, and about differences from those that `init` makes.
     """
 
     variables: Any
     notes: tuple[str, ...]
 
 
-def variables_from_file(path: Path, expected: Any, key_map: KeyMap, make: Callable[[], Any]) -> Checkpoint:
+def variables_from_file(request: CheckpointRequest, expected: Any, make: Callable[[], Any]) -> Checkpoint:
     """Returns the variables of a checkpoint.
 
     Args:
-        path: The checkpoint, see `gradscope.tracing.data.checkpoint_files`.
+        request: The checkpoint, see `gradscope.tracing.data.checkpoint_files`, and what is done to its tensors.
         expected: Pytree of `jax.ShapeDtypeStruct` that the model's own `init` would return.
-        key_map: Renames the checkpoint's tensors first.
         make: Returns `init`'s variables; called where the checkpoint lacks random keys.
 
     Returns:
@@ -65,50 +96,134 @@ def variables_from_file(path: Path, expected: Any, key_map: KeyMap, make: Callab
 
     Raises:
         DumpError: It cannot be read, or does not contain such variables; the message lists every mismatch.
+        UsageError: A rule of the user's does not fit a tensor.
         MachineError: The library that reads it is not installed.
     """
     full, tree = tree_names(expected), jax.tree_util.tree_structure(expected)
     leaves = variable_leaves(expected)
-    with open_checkpoint(path) as saved:
-        renamed_tensors = _renamed(path, saved, key_map)
-        ordered = path.suffix == ".eqx" and not key_map.substitutions
-        spellings = [(str(at),) for at in range(len(leaves))] if ordered else list(map(_spellings, full, leaves))
-        found = [next((each for each in known if each in renamed_tensors), None) for known in spellings]
-        problems = list(mismatches(*_by_path(full, leaves, found, renamed_tensors)))
-        if problems:
-            raise DumpError(
-                f"{printable(str(path))} is not a checkpoint of this model: {'; '.join(problems)}",
-                hint="rename its tensors with --map-keys FILE, whose lines are REGEX -> REPLACEMENT",
-            )
-        made = jax.tree_util.tree_leaves(make()) if None in found else []
-        arrays = [made[at] if name is None else renamed_tensors[name].read() for at, name in enumerate(found)]
+    with open_checkpoint(request.path) as saved:
+        tensors = request.renamed(saved)
+        ordered = request.path.suffix == ".eqx" and not request.has_rules
+        found = _in_order(leaves, tensors) if ordered else find_variables(full, leaves, list(tensors))
+        found = _without_bare_keys(found, leaves, tensors)
+        file = _File(path=request.path, tensors=tensors, variables=dict(zip(full, leaves, strict=True)), found=found)
+        axes = file.axes()
+        made = jax.tree_util.tree_leaves(make()) if None in found.names else []
+        arrays = [
+            made[at] if name is None else tensors[name].read().transpose(axes[path])
+            for at, (path, name) in enumerate(zip(full, found.names, strict=True))
+        ]
     return Checkpoint(
-        variables=jax.tree_util.tree_unflatten(tree, arrays), notes=tuple(_notes(leaves, arrays))
-    )  # fmt: skip
+        variables=jax.tree_util.tree_unflatten(tree, arrays),
+        notes=(*file.notes(axes), *_dtype_notes(leaves, arrays)),
+    )
 
 
-def _renamed(path: Path, saved: Mapping[str, SavedTensor], key_map: KeyMap) -> dict[str, SavedTensor]:
-    names = {name: key_map.renamed(name) for name in saved}
-    twice = [name for name, count in Counter(names.values()).items() if name and count > 1]
-    if twice:
-        raise DumpError(f"{printable(str(path))}: --map-keys renames several tensors to {printable(twice[0])}")
-    return {name: saved[old] for old, name in names.items() if name}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    """A `_File` is an open checkpoint in which a model's variables were looked for.
+
+    Attributes:
+        path: Its path.
+        tensors: Its tensors, renamed.
+        variables: The model's variables by path.
+        found: Where they are.
+    """
+
+    path: Path
+    tensors: Mapping[str, SavedTensor]
+    variables: Mapping[str, Leaf]
+    found: Matches
+
+    def axes(self) -> dict[str, Axes]:
+        """Returns the order of axes of each variable that the file has.
+
+        Raises:
+            DumpError: A variable is missing, in several places, has another shape, or axes that nothing tells apart.
+        """
+        for collection, rivals in self.found.rivals.items():
+            prefixes = ["/".join(each) for each in (self.found.homes[collection].prefix, *rivals)]
+            raise self._refused(f"{collection or 'its variables'} may be {' or '.join(map(printable, prefixes))}",
+                                rivals_hint(prefixes))  # fmt: skip
+        exact = {path for path, name in self._names.items() if self.tensors[name].exact}
+        known = {path: tuple(range(len(self.tensors[self._names[path]].shape))) for path in exact}
+        axes, undecided = infer_axes(each for path, each in self._stored.items() if path not in exact)
+        self._require_fitting({**known, **axes, **{path: min(orders) for path, orders in undecided.items()}})
+        if undecided:
+            stored = [self._stored[path] for path in undecided]
+            which = ", ".join(shortened([f"{printable(each.name)} {list(each.shape)}" for each in stored]))
+            raise self._refused(
+                f"the axes of {which} fit in more than one order, and no other tensor tells which",
+                axes_hint(stored, undecided),
+            )
+        return {**known, **axes}
+
+    def notes(self, axes: Mapping[str, Axes]) -> Iterator[str]:
+        """Yields sentences about where the variables are, what was left out, and which axes have another order."""
+        inside: defaultdict[str, list[str]] = defaultdict(list)
+        for collection, home in self.found.homes.items():
+            inside["/".join(home.prefix)].append(collection or "the variables")
+        clauses = [f"{' and '.join(names)} found under {printable(where)}" for where, names in inside.items() if where]
+        extra = {name: each for name, each in self.tensors.items() if name not in self._names.values()}
+        if extra:
+            count = f"{len(extra):,} other tensor{'s' * (len(extra) > 1)}"
+            clauses.append(f"{count} left out: {', '.join(shortened(in_groups(extra, self._names.values())))}")
+        if clauses:
+            yield f"{printable(self.path.name)}: {'; '.join(clauses)}"
+        for order, paths in rearranged(axes).items():
+            names = ", ".join(shortened([printable(self._stored[path].name) for path in paths]))
+            yield f"axes put into the order {list(order)}: {names}"
+
+    def _require_fitting(self, axes: Mapping[str, Axes]) -> None:
+        needed = {
+            path: leaf for path, leaf in self.variables.items() if path in self._names or not _is_random_key(leaf)
+        }
+        fitting = {
+            path: self.tensors[name].in_order(axes[path]) if path in axes else self.tensors[name]
+            for path, name in self._names.items()
+        }
+        extra = {name: each for name, each in self.tensors.items() if name not in self._names.values()}
+        if any(mismatches(needed, fitting)):
+            lacking = {path: leaf for path, leaf in needed.items() if path not in fitting}
+            raise self._refused(
+                "; ".join(mismatches(needed, {**extra, **fitting})),
+                key_map_hint(lacking, extra) if lacking and extra else None,
+            )
+
+    def _refused(self, problem: str, hint: str | None) -> DumpError:
+        return DumpError(f"{printable(str(self.path))} is not a checkpoint of this model: {problem}", hint=hint)
+
+    @property
+    def _names(self) -> dict[str, str]:
+        """The file's names of the variables that it has, by path."""
+        return {path: name for path, name in zip(self.variables, self.found.names, strict=True) if name is not None}
+
+    @property
+    def _stored(self) -> dict[str, Stored]:
+        return {
+            path: Stored(
+                variable=path,
+                name=self.tensors[name].origin or name,
+                shape=tuple(self.tensors[name].shape),
+                needed=tuple(self.variables[path].shape),
+            )
+            for path, name in self._names.items()
+        }
 
 
-def _spellings(full: str, leaf: Leaf) -> tuple[str, ...]:
-    """Returns the names under which a variable may be stored."""
-    names = (full, naming.key_of(leaf.family, leaf.name), leaf.name)
-    return (*names, *(name.replace("/", ".") for name in names))
+def _in_order(leaves: Sequence[Leaf], tensors: Mapping[str, SavedTensor]) -> Matches:
+    """Returns the variables of a file without names, whose tensors are in the order of the variables."""
+    names = tuple(str(at) if str(at) in tensors else None for at in range(len(leaves)))
+    return Matches(names=names, homes={}, rivals={})
 
 
-def _by_path(
-    full: list[str], leaves: tuple[Leaf, ...], found: list[str | None], renamed_tensors: Mapping[str, SavedTensor]
-) -> tuple[dict[str, Leaf], dict[str, SavedTensor]]:
-    """Returns the expected tensors by path, and the saved ones, by path where they have a name of a variable."""
-    paths = list(zip(full, leaves, found, strict=True))
-    expected = {path: leaf for path, leaf, name in paths if name is not None or not _is_random_key(leaf)}
-    others = {name: each for name, each in renamed_tensors.items() if name not in found}
-    return expected, {**others, **{path: renamed_tensors[name] for path, _, name in paths if name is not None}}
+def _without_bare_keys(found: Matches, leaves: Sequence[Leaf], tensors: Mapping[str, SavedTensor]) -> Matches:
+    """Returns the matches without random keys that a framework has written as the integers that they are made of."""
+    names = tuple(
+        None if name is not None and _is_random_key(leaf) and tensors[name].dtype != str(leaf.dtype) else name
+        for name, leaf in zip(found.names, leaves, strict=True)
+    )
+    return replace(found, names=names)
 
 
 def _is_random_key(leaf: Leaf) -> bool:
@@ -116,7 +231,7 @@ def _is_random_key(leaf: Leaf) -> bool:
     return leaf.family == naming.STATE and leaf.name.startswith(f"{RNGS}/")
 
 
-def _notes(leaves: tuple[Leaf, ...], arrays: list[np.ndarray]) -> Iterator[str]:
+def _dtype_notes(leaves: tuple[Leaf, ...], arrays: list[np.ndarray]) -> Iterator[str]:
     kept = Counter(
         (str(jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)), str(leaf.dtype))
         for leaf, array in zip(leaves, arrays, strict=True)

@@ -1,15 +1,20 @@
-"""Mismatches are sentences about tensors that a file lacks, has in addition, or has otherwise than a model expects."""
+"""Mismatches are sentences about tensors that a file lacks, has in addition, or has otherwise than a model expects.
+
+Tensors that are missing together are one item, named by what their paths have in common.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 
 from gradscope.arrays.dtypes import as_numpy_dtype
-from gradscope.frameworks.modules.own_format import Described
+from gradscope.frameworks.modules.adapter import Described
 from gradscope.naming import printable
 
 _KINDS: Final = (
@@ -18,6 +23,14 @@ _KINDS: Final = (
     (jnp.floating, "floating-point"),
     (jnp.complexfloating, "complex"),
 )
+
+_SEPARATOR: Final = re.compile(r"[/.]")
+
+#: The number of items that a sentence lists; the others are counted.
+_MOST: Final = 8
+
+#: The number of tensors below one path that become one item.
+_GROUPED: Final = 3
 
 
 def dtype_in_words(dtype: Any) -> str:
@@ -28,20 +41,53 @@ def dtype_in_words(dtype: Any) -> str:
 def mismatches(
     expected: Mapping[str, Described], found: Mapping[str, Described], *, exact: bool = False
 ) -> Iterator[str]:
-    """Yields a sentence for each tensor that is not as expected.
+    """Yields sentences about the tensors that are not as expected.
 
     Args:
         expected: The model's tensors, by path.
         found: The file's tensors, by the same paths.
         exact: Whether numbers of the same kind and another width are a mismatch.
     """
-    for path, needed in expected.items():
-        if path in found:
-            yield from _differences(printable(path), needed, found[path], exact=exact)
-        else:
-            yield f"it lacks {_described(path, needed)}"
-    for path in sorted(found.keys() - expected.keys()):
-        yield f"the model has no {_described(path, found[path])}"
+    both = [path for path in expected if path in found]
+    lacking = {path: each for path, each in expected.items() if path not in found}
+    extra = {path: found[path] for path in sorted(found.keys() - expected.keys())}
+    yield from shortened(
+        [each for path in both for each in _differences(path, expected[path], found[path], exact=exact)]
+    )
+    yield from (f"it lacks {each}" for each in shortened(in_groups(lacking, both)))
+    yield from (f"the model has no {each}" for each in shortened(in_groups(extra, both)))
+
+
+def in_groups(tensors: Mapping[str, Described], others: Iterable[str]) -> list[str]:
+    """Returns tensors as items of a list; several below one path are one item: `head (3 tensors)`, `scale float32[3]`.
+
+    Args:
+        tensors: The tensors, by path.
+        others: The paths of the tensors that the list is not about; no item has one of them below its path.
+    """
+    taken = {above for path in others for above in _above(path)}
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for path in tensors:
+        groups[next((above for above in _above(path) if above not in taken), path)].append(path)
+    return [
+        item
+        for group, paths in groups.items()
+        for item in (
+            [f"{printable(group)} ({len(paths)} tensors)"]
+            if len(paths) >= _GROUPED
+            else [_described(path, tensors[path]) for path in paths]
+        )
+    ]
+
+
+def shortened(items: Sequence[str]) -> list[str]:
+    """Returns the first few items, and the number of the others."""
+    return [*items[:_MOST], *([f"{len(items) - _MOST} more"] if len(items) > _MOST else [])]
+
+
+def _above(path: str) -> Iterator[str]:
+    """Yields the beginnings of a path that are paths, the shortest first."""
+    yield from (path[: separator.start()] for separator in _SEPARATOR.finditer(path))
 
 
 def _differences(path: str, needed: Described, found: Described, *, exact: bool) -> Iterator[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Equation, opened
-from gradscope.tracing.jaxpr.library_files import is_library_file
+from gradscope.tracing.jaxpr.source_lines import is_library_file
 
 _FUNCTION: Final = re.compile(r"(?P<name>.+) at (?P<file>.+):(?P<line>\d+)")
 

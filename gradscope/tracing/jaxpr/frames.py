@@ -24,11 +24,11 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     is_dropped,
     is_literal,
     scopes,
-    source_of,
     sub_jaxprs,
 )
 from gradscope.tracing.jaxpr.module_loops import repeats_a_module
 from gradscope.tracing.jaxpr.scopes import ScopePath
+from gradscope.tracing.jaxpr.source_lines import source_of
 from gradscope.tracing.jaxpr.transfers import Transfer, root_transfer, transfer_of
 
 #: Equation number of a value that its frame receives and does not make.

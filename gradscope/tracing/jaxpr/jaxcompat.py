@@ -21,14 +21,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import jax
 from jax.extend import core as jex_core
 from jax.extend import source_info_util
-
-from gradscope.tracing.jaxpr.library_files import is_file_of, is_library_file
 
 #: A variable or a literal of a jaxpr.
 Atom: TypeAlias = Any
@@ -98,6 +95,12 @@ class ScanArity:
 
     constants: int
     carries: int
+
+
+#: The scopes that Equinox (0.13) and diffrax (0.7) open around the loops of a solver.
+_LOOP_SCOPES: Final = frozenset(
+    {"inner-loop", "outer-loop", "checkpointed-no-vjp", "checkpointed-fwd", "checkpointed-bwd"}
+)
 
 
 def opened(jaxpr: Any) -> tuple[Jaxpr, tuple[Any, ...]]:
@@ -262,49 +265,10 @@ def scopes(equation: Equation) -> tuple[Any, ...]:
 
     Each entry into `jax.named_scope` makes a new `Scope`, so two equations share a scope *object* exactly when they
     were traced inside the same entry: a second call is distinct from the first even where nothing is between them.
-    Transforms (`vmap`, `jvp`, ...) are dropped, and so are scopes without a name and those that `jnp.einsum` names
-    after its equation.
+    Transforms (`vmap`, `jvp`, ...) are dropped, and so are scopes without a name, those that `jnp.einsum` names after
+    its equation, and those that name the loops inside a solver, between the user's modules.
     """
     found = [item for item in equation.source_info.name_stack.stack if type(item).__name__ == "Scope"]
-    return tuple(scope for scope in found if scope.name.strip("/") and "->" not in scope.name)
-
-
-def source_of(equation: Equation) -> str | None:
-    """Returns `file:line` of the user's code that traced an equation, the file without its folder; None if unknown."""
-    frame = user_frame(equation)
-    return None if frame is None else f"{Path(frame[0]).name}:{frame[1]}"
-
-
-def user_frame(equation: Equation) -> tuple[str, int, str] | None:
-    """Returns file, line and function of the user's innermost frame; None where all frames are in libraries."""
-    traceback = equation.source_info.traceback
-    if traceback is None:
-        return None
-    for frame in traceback.frames:
-        if not is_library_file(frame.file_name):
-            return frame.file_name, frame.line_num, frame.function_name
-    return None
-
-
-def library_function(equation: Equation) -> str | None:
-    """Returns the function of a modelling library, or of `jax.nn`, that traced an equation; None for the user's own."""
-    traceback, found = equation.source_info.traceback, None
-    for frame in [] if traceback is None else traceback.frames:
-        if found is None and ("/nn/" in frame.file_name or not is_file_of("jax", frame.file_name)):
-            found = frame
-        if found is not None and frame.file_name == found.file_name:
-            found = frame  # of several functions of one file, the one that was called
-        if not is_library_file(frame.file_name):
-            break
-    return None if found is None or not is_library_file(found.file_name) else found.function_name
-
-
-def is_lifted(equation: Equation) -> bool:
-    """Returns whether a lifting transformation of Flax (`nn.scan`, `nnx.scan`) runs an equation for a module.
-
-    The caller of JAX decides, which is the innermost frame outside JAX.
-    """
-    traceback = equation.source_info.traceback
-    frames = [] if traceback is None else traceback.frames
-    caller = next((frame.file_name for frame in frames if not is_file_of("jax", frame.file_name)), "")
-    return is_file_of("flax", caller)
+    return tuple(
+        scope for scope in found if scope.name.strip("/") and "->" not in scope.name and scope.name not in _LOOP_SCOPES
+    )

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gradscope.tracing.jaxpr.jaxcompat import Equation, Jaxpr, is_lifted, scopes, sub_jaxprs
+from gradscope.tracing.jaxpr.jaxcompat import Equation, Jaxpr, scopes, sub_jaxprs
+from gradscope.tracing.jaxpr.source_lines import is_lifted
 
 
 def repeats_a_module(equation: Equation, body: Jaxpr) -> bool:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gradscope.tracing.jaxpr.frames import Frame
-from gradscope.tracing.jaxpr.jaxcompat import Equation, operation_name, scopes, sub_jaxprs, user_frame
+from gradscope.tracing.jaxpr.jaxcompat import Equation, operation_name, scopes, sub_jaxprs
+from gradscope.tracing.jaxpr.source_lines import user_frame
 from gradscope.tracing.jaxpr.transfers import transfer_of
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 

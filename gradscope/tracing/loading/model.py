@@ -29,6 +29,7 @@ class Model:
         restored: Whether they come from a checkpoint that the user named.
         data: A real batch, where it was read to find the module's inputs.
         choices: Sentences that state the reason of each choice, for `--verbose`.
+        counted: What its loss counts, in words, once it is traced; None where its own code says that.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Model:
     restored: bool = False
     data: Mapping[str, np.ndarray] | None = None
     choices: tuple[str, ...] = ()
+    counted: Callable[[], str | None] = lambda: None
 
     @classmethod
     def of_values(cls, name: str, loss: Callable[[Any, Any], Any], variables: Any, batch: Any) -> Model:

@@ -51,6 +51,7 @@ def module_model(name: str, holder: Any, request: Request) -> Model | None:
         initialised=adapter.initialised,
         restored=own is not None,
         choices=module.choices,
+        counted=lambda: next(iter(module.counted), None),
     )
 
 

@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 
 from gradscope.errors import DumpError
 from gradscope.frameworks.detect import own_format_of
-from gradscope.frameworks.modules.own_format import Described
+from gradscope.frameworks.modules.adapter import Described
 from gradscope.naming import printable
 from gradscope.tracing.data.checkpoint_files import open_checkpoint
 from gradscope.tracing.data.mismatches import mismatches
@@ -42,15 +42,19 @@ def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Any |
         return None
     if not own.built:
         build()
+    hint = None
     try:
         expected, named = own.layouts()
         saved = _in_order(expected, checkpoint) if named is None else named
         problems = list(mismatches(expected, saved, exact=own.exact))
         if not problems:
             return own.restore()
+        hint = own.hint(len(saved))
     except _LOADING_ERRORS as error:
         problems = [str(error)]
-    raise DumpError(f"{printable(str(checkpoint))} is not a checkpoint of this module: {'; '.join(problems)}")
+    raise DumpError(
+        f"{printable(str(checkpoint))} is not a checkpoint of this module: {'; '.join(problems)}", hint=hint
+    )
 
 
 def _in_order(expected: Mapping[str, Described], checkpoint: Path) -> dict[str, Described]:

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from gradscope.errors import ModelError, UsageError
-from gradscope.frameworks.detect import adapter_of, builder_of
+from gradscope.frameworks.detect import adapter_of, builder_of, hint_without_adapter
 from gradscope.frameworks.modules.request import Request
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.user_frames import user_code
@@ -156,7 +156,7 @@ def _hint_for(holder: Any) -> str:
         if nets:
             return f"to run a framework's module, name it: FILE.py:{nets[-1]}"
         return "define them in the file, or name the object that has them: FILE.py:NAME"
-    return "name an object that has them"
+    return hint_without_adapter(holder) or "name an object that has them"
 
 
 def _is_module(value: Any) -> bool:

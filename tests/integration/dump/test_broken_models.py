@@ -119,3 +119,32 @@ def test_the_forms_of_a_target_are_searched_in_their_order(tmp_path: Path) -> No
     zoo, holder = said["linear_regression"]
     assert zoo.startswith("linear_regression is a model of the zoo, loaded from ")
     assert holder == "init, batch and loss are those of the file itself"
+
+
+CLOSED_OVER = """
+import jax, jax.numpy as jnp
+
+def init(key):
+    return {"w": jnp.ones(3)}
+
+def batch(key, size=2):
+    return {"x": jax.random.normal(key, (size, 3)), "y": jnp.ones(3)}
+
+def solved(f, w):
+    @jax.custom_vjp
+    def run(w):
+        return f(w)
+    run.defvjp(lambda w: (f(w), w), lambda w, g: jax.vjp(f, w)[1](g))
+    return run(w)
+
+def loss(variables, batch):
+    return solved(lambda w: w * batch["y"], variables["w"]).sum() + batch["x"].sum()  # reads y from around it
+"""
+
+
+def test_a_derivative_rule_that_reads_a_value_from_around_it_is_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(CLOSED_OVER)
+    done = gradscope("dump", "model.py", folder=tmp_path)
+    assert done.status == 4
+    assert "uses a value that it does not take as an argument" in done.lines[0]
+    assert done.lines[1].startswith("hint: pass every array that the function uses as an argument")

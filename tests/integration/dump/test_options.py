@@ -220,6 +220,33 @@ def test_precision_is_that_requested(folder: Path) -> None:
     assert report["self_check"]["max_rel_l2"] < 1e-12
 
 
+ATTENTION = """
+import jax, jax.numpy as jnp
+
+def init(key):
+    keys = jax.random.split(key, 3)
+    q, k, v = (jax.random.normal(each, (8, 8)) for each in keys)
+    return {"k": {"b": jnp.zeros((1, 1, 8)), "w": k}, "q": q, "v": v}
+
+def batch(key, size=4):
+    return {"x": jax.random.normal(key, (size, 16, 8))}
+
+def loss(p, batch):
+    x = batch["x"]
+    scores = jnp.einsum("bqd,bkd->bqk", x @ p["q"], x @ p["k"]["w"] + p["k"]["b"])
+    return jnp.tanh(jax.nn.softmax(scores) @ (x @ p["v"])).mean()
+"""
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_has_no_part_in_the_self_check(folder: Path) -> None:
+    (folder / "attention.py").write_text(ATTENTION)
+    checked = dumped(folder, "--self-check", "--json", model="attention.py").json["self_check"]
+    assert checked["zero_but_rounding"] == ["k/b"]  # softmax takes what is added to all scores of a query for nothing
+    assert checked["noise"]["k/b"] > 0.25
+    assert checked["max_rel_l2"] < 1e-4
+    assert checked.get("largest") != "k/b"
+
+
 def test_exact_quantiles_are_those_of_the_values(folder: Path) -> None:
     row = dumped(folder, "--exact-quantiles", "--select", "activation/first", "--json").json["rows"][0]
     values = np.abs(arrays(folder / "model.npz")["activation/first"])

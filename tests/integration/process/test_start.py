@@ -28,7 +28,7 @@ COMMANDS = (
 
 #: What every command takes that runs a model or traces it.
 MODEL = (
-    "--seed --batch-size --data --batch-index --checkpoint --map-keys --input --loss --train --dtype --x64 "
+    "--seed --batch-size --data --batch-index --checkpoint --map-keys --map --input --loss --train --dtype --x64 "
     "--matmul-precision"
 )
 CHOSEN = "--select --exclude --depth --families"

@@ -198,7 +198,7 @@ def test_a_frozen_or_unused_parameter_is_recorded_as_such() -> None:
             return self.used(x)
 
     dump = capture(Half(), torch.sum, torch.randn(2, 3))
-    assert dump.source.entry("param_grad/used/bias").absent == "filtered"
+    assert dump.source.entry("param_grad/used/bias").absent == "frozen"
     assert dump.source.entry("param_grad/unused/weight").absent == "disconnected"
     assert dump.ledger.counts()["disconnected"] == 2
 
@@ -233,6 +233,45 @@ def test_non_reentrant_checkpoints_are_recorded_once() -> None:
     hidden = F.linear(x, model.block[0].weight, model.block[0].bias)
     out = torch.tanh(hidden)
     assert_gradients(dump, out.sum(), {"activation/block/0": hidden, "activation/block/1": out})
+
+
+class Reentrant(nn.Module):
+    """A block that is checkpointed twice, on values of its own each time."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.reentrant = nn.Linear(3, 3), nn.Linear(3, 2), reentrant
+        self.block = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        for _ in range(2):
+            hidden = torch.utils.checkpoint.checkpoint(self.block, hidden, use_reentrant=self.reentrant)
+        return self.last(hidden)
+
+
+def test_reentrant_checkpoints_have_the_gradients_of_the_others() -> None:
+    model, x = Reentrant(reentrant=True), torch.randn(4, 3)
+    model.last.weight.grad = kept = torch.ones(2, 3)
+    dump = capture(model, torch.sum, x)
+    assert model.last.weight.grad is kept
+    assert model.first.weight.grad is None
+    model.reentrant = False
+    other = capture(model, torch.sum, x)
+    assert {"activation_grad/block/0#2", "activation_grad/block/2", "param_grad/block/0/weight"} <= set(dump)
+    assert set(other) == set(dump)
+    assert all(np.array_equal(dump[key], other[key]) for key in other)
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_compiled_module_is_captured_as_the_one_that_was_written(*, inner: bool) -> None:
+    model, x = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 2)), torch.randn(5, 3)
+    plain = capture(model, torch.sum, x)
+    if inner:
+        model[0] = torch.compile(model[0], backend="eager")
+    compiled = capture(model if inner else torch.compile(model, backend="eager"), torch.sum, x)
+    assert set(compiled) == set(plain)
+    assert all(np.array_equal(plain[key], compiled[key]) for key in plain)
 
 
 def test_a_captured_file_is_a_dump_like_any_other(tmp_path: Path) -> None:

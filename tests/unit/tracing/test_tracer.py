@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,28 @@ def test_of_flaxs_collections_only_the_parameters_are_differentiated() -> None:
         ("state", "batch_stats/norm/mean", False),
         ("param", "dense/bias", True),
         ("param", "dense/kernel", True),
+        ("input", "value", True),
+    ]
+
+
+class TrainState(NamedTuple):
+    step: Any
+    params: Any
+    opt_state: Any
+
+
+@pytest.mark.parametrize("collections", [False, True])
+def test_of_a_training_state_only_the_parameters_are_differentiated(*, collections: bool) -> None:
+    params = {"params": W, "batch_stats": {"mean": jnp.zeros(2)}} if collections else W
+    state = TrainState(jnp.int32(0), params, ({"mu": W},))
+    trace = trace_loss(lambda s, x: loss(s.params["params"] if collections else s.params, x), state, X)
+    assert [(leaf.family, leaf.name, leaf.differentiated) for leaf in trace.arguments] == [
+        ("state", "step", False),
+        *([("state", "batch_stats/mean", False)] if collections else []),
+        ("param", "dense/bias", True),
+        ("param", "dense/kernel", True),
+        ("state", "opt_state/0/mu/dense/bias", False),
+        ("state", "opt_state/0/mu/dense/kernel", False),
         ("input", "value", True),
     ]
 

@@ -36,7 +36,7 @@ from gradscope.capturing.explain.nonfinite.replay import (
 from gradscope.dump.manifest.manifest import Origin
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources
-from gradscope.tracing.jaxpr.jaxcompat import source_of
+from gradscope.tracing.jaxpr.source_lines import source_of
 from gradscope.tracing.lookup.operations import Operation, Operations
 from gradscope.tracing.tracer import Trace, trace_loss
 

@@ -28,7 +28,8 @@ from gradscope.instrument.plan import Plan
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.gradient_barriers import location_of
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve, source_in, variable_of
-from gradscope.tracing.jaxpr.jaxcompat import is_literal, library_function
+from gradscope.tracing.jaxpr.jaxcompat import is_literal
+from gradscope.tracing.jaxpr.source_lines import library_function
 
 #: The most values that are displaced one by one.
 _MOST_ALONE: Final = 16

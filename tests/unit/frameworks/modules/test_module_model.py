@@ -143,3 +143,35 @@ def test_choices_are_reported() -> None:
 def test_inputs_that_need_more_bits_than_jax_has_are_refused() -> None:
     with pytest.raises(UsageError, match="an input of int64 needs 64-bit types"):
         model("float32[6,5]", "int64[6]")
+
+
+@pytest.mark.parametrize("values", ["0..2", "2"])
+def test_drawn_labels_are_those_that_are_described(values: str) -> None:
+    made = model("float32[64,5]", f"labels=int32[64]:{values}", loss="cross-entropy")
+    labels = made.batch(jax.random.key(1), 32)["labels"]
+    assert labels.shape == (32,)
+    assert set(np.asarray(labels).tolist()) == ({0, 1} if values == "0..2" else {2})
+
+
+@pytest.mark.parametrize(
+    ("labels", "loss", "said"),
+    [
+        ("labels=int32[6]:0..4", "cross-entropy", "cross-entropy needs integers from 0 to 2"),
+        ("labels=float32[6]", "cross-entropy", "cross-entropy needs integers from 0 to 2"),
+        ("labels=int32[6,2]:0..3", "cross-entropy", "cross-entropy of this output needs int32[6]"),
+        ("labels/other=int32[6]", "cross-entropy", "the loss has no labels labels/other, it has labels"),
+        ("labels=float32[6]", "sum", "the loss has no labels labels, it has none"),
+    ],
+)
+def test_described_labels_that_do_not_fit_are_refused(labels: str, loss: LossName, said: str) -> None:
+    made = model("float32[6,5]", labels, loss=loss)
+    with pytest.raises(UsageError) as refused:
+        made.batch(jax.random.key(1), 6)
+    assert said in refused.value.message
+
+
+def test_what_the_loss_counts_is_known_once_it_is_traced() -> None:
+    made = model("float32[6,5]", loss="cross-entropy")
+    assert made.counted == []
+    run(made)
+    assert made.counted == ["cross-entropy of logits"]

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from gradscope.errors import DumpError, UsageError
-from gradscope.tracing.data.checkpoints import Checkpoint, variables_from_file
-from gradscope.tracing.data.key_map import KeyMap, read_key_map
+from gradscope.tracing.data.checkpoints import Checkpoint, CheckpointRequest, variables_from_file
+from gradscope.tracing.data.key_map import read_key_map
 from tests.support.dumps import record, write
 
 VARIABLES: dict[str, Any] = {
@@ -39,7 +39,8 @@ def shapes(tree: Any = VARIABLES) -> Any:
 def load(path: Path, *lines: str, expected: Any = None) -> Checkpoint:
     rules = path.with_suffix(".map")
     rules.write_text("\n".join(lines))
-    return variables_from_file(path, shapes() if expected is None else expected, read_key_map(rules), dict)
+    request = CheckpointRequest(path=path, key_map=read_key_map(rules))
+    return variables_from_file(request, shapes() if expected is None else expected, dict)
 
 
 def assert_restored(found: Checkpoint) -> None:
@@ -100,7 +101,7 @@ def test_saved_variables_are_restored_bfloat16_included(save: Callable[[Path], P
 
 
 def test_everything_that_does_not_fit_is_reported_at_once(tmp_path: Path) -> None:
-    wrong = flat() | {"params/head/kernel": np.ones((2, 3), np.float32), "params/half": np.ones(3, np.int32)}
+    wrong = flat() | {"params/head/kernel": np.ones((2, 4), np.float32), "params/half": np.ones(3, np.int32)}
     wrong["opt/step"] = np.zeros((), np.int32)
     del wrong["batch_stats/norm/mean"]
     np.savez(tmp_path / "saved.npz", **wrong)
@@ -108,7 +109,7 @@ def test_everything_that_does_not_fit_is_reported_at_once(tmp_path: Path) -> Non
         load(tmp_path / "saved.npz")
     for problem in (
         "it lacks batch_stats/norm/mean float32[3]",
-        "params/head/kernel has shape [2, 3], expected [3, 2]",
+        "params/head/kernel has shape [2, 4], expected [3, 2]",
         "params/half is int32, expected bfloat16",
         "the model has no opt/step int32[]",
     ):
@@ -156,7 +157,7 @@ def test_a_pickle_is_refused_whatever_it_is_called(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["saved.keras", "saved.weights.h5"])
 def test_a_keras_file_is_for_keras(tmp_path: Path, name: str) -> None:
     with pytest.raises(DumpError, match="only the Keras model that wrote it can read it"):
-        variables_from_file(tmp_path / name, shapes(), KeyMap(), dict)
+        variables_from_file(CheckpointRequest(path=tmp_path / name), shapes(), dict)
 
 
 @pytest.mark.parametrize("name", ["saved.npz", "saved.msgpack", "saved.eqx"])

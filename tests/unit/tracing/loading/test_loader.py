@@ -294,3 +294,11 @@ def test_a_file_that_draws_while_it_is_imported_is_seeded() -> None:
     drawn = [load_model("net.py", Request(seed=seed)).init.__globals__["DRAWN"] for seed in (1, 1, 2)]  # type: ignore[attr-defined]
     assert drawn[0] == drawn[1]
     assert drawn[0] != drawn[2]
+
+
+def test_a_module_of_penzai_is_refused_with_what_to_do_with_its_variables(tmp_path: Path) -> None:
+    # Its class is all that is looked at, so that Penzai need not be installed.
+    (tmp_path / "net.py").write_text("net = type('Layer', (), {'__module__': 'penzai.core.layer'})()\n")
+    with pytest.raises(ModelError) as refused:
+        load_model(f"{tmp_path / 'net.py'}:net")
+    assert "pz.unbind_params(model)" in str(refused.value.hint)

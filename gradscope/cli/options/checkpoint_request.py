@@ -1,0 +1,40 @@
+"""The request for a checkpoint, with the files that say what is done to its tensors: `--map-keys` and `--map`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from gradscope.comparison.pairing.by_rules import MapRule, arrays_by_rules
+from gradscope.comparison.pairing.map_file import read_map
+from gradscope.tracing.data.checkpoint_files import SavedTensor
+from gradscope.tracing.data.checkpoints import CheckpointRequest
+from gradscope.tracing.data.key_map import KeyMap, read_key_map
+
+
+def checkpoint_request(path: Path, *, map_keys: Path | None, map_file: Path | None) -> CheckpointRequest:
+    """Returns the request for a checkpoint.
+
+    Args:
+        path: The checkpoint.
+        map_keys: The file of its key map; None for none.
+        map_file: The file of rules that make variables of its tensors; None for none.
+
+    Raises:
+        UsageError: A line or a rule is not one.
+        DumpError: A file of rules cannot be read.
+    """
+    return CheckpointRequest(
+        path=path,
+        key_map=KeyMap() if map_keys is None else read_key_map(map_keys),
+        rearrange=None if map_file is None else partial(_rearranged, read_map(map_file)),
+    )
+
+
+def _rearranged(rules: Sequence[MapRule], tensors: Mapping[str, SavedTensor]) -> Mapping[str, SavedTensor]:
+    """Returns a checkpoint's tensors, those to which rules apply replaced by what the rules make of them."""
+    made = list(arrays_by_rules(rules, {name: each.read for name, each in tensors.items()}))
+    taken = {name for names, _ in made for name in names}
+    others = {name: each for name, each in tensors.items() if name not in taken}
+    return others | {name: SavedTensor.of(array, exact=True) for _, arrays in made for name, array in arrays.items()}

@@ -1,0 +1,111 @@
+"""Axes: the order in which another library stores those of a kernel, inferred from shapes.
+
+PyTorch stores a dense kernel as (outputs, inputs) and a convolution's as (outputs, inputs, height, width), Flax as
+(inputs, outputs) and (height, width, inputs, outputs). A tensor of a file is put into the model's order where shapes
+prove it. Tensors of one rank that have the same last name in the file, and one in the model (`weight` and `kernel`),
+are stored in one order: a square kernel, whose shape tells nothing, follows the others. Where those tell nothing
+either, a kernel of the same last name is taken as it is, and one of another is refused.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gradscope.tracing.data.variable_names import components
+
+#: An order of axes, as `numpy.transpose` takes it.
+Axes: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A `Stored` variable is one that a file has, perhaps in another order of axes.
+
+    Attributes:
+        variable: Its path in the model.
+        name: Its name in the file.
+        shape: Its shape in the file.
+        needed: Its shape in the model.
+    """
+
+    variable: str
+    name: str
+    shape: tuple[int, ...]
+    needed: tuple[int, ...]
+
+    @property
+    def role(self) -> tuple[str, str, int]:
+        """What it has in common with the variables that are stored in the same order."""
+        return components(self.name)[-1], components(self.variable)[-1], len(self.shape)
+
+    @property
+    def renamed(self) -> bool:
+        """Whether its last name in the file is not that in the model."""
+        return self.role[0] != self.role[1]
+
+    def fitting(self) -> frozenset[Axes]:
+        """Returns the orders of axes in which it has the model's shape."""
+        return frozenset(axes for axes in _orders(len(self.shape)) if self.in_order(axes) == self.needed)
+
+    def in_order(self, axes: Axes) -> tuple[int, ...]:
+        """Returns its shape in an order of axes."""
+        return tuple(self.shape[axis] for axis in axes)
+
+
+def infer_axes(stored: Iterable[Stored]) -> tuple[dict[str, Axes], dict[str, frozenset[Axes]]]:
+    """Returns the order of axes of each variable, and the possible orders of those for which nothing decides.
+
+    Args:
+        stored: The variables.
+
+    Returns:
+        The orders by path of the variable, without those that fit in no order; and the possible orders, by path, of
+        those that fit in several.
+    """
+    by_role: defaultdict[tuple[str, str, int], list[Stored]] = defaultdict(list)
+    for each in stored:
+        if each.fitting():
+            by_role[each.role].append(each)
+    decided: dict[str, Axes] = {}
+    open_: dict[str, frozenset[Axes]] = {}
+    for alike in by_role.values():
+        common = frozenset.intersection(*(each.fitting() for each in alike))
+        for each in alike:
+            orders = common or each.fitting()
+            identity = tuple(range(len(each.shape)))
+            if len(orders) == 1:
+                decided[each.variable] = next(iter(orders))
+            elif identity in common and not each.renamed:
+                decided[each.variable] = identity
+            else:
+                open_[each.variable] = orders
+    return decided, open_
+
+
+def rearranged(axes: Mapping[str, Axes]) -> dict[Axes, list[str]]:
+    """Returns the variables whose axes are in another order, by that order."""
+    found: defaultdict[Axes, list[str]] = defaultdict(list)
+    for variable, order in axes.items():
+        if order != tuple(range(len(order))):
+            found[order].append(variable)
+    return dict(found)
+
+
+def _orders(rank: int) -> set[Axes]:
+    """Returns the orders of axes that libraries use for tensors of a rank."""
+    identity = tuple(range(rank))
+    if rank < 2:
+        return {identity}
+    *outer, last, end = identity
+    first, second, *spatial = identity
+    return {
+        identity,
+        (*outer, end, last),  # the two axes of a dense kernel, perhaps stacked
+        (*spatial, second, first),  # (outputs, inputs, height, width) to (height, width, inputs, outputs)
+        (*spatial, first, second),  # the same of a transposed convolution, whose inputs come first
+        (end, last, *outer),  # (height, width, inputs, outputs) to (outputs, inputs, height, width)
+        (last, end, *outer),
+    }

@@ -1,0 +1,67 @@
+"""Checkpoint folders: a checkpoint of Orbax is a folder, and a training run writes several of them into one.
+
+Orbax marks the folder of a tree with `_METADATA`. Above it may be a folder of several items, marked with
+`_CHECKPOINT_METADATA`, of which the only tree is meant, or the one called `default` or `state`; and above that the
+folder of a run, with one checkpoint for each step, `7` or `checkpoint_7`, of which the last is meant.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from gradscope.errors import DumpError
+from gradscope.naming import printable
+
+_TREE: Final = "_METADATA"
+_MARKS: Final = (_TREE, "_CHECKPOINT_METADATA")
+_STEP: Final = re.compile(r"(?:.*[_-])?(\d+)")
+
+#: Items of a checkpoint that are the state of a training run, where it has other items, too.
+_ITEMS: Final = ("default", "state", "model", "params")
+
+
+def is_orbax(path: Path) -> bool:
+    """Returns whether a folder is a checkpoint of Orbax."""
+    return any((path / mark).exists() for mark in _MARKS)
+
+
+def checkpoint_in(location: Path) -> Path:
+    """Returns the checkpoint that a path stands for: itself, or the last of those in a folder.
+
+    Args:
+        location: Any path.
+
+    Returns:
+        The file or the folder.
+
+    Raises:
+        DumpError: It is a checkpoint of several items, and nothing tells which is meant.
+    """
+    if not location.is_dir() or (location / _TREE).exists():
+        return location
+    if is_orbax(location):
+        return _item_of(location)
+    steps = {int(found[1]): path for path in location.iterdir() if (found := _step_of(path))}
+    return checkpoint_in(steps[max(steps)]) if steps else location
+
+
+def _step_of(path: Path) -> re.Match[str] | None:
+    """Returns the match of a step in the name of a checkpoint of Orbax or Flax; None for another path."""
+    written = is_orbax(path) if path.is_dir() else path.name.startswith("checkpoint_")
+    return _STEP.fullmatch(path.name) if written else None
+
+
+def _item_of(folder: Path) -> Path:
+    """Returns the tree in a checkpoint of several items."""
+    trees = sorted(path for path in folder.iterdir() if (path / _TREE).exists())
+    if len(trees) < 2:
+        return trees[0] if trees else folder
+    known = [folder / name for name in _ITEMS if folder / name in trees]
+    if not known:
+        raise DumpError(
+            f"{printable(str(folder))} has {len(trees)} items: {', '.join(printable(path.name) for path in trees)}",
+            hint=f"name one of them: {printable(str(trees[0]))}",
+        )
+    return known[0]

@@ -1,0 +1,148 @@
+"""Matching finds the variables of a model among the tensors of a checkpoint, by name.
+
+A checkpoint of a training run has more than the variables: a step, the moments of an optimizer, averages. And it may
+have the variables inside something else, `state/params/head/kernel`. So each collection of variables is looked for as a
+whole: its *home* is the prefix under which the file has the most of it. Homes with as many are told apart by whether
+the parameters are there, then by how completely they are spelled, then by what their names say (the moments of an
+optimizer are no parameters), then by their depth. Two homes that nothing tells apart are refused. What is not at home
+may also be at the top of the file, in any spelling, where the user's rules have put it.
+
+Names are compared by components, which slashes and dots separate: Flax writes `params/head/kernel`, PyTorch
+`head.weight`. NNX stores the value of a variable as `value` below the variable's own name, and Haiku's names have
+components that name no module.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeAlias
+
+from gradscope import naming
+from gradscope.frameworks.modules.adapter import PARAMS
+from gradscope.tracing.tracer import Leaf
+
+#: A name by its components.
+Components: TypeAlias = tuple[str, ...]
+
+#: Components of the names of what optimizers store for each parameter.
+_OPTIMIZERS: Final = frozenset(
+    {"opt", "opt_state", "optim", "optimizer", "optimizer_state", "exp_avg", "exp_avg_sq", "momentum", "mu", "nu",
+     "slot", "slots", "trace", "velocity"}
+)  # fmt: skip
+_VALUE: Final = "value"
+
+#: Components of Haiku's names that are no module's: of those built in a constructor, and of stacked layers.
+_UNSCOPED: Final = re.compile(r"~|__layer_stack_(no|with)_per_layer(_\d+)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """A `Home` is a place in a file where variables of a collection are.
+
+    Attributes:
+        prefix: The components before the names of the variables.
+        spelling: How the variables are spelled there: the number of the spelling, the fullest first.
+        names: The file's names by the number of the variable.
+    """
+
+    prefix: Components
+    spelling: int
+    names: Mapping[int, str]
+
+    def rank(self, neighbour: Components | None) -> tuple[int, bool, int, bool, int]:
+        """Returns the sort key of a home, the best first; `neighbour` is the prefix of the parameters' home."""
+        is_moments = not _OPTIMIZERS.isdisjoint(self.prefix)
+        return -len(self.names), self.prefix != neighbour, self.spelling, is_moments, len(self.prefix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matches:
+    """`Matches` state where a model's variables are in a file.
+
+    Attributes:
+        names: For each variable the file's name of it; None where the file has none.
+        homes: The home of each collection; a collection without one is left out.
+        rivals: By collection, the prefixes of the homes that nothing tells apart from its home.
+    """
+
+    names: tuple[str | None, ...]
+    homes: Mapping[str, Home]
+    rivals: Mapping[str, tuple[Components, ...]]
+
+
+def components(name: str) -> Components:
+    """Returns the components of a name."""
+    return tuple(re.split(r"[/.]", name))
+
+
+def find_variables(paths: Sequence[str], leaves: Sequence[Leaf], saved: Collection[str]) -> Matches:
+    """Returns where the variables of a model are among the names of a file.
+
+    Args:
+        paths: The path of each variable, its collection first.
+        leaves: The variables.
+        saved: The names of the tensors in the file.
+
+    Returns:
+        The matches.
+    """
+    collections: defaultdict[str, list[int]] = defaultdict(list)
+    for number, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
+        collections[collection_of(path, leaf)].append(number)
+    known = _by_components(saved)
+    names: list[str | None] = [None] * len(paths)
+    homes: dict[str, Home] = {}
+    rivals: dict[str, tuple[Components, ...]] = {}
+    neighbour: Components | None = None
+    for collection in sorted(collections, key=lambda name: name not in ("", PARAMS)):
+        spellings = {number: _spellings(paths[number], leaves[number]) for number in collections[collection]}
+        rank = partial(Home.rank, neighbour=neighbour)
+        found = sorted(_homes(spellings, known), key=rank)
+        if not found:
+            continue
+        best = homes[collection] = found[0]
+        neighbour = best.prefix if neighbour is None else neighbour
+        rivals[collection] = tuple(home.prefix for home in found[1:] if rank(home) == rank(best))
+        for home in (each for each in (best, *found) if each is best or not each.prefix):
+            for number, name in home.names.items():
+                names[number] = names[number] or name
+    return Matches(names=tuple(names), homes=homes, rivals={name: each for name, each in rivals.items() if each})
+
+
+def collection_of(path: str, leaf: Leaf) -> str:
+    """Returns the collection of a variable; "" where the variables have no collections."""
+    outermost = path.partition("/")[0]
+    if leaf.family == naming.STATE or (outermost == PARAMS and leaf.name != path):
+        return outermost
+    return ""
+
+
+def _by_components(saved: Collection[str]) -> dict[Components, str]:
+    known = {components(name): name for name in saved}
+    plain = {tuple(part for part in parts if not _UNSCOPED.fullmatch(part)): name for parts, name in known.items()}
+    return {parts[:-1]: name for parts, name in known.items() if parts[-1] == _VALUE} | plain | known
+
+
+def _spellings(path: str, leaf: Leaf) -> tuple[Components, ...]:
+    """Returns the names under which a variable may be stored, the fullest first."""
+    collection = collection_of(path, leaf)
+    alone = path.removeprefix(f"{collection}/")
+    return tuple(components(name) for name in (path, naming.key_of(leaf.family, leaf.name), leaf.name, alone))
+
+
+def _homes(spellings: Mapping[int, tuple[Components, ...]], known: Mapping[Components, str]) -> Iterator[Home]:
+    """Yields every home of some variables; a spelling that equals a fuller one is not considered again."""
+    variables: defaultdict[Components, dict[int, int]] = defaultdict(dict)  # by name, variables and their spelling
+    for number, names in spellings.items():
+        for at, name in reversed(list(enumerate(names))):
+            variables[name][number] = at
+    found: defaultdict[tuple[Components, int], dict[int, str]] = defaultdict(dict)
+    for parts, name in known.items():
+        for start in range(len(parts)):
+            for number, at in variables.get(parts[start:], {}).items():
+                found[parts[:start], at][number] = name
+    yield from (Home(prefix=prefix, spelling=at, names=names) for (prefix, at), names in found.items())

@@ -1,0 +1,91 @@
+"""Source lines: where an equation was traced, and which files belong to a model and which to the libraries it uses."""
+
+from __future__ import annotations
+
+import site
+import sysconfig
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import jax
+
+from gradscope.tracing.jaxpr.jaxcompat import Equation
+
+#: Packages whose frames are never "the user's line": JAX, and the libraries that models are written with.
+_LIBRARIES: Final = ("jax", "jaxlib", "flax", "equinox", "haiku", "keras", "optax", "gradscope")
+
+_PACKAGE: Final = str(Path(__file__).resolve().parents[2]) + "/"
+
+
+@cache
+def is_library_file(file_name: str) -> bool:
+    """Returns whether a file belongs to JAX, a modelling library, the standard library or gradscope."""
+    if file_name.startswith("<"):
+        return True
+    if file_name.startswith(_PACKAGE):
+        return not file_name.startswith(_PACKAGE + "models/")  # the zoo, where an installed wheel keeps it
+    return file_name.startswith(_library_folders())
+
+
+@cache
+def is_file_of(library: str, file_name: str) -> bool:
+    """Returns whether a file belongs to one library."""
+    return file_name.startswith(tuple(f"{folder}/{library}/" for folder in _package_folders()))
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    libraries = [f"{folder}/{name}/" for folder in _package_folders() for name in _LIBRARIES]
+    standard = [sysconfig.get_path("stdlib") + f"/{name}" for name in ("contextlib.py", "functools.py", "threading.py")]
+    return (*libraries, *standard)
+
+
+@cache
+def _package_folders() -> frozenset[str]:
+    # JAX's own folder too: a .pth file may put it, and what is installed with it, on the path from anywhere.
+    beside_jax = str(Path(jax.__file__).resolve().parents[1])
+    return frozenset(
+        {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages(), beside_jax}
+    )
+
+
+def source_of(equation: Equation) -> str | None:
+    """Returns `file:line` of the user's code that traced an equation, the file without its folder; None if unknown."""
+    frame = user_frame(equation)
+    return None if frame is None else f"{Path(frame[0]).name}:{frame[1]}"
+
+
+def user_frame(equation: Equation) -> tuple[str, int, str] | None:
+    """Returns file, line and function of the user's innermost frame; None where all frames are in libraries."""
+    traceback = equation.source_info.traceback
+    if traceback is None:
+        return None
+    for frame in traceback.frames:
+        if not is_library_file(frame.file_name):
+            return frame.file_name, frame.line_num, frame.function_name
+    return None
+
+
+def library_function(equation: Equation) -> str | None:
+    """Returns the function of a modelling library, or of `jax.nn`, that traced an equation; None for the user's own."""
+    traceback, found = equation.source_info.traceback, None
+    for frame in [] if traceback is None else traceback.frames:
+        if found is None and ("/nn/" in frame.file_name or not is_file_of("jax", frame.file_name)):
+            found = frame
+        if found is not None and frame.file_name == found.file_name:
+            found = frame  # of several functions of one file, the one that was called
+        if not is_library_file(frame.file_name):
+            break
+    return None if found is None or not is_library_file(found.file_name) else found.function_name
+
+
+def is_lifted(equation: Equation) -> bool:
+    """Returns whether a lifting transformation of Flax (`nn.scan`, `nnx.scan`) runs an equation for a module.
+
+    The caller of JAX decides, which is the innermost frame outside JAX.
+    """
+    traceback = equation.source_info.traceback
+    frames = [] if traceback is None else traceback.frames
+    caller = next((frame.file_name for frame in frames if not is_file_of("jax", frame.file_name)), "")
+    return is_file_of("flax", caller)
