@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradscope.tracing.jaxpr.jaxcompat import Equation, bind
+from gradscope.tracing.jaxpr.jaxcompat import Equation, bind, closed_over
 
 
 def pulled_back(
@@ -26,9 +26,13 @@ def pulled_back(
     Returns:
         For each chosen operand a gradient of its shape and dtype.
     """
-    # All operands and not the chosen ones only: JAX's rule for the padding value of `pad` fails where the padded
-    # operand counts as constant (0.10).
-    inexact = [n for n, operand in enumerate(operands) if jnp.issubdtype(jax.typeof(operand).dtype, jnp.inexact)]
+    # All operands that have a gradient and not the chosen ones only: JAX's rule for the padding value of `pad` fails
+    # where the padded operand counts as constant (0.10).
+    inexact = [
+        position
+        for position in range(closed_over(equation), len(operands))
+        if jnp.issubdtype(jax.typeof(operands[position]).dtype, jnp.inexact)
+    ]
 
     def outputs(*values: Any) -> list[Any]:
         replaced = dict(zip(inexact, values, strict=True))
