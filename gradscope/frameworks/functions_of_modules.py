@@ -6,6 +6,7 @@ names for its inner modules. Changes that `loss` makes to an NNX module are retu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,12 +20,21 @@ class FunctionsOfModules:
     Args:
         init: `init(key)`, the user's own.
         loss: `loss(variables, batch)`, the user's own.
+
+    Attributes:
+        loss: `loss(variables, batch)`; it returns what the user's own does, with the collections that it updated.
     """
 
     def __init__(self, init: Callable[[Any], Any], loss: Callable[[Any, Any], Any]) -> None:
         self._init = init
         self._loss = loss
         self._structure: ModuleStructure | None = None
+
+        @functools.wraps(loss, updated=())  # JAX's messages about what is traced name the user's function
+        def of_arrays(variables: Any, batch: Any) -> Any:
+            return self._of_arrays(variables, batch)
+
+        self.loss = of_arrays
 
     def init(self, key: Any) -> Any:
         """Returns what the user's `init` returns, or the arrays of the module that it returns."""
@@ -35,8 +45,7 @@ class FunctionsOfModules:
         self._structure, variables = separated
         return variables
 
-    def loss(self, variables: Any, batch: Any) -> Any:
-        """Returns what the user's `loss` returns, with the collections that it updated."""
+    def _of_arrays(self, variables: Any, batch: Any) -> Any:
         if self._structure is None:
             return self._loss(variables, batch)
         returned, collections = self._structure.calling(variables, lambda module: self._loss(module, batch))

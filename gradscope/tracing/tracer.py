@@ -210,7 +210,7 @@ def variable_leaves(variables: Any) -> tuple[Leaf, ...]:
         return leaves_of(variables, naming.PARAM, differentiated=True)
     params = variables[_PARAMS] if isinstance(variables, Mapping) else variables.params
     # A training state may have been made with all of Flax's collections in place of the parameters.
-    depth = 2 if _has_params(params) else 1
+    depth = 2 if not isinstance(variables, Mapping) and _has_params(params) else 1
     found = [_variable(keys, depth) for keys in tree_paths(variables)]
     names = {family: iter(unique_names([keys for each, keys in found if each == family])) for family, _ in found}
     return tuple(

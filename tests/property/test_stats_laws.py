@@ -21,7 +21,8 @@ ANY_FLOATS = FLOAT_DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, SHORT))
 ROUNDED = tuple(spec.base for spec in columns_of("tensor") if spec.in_sum == "rounded")
 EXACT = ("finite", *(spec.base for spec in columns_of("tensor") if spec.in_sum == "exact"))
 #: The columns that are a multiple of the elements.
-SCALED = (*ROUNDED, "min", "max", "amax", "amin_nz", "p1", "p50", "p99")
+QUANTILES = ("p1", "p50", "p99")
+SCALED = (*ROUNDED, "min", "max", "amax", "amin_nz", *QUANTILES)
 
 
 def exact_columns(stats: TensorStats) -> dict[str, object]:
@@ -41,7 +42,12 @@ def test_the_sum_of_statistics_is_the_statistics_of_the_concatenation(pair: tupl
     # Closer to the largest float64, the last rounding decides whether a norm is finite.
     assume(all((part.amax or 0) < 1e307 for part in map(tensor_stats, pair)))
     merged, full = tensor_stats(left) + tensor_stats(right), tensor_stats(np.concatenate([left, right]))
-    assert exact_columns(merged) == exact_columns(full)
+    summed, expected = exact_columns(merged), exact_columns(full)
+    # Exact quantiles, which subnormals of float64 need, are no sums: the sum has those of the histogram.
+    within = set(QUANTILES) if full.exact_quantiles else set()
+    assert {name: each for name, each in summed.items() if name not in within} == {
+        name: each for name, each in expected.items() if name not in within
+    }
     assert_moments_close(merged, full)
     assert (merged.shape, merged.hash) == ((left.size + right.size,), None)
 

@@ -124,7 +124,8 @@ def test_an_equinox_module_with_its_state_does_too(folder: Path) -> None:
 def test_a_framework_that_is_missing_is_answered_with_its_extra(
     folder: Path, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, library, None)
+    for name in [library, *(each for each in sys.modules if each.startswith(f"{library}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
     (folder / "net.py").write_text(f"import {library}\n")
     hint = f"hint: install it: pip install 'gradscope-jax[{extra}]'"
     for target, status in (("net.py", 4), (f"{library}.nets:Net()", 2)):

@@ -49,7 +49,7 @@ _SOME: Final = 3
 
 def different_sentence(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> str:
     """Returns the sentence for two runs that differ."""
-    rest = [*_new_errors(rows, divergence), *_others(rows, divergence, blame), *_one_sided(rows)]
+    rest = [*_new_errors(rows, divergence), *_others(rows, divergence, blame), *_rearranged(rows), *_one_sided(rows)]
     directions = _directions(rows, divergence, blame)
     advice = _advice(rows)
     if not directions:
@@ -154,6 +154,20 @@ def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
     rel_l2 = f"rel_l2 {brief(as_float(row.metrics['rel_l2']))}"
     apart = f"{row.why}; {rel_l2} elsewhere" if row.metrics["nonfinite_mismatch"] else rel_l2
     return f" ({apart}{blame}{noise}{made})"
+
+
+def _rearranged(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns a clause about parameters that have the same values in another layout under the same name.
+
+    In a port that is meant so. Where a layer differs that uses one, the layout may be the fault.
+    """
+    found = [row for row in rows if row.family == PARAM and row.made_by and row.matched_by == "name"]
+    if not found:
+        return []
+    names = [f"{_quoted(row.name)} ({row.made_by})" for row in found[:_SOME]]
+    more = f" and {len(found) - _SOME} more" if len(found) > _SOME else ""
+    verb = "has" if len(found) == 1 else "have"
+    return [f"{counted(len(found), 'parameter')} {verb} another layout: {', '.join(names)}{more}"]
 
 
 def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence) -> list[str]:

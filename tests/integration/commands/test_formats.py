@@ -97,7 +97,7 @@ def test_json_has_the_documented_keys(dumps: Path) -> None:
     assert keys <= set(shown)
     assert {"name", "family", "shape", "dtype", "rms", "source"} <= set(shown["rows"][-1])
     assert shown["ledger"]["captured"] == len(shown["rows"])
-    assert set(shown["timings"]) == {"trace", "compile", "initialise", "run", "write"}
+    assert set(shown["timings"]) == {"trace", "compile", "initialise", "run", "explain", "write"}
     compared = gradscope("compare", "a.npz", "b.npz", "--json", folder=dumps).json
     assert set(compared) == {
         "schema", "command", "verdict", "sentence", "first_divergence", "rows", "provenance_differences"
@@ -233,7 +233,7 @@ def test_progress_is_shown_on_a_terminal_and_leaves_no_trace(dumps: Path, tmp_pa
     shown = in_terminal("dump", model, "--families", "param", folder=tmp_path, columns=100)
     assert shown.status == 0
     before, _, after = shown.output.partition("\x1b[1A\x1b[2K")
-    assert "measuring and writing" in before
+    assert "looking into gradients that are zero" in before
     assert after == in_terminal("show", "model.npz", "--full", folder=tmp_path, columns=100).output
     quiet = in_terminal("dump", model, "--families", "param", "--force", "-q", folder=tmp_path, columns=100)
     assert "tracing" not in quiet.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
                         )
                     )  # fmt: skip
                 layers.append(Layer(path=path, index=at, outputs=(path,)))
-            writer.commit(RunFacts(loss=2.5, layers=tuple(layers)))
+            writer.commit(RunFacts(loss=math.nan if wrong else 2.5, layers=tuple(layers)))
     return folder
 
 

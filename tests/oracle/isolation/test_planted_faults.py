@@ -27,42 +27,42 @@ class Found:
         backward: Where the backward pass first differs.
         says: What the sentence holds.
         likely: What is said of tensors by key.
-        alone: The layer that differs when each is run alone; "" where only what the candidate is given differs.
+        alone: The layers that differ when each is run alone, on the reference's parameters in the candidate's layout.
     """
 
     forward: str | None = None
     backward: str | None = None
     says: str = ""
     likely: tuple[tuple[str, str], ...] = ()
-    alone: str = ""
+    alone: tuple[str, ...] = ()
 
 
 HEAD = "head"
 SCORES = "attention[1]/scores"
 FAULTS = {
-    "changed epsilon": Found(forward="norm", backward=HEAD, says="x its inputs", alone="norm"),
+    "changed epsilon": Found(forward="norm", backward=HEAD, says="made here", alone=("norm",)),
     "swapped weights": Found(
         forward="up", backward=HEAD, says="2 parameters differ",
         likely=(("param/up/w", "has the values of down/w"), ("param/down/w", "has the values of up/w")),
     ),
     "transposed kernel": Found(
-        forward="down", backward=HEAD, says="1 parameter differs",
-        likely=(("param/down/w", "is transposed: its axes [1, 0] are the reference's"),),
+        forward="down", backward=HEAD, says="1 parameter has another layout: `down/w` (transpose [1, 0])",
+        alone=("down",),
     ),
-    "missing bias": Found(forward="up", backward=HEAD, says="x its inputs", alone="up"),
+    "missing bias": Found(forward="up", backward=HEAD, says="made here", alone=("up",)),
     "wrong custom VJP": Found(
-        backward="up", alone="gate",
+        backward="up", alone=("gate",),
         says="made in `gate`); 6 parameter gradients and 1 input gradient above it follow from that",
     ),
-    "stop_gradient": Found(backward="right", says="the candidate has no tensor (disconnected)", alone="stopped"),
-    "dropout left on": Found(forward="drop", backward=HEAD, says="x its inputs", alone="drop"),
-    "off-by-one mask": Found(forward=SCORES, backward=HEAD, says="x its inputs", alone=SCORES),
-    "bf16 accumulation": Found(forward="down", backward=HEAD, says="x its inputs", alone="down"),
-    "sign error in a head": Found(forward=SCORES, backward=HEAD, says="x its inputs", alone=SCORES),
+    "stop_gradient": Found(backward="right", says="the candidate has no tensor (disconnected)", alone=("stopped",)),
+    "dropout left on": Found(forward="drop", backward=HEAD, says="made here", alone=("drop",)),
+    "off-by-one mask": Found(forward=SCORES, backward=HEAD, says="made here", alone=(SCORES,)),
+    "bf16 accumulation": Found(forward="down", backward=HEAD, says="made here", alone=("down",)),
+    "sign error in a head": Found(forward=SCORES, backward=HEAD, says="made here", alone=(SCORES,)),
     "stale batch statistic": Found(forward="centre", backward=HEAD, says="1 state tensor differs"),
     "permuted scan layers": Found(
-        forward="attention[0]/scores", backward=HEAD, says="4 parameters differ",
-        likely=(("param/attention/out", "is permuted: its slices are the reference's [1, 0] along the first axis"),),
+        forward="attention[0]/scores", backward=HEAD, says="4 parameters have another layout: `attention/key`",
+        alone=tuple(f"attention[{at}]/{part}" for at in (0, 1) for part in ("scores", "mix", "out")),
     ),
 }  # fmt: skip
 
@@ -105,7 +105,7 @@ def test_a_planted_fault_is_found_where_it_is(reference: gs.Dump, fault: str) ->
 def test_isolated_only_the_faulty_layer_differs(reference: gs.Dump, fault: str) -> None:
     variables, batch, expected = faulty.planted(fault), faulty.batch(), FAULTS[fault]
     found = isolated(reference, captured(fault), faulty.with_fault(fault), variables, batch)
-    assert wrong(found) == ([expected.alone] if expected.alone else [])
+    assert wrong(found) == list(expected.alone)
     assert not found.left_out
     for row in found.different:
         assert row.forward is not None
