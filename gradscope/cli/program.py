@@ -2,7 +2,7 @@
 
 A command's module declares options and calls the function that does the work. JAX, NumPy and rich are imported inside
 its function, so that `--help`, `--version` and completion start at once. Only the module of the requested command is
-imported: declaring the options of all nine takes a twentieth of a second.
+imported: declaring the options of all of them takes a twentieth of a second.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gradscope.cli.options.shared import Traceback
 from gradscope.errors import UsageError
 
 #: The commands, in the order of `--help`. Each is the function in the module of its name.
-_COMMANDS: Final = ("dump", "show", "compare", "isolate", "calibrate", "inspect", "check", "verify", "recover")
+_COMMANDS: Final = ("dump", "show", "compare", "train", "isolate", "calibrate", "inspect", "check", "verify", "recover")
 
 #: The error that Typer raises for a wrong command line. Typer has a copy of click and exports only this error of it.
 _WrongCommandLine = cast("type[typer.BadParameter]", typer.BadParameter.__base__)

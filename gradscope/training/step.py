@@ -7,6 +7,7 @@ Each part is a pure function of arrays, so that a step can be compiled, sharded,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -20,9 +21,10 @@ from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 from gradscope.instrument.rewriting.core_statistics import core_statistics
 from gradscope.training.averages import MovingAverage
+from gradscope.training.carrying import carried_on
 from gradscope.training.optimizers import Optimizer, parse_clip, parse_optimizer
 from gradscope.training.processing import Processing, merged
-from gradscope.training.state import TrainState, collections_of, named_leaves, with_params
+from gradscope.training.state import TrainState, named_leaves, with_collections, with_params
 from gradscope.training.step_seen import StepSeen
 
 
@@ -137,10 +139,16 @@ class TrainStep:
             UsageError: A pattern of `select` matches nothing.
             ModelError: The loss returns no real scalar.
         """
+        after, seen, _ = self.with_gradients(state, batch)
+        return after, seen
+
+    def with_gradients(self, state: TrainState, batch: Any) -> tuple[TrainState, StepSeen, Any]:
+        """Returns what a call returns, and the gradients of the trained parameters as differentiated."""
         computed = self.compute_gradients(state, batch)
         processed = self.process_gradients(state, computed.gradients)
         after, updates = self.apply_gradients(state, processed)
-        after = self._with_collections(after, computed.aux)
+        carried = carried_on(state.variables, computed.aux if self._state_updates else None)
+        after = replace(after, variables=with_collections(after.variables, carried))
         numbers = {
             "loss": computed.loss,
             "grad_norm": optax.tree.norm(computed.gradients),
@@ -150,15 +158,19 @@ class TrainStep:
             **self._learning_rate(state),
         }
         stages = self._stages(after, processed, updates)
-        return after, StepSeen(computed.seen, stages, numbers, computed.aux)
+        return after, StepSeen(computed.seen, stages, numbers, computed.aux), computed.gradients
 
-    def _with_collections(self, state: TrainState, aux: Any) -> TrainState:
-        """Returns the state with the collections that the loss returned, where they have the same structure."""
-        old = collections_of(state.variables)
-        if not (self._state_updates and isinstance(aux, Mapping)):
-            return state
-        new = {name: aux[name] for name in old if name in aux and _alike(old[name], aux[name])}
-        return TrainState(state.step, {**state.variables, **new}, state.optimizer, state.average) if new else state
+    def trained_of(self, state: TrainState) -> Any:
+        """Returns the trained parameters: the parameters' pytree, with None for all others."""
+        return self._processing.trained_of(state.params)
+
+    def unobserved(self) -> TrainStep:
+        """Returns the step with the same numbers that observes no tensor."""
+        spec = replace(self._spec, families=frozenset())
+        return TrainStep(
+            self._loss, self._optimizer, self._processing, average=self._average, state_updates=self._state_updates,
+            spec=spec,
+        )  # fmt: skip
 
     def _learning_rate(self, state: TrainState) -> dict[str, Any]:
         """Returns the learning rate of the next step by its name; nothing where the optimizer does not state it."""
@@ -183,14 +195,6 @@ class TrainStep:
         family, name = naming.split_key(key)
         chosen = {family, family.partition("/")[0]} & self._families
         return bool(chosen) and self._spec.selection.selects(name, key)
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Returns whether two pytrees have the same structure and arrays of the same shapes."""
-    if jax.tree_util.tree_structure(one) != jax.tree_util.tree_structure(other):
-        return False
-    pairs = zip(jax.tree_util.tree_leaves(one), jax.tree_util.tree_leaves(other), strict=True)
-    return all(jnp.shape(each) == jnp.shape(new) for each, new in pairs)
 
 
 def make_train_step(

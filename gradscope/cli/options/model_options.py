@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gradscope.cli.options.shared import require_one_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gradscope.capturing.execution.arguments import Arguments
     from gradscope.dump.record import Json
     from gradscope.frameworks.modules.request import Request
@@ -235,6 +237,23 @@ class ModelOptions:
             data=self._data_request(model, partial=partial),
             checkpoint=self._checkpoint_request(),
         )
+
+    def batches(self, model: Model, arguments: Arguments) -> Callable[[int], Any]:
+        """Returns the function that makes the batch of a step of training, by number.
+
+        Args:
+            model: The model.
+            arguments: Its arguments.
+
+        Raises:
+            UsageError: There is no such pipeline.
+            DumpError: The file cannot be read.
+        """
+        from gradscope.training.loop.step_batches import data_batches, own_batches
+
+        if self.data is not None:
+            return data_batches(self.data, arguments, seed=self.seed)
+        return own_batches(model, arguments, seed=self.seed, dtype=None if self.dtype is None else self.dtype.value)
 
     def facts(self, arguments: Arguments) -> dict[str, Json]:
         """Returns the provenance that is needed to run the model again, with files named without their folders."""

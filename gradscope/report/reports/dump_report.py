@@ -53,7 +53,7 @@ class DumpReport:
         tables = self.tables(screen)
         nothing = Notes(notes=() if tables else (Note(label="tensors", text="none"),))
         about_run = (Note(label=label, text=text) for label, text in facts(self.path, self.manifest))
-        origins = _origins(self.manifest.origins)
+        origins = origin_notes(self.manifest.origins)
         return (*tables, nothing, _findings(self.findings), origins, Notes(notes=tuple(about_run)))
 
     def tables(self, screen: Screen) -> tuple[Table, ...]:
@@ -128,7 +128,7 @@ def _findings(findings: Sequence[Finding]) -> Notes:
     return Notes(title=f"Findings ({len(findings):,})", notes=tuple(notes), at_most=_FINDINGS_PER_RULE)
 
 
-def _origins(origins: Sequence[Origin]) -> Notes:
+def origin_notes(origins: Sequence[Origin]) -> Notes:
     """Returns notes on where NaNs and infinities began, and how to repair them."""
     notes = [
         Note(label=label, text=text, style=style_of_words("nonfinite"))
