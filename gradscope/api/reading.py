@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from gradscope.arrays.blocks import Array
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Layer, Ledger, Manifest, Origin
 from gradscope.dump.reader import open_dump
 from gradscope.errors import UsageError
+from gradscope.history.run_folder import is_run
 from gradscope.naming import printable
 from gradscope.report import Query, Screen, dump_report, to_text
 from gradscope.stats import Finding, TensorStats, Thresholds, find
@@ -203,14 +204,15 @@ class Dump(Mapping[str, Array]):
         self.close()
 
 
-def load(path: str | os.PathLike[str]) -> Dump:
-    """Opens a dump, or any .npz, .npy or .safetensors file or folder of such, without running any code in it.
+def load(path: str | os.PathLike[str]) -> Dump | Any:  # Any is a `Run`: callers know which of both they name
+    """Opens a dump, any .npz, .npy or .safetensors file or folder of such, or a run, without running any code in it.
 
     Args:
         path: The file or folder.
 
     Returns:
-        The dump. Its structure is checked now; an array is read, and its checksum compared, when it is looked up.
+        The dump, or for the folder of a training run the `Run`. A dump's structure is checked now; an array is read,
+            and its checksum compared, when it is looked up.
 
     Raises:
         DumpError: It is missing, damaged or refused.
@@ -224,5 +226,9 @@ def load(path: str | os.PathLike[str]) -> Dump:
         array([[1., 0.],
                [0., 1.]], dtype=float32)
     """
+    if is_run(path):
+        from gradscope.api.training_run import Run  # noqa: PLC0415 - it needs this module, and sqlite3
+
+        return Run(path)
     source = open_dump(path)
     return Dump(source, os.fspath(path), source.close)

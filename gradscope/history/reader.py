@@ -94,13 +94,7 @@ class History:
         Raises:
             DumpError: The history is damaged.
         """
-        with self._reading():
-            rows = self._rows("steps", tuple(STEPS), float, "ORDER BY step")
-        columns = np.array(rows, np.float64).reshape(-1, len(STEPS)).T
-        return {
-            name: values if name != "step" else values.astype(np.int64)
-            for name, values in zip(STEPS, columns, strict=True)
-        }
+        return self._columns("steps", tuple(STEPS), "ORDER BY step")
 
     def number_of(self, key: str) -> int:
         """Returns the number of a tensor.
@@ -119,14 +113,18 @@ class History:
         Raises:
             DumpError: The history is damaged.
         """
-        names = ("step", *STATS)
-        with self._reading():
-            rows = self._rows("stats", names, float, "WHERE tensor = ? ORDER BY step", number)
-        columns = np.array(rows, np.float64).reshape(-1, len(names)).T
-        return {
-            name: values if name != "step" else values.astype(np.int64)
-            for name, values in zip(names, columns, strict=True)
-        }
+        return self._columns("stats", ("step", *STATS), "WHERE tensor = ? ORDER BY step", number)
+
+    def series(self, number: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the steps and the values of one statistic of a tensor.
+
+        Raises:
+            UsageError: There is no such statistic.
+            DumpError: The history is damaged.
+        """
+        _require_column(name)
+        found = self._columns("stats", ("step", name), "WHERE tensor = ? ORDER BY step", number)
+        return found["step"], found[name]
 
     def stats_at(self, step: int) -> dict[int, dict[str, float | int]]:
         """Returns the statistics of each tensor at a step, by its number; a missing value has no key.
@@ -149,8 +147,7 @@ class History:
             UsageError: There is no such statistic.
             DumpError: The history is damaged.
         """
-        if name not in STATS:
-            raise UsageError(f"a history has no column {name!r}", hint=nearest_hint(name, STATS))
+        _require_column(name)
         with self._reading():
             rows = self._rows("stats", ("tensor", "step", name), float, "ORDER BY tensor, step")
         table = np.array(rows, np.float64).reshape(-1, 3)
@@ -183,6 +180,12 @@ class History:
                 yield
             except sqlite3.Error as error:
                 raise DumpError(f"it is damaged: {error}") from error
+
+    def _columns(self, table: str, names: Sequence[str], which: str, *values: int) -> dict[str, np.ndarray]:
+        with self._reading():
+            rows = self._rows(table, names, float, which, *values)
+        columns = dict(zip(names, np.array(rows, np.float64).reshape(-1, len(names)).T, strict=True))
+        return {**columns, "step": columns["step"].astype(np.int64)}
 
     def _rows(self, table: str, columns: Sequence[str], kind: type, which: str = "", *values: int) -> list[Any]:
         """Returns rows of a table whose columns are all texts, or all numbers; either may be NULL."""
@@ -253,6 +256,11 @@ def _require_schema(connection: sqlite3.Connection) -> None:
         strange = next((f"the {kind} {printable(str(name))}" for kind, name, table, sql in found
                         if (kind, name, table, sql) not in expected), "a table that is missing")  # fmt: skip
         raise DumpError(f"its schema is not that of a history: {strange}")
+
+
+def _require_column(name: str) -> None:
+    if name not in STATS:
+        raise UsageError(f"a history has no column {name!r}", hint=nearest_hint(name, STATS))
 
 
 def _shape(text: str | None) -> tuple[int, ...] | None:

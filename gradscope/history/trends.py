@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 #: The steps of which `Trend.slope` states the growth.
-SLOPE_STEPS: Final = 1000
+SLOPE_STEPS: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class Trend:
     Attributes:
         first: Its first value; NaN where there is none.
         last: Its last value, likewise.
-        slope: How many powers of ten it grows in 1,000 steps: the slope of the least-squares line through the decimal
+        slope: How many powers of ten it grows in 100 steps: the slope of the least-squares line through the decimal
             logarithms of its magnitudes; None where fewer than two of them are finite and not zero.
         values: The values in order.
     """

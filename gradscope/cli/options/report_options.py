@@ -68,7 +68,7 @@ class SelectionOptions(NameOptions):
         typer.Option(
             metavar="LIST",
             help="Only these families, separated by commas: activation, activation_grad, param, param_grad, input, "
-            "input_grad, example_grad, term, state, aux.",
+            "input_grad, example_grad, term, state, aux; of a run also clipped_grad, update, slot, average.",
             rich_help_panel=_PANEL,
         ),
     ] = None
@@ -79,9 +79,9 @@ class SelectionOptions(NameOptions):
         Raises:
             UsageError: There is no such family, or none is named.
         """
-        from gradscope.naming import FAMILIES
+        from gradscope.naming import FAMILIES, SLOT_PREFIX
 
-        return None if self.families is None else listed(self.families, FAMILIES, "family")
+        return None if self.families is None else listed(self.families, (*FAMILIES, SLOT_PREFIX), "family")
 
     def query(self, sort: str | None) -> Query:
         """Returns the selection as a query to a table.

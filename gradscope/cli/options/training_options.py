@@ -150,7 +150,7 @@ class StepOptions:
             made = model.optimizer()
         if not is_optimizer(made):
             raise ModelError(
-                f"optimizer() of {model.name} returned {type(made).__name__}, expected a gradient transformation of optax",
+                f"optimizer() of {model.name} returned {type(made).__name__}, expected an optimizer of optax",
                 hint="return one, such as optax.adam(1e-3)",
             )
         return made

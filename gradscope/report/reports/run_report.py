@@ -94,7 +94,7 @@ class RunReport:
     def to_json(self) -> dict[str, Json]:
         """Returns the run, its loss and alarms, and the rows."""
         losses = self._losses()
-        ends: dict[str, Json] = {"first": float(losses[0]), "last": float(losses[-1])} if losses.size else {}
+        ends = {"first": float(losses[0]), "last": float(losses[-1])} if losses.size else {}
         found: dict[str, Json] = {
             "schema": SCHEMA,
             "command": self.command,
@@ -102,7 +102,7 @@ class RunReport:
             "steps": self._taken(),
             "recorded": len(self.steps["step"]),
             "step": self.at,
-            "loss": {name: value for name, value in ends.items() if value == value},  # noqa: PLR0124 - NaN
+            "loss": {name: value for name, value in ends.items() if not math.isnan(value)},
             "alarms": [_alarm_json(alarm) for alarm in self.alarms],
             "resumed_from": self.resumed_from,
             "rows": list(self.rows()),
@@ -155,8 +155,8 @@ class RunTensorReport:
         """Returns a row for each step: its number, and the statistics that are known."""
         found = zip(*(values.tolist() for values in self.stats.values()), strict=True)
         return [
-            {name: value for name, value in zip(self.stats, row, strict=True) if value == value} for row in found
-        ]  # fmt: skip
+            {name: value for name, value in zip(self.stats, row, strict=True) if not math.isnan(value)} for row in found
+        ]
 
     def to_json(self) -> dict[str, Json]:
         """Returns the tensor's key and the rows."""

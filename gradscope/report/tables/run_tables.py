@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -11,7 +12,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.dump.record import Json
 from gradscope.history.rows import TensorRow
-from gradscope.history.trends import Trend
+from gradscope.history.trends import SLOPE_STEPS, Trend
 from gradscope.report.tables.sparkline import sparkline
 from gradscope.report.tables.table import Cell, Column, Kind, Line, Table
 
@@ -51,8 +52,8 @@ class TrendRow:
 
     def to_json(self) -> dict[str, Json]:
         """Returns name, family, the statistic's name, and the trend; what is not known is left out."""
-        ends: dict[str, Json] = {"first": self.trend.first, "last": self.trend.last, "slope": self.trend.slope}
-        known = {name: value for name, value in ends.items() if value is not None and value == value}  # noqa: PLR0124 - NaN
+        ends = {"first": self.trend.first, "last": self.trend.last, "slope": self.trend.slope}
+        known = {name: value for name, value in ends.items() if value is not None and not math.isnan(value)}
         return {"name": self.tensor.name, "family": self.tensor.family, "column": self.column, **known}
 
 
@@ -118,21 +119,24 @@ def trend_table(rows: Sequence[TrendRow], *, unicode: bool) -> Table:
         )
         for row in rows
     )  # fmt: skip
-    note = "slope: powers of ten in 1,000 steps"
+    note = f"slope: powers of ten in {SLOPE_STEPS} steps"
     return Table(title=f"Trends ({len(lines):,})", columns=columns, lines=lines, notes=(note,) if lines else ())
 
 
 def series_table(key: str, stats: Mapping[str, np.ndarray]) -> Table:
     """Returns the table of one tensor: one line for each recorded step."""
     names = [name for name in stats if name != "step"]
-    columns = (Column(heading="step", kind="name"),
-               *(_statistic(name, "count" if name in _COUNTED else "number", at) for at, name in enumerate(names)))  # fmt: skip
+    columns = (Column(heading="step", kind="name"), *map(_over_time, names, range(len(names))))
     lines = tuple(
         Line(cells=(str(step), *(_cell(name, stats[name][at]) for name in names)), keys=(key,))
         for at, step in enumerate(stats["step"].tolist())
     )
     table = Table(title=f"{key} ({len(lines):,})", columns=columns, lines=lines, in_order=False)
     return table.without_empty_columns()
+
+
+def _over_time(name: str, priority: int) -> Column:
+    return _statistic(name, "count" if name in _COUNTED else "number", priority)
 
 
 def _statistic(name: str, kind: Kind, priority: int, group: str = "") -> Column:
@@ -180,7 +184,7 @@ def _slots(rows: Sequence[StepRow]) -> Table:
     slots = [row for row in rows if row.tensor.family.startswith(naming.SLOT_PREFIX)]
     columns = (
         Column(heading="name", kind="name"),
-        *(_statistic(name, "count" if name in _COUNTED else "number", at) for at, name in enumerate(_SLOTS)),
+        *map(_over_time, _SLOTS, range(len(_SLOTS))),
     )
     lines = tuple(
         Line(
