@@ -6,11 +6,12 @@ import json
 import sqlite3
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.errors import MachineError
 from gradscope.history.rows import Alarm, StepRecord, TensorRow
 from gradscope.history.run_folder import HISTORY
@@ -22,6 +23,9 @@ _Result = TypeVar("_Result")
 #: Steps that may wait to be written; the next one waits for the first of them.
 _MOST_WAITING: Final = 8
 
+#: Seconds that a write waits for a reader, where there is no write-ahead log.
+_LOCK_SECONDS: Final = 60.0
+
 
 class HistoryWriter:
     """Writes the history of a run. It is a context manager; the folder has to be locked.
@@ -29,16 +33,18 @@ class HistoryWriter:
     Args:
         folder: The folder of the run; a history that is there is continued.
         from_step: Rows of this step and of later ones are removed.
+        facts: Facts about the run that a new history has from its first moment on.
 
     Raises:
         MachineError: The file cannot be written.
     """
 
-    def __init__(self, folder: Path, *, from_step: int = 0) -> None:
+    def __init__(self, folder: Path, *, from_step: int, facts: Mapping[str, str]) -> None:
         self._path = folder / HISTORY
         self._ids: dict[str, int] = {}
         self._waiting: list[Future[None]] = []
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="history")
+        self._facts = dict(facts)
         self._connection = self._done(self._opened)
         self.forget(from_step)
 
@@ -57,7 +63,7 @@ class HistoryWriter:
             self._pool.shutdown()
 
     def describe(self, facts: Mapping[str, str], tensors: Iterable[TensorRow] = ()) -> None:
-        """Writes facts about the run, and the tensors that it observes, in place of those of the same names.
+        """Writes facts about the run, and the tensors that it observes; earlier ones of the same names are replaced.
 
         Raises:
             MachineError: The disk is full or fails.
@@ -108,26 +114,38 @@ class HistoryWriter:
 
     def _guarded(self, action: Callable[..., _Result], *arguments: object) -> _Result:
         try:
-            return action(*arguments)
+            with machine_errors("write to", self._path):
+                return action(*arguments)
         except sqlite3.Error as error:
             raise MachineError(
                 f"cannot write to {printable(str(self._path))}: {error}", hint="check free space and permissions"
             ) from error
 
     def _opened(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        if not self._path.exists():
+            self._create()
+        connection = self._connected(self._path)
         connection.execute("PRAGMA journal_mode=WAL")  # where the file system has none, it stays a rollback journal
         connection.execute("PRAGMA synchronous=FULL")
-        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version={VERSION}")
-        with _transaction(connection):
-            existing = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-            for name, statement in TABLES.items():
-                if name not in existing:
-                    connection.execute(statement)
-            units = [(column, unit, meaning) for column, (unit, meaning) in {**STEPS, **STATS}.items()]
-            connection.executemany("INSERT OR REPLACE INTO units VALUES (?, ?, ?)", units)
         return connection
+
+    def _connected(self, path: Path) -> sqlite3.Connection:
+        return sqlite3.connect(path, timeout=_LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+
+    def _create(self) -> None:
+        """Makes a history without steps, under another name first: one that exists has its tables."""
+        made = self._path.with_name(f".gradscope-{HISTORY}")
+        made.unlink(missing_ok=True)
+        units = [(column, unit, meaning) for column, (unit, meaning) in {**STEPS, **STATS}.items()]
+        connection = self._connected(made)
+        with closing(connection), _transaction(connection):
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={VERSION}")
+            for statement in TABLES.values():
+                connection.execute(statement)
+            connection.executemany("INSERT INTO units VALUES (?, ?, ?)", units)
+            connection.executemany("INSERT INTO run VALUES (?, ?)", list(self._facts.items()))
+        made.replace(self._path)
 
     def _forget(self, from_step: int) -> None:
         with _transaction(self._connection) as connection:
@@ -136,7 +154,10 @@ class HistoryWriter:
 
     def _to_one_file(self) -> None:
         """Ends the write-ahead log, so that the history is one file that can be copied."""
-        self._connection.execute("PRAGMA journal_mode=DELETE")
+        # Somebody who is reading it keeps the log. It is whole as it is.
+        self._connection.execute("PRAGMA busy_timeout=0")
+        with suppress(sqlite3.OperationalError):
+            self._connection.execute("PRAGMA journal_mode=DELETE")
 
     def _describe(self, facts: Mapping[str, str], tensors: list[TensorRow]) -> None:
         with _transaction(self._connection) as connection:

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import optax
 
 from gradscope import naming
-from gradscope.capturing.seen import Seen
 from gradscope.capturing.value_and_grad import Signature, observing_value_and_grad
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
@@ -35,13 +34,13 @@ class Gradients(NamedTuple):
         loss: The loss, 0-d.
         aux: What the loss returned beside the scalar; None where nothing.
         gradients: The gradients of the trained parameters: the parameters' pytree, with None for all others.
-        seen: The observations of the loss and its gradients.
+        seen: The observations of the loss and its gradients, a `Seen`; empty where no family is observed.
     """
 
     loss: Any
     aux: Any
     gradients: Any
-    seen: Seen
+    seen: Mapping[str, Any]
 
 
 class TrainStep:
@@ -96,10 +95,14 @@ class TrainStep:
             out = self._loss(with_params(variables, params), batch)
             return out if isinstance(out, tuple) and len(out) == 2 else (out, None)
 
-        signature = Signature(has_aux=True, allow_int=True)
-        observing = observing_value_and_grad(of_params, signature, self._spec, "stats")
-        others = with_params(state.variables, None)
-        ((loss, aux), gradients), seen = observing(state.params, others, batch)
+        arguments = (state.params, with_params(state.variables, None), batch)
+        seen: Mapping[str, Any] = {}
+        if self._spec.families:
+            signature = Signature(has_aux=True, allow_int=True)
+            observing = observing_value_and_grad(of_params, signature, self._spec, "stats")
+            ((loss, aux), gradients), seen = observing(*arguments)
+        else:  # the program that would run without us
+            (loss, aux), gradients = jax.value_and_grad(of_params, has_aux=True, allow_int=True)(*arguments)
         trained = self._processing.trained_of(state.params)
         kept = jax.tree_util.tree_map(
             lambda param, gradient: None if param is None else gradient,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gradscope import naming
@@ -81,7 +82,10 @@ def variables_from_file(path: Path, expected: Any, key_map: KeyMap, make: Callab
                 hint="rename its tensors with --map-keys FILE, whose lines are REGEX -> REPLACEMENT",
             )
         made = jax.tree_util.tree_leaves(make()) if None in found else []
-        arrays = [made[at] if name is None else renamed_tensors[name].read() for at, name in enumerate(found)]
+        arrays = [
+            made[at] if name is None else _as_keys(renamed_tensors[name].read(), leaf)
+            for at, (name, leaf) in enumerate(zip(found, jax.tree_util.tree_leaves(expected), strict=True))
+        ]
     return Checkpoint(
         variables=jax.tree_util.tree_unflatten(tree, arrays), notes=tuple(_notes(leaves, arrays))
     )  # fmt: skip
@@ -109,6 +113,13 @@ def _by_path(
     expected = {path: leaf for path, leaf, name in paths if name is not None or not _is_random_key(leaf)}
     others = {name: each for name, each in renamed_tensors.items() if name not in found}
     return expected, {**others, **{path: renamed_tensors[name] for path, _, name in paths if name is not None}}
+
+
+def _as_keys(array: np.ndarray, leaf: Any) -> Any:
+    """Returns an array as typed random keys where the model expects such; a file has their data."""
+    if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return array
+    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(jnp.zeros((), leaf.dtype)))
 
 
 def _is_random_key(leaf: Leaf) -> bool:

@@ -52,7 +52,7 @@ def opened(path: Path, options: Mapping[str, str], *, resume: bool, force: bool)
     shown = printable(str(path))
     if resume and not is_run(path):
         raise UsageError(f"there is no run in {shown} to resume", hint="start it without --resume")
-    if not resume and is_run(path) and not force:
+    if not resume and is_run(path) and not force and not _is_empty(path):
         raise UsageError(f"{shown} holds a run", hint="continue it with --resume, or replace it with --force")
     folder = RunFolder(path)
     try:
@@ -111,6 +111,12 @@ def option_facts(options: Mapping[str, str]) -> dict[str, str]:
 def owned(state: TrainState) -> TrainState:
     """Returns a copy of a state in arrays of its own, so that it can be donated: a first average is the parameters."""
     return jax.tree_util.tree_map(lambda leaf: leaf.copy(), state)
+
+
+def _is_empty(path: Path) -> bool:
+    """Returns whether a run ended before its first step."""
+    with History(path) as history:
+        return not states_in(path) and not len(history.steps()["step"])
 
 
 def _require_same_options(path: Path, options: Mapping[str, str]) -> None:

@@ -97,7 +97,7 @@ class StepPrograms:
 
     def _observed_step(self, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:
         after, seen, gradients = self._step.with_gradients(state, batch)
-        self.keys, self.outline = tuple(seen), _outline(seen.backward)
+        self.keys, self.outline = tuple(seen), _outline(seen.backward) if isinstance(seen.backward, Seen) else None
         sound = self._sound(sound, seen.loss, seen.grad_norm, gradients)
         before = named_leaves(previous)
         cosines = {name: _cosine(gradient, before[name]) for name, gradient in named_leaves(gradients).items()}

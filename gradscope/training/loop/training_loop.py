@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
+from gradscope.errors import GradscopeError
 from gradscope.history.rows import Alarm
 from gradscope.history.run_folder import RunFolder, state_path
 from gradscope.history.writer import HistoryWriter
@@ -130,14 +132,12 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
     beginning = Start(state=first, previous=None, number=0)
     if resume:
         beginning = start(folder.path, first, programs.no_gradients(first), steps=request.steps)
-    with HistoryWriter(folder.path, from_step=beginning.number) as history:
-        history.describe(
-            {**{name: str(value) for name, value in request.facts.items()}, **option_facts(request.options)}
-        )
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in request.facts.items()}
+    facts = {**texts, **option_facts(request.options)}
+    with HistoryWriter(folder.path, from_step=beginning.number, facts=facts) as history:
+        history.describe(facts)
         outcome = _Loop(request, folder, history, programs, beginning).run()
-    return outcome if resume else Outcome(
-        resumed_from=None, steps=outcome.steps, state=outcome.state, alarm=outcome.alarm, dump=outcome.dump
-    )  # fmt: skip
+    return outcome if resume else replace(outcome, resumed_from=None)
 
 
 class _Loop:
@@ -182,7 +182,7 @@ class _Loop:
     def _take(self, number: int) -> None:
         """Starts a step, observed where it is due."""
         request = self._request
-        batch = request.batch(number)
+        batch = self._batch(number)
         with user_code(f"running {request.model.name}"):
             if number % request.every == 0 or number == request.steps - 1:
                 taken = self._observed(number, batch)
@@ -190,6 +190,15 @@ class _Loop:
                 taken = self._programs.plain(self._state, self._sound, batch)
         self._state, self._sound = taken.state, taken.sound
         self._on_their_way.append(_OnItsWay(number, batch, taken.sound, taken.numbers))
+
+    def _batch(self, number: int) -> Any:
+        """Returns the batch of a step; where it cannot be had, the state before the step is saved first."""
+        try:
+            return self._request.batch(number)
+        except GradscopeError:
+            if number > self._begin and self._settled(0) is None:
+                self._save(number)
+            raise
 
     def _observed(self, number: int, batch: Any) -> Taken:
         follows = self._previous is not None
