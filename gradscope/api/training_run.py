@@ -83,9 +83,8 @@ class Run:
         """
         steps, values = self._history.series(self._history.number_of(key), column)
         recorded = self.steps["step"]
-        found = np.full(len(recorded), np.nan)
-        found[np.isin(recorded, steps)] = values[np.isin(steps, recorded)]
-        return found
+        known = dict(zip(steps.tolist(), values.tolist(), strict=True))
+        return np.array([known.get(step, np.nan) for step in recorded.tolist()])
 
     def at(self, step: int) -> Dump:
         """Returns what was recorded of a step, as a dump with statistics and no tensors.

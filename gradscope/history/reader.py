@@ -11,6 +11,7 @@ import re
 import sqlite3
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -38,6 +39,12 @@ _LONGEST: Final = 1 << 20
 #: page that many others point to makes a small file endless.
 _WORK_PER_BYTE: Final = 64
 _WORK_UNIT: Final = 100_000
+
+#: What a damaged file makes SQLite and its texts raise.
+_DAMAGED: Final = (sqlite3.Error, UnicodeDecodeError)
+
+#: Columns that have integers only.
+_INTEGERS: Final = frozenset({"id", "tensor", "step", "examples", "skipped", "zeros", "nan", "inf"})
 
 _SHAPE: Final = re.compile(r"\[(?:\d{1,18}(?:, ?\d{1,18}){0,63})?\]")
 
@@ -69,7 +76,7 @@ class History:
                 _require_schema(self._connection)
                 self.facts = {str(key): str(value) for key, value in self._rows("run", ("key", "value"), str)}
                 self.tensors = dict(self._tensor_rows())
-            except sqlite3.Error as error:
+            except _DAMAGED as error:
                 self.close()
                 raise DumpError(f"it is not a history that can be read: {error}") from error
             except DumpError:
@@ -148,12 +155,14 @@ class History:
             DumpError: The history is damaged.
         """
         _require_column(name)
-        with self._reading():
-            rows = self._rows("stats", ("tensor", "step", name), float, "ORDER BY tensor, step")
-        table = np.array(rows, np.float64).reshape(-1, 3)
-        numbers, starts = np.unique(table[:, 0], return_index=True)
-        parts = np.split(table, starts[1:]) if len(numbers) else []
-        return {int(part[0, 0]): (part[:, 1].astype(np.int64), part[:, 2]) for part in parts}
+        found = self._columns("stats", ("step", "tensor", name), "ORDER BY tensor, step")
+        numbers, starts = np.unique(found["tensor"], return_index=True)
+        bounds = [*starts.tolist(), len(found["tensor"])]
+        return {
+            int(number): (found["step"][start:end], found[name][start:end])
+            for number, (start, end) in zip(numbers, pairwise(bounds), strict=True)
+            if number == number  # noqa: PLR0124 - NaN stands for a number that is missing
+        }
 
     def alarms(self) -> tuple[Alarm, ...]:
         """Returns what was wrong, in the order of the steps.
@@ -178,21 +187,22 @@ class History:
         with located(str(self._path)):
             try:
                 yield
-            except sqlite3.Error as error:
+            except _DAMAGED as error:
                 raise DumpError(f"it is damaged: {error}") from error
 
     def _columns(self, table: str, names: Sequence[str], which: str, *values: int) -> dict[str, np.ndarray]:
         with self._reading():
             rows = self._rows(table, names, float, which, *values)
         columns = dict(zip(names, np.array(rows, np.float64).reshape(-1, len(names)).T, strict=True))
+        if np.isnan(columns["step"]).any():
+            raise DumpError(f"a row of its table {table} has no step")
         return {**columns, "step": columns["step"].astype(np.int64)}
 
     def _rows(self, table: str, columns: Sequence[str], kind: type, which: str = "", *values: int) -> list[Any]:
         """Returns rows of a table whose columns are all texts, or all numbers; either may be NULL."""
         self._work = 0
         # SQLite stores any value in any column. The check is SQLite's, as Python takes a second for a million values.
-        wanted = "'text', 'null'" if kind is str else "'integer', 'real', 'null'"
-        wrong = " OR ".join(f"typeof({column}) NOT IN ({wanted})" for column in columns)
+        wrong = " OR ".join(f"typeof({column}) NOT IN ({_types(column, kind)})" for column in columns)
         listed = ", ".join(columns)
         query = f"SELECT {wrong}, {listed} FROM {table} {which}"  # noqa: S608 - our own names
         rows = self._connection.execute(query, values).fetchall()
@@ -256,6 +266,13 @@ def _require_schema(connection: sqlite3.Connection) -> None:
         strange = next((f"the {kind} {printable(str(name))}" for kind, name, table, sql in found
                         if (kind, name, table, sql) not in expected), "a table that is missing")  # fmt: skip
         raise DumpError(f"its schema is not that of a history: {strange}")
+
+
+def _types(column: str, kind: type) -> str:
+    """Returns SQLite's types of the values that a column may have."""
+    if kind is str:
+        return "'text', 'null'"
+    return "'integer', 'null'" if column in _INTEGERS else "'integer', 'real', 'null'"
 
 
 def _require_column(name: str) -> None:

@@ -13,7 +13,7 @@ from gradscope.errors import DumpError, UsageError
 from gradscope.history.reader import History
 from gradscope.history.run_folder import RunFolder, is_run, states_in
 from gradscope.naming import printable
-from gradscope.training.loop.state_files import restored
+from gradscope.training.loop.state_files import OTHER_RUN, restored
 from gradscope.training.state import TrainState
 
 #: The names of facts in a history that have to be the same when a run is resumed.
@@ -98,8 +98,8 @@ def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int) -> 
     except DumpError as error:
         before = [each for each in states if each < number]
         other = f"from {states[before[-1]].name}" if before else "from the beginning"
-        hint = error.hint or f"remove {printable(str(path))} to resume {other}"
-        raise DumpError(error.message, hint=hint) from error
+        repair = f"remove {printable(str(path))} to resume {other}"
+        raise DumpError(error.message, hint=error.hint if error.hint == OTHER_RUN else repair) from error
     return Start(state=state, previous=previous, number=number)
 
 

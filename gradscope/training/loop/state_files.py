@@ -31,6 +31,9 @@ from gradscope.training.state import TrainState, named_leaves, optimizer_leaves
 _STEP: Final = naming.key_of(naming.AUX, "step")
 _MOST_PROBLEMS: Final = 3
 
+#: The hint of an error about a state that is whole, and of another run.
+OTHER_RUN: Final = "resume with the options that the run was started with"
+
 
 def save_state(path: Path, state: TrainState, previous: Any, facts: Mapping[str, Json]) -> None:
     """Writes a state; on return it is synced to disk, and the old file is there until then.
@@ -76,7 +79,7 @@ def restored(path: Path, like: TrainState, previous_like: Any) -> tuple[TrainSta
             more = f" and {len(problems) - _MOST_PROBLEMS:,} more" if len(problems) > _MOST_PROBLEMS else ""
             raise DumpError(
                 f"{printable(str(path))} is not a state of this run: {'; '.join(problems[:_MOST_PROBLEMS])}{more}",
-                hint="resume with the options that it was started with",
+                hint=OTHER_RUN,
             )
         found = {key: _placed(dump.array(key), leaf) for key, leaf in wanted.items()}
     state = _rebuilt(like, found)
