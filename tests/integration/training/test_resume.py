@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import signal
 import subprocess
 import time
@@ -38,15 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def started(
-    folder: Path, run: str, *options: object, prepare: Callable[[], None] | None = None
-) -> subprocess.Popen[str]:
-    command = [*GRADSCOPE, *map(str, (*TRAIN, "-o", run, *options))]
+def started(folder: Path, run: str, *options: object, limit: str = "true") -> subprocess.Popen[str]:
+    """The command under way, in a shell that has run another command before."""
+    command = ["bash", "-c", f'{limit}; exec "$@"', "-", *GRADSCOPE, *map(str, (*TRAIN, "-o", run, *options))]
     environment = {**os.environ, **USUAL}
     return subprocess.Popen(
-        command, cwd=folder, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        preexec_fn=prepare,
-    )  # fmt: skip
+        command, cwd=folder, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
 
 
 def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -71,10 +68,8 @@ def test_a_killed_run_opens_and_resumes_bit_for_bit(folder: Path, trial: int) ->
     process.kill()
     process.communicate()
     with gs.load(run) as found:
-        assert (
-            found.steps["step"].tolist()
-            == [row[0] for row in rows(folder / "whole", "steps")][: len(found.steps["step"])]
-        )
+        whole = [step for step, *_ in rows(folder / "whole", "steps")]
+        assert found.steps["step"].tolist() == whole[: len(found.steps["step"])]
     done = gradscope_process(*TRAIN, "-o", run.name, "--resume", folder=folder, **USUAL)
     assert done.status == 0, done.errors
     assert contents(run, STEPS) == contents(folder / "whole", STEPS)
@@ -107,10 +102,8 @@ def test_a_second_process_is_refused(folder: Path) -> None:
 
 
 def test_a_full_disk_ends_the_run_and_leaves_the_state_before_it(folder: Path) -> None:
-    def limited() -> None:  # a file cannot grow beyond this, which a write reports as a full disk does
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    with started(folder, "full", "--every", 1, "--steps", 4000, prepare=limited) as process:
+    # No file can grow beyond 100 KiB, which a write reports as a full disk is.
+    with started(folder, "full", "--every", 1, "--steps", 4000, limit="ulimit -f 100") as process:
         _, errors = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 5, errors
     assert "cannot write to" in errors
