@@ -13,8 +13,8 @@ import numpy as np
 from gradscope.api.reading import Dump
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.history.at_step import manifest_at
-from gradscope.history.reader import History
-from gradscope.history.rows import Alarm
+from gradscope.history.history_reader import History
+from gradscope.history.history_rows import Alarm
 
 
 class Run:

@@ -2,9 +2,9 @@
 
 - `run_folder` names the files of a run, and locks the folder for the one process that writes to it.
 - `schema` defines the tables, their columns and units.
-- `rows` defines what is in a table's row.
-- `writer` writes a history from a thread of its own, in one transaction a step.
-- `reader` reads a history that anybody may have written, after it has checked all of its schema.
+- `history_rows` defines what is in a table's row.
+- `history_writer` writes a history from a thread of its own, in one transaction a step.
+- `history_reader` reads a history that anybody may have written, after it has checked all of its schema.
 - `trends` summarises a series: its first and last value, and its slope.
 - `at_step` makes the manifest of a dump of what a history has of one step.
 

@@ -7,8 +7,8 @@ import math
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import Json, SiteFacts
 from gradscope.errors import UsageError
-from gradscope.history.reader import History
-from gradscope.history.rows import TensorRow
+from gradscope.history.history_reader import History
+from gradscope.history.history_rows import TensorRow
 from gradscope.history.schema import STATS
 
 #: The statistics of a history that a dump has under the same names.

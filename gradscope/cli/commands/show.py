@@ -84,7 +84,7 @@ def show(
 def _of_run(
     path: Path, step: int | None, tensor: str | None, selection: SelectionOptions, refused: Mapping[str, object]
 ) -> Report:
-    from gradscope.history.reader import History
+    from gradscope.history.history_reader import History
     from gradscope.report import Which, run_tensor_report, step_report, trends_report
 
     wrong = [*(name for name, value in refused.items() if value), *(["--depth"] if selection.depth else [])]

@@ -79,7 +79,7 @@ class DumpReport:
             **facts_json(self.path, self.manifest),
             "rows": list(self.rows()),
             "findings": [_finding_json(finding) for finding in self.findings],
-            **({"origins": [_origin_json(each) for each in self.manifest.origins]} if self.manifest.origins else {}),
+            **({"origins": [origin_json(each) for each in self.manifest.origins]} if self.manifest.origins else {}),
         }
 
 
@@ -143,7 +143,8 @@ def _origin_location(origin: Origin) -> str:
     return naming.printable(origin.name) + (f" ({origin.source})" if origin.source else "")
 
 
-def _origin_json(origin: Origin) -> dict[str, Json]:
+def origin_json(origin: Origin) -> dict[str, Json]:
+    """Returns an origin as the command line's JSON has it."""
     found: dict[str, Json] = {
         "direction": origin.direction,
         "name": origin.name,

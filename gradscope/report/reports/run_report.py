@@ -13,13 +13,13 @@ from gradscope import naming
 from gradscope.dump.manifest.manifest import Origin
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
-from gradscope.history.reader import History
-from gradscope.history.rows import Alarm, TensorRow
+from gradscope.history.history_reader import History
+from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.trends import Trend
 from gradscope.naming import Selection
 from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import BAD, Screen
-from gradscope.report.reports.dump_report import origin_notes
+from gradscope.report.reports.dump_report import origin_json, origin_notes
 from gradscope.report.tables.numbers import count, number
 from gradscope.report.tables.run_tables import StepRow, TrendRow, series_table, step_tables, trend_table
 from gradscope.report.tables.sparkline import sparkline
@@ -106,6 +106,7 @@ class RunReport:
             "alarms": [_alarm_json(alarm) for alarm in self.alarms],
             "resumed_from": self.resumed_from,
             "rows": list(self.rows()),
+            "origins": [origin_json(each) for each in self.origins] or None,
         }
         return {name: fact for name, fact in found.items() if fact is not None}
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.dump.record import Json
-from gradscope.history.rows import TensorRow
+from gradscope.history.history_rows import TensorRow
 from gradscope.history.trends import SLOPE_STEPS, Trend
 from gradscope.report.tables.sparkline import sparkline
 from gradscope.report.tables.table import Cell, Column, Kind, Line, Table

@@ -19,7 +19,7 @@ from gradscope.dump.manifest.manifest import Manifest, RunFacts
 from gradscope.dump.record import Json
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.writer import DumpWriter
-from gradscope.history.rows import Alarm
+from gradscope.history.history_rows import Alarm
 from gradscope.history.run_folder import alarm_path
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import leaves_of

@@ -12,7 +12,7 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.capturing.records.measure import CoreReading
-from gradscope.history.rows import StepRecord, TensorRow
+from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.instrument.rewriting.core_statistics import core_numbers
 from gradscope.training.loop.step_programs import Recorded, StepPrograms
 from gradscope.training.state import TrainState, named_leaves

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from gradscope.errors import DumpError, UsageError
-from gradscope.history.reader import History
+from gradscope.history.history_reader import History
 from gradscope.history.run_folder import RunFolder, is_run, states_in
 from gradscope.naming import printable
 from gradscope.training.loop.state_files import OTHER_RUN, restored

@@ -17,9 +17,9 @@ from gradscope.capturing.execution.arguments import Arguments
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.errors import GradscopeError
-from gradscope.history.rows import Alarm
+from gradscope.history.history_rows import Alarm
+from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder, state_path
-from gradscope.history.writer import HistoryWriter
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.user_frames import user_code
 from gradscope.training.loop.alarm_files import save_nonfinite

@@ -26,6 +26,7 @@ LINES = (
     "compare a.npz b.npz --isolate model.py",
     "inspect model.py --ops --fetch first",
     "check model.py",
+    "train model.py --optimizer sgd(1e-3) --steps 2 -o {out}/run",
     "dump model.py --force --self-check --per-example -o {out}/c.npz",
 )
 

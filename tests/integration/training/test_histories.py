@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import gradscope as gs
-from gradscope.history.rows import Alarm, StepRecord, TensorRow
+from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
+from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder
-from gradscope.history.writer import HistoryWriter
 from tests.integration.command import gradscope
 
 KEYS = ("param/w", "param_grad/w", "update/w", "activation/layer", "activation_grad/layer", "slot/mu/w")

@@ -22,7 +22,7 @@ import numpy as np
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.storage_errors import located
 from gradscope.errors import DumpError, MissingKeyError, UsageError
-from gradscope.history.rows import Alarm, TensorRow
+from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.run_folder import HISTORY
 from gradscope.history.schema import APPLICATION_ID, STATS, STEPS, TABLES, VERSION
 from gradscope.naming import printable

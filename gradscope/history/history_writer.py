@@ -13,7 +13,7 @@ from typing import Final, Self, TypeVar
 
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.errors import MachineError
-from gradscope.history.rows import Alarm, StepRecord, TensorRow
+from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
 from gradscope.history.run_folder import HISTORY
 from gradscope.history.schema import APPLICATION_ID, STATS, STEPS, TABLES, VERSION
 from gradscope.naming import printable
