@@ -117,9 +117,9 @@ def _by_path(
 
 def _as_keys(array: np.ndarray, leaf: Any) -> Any:
     """Returns an array as typed random keys where the model expects such; a file has their data."""
-    if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return array
-    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(jnp.zeros((), leaf.dtype)))
+    return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(jnp.zeros((), leaf.dtype)))
 
 
 def _is_random_key(leaf: Leaf) -> bool:
