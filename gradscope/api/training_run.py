@@ -33,10 +33,10 @@ class Run:
     Example:
         >>> import gradscope as gs
         >>> try:
-        ...     gs.load("no-such-run")
+        ...     gs.Run("today")
         ... except gs.DumpError as error:
         ...     print(error)
-        no-such-run: it does not exist
+        today/history.sqlite: it cannot be opened: No such file or directory
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -68,7 +68,7 @@ class SelectionOptions(NameOptions):
         typer.Option(
             metavar="LIST",
             help="Only these families, separated by commas: activation, activation_grad, param, param_grad, input, "
-            "input_grad, example_grad, term, state, aux; of a run also clipped_grad, update, slot, average.",
+            "input_grad, example_grad, term, state, aux.",
             rich_help_panel=_PANEL,
         ),
     ] = None

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.command import GRADSCOPE, gradscope, gradscope_process
 
-COMMANDS = ("dump", "show", "compare", "isolate", "calibrate", "inspect", "check", "verify", "recover")
+COMMANDS = ("dump", "show", "compare", "train", "isolate", "calibrate", "inspect", "check", "verify", "recover")
 
 #: What every command takes that runs a model or traces it.
 MODEL = (
@@ -25,9 +25,12 @@ OPTIONS = {
     "dump": f"{MODEL} {CHOSEN} --output --self-check --no-cache --distributed --of --wrt --cotangent --stop-gradient "
     "--fetch --feed --ops --terms --per-example --stats-only --exact-quantiles --cast --check --strict --sort "
     "--no-fold --max-memory --force --format --json --quiet --verbose --traceback",
-    "show": f"{CHOSEN} --tensor --diff --ledger --check --sort --no-fold --format --json --traceback",
+    "show": f"{CHOSEN} --tensor --step --diff --ledger --check --sort --no-fold --format --json --traceback",
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
     "--exclude --all --worst-first --isolate --format --json --traceback",
+    "train": f"{MODEL} --select --exclude --steps --output --optimizer --learning-rate --clip --multiply --only "
+    "--freeze --ema --state-updates --every --log-every --save-every --keep --resume --check-numerics --no-cache "
+    "--force --format --json --quiet --verbose --traceback",
     "isolate": "--output --force --quiet --traceback",
     "calibrate": f"{MODEL} {CHOSEN} --per-example --output --no-cache --force --quiet --traceback",
     "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --gradients --sort --format --json "
