@@ -26,8 +26,8 @@ class StepOptions:
         str | None,
         typer.Option(
             metavar="EXPR",
-            help="An optimizer of optax by its name with literal arguments, 'adam(1e-3, b1=0.9)', or ftrl, momentum, "
-            "tf1_adam, tf1_rmsprop with TensorFlow 1's arguments; by default the model file's own optimizer().",
+            help="An optimizer of optax with literal arguments, 'adam(1e-3, b1=0.9)'; by default the model file's own "
+            "optimizer().",
             rich_help_panel=_OPTIMIZER,
         ),
     ] = None

@@ -68,4 +68,6 @@ class TrainingProgress:
 
 
 def _listed(numbers: Mapping[str, Any]) -> str:
-    return "  ".join(f"{name} {float(value):.4g}" for name, value in numbers.items())
+    """Returns the numbers with their names, the loss first."""
+    named = sorted(numbers.items(), key=lambda each: each[0] != "loss")
+    return "  ".join(f"{name} {float(value):.4g}" for name, value in named)
