@@ -127,8 +127,7 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
         MachineError: Memory or disk ran out; the checkpoint before is whole.
     """
     programs = StepPrograms(request.step, check=request.check_numerics)
-    variables, _ = request.arguments.make()
-    first = owned(request.step.init(variables))
+    first = owned(request.step.init(request.arguments.make()[0]))  # nothing else keeps the variables in memory
     beginning = Start(state=first, previous=None, number=0)
     if resume:
         beginning = start(folder.path, first, programs.no_gradients(first), steps=request.steps)
@@ -246,12 +245,12 @@ class _Loop:
         request, number = self._request, unsound.number
         self._on_their_way.clear()
         self._history.forget(number + 1)
+        self._previous = None  # those of this step
+        self._save(number)
         alarm, dump = save_nonfinite(
             request.model, self._state, unsound.batch, step=number, run=self._folder.path, facts=request.facts
         )
         self._history.alarm(alarm)
-        self._previous = None
-        self._save(number)
         return Outcome(
             resumed_from=self._begin, steps=number, state=state_path(self._folder.path, number), alarm=alarm, dump=dump
         )
