@@ -17,8 +17,8 @@ def loss(params: dict[str, Any], x: np.ndarray, train: bool = True) -> float:
 
 
 def read(path: Path) -> str:
-    with gs.load(path) as loaded:
-        dump: gs.Dump = loaded
+    with gs.load(path) as dump:
+        assert_type(dump, gs.Dump)
         assert_type(dump["param/w"], np.ndarray[Any, np.dtype[Any]])
         assert_type(dump.get("param/w"), np.ndarray[Any, np.dtype[Any]] | None)
         assert_type(dump.stats("param/w"), gs.TensorStats)
@@ -26,13 +26,6 @@ def read(path: Path) -> str:
         assert_type(dump.findings(gs.Thresholds(dead=0.9)), tuple[gs.Finding, ...])
         assert_type([*dump], list[str])
         return dump.table(width=80, query=gs.Query(select="encoder/*", families=["param_grad"], sort="-l2"))
-
-
-def read_run(path: Path) -> float | None:
-    run: gs.Run = gs.load(path)
-    assert_type(run.series("param_grad/w", "l2"), np.ndarray[Any, np.dtype[Any]])
-    assert_type(run.steps["loss"], np.ndarray[Any, np.dtype[Any]])
-    return run.at(0).stats("param/w").l2
 
 
 def judge(one: gs.Dump, other: gs.Dump) -> bool:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, cast
 
 from gradscope.arrays.blocks import Array
 from gradscope.dump.interfaces import DumpSource
@@ -204,14 +204,15 @@ class Dump(Mapping[str, Array]):
         self.close()
 
 
-def load(path: str | os.PathLike[str]) -> Dump | Any:  # Any is a `Run`: callers know which of both they name
+def load(path: str | os.PathLike[str]) -> Dump:
     """Opens a dump, any .npz, .npy or .safetensors file or folder of such, or a run, without running any code in it.
 
     Args:
         path: The file or folder.
 
     Returns:
-        The dump, or for the folder of a training run the `Run`. A dump's structure is checked now; an array is read,
+        The dump, or for the folder of a training run the `Run`; a typed program makes that one itself, `gs.Run(path)`.
+            A dump's structure is checked now; an array is read,
             and its checksum compared, when it is looked up.
 
     Raises:
@@ -229,6 +230,7 @@ def load(path: str | os.PathLike[str]) -> Dump | Any:  # Any is a `Run`: callers
     if is_run(path):
         from gradscope.api.training_run import Run  # noqa: PLC0415 - it needs this module, and sqlite3
 
-        return Run(path)
+        # The type is a dump's: it is what nearly every caller has, and a union would make each of them test for it.
+        return cast("Dump", Run(path))
     source = open_dump(path)
     return Dump(source, os.fspath(path), source.close)

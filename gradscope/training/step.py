@@ -148,20 +148,32 @@ class TrainStep:
     def with_gradients(self, state: TrainState, batch: Any) -> tuple[TrainState, StepSeen, Any]:
         """Returns what a call returns, and the gradients of the trained parameters as differentiated."""
         computed = self.compute_gradients(state, batch)
-        processed = self.process_gradients(state, computed.gradients)
-        after, updates = self.apply_gradients(state, processed)
-        carried = carried_on(state.variables, computed.aux if self._state_updates else None)
-        after = replace(after, variables=with_collections(after.variables, carried))
+        after, processed, updates = self.advanced(state, computed)
         numbers = {
             "loss": computed.loss,
             "grad_norm": optax.tree.norm(computed.gradients),
             "grad_norm_clipped": optax.tree.norm(processed),
             "update_norm": optax.tree.norm(updates),
             "param_norm": optax.tree.norm(self._processing.trained_of(state.params)),
-            **self._learning_rate(state),
+            **self.learning_rate(state),
         }
         stages = self._stages(after, processed, updates)
         return after, StepSeen(computed.seen, stages, numbers, computed.aux), computed.gradients
+
+    def advanced(self, state: TrainState, computed: Gradients) -> tuple[TrainState, Any, Any]:
+        """Returns the state after the gradients of a batch are applied, the processed gradients, and the updates."""
+        processed = self.process_gradients(state, computed.gradients)
+        after, updates = self.apply_gradients(state, processed)
+        carried = carried_on(state.variables, computed.aux if self._state_updates else None)
+        return replace(after, variables=with_collections(after.variables, carried)), processed, updates
+
+    def learning_rate(self, state: TrainState) -> dict[str, Any]:
+        """Returns the learning rate of the next step by its name; nothing where the optimizer does not state it."""
+        rate = getattr(self._optimizer, "learning_rate", None)
+        if rate is None:
+            rate = optax.tree.get(state.optimizer, "learning_rate")
+        value = rate(state.step) if callable(rate) else rate
+        return {} if value is None else {"learning_rate": jnp.asarray(value, jnp.float32)}
 
     def trained_of(self, state: TrainState) -> Any:
         """Returns the trained parameters: the parameters' pytree, with None for all others."""
@@ -174,14 +186,6 @@ class TrainStep:
             self._loss, self._optimizer, self._processing, average=self._average, state_updates=self._state_updates,
             spec=spec,
         )  # fmt: skip
-
-    def _learning_rate(self, state: TrainState) -> dict[str, Any]:
-        """Returns the learning rate of the next step by its name; nothing where the optimizer does not state it."""
-        rate = getattr(self._optimizer, "learning_rate", None)
-        if rate is None:
-            rate = optax.tree.get(state.optimizer, "learning_rate")
-        value = rate(state.step) if callable(rate) else rate
-        return {} if value is None else {"learning_rate": jnp.asarray(value, jnp.float32)}
 
     def _stages(self, after: TrainState, processed: Any, updates: Any) -> dict[str, Any]:
         """Returns statistics of what becomes of the gradients, and of the optimizer's variables after the step."""

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from gradscope.capturing.seen import Seen
 from gradscope.training.state import TrainState, named_leaves
@@ -91,9 +92,17 @@ class StepPrograms:
         return jax.tree_util.tree_map(jnp.zeros_like, self._step.trained_of(state))
 
     def _plain_step(self, state: TrainState, sound: Any, batch: Any) -> Taken:
-        after, seen, gradients = self._unobserved.with_gradients(state, batch)
-        sound = self._sound(sound, seen.loss, seen.grad_norm, gradients)
-        return Taken(self._kept(sound, after, state), sound, _shown(seen.numbers))
+        computed = self._unobserved.compute_gradients(state, batch)
+        norm = optax.tree.norm(computed.gradients)
+        sound = self._sound(sound, computed.loss, norm, computed.gradients)
+        numbers = {"loss": computed.loss, "grad_norm": norm, **self._unobserved.learning_rate(state)}
+        if not self._check:
+            return Taken(self._unobserved.advanced(state, computed)[0], sound, numbers)
+        # A branch, and no selection: that would copy all of the state in every step.
+        after = jax.lax.cond(
+            sound, lambda before: self._unobserved.advanced(before, computed)[0], lambda before: before, state
+        )
+        return Taken(after, sound, numbers)
 
     def _observed_step(self, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:
         after, seen, gradients = self._step.with_gradients(state, batch)
