@@ -85,7 +85,8 @@ class TrainStep:
         state = TrainState(jnp.zeros((), jnp.int32), variables, None, None)
         self._processing.require_matches(state.params)
         trained = self._processing.trained_of(state.params)
-        average = None if self._average is None else jax.tree_util.tree_map(jnp.asarray, trained)
+        # Copies: a state whose parameters and averages were the same arrays could not be donated.
+        average = None if self._average is None else jax.tree_util.tree_map(jnp.array, trained)
         return TrainState(state.step, variables, self._optimizer.init(trained), average)
 
     def compute_gradients(self, state: TrainState, batch: Any) -> Gradients:
