@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gradscope.api.observing import gradients, save, value_and_grad
     from gradscope.api.reading import Dump, load
     from gradscope.api.training import train_step
+    from gradscope.api.training_run import Run
     from gradscope.capturing.seen import Seen
     from gradscope.comparison import Comparison
     from gradscope.errors import DumpError, GradscopeError, MachineError, MissingKeyError, ModelError, UsageError
@@ -41,6 +42,7 @@ _HOMES = {
     "MissingKeyError": "gradscope.errors",
     "ModelError": "gradscope.errors",
     "Query": "gradscope.report",
+    "Run": "gradscope.api.training_run",
     "Seen": "gradscope.capturing.seen",
     "TensorStats": "gradscope.stats",
     "Thresholds": "gradscope.stats",
@@ -66,6 +68,7 @@ __all__ = [
     "MissingKeyError",
     "ModelError",
     "Query",
+    "Run",
     "Seen",
     "TensorStats",
     "Thresholds",

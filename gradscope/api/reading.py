@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from gradscope.arrays.blocks import Array
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Cause, Layer, Ledger, Manifest, Origin
 from gradscope.dump.reader import open_dump
 from gradscope.errors import UsageError
+from gradscope.history.run_folder import is_run
 from gradscope.naming import printable
 from gradscope.naming.summary import Summary
 from gradscope.report import Query, Screen, dump_report, to_text
@@ -248,13 +249,15 @@ class Dump(Mapping[str, Array]):
 
 
 def load(path: str | os.PathLike[str]) -> Dump:
-    """Opens a dump, or any .npz, .npy or .safetensors file or folder of such, without running any code in it.
+    """Opens a dump, any .npz, .npy or .safetensors file or folder of such, or a run, without running any code in it.
 
     Args:
         path: The file or folder.
 
     Returns:
-        The dump. Its structure is checked now; an array is read, and its checksum compared, when it is looked up.
+        The dump, or for the folder of a training run the `Run`; a typed program makes that one itself, `gs.Run(path)`.
+            A dump's structure is checked now; an array is read,
+            and its checksum compared, when it is looked up.
 
     Raises:
         DumpError: It is missing, damaged or refused.
@@ -268,5 +271,10 @@ def load(path: str | os.PathLike[str]) -> Dump:
         array([[1., 0.],
                [0., 1.]], dtype=float32)
     """
+    if is_run(path):
+        from gradscope.api.training_run import Run  # noqa: PLC0415 - it needs this module, and sqlite3
+
+        # The type is a dump's: it is what nearly every caller has, and a union would make each of them test for it.
+        return cast("Dump", Run(path))
     source = open_dump(path)
     return Dump(source, os.fspath(path), source.close)

@@ -18,8 +18,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Final, NoReturn, Self
 
@@ -44,6 +44,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._cleanups: list[Callable[[], object]] = []
+        self._ask: Callable[[int], object] | None = None
         self._restore = ExitStack()
         # Kept here because the signal handler knows only a file descriptor: a collected socket would close it.
         self._reader, self._writer = socket.socketpair()
@@ -51,6 +52,19 @@ class Interrupts:
     def on_interrupt(self, cleanup: Callable[[], object]) -> None:
         """Registers a function to run if the process is interrupted; the last one registered runs first."""
         self._cleanups.append(cleanup)
+
+    @contextmanager
+    def asking(self, ask: Callable[[int], object]) -> Generator[None]:
+        """Makes the first signal in the block call a function, and not end the process; the second one ends it.
+
+        Args:
+            ask: Receives the number of the signal, in another thread. It asks the main thread to come to an end.
+        """
+        self._ask = ask
+        try:
+            yield
+        finally:
+            self._ask = None
 
     def __enter__(self) -> Self:
         self._writer.setblocking(False)
@@ -71,7 +85,10 @@ class Interrupts:
         """Waits for a signal, which ends the process, or for the end of the guard."""
         with self._reader, self._writer:
             while (received := self._reader.recv(1)[0]) != _DISMISSED:
-                if received in _SIGNALS:
+                ask, self._ask = self._ask, None
+                if received in _SIGNALS and ask is not None:
+                    ask(received)
+                elif received in _SIGNALS:
                     self._end_process(received)
 
     def _end_process(self, number: int) -> NoReturn:

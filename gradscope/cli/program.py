@@ -2,7 +2,7 @@
 
 A command's module declares options and calls the function that does the work. JAX, NumPy and rich are imported inside
 its function, so that `--help`, `--version` and completion start at once. Only the module of the requested command is
-imported: declaring the options of all nine takes a twentieth of a second.
+imported: declaring the options of all of them takes a twentieth of a second.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _COMMANDS: Final = (
     "dump",
     "show",
     "compare",
+    "train",
     "isolate",
     "calibrate",
     "inspect",

@@ -5,7 +5,7 @@ Data goes through the sub-packages in this order:
 1. `tables`: facts become rows of values, and rows become tables.
 2. `reports`: the result of one command becomes a *report*: `DumpReport`, `TensorReport`, `LedgerReport`,
    `ComparisonReport`, `SeriesReport`, `DifferenceReport`, `IsolationReport`, `InspectionReport`, `ProofReport`,
-   `ExplanationReport`. Each can be a document, rows, or JSON.
+   `ExplanationReport`, `RunReport`, `RunTensorReport`. Each can be a document, rows, or JSON.
 3. `render`: `to_text`, `to_markdown`, `to_json` and `to_csv` render any report, `to_github` those with annotations.
    `graphs` renders an inspection for graph viewers.
 
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     from gradscope.report.reports.inspection import InspectionReport, inspection_report
     from gradscope.report.reports.ledger import LedgerReport
     from gradscope.report.reports.proof import ProofReport
+    from gradscope.report.reports.run_report import (
+        RunReport,
+        RunTensorReport,
+        Which,
+        run_tensor_report,
+        step_report,
+        trends_report,
+    )
     from gradscope.report.reports.tensor import TensorReport, tensor_report
     from gradscope.report.tables.dump_rows import Row, rows_of
     from gradscope.report.tables.query import Query
@@ -47,19 +55,25 @@ _HOMES = {
     "Query": "tables.query",
     "Report": "render.formats",
     "Row": "tables.dump_rows",
+    "RunReport": "reports.run_report",
+    "RunTensorReport": "reports.run_report",
     "Screen": "render.screen",
     "SeriesReport": "reports.comparing.series",
     "TensorReport": "reports.tensor",
+    "Which": "reports.run_report",
     "dump_report": "reports.dump_report",
     "explanation_report": "reports.explanation",
     "inspection_report": "reports.inspection",
     "rows_of": "tables.dump_rows",
+    "run_tensor_report": "reports.run_report",
+    "step_report": "reports.run_report",
     "tensor_report": "reports.tensor",
     "to_csv": "render.formats",
     "to_github": "render.formats",
     "to_json": "render.formats",
     "to_markdown": "render.formats",
     "to_text": "render.formats",
+    "trends_report": "reports.run_report",
 }
 
 __all__ = [
@@ -74,19 +88,25 @@ __all__ = [
     "Query",
     "Report",
     "Row",
+    "RunReport",
+    "RunTensorReport",
     "Screen",
     "SeriesReport",
     "TensorReport",
+    "Which",
     "dump_report",
     "explanation_report",
     "inspection_report",
     "rows_of",
+    "run_tensor_report",
+    "step_report",
     "tensor_report",
     "to_csv",
     "to_github",
     "to_json",
     "to_markdown",
     "to_text",
+    "trends_report",
 ]
 
 

@@ -71,6 +71,11 @@ def parse_optimizer(text: str, learning_rate: str | float | None = None) -> Opti
     return Optimizer(init=made.init, update=made.update, learning_rate=given.get("learning_rate"), text=text)
 
 
+def is_optimizer(value: object) -> bool:
+    """Returns whether a value can serve as the optimizer of a step: one of optax, or one of `parse_optimizer`."""
+    return isinstance(value, Optimizer | optax.GradientTransformation)
+
+
 def parse_schedule(text: str | float) -> float | Schedule:
     """Returns the number or the schedule that an expression states.
 

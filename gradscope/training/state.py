@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -63,6 +63,11 @@ def with_params(variables: Any, params: Any) -> Any:
     return {**variables, _PARAMS: params} if has_collections(variables) else params
 
 
+def with_collections(variables: Any, collections: Mapping[str, Any]) -> Any:
+    """Returns a model's variables with other collections than its parameters."""
+    return {**variables, **collections} if has_collections(variables) else variables
+
+
 def collections_of(variables: Any) -> dict[str, Any]:
     """Returns the collections of a model's variables other than its parameters, by name."""
     if not has_collections(variables):
@@ -90,29 +95,44 @@ def slots_of(optimizer: Any, params: Mapping[str, Any]) -> dict[str, Any]:
         optimizer: The state, of any optimizer of optax.
         params: The parameters by name.
     """
-    found = [(*each, leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(optimizer)
-             for each in _slot_and_parameter(path, leaf, params)]  # fmt: skip
+    leaves = optimizer_leaves(optimizer, params)
+    return {key: leaf for key, leaf in leaves.items() if key.startswith(f"{naming.SLOT_PREFIX}/")}
+
+
+def optimizer_leaves(optimizer: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns every leaf of an optimizer's state by key, in the order of its leaves.
+
+    The keys of slots are those of `slots_of`, all others are `aux/optimizer/PATH`.
+
+    Args:
+        optimizer: The state, of any optimizer of optax.
+        params: The parameters by name.
+    """
     prefixes: dict[str, list[str]] = {}
-    for slot, prefix, _, _ in found:
-        if prefix not in prefixes.setdefault(slot, []):
-            prefixes[slot].append(prefix)
-    slots: dict[str, Any] = {}
-    for slot, prefix, name, leaf in found:
-        number = prefixes[slot].index(prefix)
-        spelled = slot if number == 0 else f"{slot}#{number + 1}"
-        slots[naming.key_of(f"{naming.SLOT_PREFIX}/{spelled}", name)] = leaf
-    return slots
+    leaves: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(optimizer):
+        found = _slot_and_parameter(path, leaf, params)
+        if found is None:
+            leaves[naming.key_of(naming.AUX, f"optimizer/{_joined(path)}")] = leaf
+            continue
+        slot, prefix, name = found
+        known = prefixes.setdefault(slot, [])
+        if prefix not in known:
+            known.append(prefix)
+        spelled = slot if known[0] == prefix else f"{slot}#{known.index(prefix) + 1}"
+        leaves[naming.key_of(f"{naming.SLOT_PREFIX}/{spelled}", name)] = leaf
+    return leaves
 
 
-def _slot_and_parameter(path: Any, leaf: Any, params: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yields the slot's name, the path before the parameter's, and the parameter; nothing where it belongs to none."""
+def _slot_and_parameter(path: Any, leaf: Any, params: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Returns the slot's name, the path before the parameter's, and the parameter; None where it belongs to none."""
     for length in range(len(path), -1, -1):
         name = _joined(path[len(path) - length :])
         param = params.get(name)
         before = path[: len(path) - length]
         if param is not None and before and tuple(param.shape) == tuple(getattr(leaf, "shape", ())):
-            yield _field(before), jax.tree_util.keystr(before), name
-            return
+            return _field(before), jax.tree_util.keystr(before), name
+    return None
 
 
 def _field(path: Any) -> str:

@@ -7,6 +7,7 @@ Each part is a pure function of arrays, so that a step can be compiled, sharded,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,15 +15,15 @@ import jax.numpy as jnp
 import optax
 
 from gradscope import naming
-from gradscope.capturing.seen import Seen
 from gradscope.capturing.value_and_grad import Signature, observing_value_and_grad
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 from gradscope.instrument.rewriting.core_statistics import core_statistics
 from gradscope.training.averages import MovingAverage
+from gradscope.training.carrying import carried_on
 from gradscope.training.optimizers import Optimizer, parse_clip, parse_optimizer
 from gradscope.training.processing import Processing, merged
-from gradscope.training.state import TrainState, collections_of, named_leaves, with_params
+from gradscope.training.state import TrainState, named_leaves, with_collections, with_params
 from gradscope.training.step_seen import StepSeen
 
 
@@ -33,13 +34,13 @@ class Gradients(NamedTuple):
         loss: The loss, 0-d.
         aux: What the loss returned beside the scalar; None where nothing.
         gradients: The gradients of the trained parameters: the parameters' pytree, with None for all others.
-        seen: The observations of the loss and its gradients.
+        seen: The observations of the loss and its gradients, a `Seen`; empty where no family is observed.
     """
 
     loss: Any
     aux: Any
     gradients: Any
-    seen: Seen
+    seen: Mapping[str, Any]
 
 
 class TrainStep:
@@ -84,9 +85,8 @@ class TrainStep:
         state = TrainState(jnp.zeros((), jnp.int32), variables, None, None)
         self._processing.require_matches(state.params)
         trained = self._processing.trained_of(state.params)
-        average = (
-            None if self._average is None else jax.tree_util.tree_map(jnp.array, trained)
-        )  # copies: a state may be donated
+        # Copies: a state whose parameters and averages were the same arrays could not be donated.
+        average = None if self._average is None else jax.tree_util.tree_map(jnp.array, trained)
         return TrainState(state.step, variables, self._optimizer.init(trained), average)
 
     def compute_gradients(self, state: TrainState, batch: Any) -> Gradients:
@@ -96,10 +96,14 @@ class TrainStep:
             out = self._loss(with_params(variables, params), batch)
             return out if isinstance(out, tuple) and len(out) == 2 else (out, None)
 
-        signature = Signature(has_aux=True, allow_int=True)
-        observing = observing_value_and_grad(of_params, signature, self._spec, "stats")
-        others = with_params(state.variables, None)
-        ((loss, aux), gradients), seen = observing(state.params, others, batch)
+        arguments = (state.params, with_params(state.variables, None), batch)
+        seen: Mapping[str, Any] = {}
+        if self._spec.families:
+            signature = Signature(has_aux=True, allow_int=True)
+            observing = observing_value_and_grad(of_params, signature, self._spec, "stats")
+            ((loss, aux), gradients), seen = observing(*arguments)
+        else:  # the program that would run without us
+            (loss, aux), gradients = jax.value_and_grad(of_params, has_aux=True, allow_int=True)(*arguments)
         trained = self._processing.trained_of(state.params)
         kept = jax.tree_util.tree_map(
             lambda param, gradient: None if param is None else gradient,
@@ -139,36 +143,50 @@ class TrainStep:
             UsageError: A pattern of `select` matches nothing.
             ModelError: The loss returns no real scalar.
         """
+        after, seen, _ = self.with_gradients(state, batch)
+        return after, seen
+
+    def with_gradients(self, state: TrainState, batch: Any) -> tuple[TrainState, StepSeen, Any]:
+        """Returns what a call returns, and the gradients of the trained parameters as differentiated."""
         computed = self.compute_gradients(state, batch)
-        processed = self.process_gradients(state, computed.gradients)
-        after, updates = self.apply_gradients(state, processed)
-        after = self._with_collections(after, computed.aux)
+        after, processed, updates = self.advanced(state, computed)
         numbers = {
             "loss": computed.loss,
             "grad_norm": optax.tree.norm(computed.gradients),
             "grad_norm_clipped": optax.tree.norm(processed),
             "update_norm": optax.tree.norm(updates),
             "param_norm": optax.tree.norm(self._processing.trained_of(state.params)),
-            **self._learning_rate(state),
+            **self.learning_rate(state),
         }
         stages = self._stages(after, processed, updates)
-        return after, StepSeen(computed.seen, stages, numbers, computed.aux)
+        return after, StepSeen(computed.seen, stages, numbers, computed.aux), computed.gradients
 
-    def _with_collections(self, state: TrainState, aux: Any) -> TrainState:
-        """Returns the state with the collections that the loss returned, where they have the same structure."""
-        old = collections_of(state.variables)
-        if not (self._state_updates and isinstance(aux, Mapping)):
-            return state
-        new = {name: aux[name] for name in old if name in aux and _alike(old[name], aux[name])}
-        return TrainState(state.step, {**state.variables, **new}, state.optimizer, state.average) if new else state
+    def advanced(self, state: TrainState, computed: Gradients) -> tuple[TrainState, Any, Any]:
+        """Returns the state after the gradients of a batch are applied, the processed gradients, and the updates."""
+        processed = self.process_gradients(state, computed.gradients)
+        after, updates = self.apply_gradients(state, processed)
+        carried = carried_on(state.variables, computed.aux if self._state_updates else None)
+        return replace(after, variables=with_collections(after.variables, carried)), processed, updates
 
-    def _learning_rate(self, state: TrainState) -> dict[str, Any]:
+    def learning_rate(self, state: TrainState) -> dict[str, Any]:
         """Returns the learning rate of the next step by its name; nothing where the optimizer does not state it."""
         rate = getattr(self._optimizer, "learning_rate", None)
         if rate is None:
             rate = optax.tree.get(state.optimizer, "learning_rate")
         value = rate(state.step) if callable(rate) else rate
         return {} if value is None else {"learning_rate": jnp.asarray(value, jnp.float32)}
+
+    def trained_of(self, state: TrainState) -> Any:
+        """Returns the trained parameters: the parameters' pytree, with None for all others."""
+        return self._processing.trained_of(state.params)
+
+    def unobserved(self) -> TrainStep:
+        """Returns the step with the same numbers that observes no tensor."""
+        spec = replace(self._spec, families=frozenset())
+        return TrainStep(
+            self._loss, self._optimizer, self._processing, average=self._average, state_updates=self._state_updates,
+            spec=spec,
+        )  # fmt: skip
 
     def _stages(self, after: TrainState, processed: Any, updates: Any) -> dict[str, Any]:
         """Returns statistics of what becomes of the gradients, and of the optimizer's variables after the step."""
@@ -185,14 +203,6 @@ class TrainStep:
         family, name = naming.split_key(key)
         chosen = {family, family.partition("/")[0]} & self._families
         return bool(chosen) and self._spec.selection.selects(name, key)
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Returns whether two pytrees have the same structure and arrays of the same shapes."""
-    if jax.tree_util.tree_structure(one) != jax.tree_util.tree_structure(other):
-        return False
-    pairs = zip(jax.tree_util.tree_leaves(one), jax.tree_util.tree_leaves(other), strict=True)
-    return all(jnp.shape(each) == jnp.shape(new) for each, new in pairs)
 
 
 def make_train_step(

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import jax
 
-from gradscope.capturing.seen import CoreStatistics, Seen
+from gradscope.capturing.seen import CoreStatistics
 from gradscope.errors import MissingKeyError
 from gradscope.naming import printable
 from gradscope.naming.patterns import nearest_hint
@@ -22,7 +22,7 @@ class StepSeen(Mapping[str, CoreStatistics]):
     """`StepSeen` maps keys to statistics: those of `Seen`, and `clipped_grad/`, `update/`, `slot/mu/`, `average/`.
 
     Args:
-        backward: The observations of the loss and its gradients.
+        backward: The observations of the loss and its gradients, a `Seen`; empty where none were made.
         stages: Vectors of core statistics by key.
         numbers: The numbers of the step, by the names of `NUMBERS`; an unknown learning rate is absent.
         aux: What the loss returned beside the scalar; None where nothing.
@@ -36,7 +36,13 @@ class StepSeen(Mapping[str, CoreStatistics]):
         (1.0, 0.5, 12.5)
     """
 
-    def __init__(self, backward: Seen, stages: Mapping[str, Any], numbers: Mapping[str, Any], aux: Any) -> None:
+    def __init__(
+        self,
+        backward: Mapping[str, CoreStatistics],
+        stages: Mapping[str, Any],
+        numbers: Mapping[str, Any],
+        aux: Any,
+    ) -> None:
         self.backward = backward
         self.stages = dict(stages)
         self.numbers = dict(numbers)

@@ -38,7 +38,7 @@ PROGRAM = str(Path(gradscope.__file__).with_name("__main__.py"))
 IGNORED = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 
 #: What takes cleanups in case of a signal, and never gets one.
-UNINTERRUPTED: Any = SimpleNamespace(on_interrupt=lambda cleanup: None)
+UNINTERRUPTED: Any = SimpleNamespace(on_interrupt=lambda cleanup: None, asking=lambda ask: contextlib.nullcontext())
 
 
 def run_in_process(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> tuple[int, bytes, bytes]:

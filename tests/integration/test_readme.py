@@ -86,7 +86,8 @@ def test_a_page_runs_as_it_is_written(page: Path, tmp_path: Path, lenient: None)
             (tmp_path / f"step{number}.py").write_text(step.text, encoding="utf-8")
             line, expected = f"python step{number}.py", None
         # What is one command needs no shell, and gives here what it gives in a process of its own (`test_verbs`).
-        alone = _ALONE.fullmatch(line) is not None
+        # Optimizers of optax mix dtypes, which the strictness of tests refuses.
+        alone = _ALONE.fullmatch(line) is not None and not line.startswith("gradscope train")
         words = shlex.split(line, comments=True)[1:]
         done = gradscope(*words, folder=tmp_path) if alone else in_users_shell(line, tmp_path)
         assert done.status == (int(expected[1]) if expected else 0), f"{line}\n{done.output}\n{done.errors}"

@@ -25,7 +25,7 @@ from gradscope.tracing.user_frames import user_code
 BATCH_SIZE: Final = 8
 
 #: The errors with which JAX reports that a function needs values where it received shapes.
-_NEEDS_VALUES: Final = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
+NEEDS_VALUES: Final = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +104,9 @@ def model_arguments(
     size = _default_size(model) if batch_size is None else batch_size
     with user_code(f"init of {model.name}"):
         maker = _existing if model.initialised else _deferred
-        variables, make_variables = maker(lambda: _converted("init", model.init(init_key), dtype))
+        variables, make_variables = maker(lambda: converted("init", model.init(init_key), dtype))
     with user_code(f"batch of {model.name}"):
-        batch, make_batch = _deferred(lambda: _converted("batch", model.batch(batch_key, size), dtype))
+        batch, make_batch = _deferred(lambda: converted("batch", model.batch(batch_key, size), dtype))
     notes: tuple[str, ...] = ()
     absent: frozenset[str] = frozenset()
     if checkpoint is not None and model.restored:
@@ -114,7 +114,7 @@ def model_arguments(
     elif checkpoint is not None:
         saved = variables_from_file(checkpoint, variables, make_variables)
         notes = saved.notes
-        variables, make_variables = _restored(_converted("checkpoint", saved.variables, dtype), variables)
+        variables, make_variables = _restored(converted("checkpoint", saved.variables, dtype), variables)
     if data is not None:
         read = data.batch(batch)
         size, notes, absent = read.size, (*notes, *read.notes), read.absent
@@ -162,7 +162,7 @@ def _deferred(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
     """Returns a function's output shapes, and a function that makes its values, compiled where it can be traced."""
     try:
         shapes, make = jax.eval_shape(function), jax.jit(function)
-    except _NEEDS_VALUES:
+    except NEEDS_VALUES:
         return _existing(function)  # it reads files or branches on values: run it without tracing, once
     if jax.device_count() == 1:
         return shapes, make
@@ -188,8 +188,12 @@ def _placed(shapes: Any, shardings: Any) -> Any:
     return jax.tree_util.tree_unflatten(tree, placed)
 
 
-def _converted(maker: str, tree: Any, dtype: str | None) -> Any:
-    """Returns the output of the model's `init` or `batch`, its floating-point leaves converted to `dtype`."""
+def converted(maker: str, tree: Any, dtype: str | None) -> Any:
+    """Returns the output of the model's `init` or `batch`, its floating-point leaves converted to `dtype`.
+
+    Raises:
+        ModelError: It has a leaf that is no array.
+    """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         _require_array(f"{maker}()" + jax.tree_util.keystr(path), leaf)
     if dtype is None:

@@ -1,4 +1,4 @@
-"""`gradscope show` prints the tables of a saved dump."""
+"""`gradscope show` prints the tables of a saved dump, or of a training run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from gradscope.cli.blas import keep_single_threaded
 from gradscope.cli.options import shared as options
 from gradscope.cli.options.completion import tensor_keys
 from gradscope.cli.options.report_options import FormatOptions, SelectionOptions
+from gradscope.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gradscope.report import Report
 
 Dump: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="DUMP", help="A dump, or any .npz, .npy or .safetensors file.")
+    Path, typer.Argument(metavar="DUMP", help="A dump, any .npz, .npy or .safetensors file, or the folder of a run.")
 ]
 
 
@@ -35,6 +38,9 @@ def show(
         Path | None,
         typer.Option(metavar="CAND", help="With --tensor: its differences in this dump, element by element."),
     ] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Of a run: the tables of this recorded step.")
+    ] = None,
     ledger: Annotated[bool, typer.Option("--ledger", help="Every site that is not in the dump, and why.")] = False,
     selection_options: SelectionOptions,
     check: options.Check = None,
@@ -47,15 +53,24 @@ def show(
 
     On a terminal it is an overview of one screen; --full and every other place have all rows, and so has what you
     select. 'gradscope explain NAME' says what a column, a finding or a reason is.
+
+    Of a training run, print the trend of each tensor, the tables of one step, or one tensor over time.
     """
     keep_single_threaded()
     from gradscope.cli.options.checked_findings import checked_rules, trips
     from gradscope.cli.printing import print_report
     from gradscope.dump.reader import open_dump
+    from gradscope.history.run_folder import is_run
     from gradscope.report import LedgerReport, dump_report, tensor_report
     from gradscope.stats import find, measured
 
-    options.require_one_of(tensor=tensor, ledger=ledger)
+    options.require_one_of(tensor=tensor, ledger=ledger, step=step)
+    if is_run(dump):
+        refused = {"--diff": diff, "--ledger": ledger, "--check": check, "--sort": sort, "--no-fold": no_fold}
+        print_report(_of_run(dump, step, tensor, selection_options, refused), format_options.chosen)
+        return
+    if step is not None:
+        raise UsageError("--step is of a training run, and this is none", hint="name the folder of a run")
     if diff is not None:
         print_report(_difference(dump, diff, tensor), format_options.chosen)
         return
@@ -76,10 +91,27 @@ def show(
         raise typer.Exit(1)
 
 
+def _of_run(
+    path: Path, step: int | None, tensor: str | None, selection: SelectionOptions, refused: Mapping[str, object]
+) -> Report:
+    from gradscope.history.history_reader import History
+    from gradscope.report import Which, run_tensor_report, step_report, trends_report
+
+    wrong = [*(name for name, value in refused.items() if value), *(["--depth"] if selection.depth else [])]
+    if wrong:
+        raise UsageError(f"{wrong[0]} is of dumps, and {path} is a training run", hint="leave it out")
+    which = Which(selection=selection.selection(), families=selection.family_set())
+    with History(path) as history:
+        if tensor is not None:
+            return run_tensor_report(str(path), history, tensor)
+        if step is not None:
+            return step_report("show", str(path), history, step, which=which)
+        return trends_report(str(path), history, which=which)
+
+
 def _difference(ref: Path, cand: Path, tensor: str | None) -> Report:
     from gradscope.comparison.tensor_diff import element_difference
     from gradscope.dump.reader import open_dump
-    from gradscope.errors import UsageError
     from gradscope.report import DifferenceReport
 
     if tensor is None:

@@ -82,9 +82,9 @@ class SelectionOptions(NameOptions):
         Raises:
             UsageError: There is no such family, or none is named.
         """
-        from gradscope.naming import FAMILIES
+        from gradscope.naming import FAMILIES, SLOT_PREFIX
 
-        return None if self.families is None else listed(self.families, FAMILIES, "family")
+        return None if self.families is None else listed(self.families, (*FAMILIES, SLOT_PREFIX), "family")
 
     @property
     def is_set(self) -> bool:

@@ -50,5 +50,9 @@ class Progress:
 
     def phase(self, name: str) -> None:
         """Shows a phase of `capturing.timings`."""
+        self.show(_PHASES.get(name, name))
+
+    def show(self, line: str) -> None:
+        """Shows a line in place of the phase."""
         if self._status is not None:
-            self._status.update(_PHASES.get(name, name))
+            self._status.update(line)

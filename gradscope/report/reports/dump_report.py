@@ -60,13 +60,13 @@ class DumpReport:
         tables = self.tables(screen)
         nothing = Notes(notes=() if tables else (Note(label="tensors", text="none"),))
         about_run = (Note(label=label, text=text) for label, text in facts(self.path, self.manifest))
-        origins = Notes(title="Where it began", notes=_origins(self.manifest.origins))
+        origins = Notes(title="Where it began", notes=origin_notes(self.manifest.origins))
         return (*tables, nothing, _findings(self.findings), origins, Notes(notes=tuple(about_run)))
 
     def _overview(self) -> OverviewFacts:
         return OverviewFacts(
             findings=tuple(map(_finding_note, self.findings)),
-            origins=_origins(self.manifest.origins),
+            origins=origin_notes(self.manifest.origins),
             facts=dict(facts(self.path, self.manifest)),
             overview=Overview(self.selected, self.manifest.layers, self._rules_by_key()),
             path=self.path,
@@ -121,7 +121,7 @@ class DumpReport:
             **facts_json(self.path, self.manifest),
             "rows": list(self.rows()),
             "findings": [_finding_json(finding) for finding in self.findings],
-            **({"origins": [_origin_json(each) for each in self.manifest.origins]} if self.manifest.origins else {}),
+            **({"origins": [origin_json(each) for each in self.manifest.origins]} if self.manifest.origins else {}),
         }
 
 
@@ -177,7 +177,7 @@ def _finding_note(finding: Finding) -> Note:
     return Note(label=finding.rule, text=_sentence(finding), style=style_of_words(finding.rule))
 
 
-def _origins(origins: Sequence[Origin]) -> tuple[Note, ...]:
+def origin_notes(origins: Sequence[Origin]) -> tuple[Note, ...]:
     """Returns notes on where NaNs and infinities began, and how to repair them."""
     return tuple(
         Note(label=label, text=text, style=style_of_words("nonfinite"))
@@ -191,7 +191,8 @@ def _origin_location(origin: Origin) -> str:
     return naming.printable(origin.name) + (f" ({origin.source})" if origin.source else "")
 
 
-def _origin_json(origin: Origin) -> dict[str, Json]:
+def origin_json(origin: Origin) -> dict[str, Json]:
+    """Returns an origin as the command line's JSON has it."""
     found: dict[str, Json] = {
         "direction": origin.direction,
         "name": origin.name,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gradscope import naming
@@ -110,8 +111,8 @@ def variables_from_file(request: CheckpointRequest, expected: Any, make: Callabl
         axes = file.axes()
         made = jax.tree_util.tree_leaves(make()) if None in found.names else []
         arrays = [
-            made[at] if name is None else tensors[name].read().transpose(axes[path])
-            for at, (path, name) in enumerate(zip(full, found.names, strict=True))
+            made[at] if name is None else _as_needed(tensors[name].read(), leaf, axes[path])
+            for at, (path, name, leaf) in enumerate(zip(full, found.names, leaves, strict=True))
         ]
     return Checkpoint(
         variables=jax.tree_util.tree_unflatten(tree, arrays),
@@ -224,6 +225,13 @@ def _without_bare_keys(found: Matches, leaves: Sequence[Leaf], tensors: Mapping[
         for name, leaf in zip(found.names, leaves, strict=True)
     )
     return replace(found, names=names)
+
+
+def _as_needed(array: np.ndarray, leaf: Leaf, axes: Axes) -> Any:
+    """Returns an array with its axes in the model's order; typed random keys, of which a file has the data, as such."""
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return array.transpose(axes)
+    return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(jnp.zeros((), leaf.dtype)))
 
 
 def _is_random_key(leaf: Leaf) -> bool:

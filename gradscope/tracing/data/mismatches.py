@@ -13,7 +13,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from gradscope.arrays.dtypes import as_numpy_dtype
+from gradscope.arrays.dtypes import as_numpy_dtype, is_key
 from gradscope.frameworks.modules.adapter import Described
 from gradscope.naming import printable
 
@@ -93,6 +93,10 @@ def _above(path: str) -> Iterator[str]:
 def _differences(path: str, needed: Described, found: Described, *, exact: bool) -> Iterator[str]:
     if tuple(found.shape) != tuple(needed.shape):
         yield f"{path} has shape {list(found.shape)}, expected {list(needed.shape)}"
+    if is_key(str(found.dtype)) or is_key(str(needed.dtype)):
+        if str(found.dtype) != str(needed.dtype):
+            yield f"{path} is {found.dtype}, expected {needed.dtype}"
+        return
     dtypes = [_as_read(found.dtype), _as_read(needed.dtype)]
     if len(set(dtypes if exact else map(dtype_in_words, dtypes))) > 1:
         yield f"{path} is {found.dtype}, expected {needed.dtype}"

@@ -10,11 +10,10 @@ says so. A conversion that would change an integer, or its kind, is refused.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +25,7 @@ from gradscope.errors import DumpError, UsageError
 from gradscope.frameworks.modules.tree_names import tree_names
 from gradscope.naming import printable
 from gradscope.tracing.data.mismatches import dtype_in_words
-from gradscope.tracing.loading.loader import named_object, seed_generators
-from gradscope.tracing.user_frames import user_code
+from gradscope.tracing.loading.pipelines import Pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +60,7 @@ class DataRequest:
         """
         if ":" in self.location and not Path(self.location).exists():
             leaves = pipeline_leaves(self.location, self.index) if self.leaves is None else self.leaves
-            return _checked(f"batch {self.index or 0} of {self.location}", expected, leaves, partial=self.partial)
+            return checked(f"batch {self.index or 0} of {self.location}", expected, leaves, partial=self.partial)
         if self.index is not None:
             raise UsageError(
                 f"{self.location} has one batch", hint="--batch-index selects one of a pipeline: module:NAME"
@@ -103,15 +101,14 @@ def batch_from_file(path: Path, expected: Any, *, partial: bool = False) -> File
     """
     model_leaves = dict(zip(tree_names(expected), jax.tree_util.tree_leaves(expected), strict=True))
     with open_dump(path) as file:
-        return _checked(str(path), expected, _arrays(file, path, model_leaves), partial=partial)
+        return checked(str(path), expected, _arrays(file, path, model_leaves), partial=partial)
 
 
 def pipeline_leaves(text: str, index: int | None, seed: int = 0) -> dict[str, np.ndarray]:
     """Returns one batch of an input pipeline, by the names of its leaves.
 
     Args:
-        text: The pipeline as a target names it, `package.module:batches` or `data.py:batches("train")`: a function that
-            returns an iterable of batches, or an iterable.
+        text: The pipeline, see `Pipeline`.
         index: The index of the batch, from 0; None for the first.
         seed: Seeds the generators that it may use without a key.
 
@@ -122,21 +119,24 @@ def pipeline_leaves(text: str, index: int | None, seed: int = 0) -> dict[str, np
         UsageError: There is no such pipeline, or it has fewer batches.
         ModelError: The pipeline failed.
     """
-    seed_generators(seed)
-    with user_code(f"the pipeline {text}"):
-        pipeline = named_object(text)
-        batches = pipeline() if callable(pipeline) else pipeline
-        if not isinstance(batches, Iterable):
-            raise UsageError(f"{text} is of type {type(batches).__name__}, expected an iterable of batches")
-        batch = next(itertools.islice(iter(cast("Iterable[Any]", batches)), index or 0, None), None)
-        if batch is None:
-            raise UsageError(f"{text} ends before batch {index or 0}", hint="give a smaller --batch-index")
-        leaves = map(np.asarray, jax.tree_util.tree_leaves(batch))
-        return dict(zip(tree_names(batch), leaves, strict=True))
+    try:
+        return Pipeline(text, seed).leaves(index or 0)
+    except UsageError as error:
+        raise UsageError(error.message, hint=error.hint or "give a smaller --batch-index") from error
 
 
-def _checked(what: str, expected: Any, arrays: Mapping[str, np.ndarray], *, partial: bool) -> FileBatch:
-    """Returns arrays as a batch of the structure and dtypes that the model expects."""
+def checked(what: str, expected: Any, arrays: Mapping[str, np.ndarray], *, partial: bool = False) -> FileBatch:
+    """Returns arrays as a batch of the structure and dtypes that the model expects.
+
+    Args:
+        what: What they are, as a message begins.
+        expected: Pytree of `jax.ShapeDtypeStruct` that the model's own `batch` would return.
+        arrays: The leaves by name.
+        partial: Whether they may lack leaves.
+
+    Raises:
+        DumpError: They are not such a batch; the message lists every mismatch.
+    """
     leaves, tree = jax.tree_util.tree_flatten(expected)
     model_leaves = dict(zip(tree_names(expected), leaves, strict=True))
     absent = model_leaves.keys() - arrays.keys()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -57,6 +58,7 @@ def load_model(text: str, request: Request | None = None) -> Model:
         model,
         source=source,
         file_sha256=None if source is None else hashlib.sha256(source.read_bytes()).hexdigest(),
+        optimizer=_optimizer(holder) or _optimizer(module),
         choices=(_location_choice(target, source), *model.choices),
     )
 
@@ -89,6 +91,13 @@ def _name(target: Target) -> str:
 def _source(module: ModuleType) -> Path | None:
     file = getattr(module, "__file__", None)
     return None if file is None else Path(file).resolve()
+
+
+def _optimizer(holder: Any) -> Callable[[], Any] | None:
+    """Returns the function `optimizer()` that an object has; None where it has none."""
+    found = getattr(holder, "optimizer", None)
+    signature = signature_of(found) if callable(found) else None
+    return found if signature is not None and accepts(signature) else None
 
 
 def _location_choice(target: Target, source: Path | None) -> str:

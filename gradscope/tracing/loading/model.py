@@ -27,6 +27,7 @@ class Model:
         file_sha256: SHA-256 of that file as it was loaded; None where it has none.
         initialised: Whether `init` only returns values that exist already.
         restored: Whether they come from a checkpoint that the user named.
+        optimizer: `optimizer() -> a gradient transformation of optax`; None where the model states none.
         data: A real batch, where it was read to find the module's inputs.
         choices: Sentences that state the reason of each choice, for `--verbose`.
         counted: What its loss counts, in words, once it is traced; None where its own code says that.
@@ -40,6 +41,7 @@ class Model:
     file_sha256: str | None = None
     initialised: bool = False
     restored: bool = False
+    optimizer: Callable[[], Any] | None = None
     data: Mapping[str, np.ndarray] | None = None
     choices: tuple[str, ...] = ()
     counted: Callable[[], str | None] = lambda: None

@@ -29,6 +29,7 @@ LINES = (
     "explain opaque",
     "inspect model.py --ops --fetch first",
     "check model.py",
+    "train model.py --optimizer sgd(1e-3) --steps 2 -o {out}/run",
     "dump model.py --force --self-check --per-example -o {out}/c.npz",
 )
 

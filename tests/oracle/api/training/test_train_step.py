@@ -234,6 +234,13 @@ def test_without_optax_training_says_how_to_install_it() -> None:
     assert run.stdout == "training needs the package optax install it: pip install 'gradscope-jax[train]'\n", run.stderr
 
 
+def test_the_first_state_can_be_donated() -> None:
+    step = gs.train_step(loss, "sgd(0.1)", ema=0.9, families=())
+    state = step.init(variables())
+    average, kernel = state.average["head"]["kernel"], state.params["head"]["kernel"]
+    assert average.unsafe_buffer_pointer() != kernel.unsafe_buffer_pointer()
+
+
 def test_nothing_to_train_is_refused() -> None:
     with pytest.raises(UsageError, match="no parameter is trained"):
         gs.train_step(loss, "sgd(0.1)", freeze="*").init(variables())

@@ -1,0 +1,114 @@
+"""Reading a training run: its steps, and what was recorded of each tensor. Never imports JAX."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from gradscope.api.reading import Dump
+from gradscope.dump.sources.memory_dump import MemoryDump
+from gradscope.history.at_step import manifest_at
+from gradscope.history.history_reader import History
+from gradscope.history.history_rows import Alarm
+
+
+class Run:
+    """A `Run` is a training run that `gradscope train` recorded; `load` returns one for the folder of a run.
+
+    Args:
+        path: The folder.
+
+    Attributes:
+        path: The same, as it was named.
+
+    Raises:
+        DumpError: Its history is damaged or refused.
+        MachineError: It cannot be read.
+
+    Example:
+        >>> import gradscope as gs
+        >>> try:
+        ...     gs.Run("today")
+        ... except gs.DumpError as error:
+        ...     print(error)
+        today/history.sqlite: it cannot be opened: No such file or directory
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._history = History(Path(path))
+
+    @property
+    def steps(self) -> dict[str, np.ndarray]:
+        """The recorded steps: by column, `step`, `loss`, `grad_norm`, ..., an array; NaN where a value is missing.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        return self._history.steps()
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What the run states about itself: the model, versions, options."""
+        return self._history.facts
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What was wrong, in the order of the steps."""
+        return self._history.alarms()
+
+    def keys(self) -> tuple[str, ...]:
+        """Returns the keys of the tensors that the run observed, in the order of a step."""
+        return tuple(tensor.key for tensor in self._history.tensors.values())
+
+    def series(self, key: str, column: str) -> np.ndarray:
+        """Returns a statistic of a tensor at each recorded step.
+
+        Args:
+            key: The tensor's key, `param_grad/head/kernel`.
+            column: The statistic: `l2`, `rms`, `mean`, `std`, `amax`, `zeros`, `nan`, `inf`, and `ratio` of an update,
+                `cosine` and `share` of a parameter's gradient.
+
+        Returns:
+            An array as long as those of `steps`; NaN where the value is missing.
+
+        Raises:
+            UsageError: There is no such tensor or statistic.
+            DumpError: The history is damaged.
+        """
+        steps, values = self._history.series(self._history.number_of(key), column)
+        recorded = self.steps["step"]
+        known = dict(zip(steps.tolist(), values.tolist(), strict=True))
+        return np.array([known.get(step, np.nan) for step in recorded.tolist()])
+
+    def at(self, step: int) -> Dump:
+        """Returns what was recorded of a step, as a dump with statistics and no tensors.
+
+        Args:
+            step: The number of the step.
+
+        Raises:
+            UsageError: It was not recorded.
+            DumpError: The history is damaged.
+        """
+        return Dump(MemoryDump(manifest_at(self._history, step), {}))
+
+    def close(self) -> None:
+        """Closes the history."""
+        self._history.close()
+
+    def __repr__(self) -> str:
+        return f"<gradscope.Run {self.path}: {len(self.steps['step'])} recorded steps>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

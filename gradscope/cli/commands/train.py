@@ -1,0 +1,166 @@
+"""`gradscope train` trains a model and records what happens inside it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from gradscope.cli.interrupts import Interrupts
+from gradscope.cli.options import shared as options
+from gradscope.cli.options.model_options import ModelOptions
+from gradscope.cli.options.report_options import FormatOptions, NameOptions
+from gradscope.cli.options.training_options import RecordOptions, StepOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gradscope.capturing.execution.arguments import Arguments
+    from gradscope.dump.record import Json
+    from gradscope.frameworks.modules.request import Request
+    from gradscope.tracing.loading.model import Model
+    from gradscope.training.loop.training_loop import Outcome
+
+Steps = Annotated[int, typer.Option(min=1, metavar="N", help="How many steps the run has in the end, resumed or not.")]
+Run = Annotated[Path, typer.Option("--output", "-o", metavar="RUN", help="The folder of the run.")]
+
+#: The status of a process that a signal ended is this and the number of the signal.
+_SIGNALLED: Final = 128
+
+
+def train(
+    context: typer.Context,
+    target: options.Target,
+    *,
+    steps: Steps,
+    output: Run,
+    step_options: StepOptions,
+    record_options: RecordOptions,
+    model_options: ModelOptions,
+    name_options: NameOptions,
+    no_cache: options.NoCache = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Replace a run in the folder; with --resume, continue it with other options.",
+            rich_help_panel="Output",
+        ),
+    ] = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    format_options: FormatOptions,
+) -> None:  # fmt: skip
+    """Train a model, and record every layer, gradient, update and optimizer variable at chosen steps.
+
+    The model file is imported and run with your rights: only train a model whose code you would run.
+    """
+    from gradscope.cli.printing import say
+    from gradscope.cli.running.jax_setup import set_up_jax
+    from gradscope.errors import UsageError
+
+    if model_options.batch_index is not None:
+        raise UsageError("--batch-index has no meaning here: step n takes batch n", hint="leave it out")
+    model_request = model_options.request(target)
+    step_options.factors()
+    notes = set_up_jax(model_options, cache=not no_cache)
+    tell: Callable[[str], None] = (lambda _line: None) if quiet else say
+    for note in notes:
+        tell(note)
+    signals: list[int] = []
+    stop = threading.Event()
+
+    def ask(number: int) -> None:
+        signals.append(number)
+        tell("stopping after this step and saving the state; once more ends at once")
+        stop.set()
+
+    outcome = _trained(
+        target, model_request, steps=steps, output=output, step_options=step_options, record_options=record_options,
+        model_options=model_options, name_options=name_options, force=force, quiet=quiet, verbose=verbose,
+        stop=stop, ask=ask, interrupts=context.obj,
+    )  # fmt: skip
+    if signals and outcome.steps < steps and outcome.alarm is None:
+        tell(f"stopped after {outcome.steps:,} of {steps:,} steps; the same command with --resume goes on")
+        raise typer.Exit(_SIGNALLED + signals[0])
+    _print_results(output, outcome, format_options)
+    if outcome.alarm is not None:
+        raise typer.Exit(1)
+
+
+def _trained(
+    target: str, model_request: Request, *, steps: int, output: Path, step_options: StepOptions,
+    record_options: RecordOptions, model_options: ModelOptions, name_options: NameOptions, force: bool, quiet: bool,
+    verbose: bool, stop: threading.Event, ask: Callable[[int], None], interrupts: Interrupts,
+) -> Outcome:  # fmt: skip
+    from gradscope.cli.printing import say
+    from gradscope.cli.running.progress import Progress
+    from gradscope.cli.running.training_progress import TrainingProgress
+    from gradscope.cli.standard_streams import stdout_to_stderr
+    from gradscope.training.loop.resuming import opened
+    from gradscope.training.loop.training_loop import TrainRequest, train
+
+    with stdout_to_stderr(native=False), Progress(quiet=quiet) as progress:
+        model = model_options.model(target, model_request)
+        for choice in model.choices if verbose else ():
+            say(choice)
+        step = step_options.step(model, name_options.select, name_options.exclude)
+        arguments = model_options.arguments(model)
+        for note in () if quiet else arguments.notes:
+            say(note)
+        chosen = {"TARGET": target, **_described(model, model_options), **step_options.described()}
+        shown = TrainingProgress(
+            progress, (lambda _line: None) if quiet else say, steps=steps, log_every=record_options.log_every
+        )  # fmt: skip
+        request = TrainRequest(
+            model=model, arguments=arguments, batch=_batches(model_options, model, arguments), step=step, steps=steps,
+            every=record_options.every, saving=record_options.saving(), check_numerics=record_options.check_numerics,
+            options=chosen, facts=_facts(model, model_options.facts(arguments)), stop=stop.is_set, progress=shown,
+        )  # fmt: skip
+        with opened(output, chosen, resume=record_options.resume, force=force) as folder:
+            progress.phase("compile")
+            with interrupts.asking(ask):
+                return train(request, folder, resume=record_options.resume)
+
+
+def _described(model: Model, options: ModelOptions) -> dict[str, str]:
+    """Returns what decides the numbers of a run beside its step: the model, and the options it was made with."""
+    given = {
+        "--seed": options.seed, "--batch-size": options.batch_size, "--data": options.data, "--input": options.inputs,
+        "--checkpoint": options.checkpoint and options.checkpoint.name, "--loss": options.loss,
+        "--train": options.train, "--dtype": options.dtype, "--x64": options.x64 or None,
+        "--matmul-precision": options.matmul_precision, "a model file of SHA-256": model.file_sha256,
+    }  # fmt: skip
+    return {name: str(value) for name, value in given.items() if value not in (None, [])}
+
+
+def _facts(model: Model, options: dict[str, Json]) -> dict[str, Json]:
+    from gradscope.capturing.run_environment import machine_provenance, model_provenance
+    from gradscope.dump.manifest.provenance import command_line
+
+    source = model_provenance(model.source, model.file_sha256)
+    return {"model": model.name, **source, **options, **machine_provenance(), "argv": command_line()}
+
+
+def _print_results(path: Path, outcome: Outcome, format_options: FormatOptions) -> None:
+    from gradscope.cli.printing import print_report
+    from gradscope.history.history_reader import History
+    from gradscope.report import step_report
+
+    origins = () if outcome.dump is None else outcome.dump.origins
+    with History(path) as history:
+        report = step_report(
+            "train", str(path), history, None, origins=origins, resumed_from=outcome.resumed_from
+        )  # fmt: skip
+    print_report(report, format_options.chosen)
+
+
+def _batches(model_options: ModelOptions, model: Model, arguments: Arguments) -> Callable[[int], Any]:
+    """Returns the function that makes the batch of a step, by number: those of `--data`, or the model's own."""
+    from gradscope.training.loop.step_batches import data_batches, own_batches
+
+    seed, dtype = model_options.seed, model_options.dtype
+    if model_options.data is not None:
+        return data_batches(model_options.data, arguments, seed=seed)
+    return own_batches(model, arguments, seed=seed, dtype=None if dtype is None else dtype.value)

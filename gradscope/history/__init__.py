@@ -1,0 +1,24 @@
+"""The history of a training run: what was recorded at which step, in a file of SQLite. Never imports JAX.
+
+- `run_folder` names the files of a run, and locks the folder for the one process that writes to it.
+- `schema` defines the tables, their columns and units.
+- `history_rows` defines what is in a table's row.
+- `history_writer` writes a history from a thread of its own, in one transaction a step.
+- `history_reader` reads a history that anybody may have written, after it has checked all of its schema.
+- `tensor_trends` summarises a series: its first and last value, and its slope.
+- `at_step` makes the manifest of a dump of what a history has of one step.
+
+Vocabulary: a *run* is a folder with a history, checkpoints and what alarms saved. A step is *recorded* where the
+history has a row for it.
+
+Two guarantees decide the design:
+
+- Whatever kills the writer, the history has whole steps only, and all that were written before. So a step is one
+  transaction, with a write-ahead log where the file system can have one.
+- A history may come from a stranger. SQLite evaluates expressions that a schema holds: views, triggers, generated
+  columns, indexes on expressions. So every statement of the schema has to be ours, letter by letter, before a table is
+  read, and the work of a query is bounded by the size of the file.
+
+Why SQLite (2026-11): an append-only file of our own would be faster to write, and nothing could read it. `sqlite3`,
+pandas and DuckDB read this one while it is being written.
+"""

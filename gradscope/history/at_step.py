@@ -1,0 +1,58 @@
+"""What a history has of one step, as the manifest of a dump with statistics only."""
+
+from __future__ import annotations
+
+import math
+
+from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.record import Json, SiteFacts
+from gradscope.errors import UsageError
+from gradscope.history.history_reader import History
+from gradscope.history.history_rows import TensorRow
+from gradscope.history.schema import STATS
+
+#: The statistics of a history that a dump has under the same names.
+_COUNTS = frozenset({"zeros", "nan", "inf"})
+
+
+def manifest_at(history: History, step: int) -> Manifest:
+    """Returns the manifest of a dump with the statistics of one recorded step.
+
+    Args:
+        history: The history.
+        step: The step.
+
+    Raises:
+        UsageError: The step was not recorded; the hint names the nearest that was.
+        DumpError: The history is damaged.
+    """
+    steps = history.steps()
+    recorded = steps["step"]
+    at = recorded.searchsorted(step)
+    if at >= len(recorded) or recorded[at] != step:
+        near = [int(each) for each in recorded[max(at - 1, 0) : at + 1]]
+        hint = f"recorded are {' and '.join(map(str, near))} around it" if near else "no step was recorded yet"
+        raise UsageError(f"step {step} was not recorded", hint=hint)
+    found = history.stats_at(step)
+    entries = [
+        _entry(history.tensors[number], number, stats) for number, stats in found.items() if number in history.tensors
+    ]
+    loss = float(steps["loss"][at])
+    facts: dict[str, Json] = {
+        name: float(values[at]) for name, values in steps.items() if name != "time" and not math.isnan(values[at])
+    }
+    return Manifest(entries=tuple(entries), loss=None if math.isnan(loss) else loss, tier="core", provenance=facts)
+
+
+def _entry(tensor: TensorRow, number: int, stats: dict[str, float | int]) -> Entry:
+    shape, dtype = tensor.shape or (), tensor.dtype or "float32"
+    columns: dict[str, Json] = {"shape": list(shape), "dtype": dtype, "size": math.prod(shape)}
+    columns |= {name: int(stats[name]) if name in _COUNTS else stats[name] for name in STATS if name in stats}
+    return Entry(
+        family=tensor.family,
+        name=tensor.name,
+        shape=shape,
+        dtype=dtype,
+        stats=columns,
+        site=SiteFacts(index=number, source=tensor.source, layer=tensor.layer),
+    )

@@ -1,0 +1,288 @@
+"""Reads a history that anybody may have written.
+
+The file is opened read-only. Its schema has to be the statements of `schema.TABLES`, letter by letter, before a table
+is read; extensions are off, every value is checked for its type, and a query ends where it takes more work than a
+sound file of that size could cause.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+import numpy as np
+
+from gradscope.dump.storage.input_file import InputFile
+from gradscope.dump.storage.storage_errors import located
+from gradscope.errors import DumpError, MissingKeyError, UsageError
+from gradscope.history.history_rows import Alarm, TensorRow
+from gradscope.history.run_folder import HISTORY
+from gradscope.history.schema import APPLICATION_ID, STATS, STEPS, TABLES, VERSION
+from gradscope.naming import printable
+from gradscope.naming.patterns import nearest_hint
+
+_HEADER: Final = b"SQLite format 3\0"
+#: Offset of the byte in the header that is 2 where readers need the write-ahead log.
+_READ_VERSION: Final = 19
+_WITH_LOG: Final = 2
+
+#: The longest text or blob, in bytes.
+_LONGEST: Final = 1 << 20
+#: Steps of SQLite's machine for each byte of the file that a query may take, and between two looks at their number. A
+#: page that many others point to makes a small file endless.
+_WORK_PER_BYTE: Final = 64
+_WORK_UNIT: Final = 100_000
+
+#: What a damaged file makes SQLite and its texts raise.
+_DAMAGED: Final = (sqlite3.Error, UnicodeDecodeError)
+
+#: Columns that have integers only.
+_INTEGERS: Final = frozenset({"id", "tensor", "step", "examples", "skipped", "zeros", "nan", "inf"})
+
+_SHAPE: Final = re.compile(r"\[(?:\d{1,18}(?:, ?\d{1,18}){0,63})?\]")
+
+
+class History:
+    """The history of a run, opened for reading. It is a context manager.
+
+    Args:
+        folder: The folder of the run.
+
+    Attributes:
+        folder: The same.
+        facts: What the run states about itself.
+        tensors: The tensors that it observes, by number, in the order of the step.
+
+    Raises:
+        DumpError: There is none, or it is damaged or not one that gradscope writes.
+        MachineError: It cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / HISTORY
+        self._work = 0
+        with located(str(self._path)):
+            self._connection, self._most_work = _connected(self._path)
+            self._connection.set_progress_handler(self._worked, _WORK_UNIT)
+            try:
+                _require_schema(self._connection)
+                self.facts = {str(key): str(value) for key, value in self._rows("run", ("key", "value"), str)}
+                self.tensors = dict(self._tensor_rows())
+            except _DAMAGED as error:
+                self.close()
+                raise DumpError(f"it is not a history that can be read: {error}") from error
+            except DumpError:
+                self.close()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._connection.close()
+
+    def steps(self) -> dict[str, np.ndarray]:
+        """Returns what was recorded of each step: by column an array, NaN where a value is missing.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        return self._columns("steps", tuple(STEPS), "ORDER BY step")
+
+    def number_of(self, key: str) -> int:
+        """Returns the number of a tensor.
+
+        Raises:
+            MissingKeyError: The run observes none of that key; the hint has the nearest.
+        """
+        numbers = {tensor.key: number for number, tensor in self.tensors.items()}
+        if key not in numbers:
+            raise MissingKeyError(f"the run has no tensor {printable(key)}", hint=nearest_hint(key, numbers))
+        return numbers[key]
+
+    def stats_of(self, number: int) -> dict[str, np.ndarray]:
+        """Returns the statistics of a tensor over time: by column an array, and `step`; NaN where a value is missing.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        return self._columns("stats", ("step", *STATS), "WHERE tensor = ? ORDER BY step", number)
+
+    def series(self, number: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the steps and the values of one statistic of a tensor.
+
+        Raises:
+            UsageError: There is no such statistic.
+            DumpError: The history is damaged.
+        """
+        _require_column(name)
+        found = self._columns("stats", ("step", name), "WHERE tensor = ? ORDER BY step", number)
+        return found["step"], found[name]
+
+    def stats_at(self, step: int) -> dict[int, dict[str, float | int]]:
+        """Returns the statistics of each tensor at a step, by its number; a missing value has no key.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        with self._reading():
+            rows = self._rows("stats", ("tensor", *STATS), float, "WHERE step = ? ORDER BY tensor", step)
+        return {
+            int(number): {name: value for name, value in zip(STATS, values, strict=True) if value is not None}
+            for number, *values in rows
+            if number is not None
+        }
+
+    def column(self, name: str) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Returns a statistic of every tensor over time, as steps and values, by the tensor's number.
+
+        Raises:
+            UsageError: There is no such statistic.
+            DumpError: The history is damaged.
+        """
+        _require_column(name)
+        found = self._columns("stats", ("step", "tensor", name), "ORDER BY tensor, step")
+        numbers, starts = np.unique(found["tensor"], return_index=True)
+        bounds = [*starts.tolist(), len(found["tensor"])]
+        return {
+            int(number): (found["step"][start:end], found[name][start:end])
+            for number, (start, end) in zip(numbers, pairwise(bounds), strict=True)
+            if number == number  # noqa: PLR0124 - NaN stands for a number that is missing
+        }
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """Returns what was wrong, in the order of the steps.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        with self._reading():
+            texts = self._rows("alarms", ("rule", "why", "folder"), str, "ORDER BY step, rowid")
+            numbers = self._rows("alarms", ("step", "tensor", "value", '"limit"'), float, "ORDER BY step, rowid")
+        keys = {number: tensor.key for number, tensor in self.tensors.items()}
+        return tuple(
+            Alarm(
+                step=int(step or 0), rule=rule or "", why=why or "", folder=folder,
+                key=None if tensor is None else keys.get(int(tensor)), value=value, limit=limit,
+            )
+            for (rule, why, folder), (step, tensor, value, limit) in zip(texts, numbers, strict=True)
+        )  # fmt: skip
+
+    @contextmanager
+    def _reading(self) -> Generator[None]:
+        with located(str(self._path)):
+            try:
+                yield
+            except _DAMAGED as error:
+                raise DumpError(f"it is damaged: {error}") from error
+
+    def _columns(self, table: str, names: Sequence[str], which: str, *values: int) -> dict[str, np.ndarray]:
+        with self._reading():
+            rows = self._rows(table, names, float, which, *values)
+        columns = dict(zip(names, np.array(rows, np.float64).reshape(-1, len(names)).T, strict=True))
+        if np.isnan(columns["step"]).any():
+            raise DumpError(f"a row of its table {table} has no step")
+        return {**columns, "step": columns["step"].astype(np.int64)}
+
+    def _rows(self, table: str, columns: Sequence[str], kind: type, which: str = "", *values: int) -> list[Any]:
+        """Returns rows of a table whose columns are all texts, or all numbers; either may be NULL."""
+        self._work = 0
+        # SQLite stores any value in any column. The check is SQLite's, as Python takes a second for a million values.
+        wrong = " OR ".join(f"typeof({column}) NOT IN ({_types(column, kind)})" for column in columns)
+        listed = ", ".join(columns)
+        query = f"SELECT {wrong}, {listed} FROM {table} {which}"  # noqa: S608 - our own names
+        rows = self._connection.execute(query, values).fetchall()
+        if any(row[0] for row in rows):
+            raise DumpError(f"a value in its table {table} is of a wrong type")
+        return [row[1:] for row in rows]
+
+    def _tensor_rows(self) -> Generator[tuple[int, TensorRow]]:
+        texts = self._rows("tensors", ("family", "name", "shape", "dtype", "layer", "source"), str, "ORDER BY id")
+        numbers = self._rows("tensors", ("id",), float, "ORDER BY id")
+        for (number,), (family, name, shape, dtype, layer, source) in zip(numbers, texts, strict=True):
+            if not family or name is None or number is None:
+                raise DumpError("a tensor in its table tensors has no name")
+            yield (
+                number,
+                TensorRow(family=family, name=name, shape=_shape(shape), dtype=dtype, layer=layer, source=source),
+            )
+
+    def _worked(self) -> bool:
+        """Returns whether a query has to end; SQLite calls it."""
+        self._work += _WORK_UNIT
+        return self._work > self._most_work
+
+
+def _connected(path: Path) -> tuple[sqlite3.Connection, int]:
+    """Returns a connection that only reads, and the steps that a query may take."""
+    with InputFile(path) as file:
+        size_bytes = file.size_bytes
+        header = file.read(0, min(size_bytes, _READ_VERSION + 1))
+    if not header.startswith(_HEADER) or len(header) <= _READ_VERSION:
+        raise DumpError("it is not a history: it is no file of SQLite")
+    log = path.with_name(f"{path.name}-wal")
+    # Without a log nobody writes to it, and SQLite would make one, which a folder that is read-only refuses.
+    mode = "&immutable=1" if header[_READ_VERSION] == _WITH_LOG and not log.exists() else ""
+    with suppress(OSError):
+        size_bytes += log.stat().st_size
+    try:
+        connection = sqlite3.connect(
+            f"file:{quote(str(path.absolute()))}?mode=ro{mode}", uri=True, isolation_level=None, check_same_thread=False
+        )
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        for pragma in ("trusted_schema=OFF", "query_only=ON", "cell_size_check=ON", "mmap_size=0"):
+            connection.execute(f"PRAGMA {pragma}")
+    except sqlite3.Error as error:
+        raise DumpError(f"it is not a history that can be read: {error}") from error
+    return connection, _WORK_PER_BYTE * size_bytes + 10 * _WORK_UNIT
+
+
+def _require_schema(connection: sqlite3.Connection) -> None:
+    """Raises an error where the file has any other schema than a history."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION_ID:
+        raise DumpError("it is not a history: another program wrote it")
+    if version > VERSION:
+        raise DumpError(f"its version is {version}, and this gradscope reads {VERSION}", hint="upgrade gradscope")
+    found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 64").fetchall()
+    expected = {("table", name, name, statement) for name, statement in TABLES.items()}
+    if set(found) != expected or len(found) != len(expected):
+        strange = next((f"the {kind} {printable(str(name))}" for kind, name, table, sql in found
+                        if (kind, name, table, sql) not in expected), "a table that is missing")  # fmt: skip
+        raise DumpError(f"its schema is not that of a history: {strange}")
+
+
+def _types(column: str, kind: type) -> str:
+    """Returns SQLite's types of the values that a column may have."""
+    if kind is str:
+        return "'text', 'null'"
+    return "'integer', 'null'" if column in _INTEGERS else "'integer', 'real', 'null'"
+
+
+def _require_column(name: str) -> None:
+    if name not in STATS:
+        raise UsageError(f"a history has no column {name!r}", hint=nearest_hint(name, STATS))
+
+
+def _shape(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    if not _SHAPE.fullmatch(text):
+        raise DumpError("a shape in its table tensors is none")
+    return tuple(int(size) for size in re.findall(r"\d+", text))

@@ -1,0 +1,72 @@
+"""The rows of a history's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gradscope import naming
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRow:
+    """A tensor that a run observes, the same at each recorded step.
+
+    Attributes:
+        family: Its family; `slot/mu` for an optimizer's variable.
+        name: Its name.
+        shape: Its shape; None where it is not known.
+        dtype: Its logical dtype's name.
+        layer: The layer that outputs it, or for a parameter the one that uses it; None where there is none.
+        source: `file:line` in the user's code; None where unknown.
+    """
+
+    family: str
+    name: str
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    layer: str | None = None
+    source: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The tensor's key."""
+        return naming.key_of(self.family, self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """Something that was wrong at a step.
+
+    Attributes:
+        step: The step.
+        rule: The name of the rule.
+        why: The reason, as the predicate of a sentence.
+        key: The tensor's key; None where it is of the step.
+        value: The number that the rule is about; None for none, and where it is no number.
+        limit: The limit that it passed; None for none.
+        folder: The folder in the run where the state before the step and its batch are; None where nothing was saved.
+    """
+
+    step: int
+    rule: str
+    why: str
+    key: str | None = None
+    value: float | None = None
+    limit: float | None = None
+    folder: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """Everything that is recorded of one step.
+
+    Attributes:
+        numbers: The columns of `schema.STEPS`; those that are missing become NULL.
+        stats: The columns of `schema.STATS` by the tensor's key, likewise.
+    """
+
+    numbers: Mapping[str, float | int | None]
+    stats: Mapping[str, Mapping[str, float | int | None]] = field(
+        default_factory=dict[str, Mapping[str, float | int | None]]
+    )

@@ -1,0 +1,202 @@
+"""Writes a history from a thread of its own, one transaction a step."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from gradscope.dump.storage.storage_errors import machine_errors
+from gradscope.errors import MachineError
+from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
+from gradscope.history.run_folder import HISTORY
+from gradscope.history.schema import APPLICATION_ID, STATS, STEPS, TABLES, VERSION
+from gradscope.naming import printable
+
+_Result = TypeVar("_Result")
+
+#: Steps that may wait to be written; the next one waits for the first of them.
+_MOST_WAITING: Final = 8
+
+#: Seconds that a write waits for a reader, where there is no write-ahead log.
+_LOCK_SECONDS: Final = 60.0
+
+
+class HistoryWriter:
+    """Writes the history of a run. It is a context manager; the folder has to be locked.
+
+    Args:
+        folder: The folder of the run; a history that is there is continued.
+        from_step: Rows of this step and of later ones are removed.
+        facts: Facts about the run that a new history has from its first moment on.
+
+    Raises:
+        MachineError: The file cannot be written.
+    """
+
+    def __init__(self, folder: Path, *, from_step: int, facts: Mapping[str, str]) -> None:
+        self._path = folder / HISTORY
+        self._ids: dict[str, int] = {}
+        self._waiting: list[Future[None]] = []
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="history")
+        self._facts = dict(facts)
+        self._connection = self._done(self._opened)
+        self.forget(from_step)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self.flush()
+                self._done(self._to_one_file)
+        finally:
+            self._pool.submit(self._connection.close).result()
+            self._pool.shutdown()
+
+    def describe(self, facts: Mapping[str, str], tensors: Iterable[TensorRow] = ()) -> None:
+        """Writes facts about the run, and the tensors that it observes; earlier ones of the same names are replaced.
+
+        Raises:
+            MachineError: The disk is full or fails.
+        """
+        self._done(self._describe, dict(facts), list(tensors))
+
+    def write(self, record: Callable[[], StepRecord]) -> None:
+        """Writes a step soon.
+
+        Args:
+            record: Returns its numbers. It is called in the writer's thread, and may wait for the device there.
+
+        Raises:
+            MachineError: The disk is full or fails, now or when an earlier step was written.
+        """
+        while len(self._waiting) >= _MOST_WAITING or (self._waiting and self._waiting[0].done()):
+            self._waiting.pop(0).result()
+        self._waiting.append(self._pool.submit(self._guarded, self._write, record))
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Writes an alarm.
+
+        Raises:
+            MachineError: The disk is full or fails.
+        """
+        self._done(self._alarm, alarm)
+
+    def forget(self, from_step: int) -> None:
+        """Removes what was written of a step and of all later ones.
+
+        Raises:
+            MachineError: The disk is full or fails.
+        """
+        self.flush()
+        self._done(self._forget, from_step)
+
+    def flush(self) -> None:
+        """Waits until every step is on the disk.
+
+        Raises:
+            MachineError: The disk is full or fails.
+        """
+        while self._waiting:
+            self._waiting.pop(0).result()
+
+    def _done(self, action: Callable[..., _Result], *arguments: object) -> _Result:
+        return self._pool.submit(self._guarded, action, *arguments).result()
+
+    def _guarded(self, action: Callable[..., _Result], *arguments: object) -> _Result:
+        try:
+            with machine_errors("write to", self._path):
+                return action(*arguments)
+        except sqlite3.Error as error:
+            raise MachineError(
+                f"cannot write to {printable(str(self._path))}: {error}", hint="check free space and permissions"
+            ) from error
+
+    def _opened(self) -> sqlite3.Connection:
+        if not self._path.exists():
+            self._create()
+        connection = self._connected(self._path)
+        connection.execute("PRAGMA journal_mode=WAL")  # where the file system has none, it stays a rollback journal
+        connection.execute("PRAGMA synchronous=FULL")
+        return connection
+
+    def _connected(self, path: Path) -> sqlite3.Connection:
+        return sqlite3.connect(path, timeout=_LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+
+    def _create(self) -> None:
+        """Makes a history without steps, under another name first: one that exists has its tables."""
+        made = self._path.with_name(f".gradscope-{HISTORY}")
+        made.unlink(missing_ok=True)
+        units = [(column, unit, meaning) for column, (unit, meaning) in {**STEPS, **STATS}.items()]
+        connection = self._connected(made)
+        with closing(connection), _transaction(connection):
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={VERSION}")
+            for statement in TABLES.values():
+                connection.execute(statement)
+            connection.executemany("INSERT INTO units VALUES (?, ?, ?)", units)
+            connection.executemany("INSERT INTO run VALUES (?, ?)", list(self._facts.items()))
+        made.replace(self._path)
+
+    def _forget(self, from_step: int) -> None:
+        with _transaction(self._connection) as connection:
+            for table in ("steps", "stats", "histograms", "alarms"):
+                connection.execute(f"DELETE FROM {table} WHERE step >= ?", (from_step,))  # noqa: S608 - our own names
+
+    def _to_one_file(self) -> None:
+        """Ends the write-ahead log, so that the history is one file that can be copied."""
+        # Somebody who is reading it keeps the log. It is whole as it is.
+        self._connection.execute("PRAGMA busy_timeout=0")
+        with suppress(sqlite3.OperationalError):
+            self._connection.execute("PRAGMA journal_mode=DELETE")
+
+    def _describe(self, facts: Mapping[str, str], tensors: list[TensorRow]) -> None:
+        with _transaction(self._connection) as connection:
+            connection.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", list(facts.items()))
+            known = connection.execute("SELECT id, family, name FROM tensors")
+            self._ids = {f"{family}/{name}": number for number, family, name in known}
+            for tensor in tensors:
+                number = self._ids.setdefault(tensor.key, len(self._ids))
+                shape = None if tensor.shape is None else json.dumps(tensor.shape)
+                row = (number, tensor.family, tensor.name, shape, tensor.dtype, tensor.layer, tensor.source)
+                connection.execute("INSERT OR REPLACE INTO tensors VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+    def _write(self, record: Callable[[], StepRecord]) -> None:
+        made = record()
+        step = made.numbers["step"]
+        rows = ((step, self._ids[key], *map(stats.get, STATS)) for key, stats in made.stats.items())
+        with _transaction(self._connection) as connection:
+            connection.execute(_insertion("steps", len(STEPS)), tuple(map(made.numbers.get, STEPS)))
+            connection.executemany(_insertion("stats", len(STATS) + 2), rows)
+
+    def _alarm(self, alarm: Alarm) -> None:
+        tensor = None if alarm.key is None else self._ids.get(alarm.key)
+        row = (alarm.step, alarm.rule, tensor, alarm.value, alarm.limit, alarm.why, alarm.folder)
+        with _transaction(self._connection) as connection:
+            connection.execute(_insertion("alarms", len(row)), row)
+
+
+def _insertion(table: str, columns: int) -> str:
+    return f"INSERT INTO {table} VALUES ({', '.join('?' * columns)})"  # noqa: S608 - our own names
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Generator[sqlite3.Connection]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+    except BaseException:
+        # SQLite may have rolled back by itself, as it does where the disk is full.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")

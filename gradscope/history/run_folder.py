@@ -1,0 +1,115 @@
+"""The files in the folder of a run, and the lock of the one process that writes to it."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from gradscope.dump.storage.partial_file import lock
+from gradscope.dump.storage.storage_errors import machine_errors
+from gradscope.errors import UsageError
+from gradscope.naming import printable
+
+HISTORY: Final = "history.sqlite"
+
+_LOCK: Final = ".lock"
+_STATE: Final = re.compile(r"state-(\d{6,})\.npz")
+_ALARM: Final = re.compile(r"alarm-(\d{6,})")
+_COMPANIONS: Final = ("-wal", "-shm", "-journal")
+
+
+def is_run(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a path is the folder of a run: one that has a history."""
+    with suppress(OSError, ValueError):  # ValueError: a NUL character
+        return (Path(path) / HISTORY).exists()
+    return False
+
+
+def state_path(folder: Path, steps: int) -> Path:
+    """Returns the path of the checkpoint after a number of steps."""
+    return folder / f"state-{steps:06}.npz"
+
+
+def alarm_path(folder: Path, step: int) -> Path:
+    """Returns the path of the folder for what an alarm at a step saves."""
+    return folder / f"alarm-{step:06}"
+
+
+def states_in(folder: Path) -> dict[int, Path]:
+    """Returns the checkpoints of a run by the number of steps before them, in order."""
+    found = ((_STATE.fullmatch(path.name), path) for path in folder.iterdir())
+    return dict(sorted((int(match[1]), path) for match, path in found if match is not None))
+
+
+class RunFolder:
+    """The folder of a run, locked against other writers as long as the context lasts.
+
+    Args:
+        path: The folder; it is made where it does not exist.
+
+    Raises:
+        UsageError: Another process writes to it, or the path is not a folder.
+        MachineError: It cannot be made or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{printable(str(path))} is not a folder", hint="a run is a folder: name another one")
+        with machine_errors("write to", path):
+            path.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        if not lock(self._descriptor):
+            os.close(self._descriptor)
+            raise UsageError(
+                f"another process trains in {printable(str(path))}", hint="wait for it, or name another folder"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unlocks the folder."""
+        os.close(self._descriptor)
+
+    @property
+    def others(self) -> list[str]:
+        """The names of everything in the folder that is not part of a run."""
+        return sorted(path.name for path in self.path.iterdir() if not _is_part(path.name))
+
+    def clear(self) -> None:
+        """Removes the history and the checkpoints of a run, and nothing else.
+
+        Raises:
+            MachineError: They cannot be removed.
+        """
+        with machine_errors("remove", self.path):
+            # The history last: without it the folder is no run, and nothing would remove the rest.
+            for path in states_in(self.path).values():
+                path.unlink()
+            for suffix in (*_COMPANIONS, ""):
+                (self.path / f"{HISTORY}{suffix}").unlink(missing_ok=True)
+
+    def keep_states(self, number: int) -> None:
+        """Removes all checkpoints but the last so many.
+
+        Raises:
+            MachineError: One cannot be removed.
+        """
+        with machine_errors("remove a checkpoint in", self.path):
+            for path in list(states_in(self.path).values())[:-number]:
+                path.unlink()
+
+
+def _is_part(name: str) -> bool:
+    known = {_LOCK, HISTORY, *(f"{HISTORY}{suffix}" for suffix in _COMPANIONS)}
+    return name in known or name.startswith(".gradscope-") or bool(_STATE.fullmatch(name) or _ALARM.fullmatch(name))

@@ -1,0 +1,63 @@
+"""The tables of a history: their columns, and what each number in them is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+#: In the file's header: that it is a history, and of which version its tables are.
+APPLICATION_ID: Final = 0x47535348
+VERSION: Final = 1
+
+#: Per step: unit and meaning by column. The types are those of `CREATE TABLE` below.
+STEPS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "step": ("count", "number of the step, from 0"),
+        "time": ("seconds", "when its numbers were written, since 1970"),
+        "loss": ("", "the loss before the update"),
+        "learning_rate": ("", "the learning rate of the update, where the optimizer states it"),
+        "grad_norm": ("", "l2 norm of the gradients of all trained parameters together, as differentiated"),
+        "grad_norm_clipped": ("", "l2 norm of the gradients as the optimizer got them"),
+        "update_norm": ("", "l2 norm of what was added to the trained parameters"),
+        "param_norm": ("", "l2 norm of the trained parameters before the update"),
+        "examples": ("count", "examples that the run has trained on, this step's included"),
+        "skipped": ("count", "updates that the run has skipped"),
+    }
+)
+
+#: Per tensor and step: unit and meaning by column.
+STATS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "l2": ("", "square root of the sum of squares of the finite elements"),
+        "rms": ("", "root mean square of the finite elements"),
+        "mean": ("", "mean of the finite elements"),
+        "std": ("", "population standard deviation of the finite elements"),
+        "amax": ("", "largest magnitude of the finite elements"),
+        "zeros": ("count", "elements that are zero"),
+        "nan": ("count", "elements that are NaN"),
+        "inf": ("count", "elements that are infinite"),
+        "ratio": ("", "of an update: its l2 over that of the parameter"),
+        "cosine": ("-1..1", "of a parameter's gradient: cosine with that of the last recorded step"),
+        "share": ("0..1", "of a parameter's gradient: its part of the square of the global norm"),
+    }
+)
+
+#: The statement of each table, letter by letter as a history has it.
+TABLES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "run": "CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",
+        "steps": "CREATE TABLE steps (step INTEGER PRIMARY KEY, time REAL, loss REAL, learning_rate REAL, "
+        "grad_norm REAL, grad_norm_clipped REAL, update_norm REAL, param_norm REAL, examples INTEGER, skipped INTEGER)",
+        "tensors": "CREATE TABLE tensors (id INTEGER PRIMARY KEY, family TEXT, name TEXT, shape TEXT, dtype TEXT, "
+        "layer TEXT, source TEXT)",
+        "stats": "CREATE TABLE stats (step INTEGER, tensor INTEGER, l2 REAL, rms REAL, mean REAL, std REAL, amax REAL, "
+        "zeros INTEGER, nan INTEGER, inf INTEGER, ratio REAL, cosine REAL, share REAL, PRIMARY KEY (step, tensor)) "
+        "WITHOUT ROWID",
+        "histograms": "CREATE TABLE histograms (step INTEGER, tensor INTEGER, counts BLOB, "
+        "PRIMARY KEY (step, tensor)) WITHOUT ROWID",
+        "alarms": 'CREATE TABLE alarms (step INTEGER, rule TEXT, tensor INTEGER, value REAL, "limit" REAL, why TEXT, '
+        "folder TEXT)",
+        "units": 'CREATE TABLE units ("column" TEXT PRIMARY KEY, unit TEXT, meaning TEXT) WITHOUT ROWID',
+    }
+)

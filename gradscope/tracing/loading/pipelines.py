@@ -1,0 +1,80 @@
+"""Input pipelines: functions or iterables of the user's that provide batches one after the other."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from gradscope.errors import UsageError
+from gradscope.frameworks.modules.tree_names import tree_names
+from gradscope.tracing.loading.loader import named_object, seed_generators
+from gradscope.tracing.user_frames import user_code
+
+
+class Pipeline:
+    """A `Pipeline` provides batches by number.
+
+    Args:
+        text: The pipeline as a target names it, `package.module:batches` or `data.py:batches("train")`: an iterable of
+            batches, a function that returns one, or a function that takes a batch's number and returns the batch.
+        seed: Seeds the generators that it may use without a key.
+
+    Raises:
+        UsageError: There is no such pipeline, or it is none.
+        ModelError: The file does not import, or the function failed.
+    """
+
+    def __init__(self, text: str, seed: int) -> None:
+        self._text = text
+        self._seed = seed
+        seed_generators(seed)
+        with user_code(f"the pipeline {text}"):
+            self._source = named_object(text)
+        self._takes_number = callable(self._source) and _required_parameters(self._source) == 1
+        self._batches: Iterator[Any] = iter(())
+        self._next: int | None = None
+
+    def leaves(self, number: int) -> dict[str, np.ndarray]:
+        """Returns a batch by the names of its leaves. Batches of an iterable are read in order, and skipped ones, too.
+
+        Args:
+            number: The number of the batch, from 0.
+
+        Raises:
+            UsageError: There are fewer batches.
+            ModelError: The pipeline failed.
+        """
+        with user_code(f"the pipeline {self._text}"):
+            batch = self._source(number) if self._takes_number else self._batch_in_order(number)
+            if batch is None:
+                raise UsageError(f"{self._text} ends before batch {number}")
+            leaves = map(np.asarray, jax.tree_util.tree_leaves(batch))
+            return dict(zip(tree_names(batch), leaves, strict=True))
+
+    def _batch_in_order(self, number: int) -> Any:
+        if self._next is None or number < self._next:
+            seed_generators(self._seed)
+            self._batches, self._next = iter(self._iterable()), 0
+        found = next(itertools.islice(self._batches, number - self._next, None), None)
+        self._next = number + 1
+        return found
+
+    def _iterable(self) -> Iterable[Any]:
+        batches = self._source() if callable(self._source) else self._source
+        if not isinstance(batches, Iterable):
+            raise UsageError(f"{self._text} is of type {type(batches).__name__}, expected an iterable of batches")
+        return cast("Iterable[Any]", batches)
+
+
+def _required_parameters(function: Any) -> int:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):  # written in C without a text signature
+        return 0
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(each.default is each.empty and each.kind in kinds for each in parameters)

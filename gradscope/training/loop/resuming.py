@@ -1,0 +1,137 @@
+"""Opens the folder of a run, new or to be continued, and says how a run differs from the one it is to continue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from gradscope.errors import DumpError, UsageError
+from gradscope.history.history_reader import History
+from gradscope.history.run_folder import RunFolder, is_run, states_in
+from gradscope.naming import printable
+from gradscope.training.loop.state_files import OTHER_RUN, restored
+from gradscope.training.state import TrainState
+
+#: The names of facts in a history that have to be the same when a run is resumed.
+_OPTION = "option "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a run starts.
+
+    Attributes:
+        state: The state.
+        previous: The gradients of the last recorded step; None where none was recorded.
+        number: The number of steps taken before.
+    """
+
+    state: TrainState
+    previous: Any
+    number: int
+
+
+def opened(path: Path, options: Mapping[str, str], *, resume: bool, force: bool) -> RunFolder:
+    """Returns the locked folder of a run, which has to be closed.
+
+    Args:
+        path: The folder.
+        options: The options that decide the run's numbers, by name.
+        resume: Whether the run in it is continued.
+        force: Whether a run in it may be replaced, or continued with other options.
+
+    Raises:
+        UsageError: There is no run to resume or one that would be lost, or it has other options.
+        DumpError: Its history cannot be read.
+        MachineError: The folder cannot be written.
+    """
+    shown = printable(str(path))
+    if resume and not is_run(path):
+        raise UsageError(f"there is no run in {shown} to resume", hint="start it without --resume")
+    if not resume and is_run(path) and not force and not _is_empty(path):
+        raise UsageError(f"{shown} holds a run", hint="continue it with --resume, or replace it with --force")
+    folder = RunFolder(path)
+    try:
+        if resume and not force:
+            _require_same_options(path, options)
+        elif not resume and is_run(path):
+            folder.clear()
+        elif folder.others and not force:
+            raise UsageError(
+                f"{shown} holds other files, such as {printable(folder.others[0])}", hint="name a folder of its own"
+            )
+    except BaseException:
+        folder.close()
+        raise
+    return folder
+
+
+def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int) -> Start:
+    """Returns where a run continues: at its last checkpoint, or at the beginning where it has none.
+
+    Args:
+        folder: The folder of the run.
+        first: The state before the first step, whose structure a checkpoint must have.
+        no_gradients: Gradients of the run.
+        steps: The number of steps that the run shall have in the end.
+
+    Raises:
+        UsageError: The run has more steps already.
+        DumpError: The checkpoint is damaged, or of another run.
+    """
+    states = states_in(folder)
+    if not states:
+        return Start(state=first, previous=None, number=0)
+    number, path = list(states.items())[-1]
+    if number > steps:
+        raise UsageError(
+            f"the run in {printable(str(folder))} has taken {number:,} steps already, more than the {steps:,} of "
+            "--steps",
+            hint=f"give --steps {number} or more",
+        )
+    try:
+        state, previous = restored(path, first, no_gradients)
+    except DumpError as error:
+        before = [each for each in states if each < number]
+        other = f"from {states[before[-1]].name}" if before else "from the beginning"
+        repair = f"remove {printable(str(path))} to resume {other}"
+        raise DumpError(error.message, hint=error.hint if error.hint == OTHER_RUN else repair) from error
+    return Start(state=state, previous=previous, number=number)
+
+
+def option_facts(options: Mapping[str, str]) -> dict[str, str]:
+    """Returns options as facts of a history."""
+    return {f"{_OPTION}{name}": value for name, value in options.items()}
+
+
+def owned(state: TrainState) -> TrainState:
+    """Returns a copy of a state in arrays of its own, so that it can be donated: a first average is the parameters."""
+    return jax.tree_util.tree_map(lambda leaf: leaf.copy(), state)
+
+
+def _is_empty(path: Path) -> bool:
+    """Returns whether a run ended before its first step."""
+    with History(path) as history:
+        return not states_in(path) and not len(history.steps()["step"])
+
+
+def _require_same_options(path: Path, options: Mapping[str, str]) -> None:
+    with History(path) as history:
+        before = {
+            name.removeprefix(_OPTION): value for name, value in history.facts.items() if name.startswith(_OPTION)
+        }
+    for name in dict.fromkeys([*options, *before]):
+        old, new = before.get(name, ""), options.get(name, "")
+        if old != new:
+            raise UsageError(
+                f"the run in {printable(str(path))} has {_stated(name, old)}, and this command {_stated(name, new)}",
+                hint="give the options that it was started with, or continue with the new ones by --force",
+            )
+
+
+def _stated(name: str, value: str) -> str:
+    return f"{name} {printable(value)}" if value else f"no {name}"

@@ -1,0 +1,149 @@
+"""A training step compiled twice: as it is, and with everything that is observed as extra outputs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradscope.capturing.seen import Seen
+from gradscope.training.state import TrainState, named_leaves
+from gradscope.training.step import TrainStep
+
+
+class Recorded(NamedTuple):
+    """What is recorded of one step, on the device.
+
+    Attributes:
+        vectors: Core statistics of each tensor, in the order of `StepPrograms.keys`, [tensors, WIDTH].
+        cosines: Cosine of each gradient with the one of the last recorded step, by parameter.
+        numbers: The numbers of the step, by the names of `step_seen.NUMBERS`.
+    """
+
+    vectors: Any
+    cosines: dict[str, Any]
+    numbers: dict[str, Any]
+
+
+class Taken(NamedTuple):
+    """What a step returns.
+
+    Attributes:
+        state: The state after it; the state before it where it was not sound.
+        sound: Whether its loss and gradients, and those of all steps before, are finite.
+        numbers: Its loss, the norm of its gradients, and the learning rate where that is known.
+        recorded: What is recorded of it; None where it was not observed.
+        gradients: The gradients of an observed step, for the cosines of the next one.
+    """
+
+    state: TrainState
+    sound: Any
+    numbers: dict[str, Any]
+    recorded: Recorded | None = None
+    gradients: Any = None
+
+
+class StepPrograms:
+    """Two compiled programs of one step, which donate the state.
+
+    Args:
+        step: The step.
+        check: Whether a step whose loss or gradient is not finite leaves the state as it is.
+
+    Attributes:
+        keys: The keys of the observed tensors; empty before the first observed step.
+        outline: The shapes of the observations of the loss and its gradients; None before the first observed step.
+    """
+
+    def __init__(self, step: TrainStep, *, check: bool) -> None:
+        self._step = step
+        self._unobserved = step.unobserved()
+        self._check = check
+        self._plain_program = jax.jit(self._plain_step, donate_argnums=0)
+        self._observed_program = jax.jit(self._observed_step, donate_argnums=(0, 2))
+        self.keys: tuple[str, ...] = ()
+        self.outline: Seen | None = None
+
+    def plain(self, state: TrainState, sound: Any, batch: Any) -> Taken:
+        """Takes a step without observing it.
+
+        Args:
+            state: The state before; donated.
+            sound: Whether the steps before were sound.
+            batch: The batch.
+        """
+        return self._plain_program(state, sound, batch)
+
+    def observed(self, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:
+        """Takes a step and observes it.
+
+        Args:
+            state: The state before; donated.
+            sound: Whether the steps before were sound.
+            previous: The gradients of the last observed step, or zeros; donated.
+            batch: The batch.
+        """
+        return self._observed_program(state, sound, previous, batch)
+
+    def no_gradients(self, state: TrainState) -> Any:
+        """Returns zeros of the shapes of a step's gradients."""
+        return jax.tree_util.tree_map(jnp.zeros_like, self._step.trained_of(state))
+
+    def _plain_step(self, state: TrainState, sound: Any, batch: Any) -> Taken:
+        computed = self._unobserved.compute_gradients(state, batch)
+        norm = optax.tree.norm(computed.gradients)
+        sound = self._sound(sound, computed.loss, norm, computed.gradients)
+        numbers = {"loss": computed.loss, "grad_norm": norm, **self._unobserved.learning_rate(state)}
+        if not self._check:
+            return Taken(self._unobserved.advanced(state, computed)[0], sound, numbers)
+        # A branch, and no selection: that would copy all of the state in every step.
+        after = jax.lax.cond(
+            sound, lambda before: self._unobserved.advanced(before, computed)[0], lambda before: before, state
+        )
+        return Taken(after, sound, numbers)
+
+    def _observed_step(self, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:
+        after, seen, gradients = self._step.with_gradients(state, batch)
+        self.keys, self.outline = tuple(seen), _outline(seen.backward) if isinstance(seen.backward, Seen) else None
+        sound = self._sound(sound, seen.loss, seen.grad_norm, gradients)
+        before = named_leaves(previous)
+        cosines = {name: _cosine(gradient, before[name]) for name, gradient in named_leaves(gradients).items()}
+        vectors = [seen[key].vector for key in self.keys]
+        recorded = Recorded(jnp.stack(vectors) if vectors else jnp.zeros((0, 0)), cosines, seen.numbers)
+        return Taken(self._kept(sound, after, state), sound, _shown(seen.numbers), recorded, gradients)
+
+    def _sound(self, before: Any, loss: Any, norm: Any, gradients: Any) -> Any:
+        if not self._check:
+            return before
+        # The norm overflows before the gradients do, and is NaN or infinite wherever one of them is.
+        gradients_finite = jax.lax.cond(
+            jnp.isfinite(norm), lambda _: jnp.bool_(True), _all_finite, jax.tree_util.tree_leaves(gradients)
+        )
+        return before & jnp.isfinite(loss) & gradients_finite
+
+    def _kept(self, sound: Any, after: TrainState, before: TrainState) -> TrainState:
+        if not self._check:
+            return after
+        return jax.tree_util.tree_map(lambda new, old: jnp.where(sound, new, old), after, before)
+
+
+def _shown(numbers: dict[str, Any]) -> dict[str, Any]:
+    return {name: numbers[name] for name in ("loss", "grad_norm", "learning_rate") if name in numbers}
+
+
+def _all_finite(leaves: list[Any]) -> Any:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+
+
+def _cosine(one: Any, other: Any) -> Any:
+    """Returns the cosine of two gradients; NaN where one of them is zero."""
+    wide = jnp.promote_types(one.dtype, jnp.float32)
+    # Each is scaled to a largest element of one: the squares of small gradients underflow.
+    one, other = (each.astype(wide) / jnp.abs(each).max(initial=0).astype(wide) for each in (one, other))
+    return jnp.vdot(one, other).real / (jnp.linalg.norm(one.ravel()) * jnp.linalg.norm(other.ravel()))
+
+
+def _outline(seen: Seen) -> Seen:
+    return jax.tree_util.tree_map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype), seen)

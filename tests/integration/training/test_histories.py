@@ -1,0 +1,268 @@
+"""Histories: what a run reads and shows of its own, and what is refused of a stranger's."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
+from gradscope.history.history_writer import HistoryWriter
+from gradscope.history.run_folder import RunFolder
+from tests.integration.command import gradscope
+
+KEYS = ("param/w", "param_grad/w", "update/w", "activation/layer", "activation_grad/layer", "slot/mu/w")
+STEPS = (0, 10, 20, 29)
+
+
+def row(key: str) -> TensorRow:
+    family, name = key.rsplit("/", 1)
+    return TensorRow(family=family, name=name, shape=(2, 3), dtype="float32", layer="layer", source="net.py:3")
+
+
+def record(step: int, keys: tuple[str, ...] = KEYS) -> StepRecord:
+    stats = {key: {"l2": 2.0 ** (step / 10), "rms": 1.0, "zeros": 3, "nan": 0, "inf": 0} for key in keys}
+    numbers = {"step": step, "loss": float("nan") if step == 20 else 4.0 - step / 10, "examples": 8 * step}
+    return StepRecord(numbers=numbers, stats=stats)
+
+
+def write(folder: Path, steps: tuple[int, ...] = STEPS, keys: tuple[str, ...] = KEYS) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    with HistoryWriter(folder, from_step=0, facts={"model": "net"}) as history:
+        history.describe({}, map(row, keys))
+        for step in steps:
+            history.write(lambda step=step: record(step, keys))
+        history.alarm(Alarm(step=20, rule="nonfinite", why="has 2 NaN", key="param_grad/w", folder="alarm-000020"))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write(tmp_path / "run")
+
+
+def test_a_run_is_read_as_it_was_written(run: Path) -> None:
+    with gs.load(run) as found:
+        assert found.keys() == KEYS
+        assert found.facts["model"] == "net"
+        np.testing.assert_array_equal(found.steps["loss"], [4, 3, np.nan, 1.1])
+        assert np.isnan(found.steps["learning_rate"]).all()
+        np.testing.assert_allclose(found.series("slot/mu/w", "l2"), [1, 2, 4, 2**2.9])
+        assert np.isnan(found.series("slot/mu/w", "ratio")).all()
+        dump = found.at(10)
+        assert dump.stats("param/w").zeros == 3
+        assert (found.alarms[0].key, found.alarms[0].value) == ("param_grad/w", None)
+        with pytest.raises(gs.UsageError, match="step 11 was not recorded") as missing:
+            found.at(11)
+        assert "10 and 20" in str(missing.value.hint)
+        with pytest.raises(KeyError, match="no tensor param/v"):
+            found.series("param/v", "l2")
+        with pytest.raises(gs.UsageError, match="no column 'l3'"):
+            found.series("param/w", "l3")
+
+
+def test_other_programs_read_it(run: Path) -> None:
+    connection = sqlite3.connect(run / "history.sqlite")
+    query = "SELECT family, name, l2 FROM stats JOIN tensors ON id = tensor WHERE step = 29 AND family = 'update'"
+    assert connection.execute(query).fetchall() == [("update", "w", pytest.approx(2**2.9))]
+    assert ("ratio",) in connection.execute('SELECT "column" FROM units').fetchall()
+    connection.close()
+
+
+def test_show_has_trends_steps_and_tensors(run: Path) -> None:
+    trends = gradscope("show", run, "--json", folder=run).json
+    assert trends["loss"] == {"first": 4.0, "last": 1.1}
+    by_key = {(row["family"], row["name"]): row for row in trends["rows"]}
+    assert by_key["slot/mu", "w"] == pytest.approx(
+        {"family": "slot/mu", "name": "w", "column": "l2", "first": 1, "last": 2**2.9, "slope": 10 * np.log10(2)}
+    )
+    assert trends["alarms"][0]["family"] == "param_grad"
+    step = gradscope("show", run, "--step", 10, "--families", "param,slot", "--json", folder=run).json
+    assert [row["family"] for row in step["rows"]] == ["param", "slot/mu"]
+    tensor = gradscope("show", run, "--tensor", "update/w", "--json", folder=run).json
+    assert [row["step"] for row in tensor["rows"]] == list(STEPS)
+    text = gradscope("show", run, folder=run).output
+    assert "at step 20 param_grad/w has 2 NaN; the state before it and its batch are in alarm-000020" in text
+    assert "4.00 to 1.10" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--step", 11), "step 11 was not recorded"),
+        (("--tensor", "param/v"), "the run has no tensor param/v"),
+        (("--select", "v*"), "pattern 'v*' selects nothing"),
+        (("--ledger",), "--ledger is of dumps"),
+        (("--step", 10, "--tensor", "param/w"), "contradict each other"),
+    ],
+)
+def test_what_a_run_does_not_have_is_one_message(run: Path, options: tuple[Any, ...], message: str) -> None:
+    done = gradscope("show", run, *options, folder=run)
+    assert (done.status, message in done.errors) == (2, True), done.errors
+
+
+def test_a_dump_has_no_steps(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", w=np.ones(2))
+    done = gradscope("show", "a.npz", "--step", 3, folder=tmp_path)
+    assert (done.status, "--step is of a training run" in done.errors) == (2, True)
+
+
+def test_reading_a_run_imports_no_jax(run: Path) -> None:
+    program = (
+        "import sys, gradscope as gs; run = gs.load('run'); run.at(10).table(); run.series('param/w', 'l2');"
+        "print(sorted({'jax', 'jaxlib'} & sys.modules.keys()))"
+    )
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, cwd=run.parent, capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_history_that_is_being_written_can_be_read(tmp_path: Path) -> None:
+    with HistoryWriter(tmp_path, from_step=0, facts={}) as history:
+        history.describe({}, map(row, KEYS))
+        history.write(lambda: record(0))
+        history.flush()
+        with gs.load(tmp_path) as found:
+            history.write(lambda: record(10))
+            history.flush()
+            assert found.steps["step"].tolist() == [0, 10]
+    with gs.load(tmp_path) as found:  # a reader at the end was no obstacle
+        assert found.steps["step"].tolist() == [0, 10]
+
+
+def test_reading_leaves_no_files(run: Path) -> None:
+    before = sorted(run.iterdir())
+    with gs.load(run) as found:
+        assert len(found.steps["step"]) == 4
+    assert sorted(run.iterdir()) == before
+
+
+def test_continuing_forgets_what_comes_later(run: Path) -> None:
+    with RunFolder(run), HistoryWriter(run, from_step=15, facts={}) as history:
+        history.describe({}, map(row, KEYS))
+        history.write(lambda: record(15))
+    with gs.load(run) as found:
+        assert found.steps["step"].tolist() == [0, 10, 15]
+        assert found.alarms == ()
+
+
+def test_a_hundred_thousand_rows_take_little_room(tmp_path: Path) -> None:
+    keys = tuple(f"param/layer{number}/kernel" for number in range(100))
+    write(tmp_path / "run", tuple(range(1000)), keys)
+    assert (tmp_path / "run" / "history.sqlite").stat().st_size < 10_000_000  # 60 MB for six times as many
+    rows = json.loads(gradscope("show", tmp_path / "run", "--json", folder=tmp_path).output)["rows"]
+    assert len(rows) == 100
+
+
+def sql(*statements: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        connection = sqlite3.connect(path)
+        connection.executescript("PRAGMA writable_schema=ON;" + ";".join(statements))
+        connection.close()
+
+    return change
+
+
+def content(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    return lambda path: path.write_bytes(change(path.read_bytes())) and None
+
+
+def replaced_by_a_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+STRANGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a trigger": (sql("CREATE TRIGGER t AFTER INSERT ON run BEGIN DELETE FROM run; END"), "the trigger t"),
+    "a view": (sql("CREATE VIEW v AS SELECT load_extension('x')"), "the view v"),
+    "a view in place of a table": (sql("DROP TABLE steps", "CREATE VIEW steps AS SELECT 1"), "the view steps"),
+    "an index on an expression": (sql("CREATE INDEX i ON steps (abs(loss))"), "the index i"),
+    "a generated column": (
+        sql("ALTER TABLE steps ADD COLUMN more AS (loss + 1)"), "the table steps"),
+    "a virtual table": (sql("DROP TABLE units", "CREATE VIRTUAL TABLE units USING fts5(a)"), "the table units"),
+    "no table": (sql("DROP TABLE alarms"), "a table that is missing"),
+    "a text for a number": (sql("UPDATE steps SET loss = 'low'"), "its table steps is of a wrong type"),
+    "a blob for a number": (sql("UPDATE stats SET l2 = x'00'"), "its table stats is of a wrong type"),
+    "a blob for a text": (sql("UPDATE tensors SET name = x'00'"), "its table tensors is of a wrong type"),
+    "no name": (sql("UPDATE tensors SET name = NULL"), "has no name"),
+    "no shape": (sql("UPDATE tensors SET shape = '[1, x]'"), "a shape in its table tensors is none"),
+    "not UTF-8": (sql("UPDATE tensors SET name = CAST(x'ff' AS TEXT)"), "it is not a history that can be read"),
+    "another program's": (sql("PRAGMA application_id=7"), "another program wrote it"),
+    "a newer version": (sql("PRAGMA user_version=2"), "its version is 2, and this gradscope reads 1"),
+    "a long text": (sql("UPDATE run SET value = hex(zeroblob(1 << 20))"), "it is not a history that can be read"),
+    "text": (content(lambda _: b"no database"), "it is no file of SQLite"),
+    "nothing": (content(lambda _: b""), "it is no file of SQLite"),
+    "cut short": (content(lambda whole: whole[:5000]), ""),
+    "a pipe": (replaced_by_a_fifo, "it is not a regular file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_a_strange_history_is_refused(run: Path, kind: str) -> None:
+    change, message = STRANGE[kind]
+    change(run / "history.sqlite")
+    done = gradscope("show", run, folder=run)
+    assert (done.status, done.errors.count("error:")) == (3, 1), done.errors + done.output
+    assert message in done.errors
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_flipped_bytes_are_refused_or_harmless(run: Path, seed: int) -> None:
+    path = run / "history.sqlite"
+    whole, generator = path.read_bytes(), np.random.default_rng(seed)
+    for _ in range(100):
+        damaged = bytearray(whole)
+        for at in generator.integers(0, len(whole), 3):
+            damaged[at] = generator.integers(256)
+        path.write_bytes(damaged)
+        with suppress(gs.DumpError, gs.UsageError), gs.load(run) as found:  # a step may have become unknown
+            list(used(found))
+
+
+def used(found: gs.Run) -> Iterator[object]:
+    yield found.alarms
+    for step in found.steps["step"][:3]:
+        yield found.at(int(step))
+    for key in found.keys():  # noqa: SIM118 - a run is no mapping
+        yield found.series(key, "l2")
+
+
+def test_a_small_file_that_takes_endless_work_is_refused(run: Path) -> None:
+    """Interior pages whose children are all one page: a scan of 2^40 rows in a file of a few pages."""
+    path = run / "history.sqlite"
+    connection = sqlite3.connect(path)
+    (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'steps'").fetchone()
+    (size,) = connection.execute("PRAGMA page_size").fetchone()
+    connection.close()
+    pages = bytearray(path.read_bytes())
+    leaf = bytes(pages[(root - 1) * size : root * size])
+    levels, wide = 10, 300
+    first = len(pages) // size + 1
+    for level in range(levels):  # the first level is the root's new content, the last points to the old leaf
+        child = first + level
+        page = bytearray(size)
+        cells = b"".join(child.to_bytes(4, "big") + bytes([number % 100]) for number in range(wide))
+        start = size - len(cells)
+        page[0:1], page[3:5], page[5:7] = b"\x05", wide.to_bytes(2, "big"), start.to_bytes(2, "big")
+        page[8:12], page[start:] = child.to_bytes(4, "big"), cells
+        for number in range(wide):
+            page[12 + 2 * number : 14 + 2 * number] = (start + 5 * number).to_bytes(2, "big")
+        if level == 0:
+            pages[(root - 1) * size : root * size] = page
+        else:
+            pages += page
+    pages += leaf
+    pages[28:32] = (len(pages) // size).to_bytes(4, "big")
+    path.write_bytes(pages)
+    done = gradscope("show", run, folder=run)
+    assert (done.status, "it is damaged" in done.errors) == (3, True), done.errors

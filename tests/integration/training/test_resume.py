@@ -1,0 +1,126 @@
+"""A run that was stopped, by whatever, and resumed is bit for bit the run that was not."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import gradscope as gs
+from tests.integration.command import GRADSCOPE, TIMEOUT, gradscope_process
+from tests.integration.training.trained import contents, rows, write_files
+
+pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
+
+STEPS = 40
+#: Everything that a state can hold: slots, a schedule, averages, batch norm, a random key, a place in the data.
+TRAIN = (
+    *("train", "net.py", "--data", "data.py:batches", "--steps", STEPS, "--every", 3, "--save-every", 5),
+    *("--ema", 0.9, "--clip", "global_norm(1)", "-q"),
+)
+USUAL = {"JAX_NUMPY_DTYPE_PROMOTION": "standard"}
+KILLS = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the model, and `whole`, a run that nothing stopped."""
+    path = tmp_path_factory.mktemp("resuming")
+    write_files(path)
+    assert gradscope_process(*TRAIN, "-o", "whole", folder=path, **USUAL).status == 0
+    return path
+
+
+def started(folder: Path, run: str, *options: object, limit: str = "true") -> subprocess.Popen[str]:
+    """The command under way, in a shell that has run another command before."""
+    command = ["bash", "-c", f'{limit}; exec "$@"', "-", *GRADSCOPE, *map(str, (*TRAIN, "-o", run, *options))]
+    environment = {**os.environ, **USUAL}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Waits until a condition holds or the process ends."""
+    deadline = time.monotonic() + TIMEOUT
+    while process.poll() is None and not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def recorded(run: Path) -> int:
+    return len(rows(run, "steps")) if (run / "history.sqlite").exists() else 0
+
+
+@pytest.mark.parametrize("trial", range(KILLS))
+def test_a_killed_run_opens_and_resumes_bit_for_bit(folder: Path, trial: int) -> None:
+    generator, run = random.Random(trial), folder / f"killed{trial}"
+    process = started(folder, run.name)
+    wanted = generator.randint(1, 12)
+    until(lambda: recorded(run) >= wanted, process)
+    time.sleep(generator.random() / 50)
+    process.kill()
+    process.communicate()
+    with gs.load(run) as found:
+        whole = [step for step, *_ in rows(folder / "whole", "steps")]
+        assert found.steps["step"].tolist() == whole[: len(found.steps["step"])]
+    done = gradscope_process(*TRAIN, "-o", run.name, "--resume", folder=folder, **USUAL)
+    assert done.status == 0, done.errors
+    assert contents(run, STEPS) == contents(folder / "whole", STEPS)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_the_state_and_says_how_to_go_on(folder: Path, number: int, status: int) -> None:
+    run = folder / f"stopped{number}"
+    options = ("--steps", 1_000_000, "--every", 1_000_000, "--save-every", 1_000_000)
+    with started(folder, run.name, *options) as process:
+        until(lambda: recorded(run) >= 1, process)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == status, errors
+    (state,) = run.glob("state-*.npz")
+    with gs.load(state) as saved:
+        assert int(saved["aux/step"]) == int(state.stem.removeprefix("state-")) > 0
+
+
+def test_a_second_process_is_refused(folder: Path) -> None:
+    with started(folder, "locked", "--steps", 1_000_000, "--every", 1_000_000) as process:
+        until(lambda: recorded(folder / "locked") >= 1, process)
+        second = gradscope_process(*TRAIN, "--steps", 1_000_000, "-o", "locked", "--resume", folder=folder, **USUAL)
+        with gs.load(folder / "locked") as run:  # reading is not refused
+            assert run.steps["step"].tolist() == [0]
+        process.kill()
+        process.communicate()
+    assert second.status == 2
+    assert "another process trains in locked" in second.errors
+
+
+def test_a_full_disk_ends_the_run_and_leaves_the_state_before_it(folder: Path) -> None:
+    # No file can grow beyond 100 KiB, which a write reports as a full disk is.
+    with started(folder, "full", "--every", 1, "--steps", 4000, limit="ulimit -f 100") as process:
+        _, errors = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 5, errors
+    assert "cannot write to" in errors
+    last = max((folder / "full").glob("state-*.npz"))
+    with gs.load(last) as state, gs.load(folder / "full") as run:
+        assert int(state["aux/step"]) == int(last.stem.removeprefix("state-"))
+        assert len(run.steps["step"]) >= int(state["aux/step"])
+
+
+def test_a_torn_state_is_named_and_the_one_before_it_goes_on(folder: Path) -> None:
+    done = gradscope_process(*TRAIN, "-o", "torn", folder=folder, **USUAL)
+    assert done.status == 0
+    last = folder / "torn" / f"state-{STEPS:06}.npz"
+    last.write_bytes(last.read_bytes()[:-100])
+    torn = gradscope_process(*TRAIN, "-o", "torn", "--resume", folder=folder, **USUAL)
+    assert torn.status == 3
+    assert f"remove torn/state-{STEPS:06}.npz to resume from state-{STEPS - 5:06}.npz" in torn.errors
+    last.unlink()
+    assert gradscope_process(*TRAIN, "-o", "torn", "--resume", folder=folder, **USUAL).status == 0
+    assert contents(folder / "torn", STEPS) == contents(folder / "whole", STEPS)

@@ -1,0 +1,272 @@
+"""`gradscope train` against the loop that people write by hand, and what it says where it cannot train."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import gradscope as gs
+import models
+from tests.integration.command import gradscope
+from tests.integration.training.trained import contents, rows, write_files
+
+optax = pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+TRAIN = ("train", "net.py", "--data", "data.py:batches", "-q")
+
+
+@pytest.fixture(scope="module")
+def usual_promotion() -> Iterator[None]:
+    """JAX as users have it: the optimizers of optax add integers to floating-point numbers."""
+    before = jax.config.jax_numpy_dtype_promotion
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    yield
+    jax.config.update("jax_numpy_dtype_promotion", before)
+
+
+@pytest.fixture(scope="module")
+def folder(usual_promotion: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the models and a run of 24 steps, `run`, of which every third is recorded."""
+    path = tmp_path_factory.mktemp("training")
+    write_files(path)
+    done = gradscope(
+        *TRAIN, "--steps", 24, "--every", 3, "--clip", "global_norm(1)", "--ema", 0.9, "-o", "run", folder=path
+    )
+    assert done.status == 0, done.errors
+    return path
+
+
+def module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def by_hand(folder: Path, steps: int) -> tuple[list[Any], list[Any], Any]:
+    """The losses and gradients of each step, and the last variables, of a loop with optax."""
+    net, data = module(folder / "net.py"), module(folder / "data.py").batches()
+    optimizer = optax.chain(optax.clip_by_global_norm(1), net.optimizer())
+    init_key, _ = jax.random.split(jax.random.key(0))
+    variables = net.init(init_key)
+
+    @jax.jit
+    def step(variables: Any, slots: Any, batch: Any) -> Any:
+        of_params = lambda params: net.loss({**variables, "params": params}, batch)  # noqa: E731
+        (value, aux), gradients = jax.value_and_grad(of_params, has_aux=True)(variables["params"])
+        updates, slots = optimizer.update(gradients, slots, variables["params"])
+        params = optax.apply_updates(variables["params"], updates)
+        rngs = {"dropout": jax.random.fold_in(variables["rngs"]["dropout"], 1)}
+        return {"params": params, "rngs": rngs, **aux}, slots, value, gradients
+
+    slots, losses, found = optimizer.init(variables["params"]), [], []
+    for _ in range(steps):
+        variables, slots, value, gradients = step(variables, slots, next(data))
+        losses.append(float(value))
+        found.append(gradients)
+    return losses, found, variables
+
+
+def test_a_run_is_the_loop_by_hand(folder: Path) -> None:
+    losses, gradients, variables = by_hand(folder, 24)
+    with gs.load(folder / "run") as run:
+        assert run.steps["step"].tolist() == [0, 3, 6, 9, 12, 15, 18, 21, 23]
+        # The same operations, compiled in another order.
+        np.testing.assert_allclose(run.steps["loss"], [losses[step] for step in run.steps["step"]], rtol=1e-4)
+        norms = [np.linalg.norm(np.asarray(each["head"]["kernel"], np.float64)) for each in gradients]
+        recorded = run.series("param_grad/head/kernel", "l2")
+        np.testing.assert_allclose(recorded, [norms[step] for step in run.steps["step"]], rtol=1e-5)
+    with gs.load(folder / "run" / "state-000024.npz") as state:
+        for name in ("head/kernel", "hidden/kernel"):
+            layer, kernel = name.split("/")
+            np.testing.assert_allclose(state[f"param/{name}"], variables["params"][layer][kernel], rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(state["state/batch_stats/var"], variables["batch_stats"]["var"], rtol=1e-4)
+        key = jax.random.key_data(variables["rngs"]["dropout"])
+        np.testing.assert_array_equal(state["state/rngs/dropout"], key)
+
+
+def test_losses_are_bit_for_bit_those_of_a_loop_by_hand(folder: Path) -> None:
+    line = (Path(models.__file__).parent / "linear_regression.py").read_text(encoding="utf-8")
+    (folder / "line.py").write_text(line, encoding="utf-8")
+    options = ("--optimizer", "adam(0.1)", "--steps", 40, "--every", 3, "-q", "-o", "line")
+    assert gradscope("train", "line.py", *options, folder=folder).status == 0
+    net, optimizer = module(folder / "line.py"), optax.adam(0.1)
+    init_key, batch_key = jax.random.split(jax.random.key(0))
+    batch = jax.jit(lambda number: net.batch(jax.random.fold_in(batch_key, number), 32))
+
+    @jax.jit
+    def step(params: Any, slots: Any, batch: Any) -> Any:
+        value, gradients = jax.value_and_grad(net.loss)(params, batch)
+        updates, slots = optimizer.update(gradients, slots, params)
+        return optax.apply_updates(params, updates), slots, value
+
+    params = net.init(init_key)
+    slots, losses = optimizer.init(params), []
+    for number in range(40):
+        params, slots, value = step(params, slots, batch(np.uint32(number)))
+        losses.append(float(value))
+    with gs.load(folder / "line") as run:
+        assert run.steps["loss"].tolist() == [losses[step] for step in run.steps["step"]]
+
+
+def test_derived_columns_are_those_of_numpy(folder: Path) -> None:
+    _, gradients, _ = by_hand(folder, 24)
+    with gs.load(folder / "run") as run:
+        steps = run.steps["step"].tolist()
+        flat = [np.asarray(gradients[step]["hidden"]["kernel"], np.float64).ravel() for step in steps]
+        cosines = [one @ two / np.linalg.norm(one) / np.linalg.norm(two) for one, two in zip(flat, flat[1:])]  # noqa: RUF007, B905
+        found = run.series("param_grad/hidden/kernel", "cosine")
+        assert np.isnan(found[0])
+        np.testing.assert_allclose(found[1:], cosines, rtol=1e-4)
+        shares = [run.series(f"param_grad/{name}/kernel", "share") for name in ("hidden", "head")]
+        np.testing.assert_allclose(shares[0] + shares[1], 1, rtol=1e-5)
+        ratio = run.series("update/head/kernel", "l2") / run.series("param/head/kernel", "l2")
+        np.testing.assert_allclose(run.series("update/head/kernel", "ratio"), ratio, rtol=1e-6)
+        assert run.steps["examples"].tolist() == [8 * (step + 1) for step in steps]
+        assert (run.steps["grad_norm_clipped"] <= 1 + 1e-6).all()
+        rates = [0.05 * 0.9 ** (step / 20) for step in steps]
+        assert "learning_rate" in run.steps
+        assert np.isnan(run.steps["learning_rate"]).all() or np.allclose(run.steps["learning_rate"], rates)
+
+
+def test_the_state_is_a_checkpoint_of_other_commands(folder: Path) -> None:
+    done = gradscope(
+        "dump", "net.py", "--checkpoint", "run/state-000024.npz", "-o", "at.npz", "--json", "-q", folder=folder
+    )
+    assert done.status == 0, done.errors
+    with gs.load(folder / "at.npz") as dump, gs.load(folder / "run" / "state-000024.npz") as state:
+        for key in ("param/head/kernel", "state/batch_stats/mean", "state/rngs/dropout"):
+            np.testing.assert_array_equal(dump[key], state[key])
+
+
+def test_the_last_states_are_kept(folder: Path) -> None:
+    options = ("--steps", 9, "--save-every", 2, "--keep", 2, "-o", "kept")
+    assert gradscope(*TRAIN, *options, folder=folder).status == 0
+    assert sorted(path.name for path in (folder / "kept").glob("state-*")) == ["state-000008.npz", "state-000009.npz"]
+
+
+def test_a_numbered_pipeline_is_the_same_run(folder: Path) -> None:
+    for name, where in (("batches", "one"), ("numbered", "two")):
+        options = ("--data", f"data.py:{name}", "--steps", 6, "--every", 2, "-q", "-o", where)
+        assert gradscope("train", "net.py", *options, folder=folder).status == 0
+    assert contents(folder / "one", 6) == contents(folder / "two", 6)
+
+
+def test_json_and_table_tell_the_same(folder: Path) -> None:
+    options = ("--steps", 4, "--every", 2, "-o", "told")
+    found = gradscope(*TRAIN, *options, "--json", folder=folder).json
+    assert (found["run"], found["steps"], found["recorded"], found["alarms"]) == ("told", 4, 3, [])
+    losses = [row[1] for row in rows(folder / "told", "steps")]
+    assert found["loss"] == {"first": losses[0], "last": losses[-1]}
+    update = next(row for row in found["rows"] if (row["family"], row["name"]) == ("update", "head/kernel"))
+    assert update["ratio"] == pytest.approx(update["l2"] / 2.5, rel=1)
+    again = gradscope(*TRAIN, *options, "--resume", "--json", folder=folder).json
+    assert again.pop("resumed_from") == 4
+    assert again == found
+
+
+def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    options = ("--optimizer", "sgd(0.3)", "--steps", 50, "--every", 2)
+    done = gradscope("train", "to_nan.py", *options, "-q", "-o", "run", folder=tmp_path)
+    assert done.status == 1, done.errors
+    assert "square root of" in done.output
+    assert "to_nan.py:16" in done.output
+    ((step, rule, *_, folder),) = rows(tmp_path / "run", "alarms")
+    assert (rule, folder) == ("nonfinite", f"alarm-{step:06}")
+    alarm = tmp_path / "run" / folder
+    assert json.loads((alarm / "alarm.json").read_text(encoding="utf-8"))["step"] == step
+    with gs.load(alarm / "state.npz") as state:
+        w = 1.1
+        for _ in range(step):
+            w -= 0.3 * (0.5 / np.sqrt(w) + 0.25)
+        np.testing.assert_allclose(state["param/w"], w, rtol=1e-4)
+    assert all(number <= step for number, *_ in rows(tmp_path / "run", "steps"))
+    batch, state = f"run/{folder}/batch.npz", f"run/{folder}/state.npz"
+    again = gradscope("dump", "to_nan.py", "--data", batch, "--checkpoint", state, "-q", "--json", folder=tmp_path)
+    assert again.json["loss"] == "NaN"
+    refused = gradscope(
+        "train", "to_nan.py", *options, "--clip", "norm(0.01)", "--resume", "-o", "run", folder=tmp_path
+    )
+    assert refused.status == 2
+    on = gradscope(
+        "train", "to_nan.py", *options, "--clip", "norm(0.01)", "--resume", "--force", "-o", "run", folder=tmp_path
+    )
+    assert on.status == 1  # it starts below zero
+    unchecked = gradscope("train", "to_nan.py", *options, "--no-check-numerics", "-q", "-o", "on", folder=tmp_path)
+    assert unchecked.status == 0
+    assert (tmp_path / "on" / "state-000050.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("--optimizer", "adm(0.1)"), 2, "there is no optimizer called 'adm'"),
+        (("--optimizer", "adam()"), 2, "missing a required argument: 'learning_rate'"),
+        (("--optimizer", "adam", "--learning-rate", "exponential_decy(1, 2, 3)"), 2, "no schedule called"),
+        (("--learning-rate", "0.1"), 2, "--learning-rate goes to --optimizer"),
+        (("--clip", "norm(0)"), 2, "clipping by norm needs a limit above 0"),
+        (("--multiply", "head/*"), 2, "is not PATTERN=FACTOR"),
+        (("--only", "haed/*"), 2, "selects nothing"),
+        (("--freeze", "*"), 2, "no parameter is trained"),
+        (("--ema", "2"), 2, "between 0 and 1"),
+        (("--select", "haed/*"), 2, "selects nothing"),
+        (("--save-every", "often"), 2, "is no number of steps"),
+        (("--batch-index", "3"), 2, "step n takes batch n"),
+        (("--resume", "-o", "empty"), 2, "there is no run in empty to resume"),
+        (("-o", "run"), 2, "run holds a run"),
+        (("-o", "."), 2, ". holds other files"),
+        (("-o", "net.py"), 2, "net.py is not a folder"),
+        (("--resume", "-o", "run"), 2, "the run in run has --clip global_norm(1), and this command no --clip"),
+        (("--resume", "--force", "--steps", "9", "-o", "run"), 2, "has taken 24 steps already, more than the 9"),
+        (("--data", "data.py:ten"), 2, "data.py:ten ends before batch 10"),
+        (("--data", "data.py:smaller_last"), 3, "batch 10 of data.py:smaller_last has another shape than the first"),
+        (("--data", "data.py:nothing"), 2, "data.py has no 'nothing'"),
+    ],
+)
+def test_bad_input_is_one_message(
+    folder: Path, tmp_path: Path, arguments: tuple[str, ...], status: int, message: str
+) -> None:
+    given = {"--steps": "12", "-o": str(tmp_path / "bad")} | {"--data": "data.py:batches"}
+    options = [each for name, value in given.items() if name not in arguments for each in (name, value)]
+    done = gradscope("train", "net.py", "-q", *options, *arguments, folder=folder)
+    assert (done.status, done.errors.count("error:")) == (status, 1), done.errors
+    assert message in done.errors
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "message"),
+    [
+        ("", 2, "has no optimizer()"),
+        ("def optimizer():\n    return None\n", 4, "optimizer() of to_nan returned NoneType, expected an optimizer"),
+        ("def optimizer():\n    raise ValueError('no')\n", 4, "optimizer of to_nan: ValueError: no"),
+    ],
+)
+def test_a_model_without_an_optimizer_says_so(tmp_path: Path, text: str, status: int, message: str) -> None:
+    write_files(tmp_path)
+    with (tmp_path / "to_nan.py").open("a", encoding="utf-8") as file:
+        file.write(f"\n\n{text}")
+    done = gradscope("train", "to_nan.py", "--steps", 3, "-o", "run", folder=tmp_path)
+    assert (done.status, message in done.errors) == (status, True), done.errors
+
+
+def test_frozen_and_multiplied_parameters(folder: Path) -> None:
+    options = ("--steps", 3, "--every", 1, "--freeze", "hidden/*", "--multiply", "head/*=0.5", "-o", "frozen")
+    assert gradscope(*TRAIN, *options, folder=folder).status == 0
+    with gs.load(folder / "frozen") as run, gs.load(folder / "frozen" / "state-000003.npz") as state:
+        assert "update/hidden/kernel" not in run.keys()  # noqa: SIM118 - a run is no mapping
+        half = run.series("clipped_grad/head/kernel", "l2") / run.series("param_grad/head/kernel", "l2")
+        np.testing.assert_allclose(half, 0.5, rtol=1e-6)
+        first = module(folder / "net.py").init(jax.random.split(jax.random.key(0))[0])
+        np.testing.assert_array_equal(state["param/hidden/kernel"], first["params"]["hidden"]["kernel"])
