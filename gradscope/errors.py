@@ -56,7 +56,8 @@ class MissingKeyError(UsageError, KeyError):
     """A dump, or what a step observed, has no tensor of a key: also Python's error for a mapping without one."""
 
     def __str__(self) -> str:
-        return self.message  # KeyError would show its repr
+        # A traceback shows this text and nothing else; KeyError would show its repr.
+        return self.message if self.hint is None else f"{self.message} ({self.hint})"
 
 
 class DumpError(GradscopeError):

@@ -46,8 +46,8 @@ class Dump(Mapping[str, Array]):
         >>> try:
         ...     gs.load("weights.npz")["tensor/biases"]
         ... except KeyError as error:
-        ...     print(error, "-", error.hint)
-        the dump has no entry tensor/biases - did you mean tensor/bias, tensor/kernel?
+        ...     print(error)
+        the dump has no entry tensor/biases (did you mean tensor/bias, tensor/kernel?)
     """
 
     def __init__(self, source: DumpSource, path: str = "", close: Callable[[], object] = lambda: None) -> None:

@@ -9,7 +9,8 @@ is, of a batch of this one example: its leading axis is the example, the other a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from gradscope.errors import UsageError
@@ -32,23 +33,27 @@ AVERAGE: Final = "average"
 TENSOR: Final = "tensor"
 SLOT_PREFIX: Final = "slot"
 
-#: Every family of fixed name, in the order in which tables show them. `slot/<name>` is the one open family.
-FAMILIES: Final = (
-    INPUT,
-    ACTIVATION,
-    ACTIVATION_GRAD,
-    INPUT_GRAD,
-    PARAM,
-    PARAM_GRAD,
-    EXAMPLE_GRAD,
-    TERM,
-    STATE,
-    AUX,
-    CLIPPED_GRAD,
-    UPDATE,
-    AVERAGE,
-    TENSOR,
+#: What the tensors of each family of fixed name are, in the order in which tables show them. `slot/<name>` is the one
+#: open family.
+MEANINGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        INPUT: "a leaf of the batch",
+        ACTIVATION: "the output of a layer in the forward pass; with `--ops`, also of every operation",
+        ACTIVATION_GRAD: "the gradient of the loss with respect to that output",
+        INPUT_GRAD: "the gradient with respect to a leaf of the batch",
+        PARAM: "a parameter",
+        PARAM_GRAD: "the gradient with respect to a parameter",
+        EXAMPLE_GRAD: "with `--per-example`, the gradient of each example alone; the leading axis is the example",
+        TERM: "with `--terms` or `--ops inputs`, the part of a gradient that comes from one use of a value",
+        STATE: "a collection of variables that is not differentiated, such as batch statistics",
+        AUX: "an auxiliary output of the loss",
+        CLIPPED_GRAD: "in a training step, the gradient as the optimizer gets it: multiplied and clipped",
+        UPDATE: "in a training step, what is added to a parameter",
+        AVERAGE: "in a training step, the moving average of a parameter",
+        TENSOR: "a tensor of a file that gradscope did not write, under its own name",
+    }
 )
+FAMILIES: Final = tuple(MEANINGS)
 
 _GRADIENTS: Final = {ACTIVATION: ACTIVATION_GRAD, PARAM: PARAM_GRAD, INPUT: INPUT_GRAD}
 _VALUES: Final = {gradient: value for value, gradient in _GRADIENTS.items()}

@@ -9,6 +9,7 @@ from typing import Any, Final
 import jax
 
 from gradscope import naming
+from gradscope.naming.sizes import shown_size
 
 #: Flax's collection of parameters. Variables without it are parameters throughout.
 _PARAMS: Final = "params"
@@ -38,6 +39,11 @@ class TrainState:
     variables: Any
     optimizer: Any
     average: Any
+
+    def __repr__(self) -> str:
+        leaves = jax.tree_util.tree_leaves((self.variables, self.optimizer, self.average))
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves if hasattr(leaf, "dtype"))
+        return f"<gradscope.TrainState after {self.step} steps: {len(leaves):,} arrays, {shown_size(size)}>"
 
     @property
     def params(self) -> Any:

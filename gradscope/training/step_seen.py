@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
+from jax.core import Tracer
 
 from gradscope.capturing.seen import CoreStatistics
 from gradscope.errors import MissingKeyError
-from gradscope.naming import printable
+from gradscope.naming import printable, split_key
 from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.summary import Summary
 
 #: The numbers of a step, in the order in which a run's history has them.
 NUMBERS: Final = ("loss", "learning_rate", "grad_norm", "grad_norm_clipped", "update_norm", "param_norm")
@@ -70,6 +74,23 @@ class StepSeen(Mapping[str, CoreStatistics]):
     def grad_norm(self) -> Any:
         """The l2 norm of the gradients of all trained parameters together, as differentiated."""
         return self.numbers["grad_norm"]
+
+    def __repr__(self) -> str:
+        return self.summary().one_line("StepSeen")
+
+    def __str__(self) -> str:
+        return self.summary().text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().html()
+
+    def summary(self) -> Summary:
+        """Returns the numbers of the step, where it has run, and the keys that were observed by family."""
+        concrete = {name: each for name, each in self.numbers.items() if not isinstance(each, Tracer)}
+        known = ", ".join(f"{name} {float(each):.6g}" for name, each in concrete.items() if jnp.ndim(each) == 0)
+        families = Counter(split_key(key)[0] for key in self)
+        line = ", ".join(filter(None, [known, f"{len(self):,} tensors"]))
+        return Summary(line=line, headings=("family", "tensors"), rows=tuple(families.items()))
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
         """Returns the observations; keys are part of the pytree."""

@@ -11,7 +11,9 @@ import numpy as np
 from gradscope.arrays.histograms import UNDERFLOW_LIMITS
 from gradscope.comparison import default_tolerances, precision
 from gradscope.comparison.metrics.metrics import METRICS
+from gradscope.comparison.pairing.matching import PASSES
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
+from gradscope.naming.families import MEANINGS
 from gradscope.stats import RULES, Thresholds
 from gradscope.stats.columns import Subject, columns_of
 from gradscope.stats.units import LIMITS, MARGIN
@@ -70,6 +72,16 @@ def tolerances_table() -> str:
     return table(heading, rows)
 
 
+def families_table() -> str:
+    rows = [(code(name), meaning) for name, meaning in MEANINGS.items()]
+    slots = (code("slot/<name>"), "in a training step, a variable that the optimizer keeps for a parameter: `slot/mu`")
+    return table(["family", "tensor"], [*rows[:-1], slots, rows[-1]])
+
+
+def passes_table() -> str:
+    return table(["`matched_by`", "pass"], [(code(name), meaning) for name, meaning in PASSES.items()])
+
+
 BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "statistics": partial(columns_table, "tensor"),
     "layer-columns": partial(columns_table, "layer"),
@@ -78,6 +90,8 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "metrics": metrics_table,
     "underflow": underflow_table,
     "saturation": saturation_table,
+    "families": families_table,
     "findings": findings_table,
+    "passes": passes_table,
     "tolerances": tolerances_table,
 }

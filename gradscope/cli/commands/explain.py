@@ -1,4 +1,4 @@
-"""`gradscope explain` says what a column, a metric, a finding or a reason of the ledger is."""
+"""`gradscope explain` says what a column, a metric, a finding, a reason of the ledger or another printed word is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def explain(
         typer.Argument(
             metavar="NAME",
             help="A column such as bwd_gain, a metric such as rel_l2, a finding such as vanishing, or a reason of the "
-            "ledger such as opaque; without it, all of them.",
+            "ledger such as opaque, a family, a status; without it, all of them.",
             autocompletion=explained_names,
         ),
     ] = None,

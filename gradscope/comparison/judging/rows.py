@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
 
 from gradscope.comparison.metrics.example_spread import ExampleError
 from gradscope.comparison.pairing.matching import MatchedBy
@@ -13,6 +14,16 @@ from gradscope.naming import key_of
 from gradscope.naming.summary import Summary
 
 Status: TypeAlias = Literal["same", "different", "missing", "extra"]
+
+#: What each status says of a tensor.
+STATUSES: Final[Mapping[Status, str]] = MappingProxyType(
+    {
+        "same": "within its tolerance, or a difference that only rounding makes",
+        "different": "beyond its tolerance",
+        "missing": "in the reference only; `--allow-missing` excuses it",
+        "extra": "in the candidate only; `--allow-missing` excuses it",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -10,8 +10,9 @@ be equal must not overrule it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
 from gradscope.comparison.layout.recipes import Recipe
@@ -21,6 +22,19 @@ from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
 
 #: The pass that found a pair.
 MatchedBy: TypeAlias = Literal["map", "name", "path", "order", "fingerprint", "iterations"]
+
+#: How each pass finds the counterpart of a tensor.
+PASSES: Final[Mapping[MatchedBy, str]] = MappingProxyType(
+    {
+        "map": "a rule of the file given by `--map`",
+        "name": "the exact key",
+        "path": "the same normal form of the name: `layers.3.weight` and `layers[3]/kernel`; one `[L, ...]` with L "
+        "numbered tensors",
+        "order": "the same position in execution order among the tensors of one operation, shape and dtype",
+        "fingerprint": "the same values, in whatever layout",
+        "iterations": "the output of a loop with the values that its iterations made",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
-"""The report of `explain`: what a column, a metric, a finding or a reason of the ledger is.
+"""The report of `explain`: what a column, a metric, a finding, a reason of the ledger or another word of a table is.
 
-All texts are those of the tables that the program itself works by: `COLUMNS`, `METRICS`, `RULES` and `REASONS`.
+All texts are those of the tables that the program itself works by: `COLUMNS`, `METRICS`, `RULES`, `REASONS`, families
+(`MEANINGS`), `STATUSES` and `PASSES`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from typing import Final
 
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.judging.expressions import NAMES
+from gradscope.comparison.judging.rows import STATUSES
 from gradscope.comparison.metrics.metrics import METRICS, MetricSpec
+from gradscope.comparison.pairing.matching import PASSES
 from gradscope.dump.manifest.reasons import REASONS, ReasonSpec
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
+from gradscope.naming.families import MEANINGS
 from gradscope.naming.patterns import nearest_hint
 from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import Screen
@@ -32,7 +36,7 @@ class Explanation:
 
     Attributes:
         name: The name.
-        kind: What it is the name of: `column`, `metric`, `finding` or `reason`.
+        kind: What it is the name of: `column`, `metric`, `finding`, `reason`, `family`, `status` or `pass`.
         facts: Texts by label: `what`, `formula`, `unit`, `threshold`, `do` and others.
     """
 
@@ -93,12 +97,18 @@ _TITLES: Final = {
     "metric": "a metric of comparisons",
     "finding": "a finding",
     "reason": "a reason of the ledger",
+    "family": "a family of tensors",
+    "status": "a status of a compared tensor",
+    "pass": "how a tensor's counterpart was found",
 }
 _LISTS: Final = {
     "column": "Columns of statistics",
     "metric": "Metrics of comparisons",
     "finding": "Findings",
     "reason": "Reasons of the ledger",
+    "family": "Families of tensors",
+    "status": "Statuses of compared tensors",
+    "pass": "How counterparts are found",
 }
 #: The dtypes whose default tolerances are told.
 _DTYPES: Final = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn")
@@ -119,7 +129,7 @@ def explanation_report(name: str | None) -> ExplanationReport:
     found = tuple(each for each in everything if _is_called(each, name))
     if not found:
         names = [each.name for each in everything]
-        raise UsageError(f"there is no column, metric, finding or reason {name!r}", hint=nearest_hint(name, names))
+        raise UsageError(f"nothing that gradscope prints is called {name!r}", hint=nearest_hint(name, names))
     return ExplanationReport(explanations=found)
 
 
@@ -142,6 +152,9 @@ def _explanations() -> Iterator[Explanation]:
         yield _explained(metric.name, "metric", _of_metric(metric))
     for reason in REASONS:
         yield _explained(reason.name, "reason", _of_reason(reason))
+    for kind, meanings in (("family", MEANINGS), ("status", STATUSES), ("pass", PASSES)):
+        for name, meaning in meanings.items():
+            yield _explained(name, kind, {"what": f"{meaning[0].upper()}{meaning[1:]}."})
 
 
 def _explained(name: str, kind: str, facts: Mapping[str, str]) -> Explanation:

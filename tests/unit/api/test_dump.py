@@ -62,9 +62,8 @@ def test_a_key_without_a_tensor_is_missing_as_from_any_mapping(key: str) -> None
 def test_the_error_is_a_sentence_with_the_nearest_name() -> None:
     with pytest.raises(MissingKeyError) as missing:
         DUMP["param/kernal"]
-    assert str(missing.value) == "the dump has no entry param/kernal"
-    assert missing.value.hint is not None
-    assert "param/kernel" in missing.value.hint
+    assert missing.value.message == "the dump has no entry param/kernal"
+    assert str(missing.value).startswith("the dump has no entry param/kernal (did you mean param/kernel")
 
 
 class Counting(MemoryDump):

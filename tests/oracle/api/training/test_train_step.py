@@ -120,6 +120,16 @@ def test_statistics_are_those_of_every_stage() -> None:
     assert set(seen.numbers) == {"loss", "grad_norm", "grad_norm_clipped", "update_norm", "param_norm"}
 
 
+def test_a_state_and_what_a_step_saw_are_one_line() -> None:
+    state, seen = taken(gs.train_step(loss, "sgd(0.1)", clip="norm(1)"), 1)
+    assert repr(state).startswith("<gradscope.TrainState after 1 steps: 4 arrays, ")
+    assert repr(seen[0]).startswith(f"<gradscope.StepSeen loss {float(seen[0].loss):.6g}, ")
+    assert "clipped_grad" in str(seen[0])
+    with_tracers: list[str] = []
+    jax.jit(lambda each: with_tracers.append(repr(each)) or each.loss)(seen[0])
+    assert with_tracers == [f"<gradscope.StepSeen {len(seen[0])} tensors>"]
+
+
 def test_the_learning_rate_is_that_of_the_step() -> None:
     step = gs.train_step(loss, "sgd(exponential_decay(0.1, 1, 0.5))", families=())
     rates = [float(seen.numbers["learning_rate"]) for seen in taken(step, 3)[1]]
