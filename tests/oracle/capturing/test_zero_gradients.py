@@ -149,6 +149,21 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
         "(cancellation: the gradient's terms sum to exactly zero in|zero by construction: .*;) dot_general",
     ),
     "a branch": (branches, ONES, r"branch not taken: cond at test_zero_gradients.py:\d+$"),
+    "a loop of no iterations": (
+        lambda w, x: lax.fori_loop(0, 0, lambda _, carry: carry * w.sum(), x.sum()),
+        ONES,
+        "is exactly zero: disconnected: scan at .*, a loop of no iterations",
+    ),
+    "a scan of no rows": (
+        lambda w, x: lax.scan(lambda c, row: (c, jnp.tanh(row * w)), x, jnp.ones((0, 4)))[1].sum(),
+        ONES,
+        "is exactly zero: disconnected: scan at .*, a loop of no iterations",
+    ),
+    "a mask behind a loop of no iterations": (
+        lambda w, x: (lax.fori_loop(0, 0, lambda _, carry: carry * x, w) * ZEROS).sum(),
+        ONES,
+        "is exactly zero: masked: multiplied by exact zeros in mul at",
+    ),
     "a mask in every iteration": (scanned, jnp.ones((3, 4)), "masked: multiplied by exact zeros in mul at"),
     "a mask behind a scan": (carried, ONES, "masked: multiplied by exact zeros in mul at"),
     "where in a scan of which only the end is used": (

@@ -20,6 +20,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.explain.attempt import Attempt
+from gradscope.capturing.explain.zeros.loop_steps import carried_past, is_parallel, iterations_after
 from gradscope.capturing.explain.zeros.neighbourhood import (
     MOST_BYTES,
     Neighbourhood,
@@ -246,9 +247,12 @@ class _Search:
                 yield _ZeroDerivative(f"branch not taken: {location_of(step.frame, step.number)}")
                 continue
             use = location_of(step.frame, step.number)
-            for iteration in _iterations(step, value_at):
+            if any(loop.length == 0 for loop in step.to.frame.loops):
+                yield from self._unlooped(step, value_at.iteration, use)
+                continue
+            for iteration in iterations_after(step, value_at.variable.frame, value_at.iteration):
                 arrived = self._neighbourhood.cotangent(step.to, iteration)
-                stacked = step.way == "stack" and not _is_parallel(value_at.variable.frame)
+                stacked = step.way == "stack" and not is_parallel(value_at.variable.frame)
                 one = arrived[value_at.iteration[-1]] if stacked and arrived is not None else arrived
                 if np.any(one):
                     yield _NonzeroTerm(use)
@@ -257,36 +261,18 @@ class _Search:
                 else:
                     yield _VariableAt(step.to, iteration)
 
+    def _unlooped(self, step: Step, iteration: IterationIndex, use: str) -> Iterator[_Result]:
+        """Yields the result for a loop of no iterations, which returns its first carry and uses nothing else."""
+        carried = carried_past(step)
+        for to in carried:
+            arrives = np.any(self._neighbourhood.cotangent(to, iteration))
+            yield _NonzeroTerm(use) if arrives else _VariableAt(to, iteration)
+        if not carried:
+            yield _ZeroDerivative(f"disconnected: {use}, a loop of no iterations")
+
 
 def _of_use(use: EquationUse, where: str) -> _Result:
     """Returns the result for a use at which a gradient arrives."""
     with Attempt() as attempt:  # a collective runs inside its shard_map only
         return _NonzeroTerm(where) if use.gradient().any() else _ZeroDerivative(use.reason())
     return _ZeroDerivative(f"not followed beyond {where}, which {attempt.failure}")
-
-
-def _is_parallel(frame: Frame) -> bool:
-    return frame.transfer.loop is not None and frame.transfer.loop.parallel
-
-
-def _iterations(step: Step, value_at: _VariableAt) -> Sequence[IterationIndex]:
-    """Returns the iterations in which a step from a value leads to another."""
-    iteration, there = value_at.iteration, step.to.frame
-    loops_here, loops_there = value_at.variable.frame.loops, there.loops
-    if step.way in ("leave", "stack") and len(loops_there) < len(loops_here):
-        *_, last = _in_order(value_at.variable.frame)
-        return [iteration[:-1]] if step.way == "stack" or iteration[-1] == last else []
-    if step.way == "again":
-        order = list(_in_order(there))
-        at = order.index(iteration[-1]) + 1
-        return [(*iteration[:-1], order[at])] if at < len(order) else []
-    if len(loops_there) == len(loops_here):
-        return [iteration]
-    return [(*iteration, index) for index in _in_order(there)][: 1 if step.way == "carry" else None]
-
-
-def _in_order(body: Frame) -> range:
-    """Returns the iterations of a scan, given its body, in the order in which they run."""
-    loop = body.loops[-1]
-    iterations = range(loop.length or 0)
-    return iterations[::-1] if loop.reverse else iterations
