@@ -164,6 +164,43 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
         ONES,
         "is exactly zero: masked: multiplied by exact zeros in mul at",
     ),
+    "the loser of a maximum over a stack": (
+        lambda w, x: jnp.max(jnp.stack([w.sum(), 99.0])),
+        ONES,
+        "masked: not taken by reduce_max at",
+    ),
+    "a slice of a concatenation": (
+        lambda w, x: jnp.concatenate([w, x])[4:].sum(),
+        ONES,
+        "masked: not taken by slice at",
+    ),
+    "a slice of a padded value": (lambda w, x: jnp.pad(w, 4)[:4].sum(), ONES, "masked: not taken by slice at"),
+    "a mask behind a concatenation": (
+        lambda w, x: (jnp.tanh(jnp.concatenate([w, x])) * jnp.repeat(jnp.array([0.0, 1.0]), 4)).sum(),
+        ONES,
+        "masked: multiplied by exact zeros in mul at",
+    ),
+    "the largest of a concatenation": (
+        lambda w, x: lax.top_k(jnp.concatenate([w, jnp.full(4, 9.0)]), 2)[0].sum(),
+        ONES,
+        "masked: not taken by top_k at",
+    ),
+    "the median of a concatenation": (
+        lambda w, x: jnp.median(jnp.concatenate([w * 1e3, jnp.zeros(9)])),
+        ONES,
+        "masked: not taken by (gather|sort) at",
+    ),
+    "the loser of a minimum": (
+        lambda w, x: jnp.minimum(jnp.min(w), -5.0),
+        ONES,
+        "masked: the other operand of min at .* is smaller",
+    ),
+    "clipped": (lambda w, x: jnp.clip(w * 50.0, 0, 1).sum(), ONES, "outside the clip range: the output of min at"),
+    "the imaginary part of a real number": (
+        lambda w, x: jnp.imag((w * x).astype(jnp.complex64)).sum(),
+        ONES,
+        "zero by construction: .* the imaginary part of a real number",
+    ),
     "a mask in every iteration": (scanned, jnp.ones((3, 4)), "masked: multiplied by exact zeros in mul at"),
     "a mask behind a scan": (carried, ONES, "masked: multiplied by exact zeros in mul at"),
     "where in a scan of which only the end is used": (
