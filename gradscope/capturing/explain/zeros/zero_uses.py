@@ -128,9 +128,11 @@ class EquationUse:
             largest = max(_largest(each) for each in self.cotangents)
             dtype = equation.invars[self.positions[0]].aval.dtype.name
             return f"underflow in {dtype}: a gradient of at most {largest:.3g} comes back from {where} as zero"
+        if found := self._by_construction(where):
+            return found
         if self._cancels():
             return f"cancellation: the gradient's terms sum to exactly zero in {where}"
-        if found := self._by_construction(where) or self._flatness(where):
+        if found := self._flatness(where):
             return found
         kind = next((reason for names, reason in _KINDS if equation.primitive.name in names), _OTHERWISE)
         return kind.format(where=where) + self._zeros(equation.primitive.name)
@@ -165,9 +167,8 @@ class EquationUse:
 
     def _loses(self) -> bool:
         """Returns whether a choice that never takes the value is one between two, of which the other is no bound."""
-        if len(self.positions) > 1:
-            return False
-        return self.names[1 - self.positions[0]] != CONSTANT or np.size(self.operands[self.positions[0]]) == 1
+        own, *others = self.positions
+        return not others and (self.names[1 - own] != CONSTANT or np.size(self.operands[own]) == 1)
 
     def _clips(self) -> bool:
         """Returns whether the equation limits the value from both sides, alone or as a part of a function that does."""
