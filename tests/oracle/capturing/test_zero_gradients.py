@@ -75,6 +75,26 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
         ONES,
         r"has no gradient: stop_gradient at test_zero_gradients.py:\d+$",
     ),
+    "stop_gradient behind a library's own": (
+        lambda w, x: (
+            lax.stop_gradient(
+                jax.nn.log_softmax(w),
+            )
+            * x
+        ).sum(),
+        ONES,
+        r"has no gradient: stop_gradient at test_zero_gradients.py:\d+$",
+    ),
+    "stop_gradient before a library's comparison": (
+        lambda w, x: (
+            x
+            * jax.scipy.special.logsumexp(
+                lax.stop_gradient(w) + x,
+            )
+        ).sum(),
+        ONES,
+        r"has no gradient: stop_gradient at test_zero_gradients.py:\d+$",
+    ),
     "a conversion": (
         lambda w, x: (x * w.astype(jnp.int32).astype(jnp.float32)).sum(),
         ONES,
