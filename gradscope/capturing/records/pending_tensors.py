@@ -88,8 +88,9 @@ def argument_origins(run: Run, order: ExecutionOrder) -> list[TensorOrigin]:
 
 
 def _owners(layers: tuple[LayerCall, ...]) -> dict[str, LayerCall]:
-    """Returns for each parameter the innermost layer that uses it, the first in execution order."""
-    users = [(layer, name) for layer in layers for name in layer.params]
+    """Returns for each parameter the innermost layer that runs and uses it, the first in execution order."""
+    run = (layer for layer in layers if all(loop.length != 0 for loop in layer.frame.loops))
+    users = [(layer, name) for layer in run for name in layer.params]
     passed_on = {(id(layer.parent), name) for layer, name in users}
     owners: dict[str, LayerCall] = {}
     for layer, name in users:

@@ -19,6 +19,7 @@ from gradscope.tracing.dataflow.reachability import is_constant, is_inexact
 from gradscope.tracing.jaxpr.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, source_in, variable_of
 from gradscope.tracing.jaxpr.jaxcompat import is_literal
+from gradscope.tracing.jaxpr.source_lines import library_function
 
 #: The number of barriers that are reported with their locations; the others are counted.
 _MOST_BARRIERS: Final = 4
@@ -95,15 +96,31 @@ class Barriers:
         return f"disconnected: the loss does not depend on it{use}"
 
     def _barriers(self, reached: dict[FrameVariable, None], start: FrameVariable) -> Iterator[str]:
-        """Yields the barriers on the paths of a value to the loss, in program order."""
+        """Yields the barriers on the paths of a value to the loss, in program order.
+
+        A library stops gradients and compares values inside its own functions. Where the user's barriers cut every
+        path without these, only the user's are told; otherwise they come first.
+        """
         before = [variable for variable in reached if not _is_in_solver(variable.frame, start)]
         steps = (step for variable in before for step in self._flow.steps(variable) if is_inexact(variable.atom))
         cutting = {
-            (step.frame.orders[step.number], words): None
+            (_is_of_library(step), step.frame.orders[step.number], words): None
             for step in steps
             if step.number in self._liveness.live(step.frame) and (words := _words(step)) is not None
         }
-        yield from (words for _, words in sorted(cutting))
+        mine = {told: None for told in cutting if not told[0]}
+        enough = mine and len(mine) < len(cutting) and not self._passes(start)
+        yield from (words for *_, words in sorted(mine if enough else cutting))
+
+    def _passes(self, start: FrameVariable) -> bool:
+        """Returns whether a path from a value to the loss has no barrier of the user's."""
+        reached = self._flow.closure([start], lambda step: _words(step) is None or _is_of_library(step))
+        return FrameVariable(self._root, self._root.jaxpr.outvars[0]) in reached
+
+
+def _is_of_library(step: Step) -> bool:
+    """Returns whether a function of a library took a step, and not the user's own code."""
+    return library_function(step.frame.jaxpr.eqns[step.number]) is not None
 
 
 def _distinct(words: Iterator[str]) -> list[str]:

@@ -15,6 +15,9 @@ from gradscope.tracing.jaxpr.jaxcompat import Equation
 #: Packages whose frames are never "the user's line": JAX, and the libraries that models are written with.
 _LIBRARIES: Final = ("jax", "jaxlib", "flax", "equinox", "haiku", "keras", "optax", "gradscope")
 
+#: Folders of JAX whose functions are made of many operations.
+_FUNCTIONS: Final = ("/nn/", "/ops/", "/scipy/")
+
 _PACKAGE: Final = str(Path(__file__).resolve().parents[2]) + "/"
 
 
@@ -68,10 +71,12 @@ def user_frame(equation: Equation) -> tuple[str, int, str] | None:
 
 
 def library_function(equation: Equation) -> str | None:
-    """Returns the function of a modelling library, or of `jax.nn`, that traced an equation; None for the user's own."""
+    """Returns the function of a modelling library, or of `jax.nn` or `jax.scipy`, that traced an equation, if any."""
     traceback, found = equation.source_info.traceback, None
     for frame in [] if traceback is None else traceback.frames:
-        if found is None and ("/nn/" in frame.file_name or not is_file_of("jax", frame.file_name)):
+        if found is None and (
+            any(each in frame.file_name for each in _FUNCTIONS) or not is_file_of("jax", frame.file_name)
+        ):
             found = frame
         if found is not None and frame.file_name == found.file_name:
             found = frame  # of several functions of one file, the one that was called

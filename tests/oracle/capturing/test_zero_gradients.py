@@ -75,6 +75,26 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
         ONES,
         r"has no gradient: stop_gradient at test_zero_gradients.py:\d+$",
     ),
+    "stop_gradient behind a library's own": (
+        lambda w, x: (
+            lax.stop_gradient(
+                jax.nn.log_softmax(w),
+            )
+            * x
+        ).sum(),
+        ONES,
+        r"has no gradient: stop_gradient at test_zero_gradients.py:\d+$",
+    ),
+    "stop_gradient before a library's comparison": (
+        lambda w, x: (
+            x
+            * jax.scipy.special.logsumexp(
+                lax.stop_gradient(w) + x,
+            )
+        ).sum(),
+        ONES,
+        r"has no gradient: stop_gradient at test_zero_gradients.py:\d+$",
+    ),
     "a conversion": (
         lambda w, x: (x * w.astype(jnp.int32).astype(jnp.float32)).sum(),
         ONES,
@@ -149,6 +169,58 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
         "(cancellation: the gradient's terms sum to exactly zero in|zero by construction: .*;) dot_general",
     ),
     "a branch": (branches, ONES, r"branch not taken: cond at test_zero_gradients.py:\d+$"),
+    "a loop of no iterations": (
+        lambda w, x: lax.fori_loop(0, 0, lambda _, carry: carry * w.sum(), x.sum()),
+        ONES,
+        "is exactly zero: disconnected: scan at .*, a loop of no iterations",
+    ),
+    "a scan of no rows": (
+        lambda w, x: lax.scan(lambda c, row: (c, jnp.tanh(row * w)), x, jnp.ones((0, 4)))[1].sum(),
+        ONES,
+        "is exactly zero: disconnected: scan at .*, a loop of no iterations",
+    ),
+    "a mask behind a loop of no iterations": (
+        lambda w, x: (lax.fori_loop(0, 0, lambda _, carry: carry * x, w) * ZEROS).sum(),
+        ONES,
+        "is exactly zero: masked: multiplied by exact zeros in mul at",
+    ),
+    "the loser of a maximum over a stack": (
+        lambda w, x: jnp.max(jnp.stack([w.sum(), 99.0])),
+        ONES,
+        "masked: not taken by reduce_max at",
+    ),
+    "a slice of a concatenation": (
+        lambda w, x: jnp.concatenate([w, x])[4:].sum(),
+        ONES,
+        "masked: not taken by slice at",
+    ),
+    "a slice of a padded value": (lambda w, x: jnp.pad(w, 4)[:4].sum(), ONES, "masked: not taken by slice at"),
+    "a mask behind a concatenation": (
+        lambda w, x: (jnp.tanh(jnp.concatenate([w, x])) * jnp.repeat(jnp.array([0.0, 1.0]), 4)).sum(),
+        ONES,
+        "masked: multiplied by exact zeros in mul at",
+    ),
+    "the largest of a concatenation": (
+        lambda w, x: lax.top_k(jnp.concatenate([w, jnp.full(4, 9.0)]), 2)[0].sum(),
+        ONES,
+        "masked: not taken by top_k at",
+    ),
+    "the median of a concatenation": (
+        lambda w, x: jnp.median(jnp.concatenate([w * 1e3, jnp.zeros(9)])),
+        ONES,
+        "masked: not taken by (gather|sort) at",
+    ),
+    "the loser of a minimum": (
+        lambda w, x: jnp.minimum(jnp.min(w), -5.0),
+        ONES,
+        "masked: the other operand of min at .* is smaller",
+    ),
+    "clipped": (lambda w, x: jnp.clip(w * 50.0, 0, 1).sum(), ONES, "outside the clip range: the output of min at"),
+    "the imaginary part of a real number": (
+        lambda w, x: jnp.imag((w * x).astype(jnp.complex64)).sum(),
+        ONES,
+        "zero by construction: .* the imaginary part of a real number",
+    ),
     "a mask in every iteration": (scanned, jnp.ones((3, 4)), "masked: multiplied by exact zeros in mul at"),
     "a mask behind a scan": (carried, ONES, "masked: multiplied by exact zeros in mul at"),
     "where in a scan of which only the end is used": (

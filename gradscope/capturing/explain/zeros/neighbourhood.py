@@ -54,9 +54,15 @@ class Neighbourhood:
         self._depths = {frame.key: len(frame.loops) for frame in trace.root.walk()}
         self._constants = Constants(trace)
         self._arguments = arguments
-        self._values = values
-        self._cotangents = cotangents
-        self._executed = executed
+        self._values = dict(values)
+        self._cotangents = dict(cotangents)
+        self._executed = dict(executed)
+
+    def include(self, other: Neighbourhood) -> None:
+        """Adds what another run of the same loss observed."""
+        self._values |= other._values
+        self._cotangents |= other._cotangents
+        self._executed |= other._executed
 
     def value(self, variable: FrameVariable, iteration: IterationIndex) -> Any:
         """Returns the value of an atom in one iteration of the loops around its frame; None where it is not known."""

@@ -17,33 +17,28 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gradscope import naming
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.explain.attempt import Attempt
+from gradscope.capturing.explain.zeros.loop_steps import carried_past, is_parallel, iterations_after
 from gradscope.capturing.explain.zeros.neighbourhood import (
     MOST_BYTES,
     Neighbourhood,
     differentiably,
     observe_neighbourhood,
 )
-from gradscope.capturing.explain.zeros.zero_uses import CONSTANT, EquationUse
+from gradscope.capturing.explain.zeros.operand_names import OperandNames
+from gradscope.capturing.explain.zeros.zero_uses import EquationUse
 from gradscope.dump.manifest.manifest import Cause
 from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.gradient_barriers import Barriers, location_of
 from gradscope.tracing.dataflow.reachability import is_inexact
-from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve, variable_of
-from gradscope.tracing.jaxpr.jaxcompat import is_literal
+from gradscope.tracing.jaxpr.frames import Frame, ValueKey, variable_of
 
 #: The most causes that are reported for one gradient.
 _MOST_CAUSES: Final = 3
 #: The most values that the search for one gradient visits.
 _MOST_VALUES: Final = 2000
-#: Return their operand's value in another shape or type.
-_SAME_VALUE: Final = frozenset(
-    {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "copy", "convert_element_type", "pvary",
-     "pcast", "neg"}
-)  # fmt: skip
 _TOO_LARGE: Final = "not looked into, because its path to the loss does not fit in memory"
 
 
@@ -87,7 +82,7 @@ def causes_of(
     neighbourhood = observe_neighbourhood(run, list(starts.values()), set(flowing) - unknown, most_bytes)
     if neighbourhood is None:
         return tuple(Cause(family=zero.family, name=zero.name, why=_TOO_LARGE) for zero in zeros)
-    search = _Search(run, neighbourhood)
+    search = _Search(run, neighbourhood, most_bytes)
     found = ((zero, _explained(search, starts[zero], zero.iteration)) for zero in zeros)
     return tuple(Cause(family=zero.family, name=zero.name, why=why) for zero, why in found if why)
 
@@ -100,10 +95,27 @@ def _explained(search: _Search, start: FrameVariable, iteration: IterationIndex)
 
 
 class _VariableAt(NamedTuple):
-    """A `_Moment` is a value in one iteration of the loops around its frame."""
+    """A `_VariableAt` is a value, or a part of it, in one iteration of the loops around its frame.
+
+    Attributes:
+        variable: The value.
+        iteration: The iteration.
+        elements: For each of its elements whether it is in the part, as bytes; empty for all of it.
+    """
 
     variable: FrameVariable
     iteration: IterationIndex
+    elements: bytes = b""
+
+    @property
+    def part(self) -> np.ndarray | None:
+        """The elements that are asked about, as booleans; None for all."""
+        shape = self.variable.atom.aval.shape
+        return np.frombuffer(self.elements, bool).reshape(shape) if self.elements else None
+
+    def arriving(self, gradient: np.ndarray | None) -> bool:
+        """Returns whether a gradient with respect to the value is not zero in the part."""
+        return gradient is not None and bool(np.any(gradient if self.part is None else gradient[self.part]))
 
 
 class _ZeroDerivative(NamedTuple):
@@ -118,7 +130,7 @@ class _NonzeroTerm(NamedTuple):
     use: str
 
 
-#: The result for one use of a value; a `_Moment` where the arriving gradient is zero already.
+#: The result for one use of a value; a `_VariableAt` where the arriving gradient is zero already.
 _Result: TypeAlias = _ZeroDerivative | _NonzeroTerm | _VariableAt
 
 
@@ -128,15 +140,17 @@ class _Search:
     Args:
         run: The run.
         neighbourhood: The values observed around the gradients.
+        most_bytes: The most bytes that may be observed once more.
     """
 
-    def __init__(self, run: Run, neighbourhood: Neighbourhood) -> None:
+    def __init__(self, run: Run, neighbourhood: Neighbourhood, most_bytes: int) -> None:
+        self._run, self._most_bytes = run, most_bytes
         self._neighbourhood = neighbourhood
+        self._beyond = set[FrameVariable]()
         self._differentiably = partial(differentiably, run.trace.reachability)
         self._flow = ForwardFlow()
         self._barriers = Barriers(run.trace.root, run.trace.liveness)
-        self._arguments = run.trace.arguments
-        self._frames = {frame.key: frame for frame in run.trace.root.walk()}
+        self._names = OperandNames(run.trace)
         self._layers = {
             (layer.frame, number): layer.path.template
             for layer in sorted(run.trace.layers, key=lambda layer: len(layer.path.components))
@@ -192,7 +206,30 @@ class _Search:
                 outputs = (step.to for step in steps if (step.frame, step.number) == (frame, number))
                 yield from (_VariableAt(variable, value_at.iteration) for variable in outputs)
             else:
-                yield _of_use(use, location_of(frame, number))
+                yield from self._of_use(use, value_at.iteration)
+
+    def _of_use(self, use: EquationUse, iteration: IterationIndex) -> Sequence[_Result]:
+        """Returns the results for a use at which a gradient arrives."""
+        where = location_of(use.frame, use.number)
+        with Attempt() as attempt:  # a collective runs inside its shard_map only
+            if use.gradient().any():
+                return [_NonzeroTerm(where)]
+            outputs = (FrameVariable(use.frame, each) for each in use.outputs)
+            parts = [(variable, at) for variable, at in zip(outputs, use.goes_on(), strict=False) if at.any()]
+            if parts and self._is_observed([variable for variable, _ in parts]):
+                return [_VariableAt(variable, iteration, at.tobytes()) for variable, at in parts]
+            return [_ZeroDerivative(use.reason())]
+        return [_ZeroDerivative(f"not followed beyond {where}, which {attempt.failure}")]
+
+    def _is_observed(self, variables: Sequence[FrameVariable]) -> bool:
+        """Returns whether everything from some values to the loss is observed, which it is now if it fits in memory."""
+        if not self._beyond.issuperset(variables):
+            found = observe_neighbourhood(self._run, variables, (), self._most_bytes)
+            if found is None:
+                return False
+            self._neighbourhood.include(found)
+            self._beyond.update(self._flow.closure(variables))
+        return True
 
     def _use(self, frame: Frame, number: int, value_at: _VariableAt) -> EquationUse | None:
         """Returns an equation's use of a value, with numbers; None where not all of them are known."""
@@ -202,7 +239,7 @@ class _Search:
         ]
         if any(each is None for each in operands):
             return None
-        outputs = [FrameVariable(frame, variable) for variable in equation.outvars if is_inexact(variable)]
+        outputs = [FrameVariable(frame, variable) for variable in filter(is_inexact, equation.outvars)]
         cotangents = [self._neighbourhood.cotangent(variable, value_at.iteration) for variable in outputs]
         return EquationUse(
             frame=frame,
@@ -214,26 +251,9 @@ class _Search:
                 for variable, each in zip(outputs, cotangents, strict=True)
             ],
             layer=self._layers.get((frame, number)),
-            names=[self._name(FrameVariable(frame, atom)) for atom in equation.invars],
+            names=[self._names.of(FrameVariable(frame, atom)) for atom in equation.invars],
+            part=value_at.part,
         )
-
-    def _name(self, variable: FrameVariable) -> str:
-        """Returns what an operand is: an argument's name, `axis_index` or `CONSTANT`; "" for anything else."""
-        frame, atom = variable
-        while not is_literal(atom) and (key := resolve(frame, atom)) is not None:
-            if not key.frame and key.equation == OPERAND:
-                leaf = self._arguments[key.position]
-                return naming.key_of(leaf.family, leaf.name)
-            if key.equation == OPERAND:
-                return ""
-            frame = self._frames[key.frame]
-            equation = frame.jaxpr.eqns[key.equation]
-            if equation.primitive.name == "axis_index":
-                return "axis_index"
-            if equation.primitive.name not in _SAME_VALUE:
-                return ""
-            atom = equation.invars[0]
-        return CONSTANT
 
     def _renamed(self, value_at: _VariableAt) -> Iterator[_Result]:
         """Yields the result for each variable of another frame that is the same value."""
@@ -246,47 +266,28 @@ class _Search:
                 yield _ZeroDerivative(f"branch not taken: {location_of(step.frame, step.number)}")
                 continue
             use = location_of(step.frame, step.number)
-            for iteration in _iterations(step, value_at):
+            if any(loop.length == 0 for loop in step.to.frame.loops):
+                yield from self._unlooped(step, value_at.iteration, use)
+                continue
+            for iteration in iterations_after(step, value_at.variable.frame, value_at.iteration):
                 arrived = self._neighbourhood.cotangent(step.to, iteration)
-                stacked = step.way == "stack" and not _is_parallel(value_at.variable.frame)
+                stacked = step.way == "stack" and not is_parallel(value_at.variable.frame)
                 one = arrived[value_at.iteration[-1]] if stacked and arrived is not None else arrived
-                if np.any(one):
+                if value_at.elements and step.way not in ("stack", "slice"):
+                    same = value_at._replace(variable=step.to, iteration=iteration)
+                    yield _NonzeroTerm(use) if same.arriving(arrived) else same
+                elif np.any(one):
                     yield _NonzeroTerm(use)
                 elif np.any(arrived):
                     yield _ZeroDerivative(f"masked: iteration {value_at.iteration[-1]} of {use} is not taken")
                 else:
                     yield _VariableAt(step.to, iteration)
 
-
-def _of_use(use: EquationUse, where: str) -> _Result:
-    """Returns the result for a use at which a gradient arrives."""
-    with Attempt() as attempt:  # a collective runs inside its shard_map only
-        return _NonzeroTerm(where) if use.gradient().any() else _ZeroDerivative(use.reason())
-    return _ZeroDerivative(f"not followed beyond {where}, which {attempt.failure}")
-
-
-def _is_parallel(frame: Frame) -> bool:
-    return frame.transfer.loop is not None and frame.transfer.loop.parallel
-
-
-def _iterations(step: Step, value_at: _VariableAt) -> Sequence[IterationIndex]:
-    """Returns the iterations in which a step from a value leads to another."""
-    iteration, there = value_at.iteration, step.to.frame
-    loops_here, loops_there = value_at.variable.frame.loops, there.loops
-    if step.way in ("leave", "stack") and len(loops_there) < len(loops_here):
-        *_, last = _in_order(value_at.variable.frame)
-        return [iteration[:-1]] if step.way == "stack" or iteration[-1] == last else []
-    if step.way == "again":
-        order = list(_in_order(there))
-        at = order.index(iteration[-1]) + 1
-        return [(*iteration[:-1], order[at])] if at < len(order) else []
-    if len(loops_there) == len(loops_here):
-        return [iteration]
-    return [(*iteration, index) for index in _in_order(there)][: 1 if step.way == "carry" else None]
-
-
-def _in_order(body: Frame) -> range:
-    """Returns the iterations of a scan, given its body, in the order in which they run."""
-    loop = body.loops[-1]
-    iterations = range(loop.length or 0)
-    return iterations[::-1] if loop.reverse else iterations
+    def _unlooped(self, step: Step, iteration: IterationIndex, use: str) -> Iterator[_Result]:
+        """Yields the result for a loop of no iterations, which returns its first carry and uses nothing else."""
+        carried = carried_past(step)
+        for to in carried:
+            arrives = np.any(self._neighbourhood.cotangent(to, iteration))
+            yield _NonzeroTerm(use) if arrives else _VariableAt(to, iteration)
+        if not carried:
+            yield _ZeroDerivative(f"disconnected: {use}, a loop of no iterations")

@@ -14,14 +14,12 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope.capturing.explain.zeros.operand_names import CONSTANT
 from gradscope.tracing.dataflow.gradient_barriers import location_of
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import Frame
 from gradscope.tracing.jaxpr.jaxcompat import bind
 from gradscope.tracing.jaxpr.vjp import pulled_back
-
-#: The name of an operand that the program states.
-CONSTANT: Final = "a constant"
 
 #: Linear in the gradient, with the values of the other operands as factors.
 _PRODUCTS: Final = frozenset({"mul", "div", "dot_general", "conv_general_dilated", "ragged_dot_general"})
@@ -34,7 +32,7 @@ _SUMS: Final = frozenset(
 _SELECTIONS: Final = frozenset(
     {"gather", "slice", "dynamic_slice", "dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "scatter-mul",
      "scatter_mul", "scatter-min", "scatter_min", "scatter-max", "scatter_max", "pad", "sort", "split", "reduce_max",
-     "reduce_min", "concatenate"}
+     "reduce_min", "concatenate", "top_k", "stack"}
 )  # fmt: skip
 #: Have no zero derivative in exact arithmetic.
 _NEVER_FLAT: Final = frozenset(
@@ -57,10 +55,13 @@ _NEVER_FLAT: Final = frozenset(
 )
 #: Return the one or the other of two operands.
 _CHOICES: Final = {"max": "larger", "min": "smaller"}
-#: Flat on one side of a threshold, or beyond two.
 _FUNCTIONS: Final = frozenset({"custom_jvp_call", "custom_vjp_call"})
+#: Functions that apply both choices in turn.
+_CLIPS: Final = frozenset({"clip", "_clip"})
+#: Flat on one side of a threshold, or beyond two.
 _RECTIFIERS: Final = frozenset({"max", "min", "clamp", "custom_jvp_call", "custom_vjp_call"})
-
+#: Drop elements of a value one by one, each for a reason of its own.
+_PER_ELEMENT: Final = _PRODUCTS | _RECTIFIERS | {"select_n"}
 
 #: The change of a value, relative to itself or to 1, that shows whether an output depends on it.
 _NUDGE: Final = 1e-3
@@ -87,6 +88,7 @@ class EquationUse:
         cotangents: The gradient with respect to each of its outputs; zeros where none arrives.
         layer: The layer it belongs to; None where there is none.
         names: For each operand what it is, a parameter, `axis_index` or a constant; "" where it has no such name.
+        part: The elements of the value that are asked about, as booleans; None for all.
     """
 
     frame: Frame
@@ -96,30 +98,64 @@ class EquationUse:
     cotangents: Sequence[Any]
     layer: str | None
     names: Sequence[str]
+    part: np.ndarray | None = None
 
     def gradient(self) -> np.ndarray:
         """Returns the gradient that comes back through the equation to the value."""
         return self._pulled_back(self.operands, self.cotangents)
 
+    @property
+    def outputs(self) -> list[Any]:
+        """The equation's output variables of inexact dtype."""
+        return list(filter(is_inexact, self.frame.jaxpr.eqns[self.number].outvars))
+
+    def goes_on(self) -> list[np.ndarray]:
+        """Returns the elements of each output that depend on the value, where no gradient arrives at any of them.
+
+        A concatenation hands its operands on, whatever becomes of them: what counts is the operation that drops them.
+        """
+        name = self.frame.jaxpr.eqns[self.number].primitive.name
+        if self.part is None and name in _PER_ELEMENT:
+            return []
+        changed = [up | down for up, down in zip(self._changed(_NUDGE), self._changed(-_NUDGE), strict=True)]
+        arrives = any(np.any(np.asarray(each)[at]) for each, at in zip(self.cotangents, changed, strict=True))
+        return [] if arrives or not any(at.any() for at in changed) else changed
+
     def reason(self) -> str:
         """Returns why nothing comes back, with the equation's name and line."""
         equation, where = self.frame.jaxpr.eqns[self.number], location_of(self.frame, self.number)
         if self._pulled_back(self.operands, [_scaled(each) for each in self.cotangents]).any():
-            largest = max(float(np.abs(_wide(each)).max(initial=0.0)) for each in self.cotangents)
+            largest = max(_largest(each) for each in self.cotangents)
             dtype = equation.invars[self.positions[0]].aval.dtype.name
             return f"underflow in {dtype}: a gradient of at most {largest:.3g} comes back from {where} as zero"
+        if found := self._by_construction(where):
+            return found
         if self._cancels():
             return f"cancellation: the gradient's terms sum to exactly zero in {where}"
-        if self._is_constant():
-            return f"zero by construction: the output of {where} is the same whatever it receives"
-        if equation.primitive.name in _CHOICES and self._loses():
-            larger = _CHOICES[equation.primitive.name]
-            return f"masked: the other operand of {where} is {larger} wherever the loss depends on it"
-        if equation.primitive.name in _RECTIFIERS and self._is_flat():
-            layer = "" if self.layer is None else f" in {self.layer}"
-            return f"dead units: the output of {where}{layer} is constant wherever the loss depends on it"
+        if found := self._flatness(where):
+            return found
         kind = next((reason for names, reason in _KINDS if equation.primitive.name in names), _OTHERWISE)
         return kind.format(where=where) + self._zeros(equation.primitive.name)
+
+    def _by_construction(self, where: str) -> str:
+        """Returns why the gradient is zero whatever the parameters are; "" where it is not."""
+        if self._is_real_part():
+            return f"zero by construction: the loss takes the imaginary part of a real number, converted by {where}"
+        if self._is_constant():
+            return f"zero by construction: the output of {where} is the same whatever it receives"
+        return ""
+
+    def _flatness(self, where: str) -> str:
+        """Returns why the output of a choice or a rectifier stays the same; "" where it does not."""
+        name = self.frame.jaxpr.eqns[self.number].primitive.name
+        if name not in _RECTIFIERS or not self._is_flat():
+            return ""
+        if self._clips():
+            return f"outside the clip range: the output of {where} is constant wherever the loss depends on it"
+        if name in _CHOICES and self._loses():
+            return f"masked: the other operand of {where} is {_CHOICES[name]} wherever the loss depends on it"
+        layer = "" if self.layer is None else f" in {self.layer}"
+        return f"dead units: the output of {where}{layer} is constant wherever the loss depends on it"
 
     def _zeros(self, primitive: str) -> str:
         """Returns which factor is zero throughout, ": param/b is 0"; "" where it has no name."""
@@ -130,8 +166,23 @@ class EquationUse:
         return f": {' and '.join(named)} is 0" if named else ""
 
     def _loses(self) -> bool:
-        """Returns whether a choice between two values never takes this one, of which the other is no bound."""
-        return len(self.positions) == 1 and self.names[1 - self.positions[0]] != CONSTANT and self._is_flat()
+        """Returns whether a choice that never takes the value is one between two, of which the other is no bound."""
+        own, *others = self.positions
+        return not others and (self.names[1 - own] != CONSTANT or np.size(self.operands[own]) == 1)
+
+    def _clips(self) -> bool:
+        """Returns whether the equation limits the value from both sides, alone or as a part of a function that does."""
+        around = self.frame.equation
+        inside = around is not None and around.params.get("name") in _CLIPS
+        name = self.frame.jaxpr.eqns[self.number].primitive.name
+        return name == "clamp" or (inside and name in _CHOICES)
+
+    def _is_real_part(self) -> bool:
+        """Returns whether a real value is made complex, and only the imaginary part has a gradient."""
+        equation = self.frame.jaxpr.eqns[self.number]
+        made = all(np.iscomplexobj(each) for each in self.cotangents)
+        converted = equation.primitive.name == "convert_element_type" and made
+        return converted and _is_floating(self.operands[0]) and not any(np.real(each).any() for each in self.cotangents)
 
     def _is_constant(self) -> bool:
         """Returns whether the outputs stay the same however much the value changes."""
@@ -154,29 +205,35 @@ class EquationUse:
 
     def _of_magnitudes(self) -> np.ndarray:
         operands = [jnp.abs(each) if _is_floating(each) else each for each in self.operands]
-        return self._pulled_back(operands, [jnp.abs(each) for each in self.cotangents])
+        return self._pulled_back(operands, [jnp.abs(each).astype(each.dtype) for each in self.cotangents])
 
     def _is_flat(self) -> bool:
         """Returns whether the outputs that reach the loss stay the same when the value changes a little, up or down."""
-        before = self._outputs(self.operands)
-        value = jnp.asarray(self.operands[self.positions[0]])
         for change in (_NUDGE, -_NUDGE):
-            nudged = value + (change * jnp.maximum(jnp.abs(value), 1)).astype(value.dtype)
-            after = self._outputs(self._with(nudged, self.operands))
-            pairs = zip(before, after, self.cotangents, strict=True)
-            if not any(np.any((one != other) & (np.asarray(arrived) != 0)) for one, other, arrived in pairs):
+            pairs = zip(self._changed(change), self.cotangents, strict=True)
+            if not any(np.any(changed & (np.asarray(arrived) != 0)) for changed, arrived in pairs):
                 return True
         return False
 
+    def _changed(self, change: float) -> list[np.ndarray]:
+        """Returns the elements of the outputs that a small change of the value changes."""
+        value = jnp.asarray(self.operands[self.positions[0]])
+        step = float(np.copysign(max(abs(change), 4 * float(jnp.finfo(value.dtype).eps)), change))
+        nudged = value + (step * jnp.maximum(jnp.abs(value), 1)).astype(value.dtype)
+        pairs = zip(self._outputs(self.operands), self._outputs(self._with(nudged, self.operands)), strict=True)
+        return [np.asarray(before != after) for before, after in pairs]
+
     def _with(self, value: Any, operands: Sequence[Any]) -> list[Any]:
-        return [value if n in self.positions else each for n, each in enumerate(operands)]
+        changed = value if self.part is None else jnp.where(self.part, value, self.operands[self.positions[0]])
+        return [changed if n in self.positions else each for n, each in enumerate(operands)]
 
     def _pulled_back(self, operands: Sequence[Any], cotangents: Sequence[Any]) -> np.ndarray:
         equation = self.frame.jaxpr.eqns[self.number]
         inexact = [position for position, variable in enumerate(equation.outvars) if is_inexact(variable)]
         arrived = dict(zip(inexact, cotangents, strict=True))
         terms = pulled_back(equation, [jnp.asarray(each) for each in operands], self.positions, arrived)
-        return np.asarray(sum(terms[1:], start=terms[0]))
+        gradient = np.asarray(sum(terms[1:], start=terms[0]))
+        return gradient if self.part is None else np.where(self.part, gradient, 0)
 
     def _outputs(self, operands: Sequence[Any]) -> list[Any]:
         """Returns the equation's outputs of inexact dtype."""
@@ -187,13 +244,18 @@ class EquationUse:
 
 def _scaled(cotangent: Any) -> Any:
     """Returns a gradient times the power of two that brings its largest element near 1, which is exact."""
-    largest = float(np.abs(_wide(cotangent)).max(initial=0.0))
+    largest, dtype = _largest(cotangent), np.asarray(cotangent).dtype
     exponent = 0 if largest == 0 or not np.isfinite(largest) else -int(np.floor(np.log2(largest)))
-    return jnp.asarray(np.ldexp(_wide(cotangent), exponent).astype(np.asarray(cotangent).dtype))
+    if np.iscomplexobj(cotangent):
+        wide = np.asarray(cotangent).astype(np.complex128)
+        return jnp.asarray((np.ldexp(wide.real, exponent) + 1j * np.ldexp(wide.imag, exponent)).astype(dtype))
+    return jnp.asarray(np.ldexp(np.asarray(cotangent).astype(np.float64), exponent).astype(dtype))
 
 
-def _wide(array: Any) -> np.ndarray:
-    return np.asarray(array).astype(np.float64)
+def _largest(array: Any) -> float:
+    """Returns the largest magnitude of an array's elements."""
+    wide = np.asarray(array).astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+    return float(np.abs(wide).max(initial=0.0))
 
 
 def _is_floating(value: Any) -> bool:
