@@ -211,3 +211,14 @@ def test_the_iteration_of_a_while_loop_is_found() -> None:
     found = origin_of(loss)
     assert (found.name, found.primitive) == ("while", "log")
     assert "in iteration 2 of the while" in found.why
+
+
+def test_a_gradient_that_ends_in_a_mask_is_not_what_spoils_the_gradients() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        keep = x[:, 1] > 0
+        scores = jax.nn.softmax(jnp.where(keep[:, None], x * w["one"], -jnp.inf))
+        return (-jax.nn.log_softmax(scores)[:, 0] * keep).sum()
+
+    found = origin_of(loss)
+    assert "every entry of the row is masked with -inf" in found.why
+    assert ": log at" in found.why  # and not the multiplication by the mask
