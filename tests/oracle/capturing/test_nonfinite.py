@@ -211,3 +211,25 @@ def test_the_iteration_of_a_while_loop_is_found() -> None:
     found = origin_of(loss)
     assert (found.name, found.primitive) == ("while", "log")
     assert "in iteration 2 of the while" in found.why
+
+
+def test_a_gradient_that_ends_in_a_mask_is_not_what_spoils_the_gradients() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        keep = x[:, 1] > 0
+        scores = jax.nn.softmax(jnp.where(keep[:, None], x * w["one"][None], -jnp.inf))
+        return (-jax.nn.log_softmax(scores)[:, 0] * keep.astype(jnp.float32)).sum()
+
+    found = origin_of(loss)
+    assert "every entry of the row is masked with -inf" in found.why
+    assert ": log at" in found.why  # and not the multiplication by the mask
+
+
+def test_the_zero_that_a_division_divides_by_is_named_with_its_place() -> None:
+    found = origin_of(lambda w, x: jnp.where(x != 0, 1 / (x * w["one"][None]), 0.0).sum())
+    assert (found.direction, found.index, found.operands) == ("backward", (1, 1), (1.0, 0.0))
+    assert "1 divided by 0 (element [1, 1])" in found.why
+
+
+def test_an_infinity_of_small_operands_is_no_overflow() -> None:
+    found = origin_of(lambda w, x: jax.scipy.special.gammaln(jnp.abs(x) * w["one"][None]).sum())
+    assert ("pole" in found.why, "overflow" in found.why) == (True, False)

@@ -141,6 +141,30 @@ CASES = {
         repairs.WHERE_TWICE, lambda w, x: jnp.where(x > 0, jnp.sqrt(x * w), 0.0)[:, :2].sum(),
         lambda w, x: jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x * w, 1.0)), 0.0)[:, :2].sum(),
     ),
+    "a where of a root of negative numbers": Case(
+        repairs.WHERE_TWICE, lambda w, x: jnp.where(x > 0, jnp.sqrt(x * w - 0.01), 0.0).sum(),
+        lambda w, x: jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x * w - 0.01, 1.0)), 0.0).sum(),
+    ),
+    "a where of a quotient": Case(
+        repairs.WHERE_TWICE, lambda w, x: jnp.where(x != 0, 1 / (x * w), 0.0).sum(),
+        lambda w, x: jnp.where(x != 0, 1 / jnp.where(x != 0, x * w, 1.0), 0.0).sum(),
+    ),
+    "a where of a quotient by rows": Case(
+        repairs.WHERE_TWICE, lambda w, x: jnp.where(x[:, 1:2] != 0, x / (x[:, 1:2] * w[:1]), 0.0).sum(),
+        lambda w, x: jnp.where(x[:, 1:2] != 0, x / jnp.where(x[:, 1:2] != 0, x[:, 1:2] * w[:1], 1.0), 0.0).sum(),
+    ),
+    "a pole": Case(
+        repairs.LEAVE_POLE, lambda w, x: jax.scipy.special.gammaln(jnp.abs(x) * w).sum(),
+        lambda w, x: jax.scipy.special.gammaln(jnp.maximum(jnp.abs(x) * w, EPS)).sum(),
+    ),
+    "the derivative of x log y": Case(
+        repairs.ADD_EPSILON, lambda w, x: jax.scipy.special.xlogy(x * w, jnp.abs(x) * w).sum(),
+        lambda w, x: jax.scipy.special.xlogy(x * w, jnp.abs(x) * w + EPS).sum(),
+    ),
+    "the inverse of a singular matrix": Case(
+        repairs.REGULAR, lambda w, x: jnp.linalg.inv(jnp.outer(w / w, w / w)).sum() + x.sum(),
+        lambda w, x: jnp.linalg.inv(jnp.outer(w / w, w / w) + 1e-3 * jnp.eye(3)).sum() + x.sum(),
+    ),
     "an entropy": Case(
         repairs.X_LOG_X, entropy(jnp.log), entropy(lambda p: jnp.log(jnp.where(p > 0, p, 1.0)))
     ),

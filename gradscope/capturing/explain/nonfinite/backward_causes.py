@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import jax.numpy as jnp
@@ -10,11 +11,14 @@ import numpy as np
 
 from gradscope.capturing.explain.nonfinite.repairs import (
     ADD_EPSILON,
+    BASE_POSITIVE,
     CLIP_INSIDE,
+    CLIP_NEGATIVE,
     NORM,
     WHERE_TWICE,
     Diagnosis,
     element,
+    is_large,
     numbers,
     overflow,
 )
@@ -30,6 +34,19 @@ _SINGULAR_AT_ZERO: Final = frozenset(
 _SINGULAR_AT_ONE: Final = {"acos": "arccos", "asin": "arcsin", "atanh": "arctanh", "erf_inv": "erf_inv"}
 _SINGULAR_AT: Final = {"log1p": -1.0, "acosh": 1.0}
 _DECOMPOSITIONS: Final = frozenset({"eigh", "svd", "eig"})
+#: Where the operations that are not defined everywhere are, and how to stay there.
+_DEFINED: Final[Mapping[str, tuple[Callable[[float], bool], str]]] = {
+    "sqrt": (lambda x: x >= 0, CLIP_NEGATIVE),
+    "rsqrt": (lambda x: x >= 0, CLIP_NEGATIVE),
+    "log": (lambda x: x >= 0, CLIP_NEGATIVE),
+    "log1p": (lambda x: x >= -1, CLIP_NEGATIVE),
+    "pow": (lambda x: x >= 0, BASE_POSITIVE),
+    "acos": (lambda x: abs(x) <= 1, CLIP_INSIDE),
+    "asin": (lambda x: abs(x) <= 1, CLIP_INSIDE),
+    "atanh": (lambda x: abs(x) <= 1, CLIP_INSIDE),
+    "erf_inv": (lambda x: abs(x) <= 1, CLIP_INSIDE),
+    "acosh": (lambda x: x >= 1, CLIP_INSIDE),
+}
 #: How many operations downstream are looked at for the one that throws a result away.
 _NEAR: Final = 40
 
@@ -43,12 +60,22 @@ def backward_diagnosis(operation: Operation, failure: Failure, operations: Opera
         operations: All operations, to find the readers of the result.
     """
     cause = _cause(operation, failure, operations)
-    if failure.received == 0 and cause.repair in (ADD_EPSILON, CLIP_INSIDE, NORM):
+    if _received(failure) == 0 and cause.repair in (ADD_EPSILON, CLIP_INSIDE, CLIP_NEGATIVE, BASE_POSITIVE, NORM):
         where = _thrown_away_by(operation, operations)
         away = f"is thrown away by the {where}" if where else "does not count, what arrives is 0"
         why = f"{cause.why}; its result {away}, its gradient is not: 0 times infinity is NaN"
         return Diagnosis(why, WHERE_TWICE if where else cause.repair)
     return cause
+
+
+def _received(failure: Failure) -> float | None:
+    """Returns the gradient that arrives at the element that failed; None where the shapes do not tell which."""
+    if failure.equation.primitive.name == "div" and (at := _zero_divisor(failure)) is not None:
+        arrived, shape = _wide(next(iter(failure.arrived.values()))), failure.tensors[1].shape
+        if arrived.ndim == len(shape):
+            read = tuple(slice(None) if size == 1 else one for one, size in zip(at, shape, strict=True))
+            return float(np.abs(arrived[read]).max(initial=0))  # of all elements that are divided by it
+    return failure.received
 
 
 def _cause(operation: Operation, failure: Failure, operations: Operations) -> Diagnosis:
@@ -63,7 +90,11 @@ def _cause(operation: Operation, failure: Failure, operations: Operations) -> Di
         return singular
     if primitive in _DECOMPOSITIONS:
         return Diagnosis(f"the derivative of {primitive} is not finite where two of the values that it finds coincide")
-    if _finite(failure) and math.isinf(failure.value):
+    if (
+        _finite(failure)
+        and math.isinf(failure.value)
+        and is_large(failure.operands or failure.tensors, failure.arrived.values())
+    ):
         found = overflow(failure.dtype, backward=True)
         return Diagnosis(f"{found.why} in the gradient of {primitive}{place}", found.repair)
     operands = f" at {numbers(failure.operands)}" if failure.operands else ""
@@ -80,10 +111,47 @@ def _singular(operation: Operation, primitive: str, failure: Failure, operations
     if (primitive in _SINGULAR_AT_ONE and abs(first) == 1) or first == _SINGULAR_AT.get(primitive):
         name = _SINGULAR_AT_ONE.get(primitive, primitive)
         return Diagnosis(f"the derivative of {name} at {first:g}{place} is infinite", CLIP_INSIDE)
-    if primitive in _SINGULAR_AT_ZERO and 0 in failure.operands:
-        why = f"the derivative of {primitive} at {numbers(failure.operands)}{place} is not finite"
+    undefined = _by_zero(failure) if primitive == "div" else _outside(primitive, failure)
+    if undefined is not None:
+        return undefined
+    if (primitive in _SINGULAR_AT_ZERO or primitive.startswith("custom_jvp")) and 0 in failure.operands:
+        name = "a function with its own derivative rule" if primitive.startswith("custom_jvp") else primitive
+        why = f"the derivative of {name} at {numbers(failure.operands)}{place} is not finite"
         return Diagnosis(why, ADD_EPSILON)
     return None
+
+
+def _outside(primitive: str, failure: Failure) -> Diagnosis | None:
+    """Returns the diagnosis of a derivative where the operation itself is not defined."""
+    if primitive not in _DEFINED or not failure.operands:
+        return None
+    first, (inside, repair) = failure.operands[0], _DEFINED[primitive]
+    if inside(first) or not math.isfinite(first):
+        return None
+    why = f"the derivative of {primitive} at {numbers(failure.operands)}{element(failure.index)} is not finite"
+    return Diagnosis(f"{why}: {primitive} is not defined there", repair)
+
+
+def _by_zero(failure: Failure) -> Diagnosis | None:
+    """Returns the diagnosis of a division by zero; None where no divisor is zero."""
+    at = _zero_divisor(failure)
+    if at is None:
+        return None
+    aligned = len(failure.operands) == 2 and at == failure.index
+    numerator = failure.operands[0] if aligned or not np.ndim(failure.tensors[0]) else None
+    divided = "a division" if numerator is None else f"{numerator:.6g} divided"
+    return Diagnosis(f"the derivative of {divided} by 0{element(at)} is not finite", ADD_EPSILON)
+
+
+def _zero_divisor(failure: Failure) -> tuple[int, ...] | None:
+    """Returns the place of the zero that a division divides by where its gradient is not finite."""
+    divisor = _wide(failure.tensors[1])
+    if divisor.ndim == len(failure.index):
+        own = tuple(0 if size == 1 else at for at, size in zip(failure.index, divisor.shape, strict=True))
+        if divisor[own] == 0:
+            return own
+    zeros = np.argwhere(divisor == 0)
+    return tuple(map(int, zeros[0])) if len(zeros) else None
 
 
 def _overflow(failure: Failure) -> Diagnosis | None:

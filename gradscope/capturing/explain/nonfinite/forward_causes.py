@@ -17,13 +17,16 @@ from gradscope.capturing.explain.nonfinite.repairs import (
     CLIP_OVERFLOW,
     FINITE_MASK,
     JITTER,
+    LEAVE_POLE,
     MASK_FIRST,
+    REGULAR,
     SHIFT,
     UNDER_ROOT,
     VALID_INDEX,
     X_LOG_X,
     Diagnosis,
     element,
+    is_large,
     numbers,
     overflow,
 )
@@ -61,6 +64,8 @@ def _known(
     found = rule(failure.operands) if rule is not None and failure.operands else None
     if found is not None:
         return Diagnosis(f"{found.why}{place}", _special_repair(operation, primitive, operations) or found.repair)
+    if primitive == "triangular_solve" and (at := _zero_on_diagonal(failure.tensors[0])) is not None:
+        return Diagnosis(f"a singular matrix is inverted: its factor has a 0 on the diagonal{element(at)}", REGULAR)
     if primitive == "reduce_sum" and math.isnan(failure.value) and np.isinf(_wide(failure.tensors[0])).any():
         return Diagnosis(f"infinity minus infinity in a sum{place}")
     return None
@@ -69,6 +74,8 @@ def _known(
 def _unknown(primitive: str, failure: Failure, place: str) -> Diagnosis:
     """Returns the diagnosis of an overflow, or else what the operation is and what it received."""
     if all(np.all(np.isfinite(_wide(each))) for each in failure.tensors) and _may_overflow(failure):
+        if not is_large(failure.operands or failure.tensors):
+            return Diagnosis(f"{primitive}{_of(failure)} is not finite{place}")
         over = overflow(failure.dtype, backward=False)
         return Diagnosis(f"{over.why} in {primitive}{_of(failure)}{place}", over.repair)
     return Diagnosis(f"{primitive}{_of(failure)}{place}", JITTER if primitive == "cholesky" else "")
@@ -128,6 +135,12 @@ def _is_row_masked(operation: Operation, primitive: str, failure: Failure, opera
         0 in _terms(exponential) or _reads_mask(exponential, operations)
         for exponential in _made_by([value for each in summed for value in each.values], "exp", operations)
     )
+
+
+def _zero_on_diagonal(matrix: np.ndarray) -> tuple[int, ...] | None:
+    """Returns the place of the first zero on the diagonal of a matrix, or of one of a batch; None for none."""
+    zeros = np.argwhere(np.diagonal(_wide(matrix), axis1=-2, axis2=-1) == 0)
+    return (*map(int, zeros[0]), int(zeros[0][-1])) if len(zeros) else None
 
 
 def _terms(exponential: Operation) -> Sequence[Any]:
@@ -236,6 +249,19 @@ def _pow(operands: Sequence[float]) -> Diagnosis | None:
     return None
 
 
+def _integer_pow(operands: Sequence[float]) -> Diagnosis | None:
+    return Diagnosis("0 to a negative power", ADD_EPSILON) if operands[0] == 0 else None
+
+
+def _at_pole(name: str) -> Callable[[Sequence[float]], Diagnosis | None]:
+    def rule(operands: Sequence[float]) -> Diagnosis | None:
+        if operands[0] <= 0 and operands[0] == round(operands[0]):
+            return Diagnosis(f"{name} of {operands[0]:.6g}, where it has a pole", LEAVE_POLE)
+        return None
+
+    return rule
+
+
 def _rem(operands: Sequence[float]) -> Diagnosis | None:
     return Diagnosis(f"remainder of {operands[0]:.6g} by 0", ADD_EPSILON) if operands[-1] == 0 else None
 
@@ -267,5 +293,8 @@ _FORWARD: Final[Mapping[str, Callable[[Sequence[float]], Diagnosis | None]]] = {
     "add": _sum,
     "sub": _sum,
     "pow": _pow,
+    "integer_pow": _integer_pow,
+    "lgamma": _at_pole("lgamma"),
+    "digamma": _at_pole("digamma"),
     "rem": _rem,
 }

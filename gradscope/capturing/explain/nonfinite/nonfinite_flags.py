@@ -66,6 +66,16 @@ class NonfiniteFlags:
             return int(self._gradients.get(value_at.value.position, 0))
         return self._at(self._cotangents, value_at)
 
+    def has_gradient(self, value_at: ValueAt) -> bool:
+        """Returns whether the gradient with respect to a value was observed."""
+        if is_argument(value_at.value):
+            return value_at.value.position in self._gradients
+        return self._numbers.get(value_at.value) in self._cotangents
+
+    def may_have_gradient(self, value_at: ValueAt) -> bool:
+        """Returns whether a gradient may flow through a value: it was observed, or the value was not."""
+        return self.has_gradient(value_at) or not (is_argument(value_at.value) or value_at.value in self._numbers)
+
     def rank(self, value_at: ValueAt) -> int:
         """Returns the rank of a value in the order of execution; arguments come before everything."""
         number = self._numbers.get(value_at.value)

@@ -24,18 +24,18 @@ from gradscope import naming
 from gradscope.capturing.execution.preparation import Prepared
 from gradscope.capturing.explain.nonfinite.backward_causes import backward_diagnosis
 from gradscope.capturing.explain.nonfinite.forward_causes import forward_diagnosis, is_mask
+from gradscope.capturing.explain.nonfinite.gradient_paths import GradientPaths, behind
 from gradscope.capturing.explain.nonfinite.nonfinite_flags import INF, NAN, NonfiniteFlags, is_argument
 from gradscope.capturing.explain.nonfinite.repairs import Diagnosis, element
 from gradscope.capturing.explain.nonfinite.replay import (
     Failure,
     Replay,
-    backward_failure,
+    failed_again,
     first_nonfinite,
-    forward_failure,
 )
 from gradscope.dump.manifest.manifest import Origin
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
-from gradscope.tracing.jaxpr.iterations import ValueAt, sources
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.source_lines import source_of
 from gradscope.tracing.lookup.operations import Operation, Operations
 from gradscope.tracing.tracer import Trace, trace_loss
@@ -152,7 +152,7 @@ class _Search:
 
     def backward(self) -> Origin | None:
         """Returns the operation closest to the loss whose gradient is not finite although the one it receives is."""
-        bad = max(self._flags.bad_gradients(), key=self._flags.rank, default=None)
+        bad = next(GradientPaths(self._flags, self._operations).evidence(), None)
         if bad is None:
             return None
         finite = (
@@ -163,14 +163,14 @@ class _Search:
         uses = list(islice(finite, _MOST_USES))
         replay = self._replayed(uses, backward=True)
         for use in uses:
-            failure = replay.backward(use)
+            failure = replay.backward(use, bad)
             if failure is not None:
                 return self._of_use(use, failure, replay)
         return self._of_sum(bad)
 
     def _of_use(self, use: Operation, failure: Failure, replay: Replay) -> Origin:
         kind = "NaN" if np.isnan(failure.value) else "Inf"
-        earlier = self._needed(use, failure, lambda operands: backward_failure(use.equation, operands, failure.arrived))
+        earlier = self._needed(use, failure)
         if earlier is None:
             diagnosis = backward_diagnosis(use, failure, self._operations)
             return _First(use, failure, diagnosis).origin("backward", f"sent back the first {kind}: {diagnosis.why}")
@@ -187,7 +187,7 @@ class _Search:
         diagnosis = forward_diagnosis(operation, failure, self._operations)
         if failure is None:
             return _First(operation, None, diagnosis)
-        earlier = self._needed(operation, failure, lambda operands: forward_failure(operation.equation, operands))
+        earlier = self._needed(operation, failure)
         if earlier is None:
             return _First(operation, failure, diagnosis)
         made = replay.forward(earlier)
@@ -233,14 +233,12 @@ class _Search:
         all_computed = all(not birth.stated and birth.value.value.equation >= 0 for birth in births.values())
         return births if all_computed else {}
 
-    def _needed(
-        self, operation: Operation, failure: Failure, again: Callable[[Sequence[np.ndarray]], Failure | None]
-    ) -> Operation | None:
+    def _needed(self, operation: Operation, failure: Failure) -> Operation | None:
         """Returns the operation that made an operand without which there would be no failure; None where none did."""
         births = self._computed(operation)
         if failure.equation is operation.equation and births:
             tensors = enumerate(failure.tensors)
-            if again([_mended(each) if at in births else each for at, each in tensors]) is not None:
+            if failed_again(failure, [_mended(each) if at in births else each for at, each in tensors]) is not None:
                 return None
         first = min(births.values(), key=lambda birth: self._flags.rank(birth.value), default=None)
         return None if first is None else self._operations.maker(first.value)
@@ -252,20 +250,13 @@ class _Search:
         seen, waiting = {start}, [start]
         while waiting:
             value_at = waiting.pop()
-            culprits = [each for each in self._behind(value_at) if self._flags.value(each) & wanted]
+            culprits = [each for each in behind(self._operations, value_at) if self._flags.value(each) & wanted]
             if not culprits:
                 found[value_at] = None
             waiting += [each for each in culprits if each not in seen]
             seen.update(culprits)
         births = [_Birth(value_at, self._is_stated(value_at)) for value_at in found]
         return min(births, key=lambda birth: (not birth.stated, self._flags.rank(birth.value)))
-
-    def _behind(self, value_at: ValueAt) -> list[ValueAt]:
-        """Returns the values from which a value is made."""
-        if is_argument(value_at.value):
-            return []
-        found = sources(self._operations.frames, value_at)  # in loops and branches, or the operands of its equation
-        return found if found or value_at.value.equation == OPERAND else self._operations.maker(value_at).values
 
     def _is_stated(self, value_at: ValueAt) -> bool:
         """Returns whether a value that is not finite was made of a constant, or given, as an infinity."""

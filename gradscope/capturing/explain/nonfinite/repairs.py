@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +36,8 @@ MASK_FIRST: Final = "mask with where, before the infinity is made, and not by mu
 VALID_INDEX: Final = "keep the indices inside: look at the data and the table's size, or clip them"
 BASE_POSITIVE: Final = "keep the base positive: clip it, or take the power of its magnitude"
 JITTER: Final = "add a small multiple of the identity to the matrix"
+LEAVE_POLE: Final = "keep the operand away from the pole: clip it to where the function is finite"
+REGULAR: Final = "add a small multiple of the identity to the matrix that is inverted"
 SCALE_LOSS: Final = "scale the loss down"
 SCALE_OPERANDS: Final = "scale the operands down"
 WIDER: Final = "compute this in float32"
@@ -44,6 +48,13 @@ def overflow(dtype: np.dtype, *, backward: bool) -> Diagnosis:
     scale = SCALE_LOSS if backward else SCALE_OPERANDS
     narrow = jnp.finfo(dtype).bits < jnp.finfo(jnp.float32).bits
     return Diagnosis(f"overflow of {dtype} (largest {largest(dtype):.6g})", f"{scale}, or {WIDER}" if narrow else scale)
+
+
+def is_large(*operands: Iterable[Any]) -> bool:
+    """Returns whether an element of some operands is large enough for the result of an operation to overflow."""
+    arrays = map(np.asarray, chain(*operands))
+    wide = (np.abs(each if np.iscomplexobj(each) else each.astype(np.float64)) for each in arrays)
+    return any(bool((each > 1).any()) for each in wide)
 
 
 def largest(dtype: np.dtype) -> float:

@@ -53,6 +53,7 @@ class Failure:
         tensors: All of the equation's forward operands.
         received: Backward, the arriving gradient's element at that index; None where the shapes differ, and forward.
         arrived: Backward, the arriving gradients by output; empty forward.
+        chosen: Backward, the positions of the operands whose gradients were looked at; empty forward.
         dtype: The dtype of the result, or of the gradient.
         iteration: The iteration of the `while` that the operation is; None for any other.
     """
@@ -65,6 +66,7 @@ class Failure:
     received: float | None = None
     arrived: Mapping[int, Any]
     dtype: Any
+    chosen: tuple[int, ...] = ()
     iteration: int | None = None
 
 
@@ -109,8 +111,8 @@ class Replay:
                 return _inside(operation.equation, operands) or _failure(operation.equation, result, operands)
         return None
 
-    def backward(self, operation: Operation) -> Failure | None:
-        """Returns the first element that is not finite in the gradients that an operation returns to its operands.
+    def backward(self, operation: Operation, to: ValueAt) -> Failure | None:
+        """Returns the first element that is not finite in the gradients that an operation returns to one value.
 
         None where all of them are finite, and where the gradient that it receives is not: then another operation is the
         origin.
@@ -119,7 +121,9 @@ class Replay:
         if any(each is not None and first_nonfinite(each) is not None for each in received):
             return None
         arrived = {position: jnp.asarray(each) for position, each in enumerate(received) if each is not None}
-        return backward_failure(operation.equation, self._operands(operation), arrived) if arrived else None
+        operands = enumerate(operation.operands)
+        chosen = [number for number, operand in operands if isinstance(operand, ValueAt) and operand == to]
+        return _backward_failure(operation.equation, self._operands(operation), arrived, chosen) if arrived else None
 
     def _operands(self, operation: Operation) -> list[np.ndarray]:
         found = (
@@ -135,24 +139,27 @@ class Replay:
         return np.asarray(tensors[number][counted_iterations(self._sites[number], value_at)])
 
 
-def backward_failure(equation: Equation, operands: Sequence[np.ndarray], arrived: Mapping[int, Any]) -> Failure | None:
-    """Returns the first element that is not finite in what an equation's own backward rule returns; None for none."""
-    inexact = [number for number, operand in enumerate(operands) if jnp.issubdtype(operand.dtype, jnp.inexact)]
-    values = [jnp.asarray(operand) for operand in operands]
-    for gradient in map(np.asarray, pulled_back(equation, values, inexact, arrived)):
-        if first_nonfinite(gradient) is not None:
-            failure = _failure(equation, gradient, operands)
-            one = np.asarray(next(iter(arrived.values())))
-            same = one.shape == gradient.shape
-            return replace(failure, arrived=arrived, received=number_of(one[failure.index]) if same else None)
+def failed_again(failure: Failure, operands: Sequence[np.ndarray]) -> Failure | None:
+    """Returns the failure of the same equation at other operands; None where its result, or gradient, is finite."""
+    if failure.arrived:
+        return _backward_failure(failure.equation, operands, failure.arrived, failure.chosen)
+    for result in map(np.asarray, bind(failure.equation, [jnp.asarray(operand) for operand in operands])):
+        if first_nonfinite(result) is not None:
+            return _failure(failure.equation, result, operands)
     return None
 
 
-def forward_failure(equation: Equation, operands: Sequence[np.ndarray]) -> Failure | None:
-    """Returns the first element of an equation's results that is not finite; None where all are finite."""
-    for result in map(np.asarray, bind(equation, [jnp.asarray(operand) for operand in operands])):
-        if first_nonfinite(result) is not None:
-            return _failure(equation, result, operands)
+def _backward_failure(
+    equation: Equation, operands: Sequence[np.ndarray], arrived: Mapping[int, Any], chosen: Sequence[int]
+) -> Failure | None:
+    """Returns the first element that is not finite in what an equation's backward rule returns to chosen operands."""
+    values = [jnp.asarray(operand) for operand in operands]
+    for gradient in map(np.asarray, pulled_back(equation, values, chosen, arrived)):
+        if first_nonfinite(gradient) is not None:
+            failure = _failure(equation, gradient, operands)
+            one = np.asarray(next(iter(arrived.values())))
+            received = number_of(one[failure.index]) if one.shape == gradient.shape else None
+            return replace(failure, arrived=arrived, received=received, chosen=tuple(chosen))
     return None
 
 
