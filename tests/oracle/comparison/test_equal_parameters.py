@@ -1,0 +1,73 @@
+"""Ports at initialisation: biases that are zero and gains of one are equal, and their gradients tell which is which."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import gradscope as gs
+
+WIDTH, LAYERS = 12, 4
+BATCH = {"x": jax.random.normal(jax.random.key(1), (16, WIDTH))}
+KERNELS = [jax.random.normal(key, (WIDTH, WIDTH)) / 3 for key in jax.random.split(jax.random.key(0), 2 * LAYERS)]
+
+
+def normalised(x: jax.Array) -> jax.Array:
+    return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+
+
+def reference(params: Any, batch: Any) -> jax.Array:
+    x = batch["x"]
+    for block in params["blocks"]:
+        y = normalised(x) * block["a"]["g"][None] + block["a"]["b"][None]
+        x = x + jax.nn.relu(y @ block["u"] + block["u0"][None]) @ block["v"] + block["v0"][None]
+    return (x**3).mean()
+
+
+def candidate(params: Any, batch: Any) -> jax.Array:
+    x = batch["x"]
+    for block in params["layers"]:
+        with jax.named_scope("norm"):
+            y = normalised(x) * block["norm"]["scale"][None] + block["norm"]["shift"][None]
+        with jax.named_scope("wide"):
+            y = jax.nn.relu(y @ block["inner"]["kernel"].T + block["inner"]["bias"][None])
+        with jax.named_scope("back"):
+            y = y @ block["back"]["kernel"].T + block["back"]["bias"][None]
+        x = x + y
+    return (x**3).mean()
+
+
+def of_reference() -> dict[str, Any]:
+    pairs = zip(KERNELS[::2], KERNELS[1::2], strict=True)
+    zero, one = jnp.zeros(WIDTH), jnp.ones(WIDTH)
+    return {"blocks": [{"a": {"g": one, "b": zero}, "u": u, "u0": zero, "v": v, "v0": zero} for u, v in pairs]}
+
+
+def of_candidate(params: Any) -> dict[str, Any]:
+    """Returns a tree of the reference, parameters or gradients, as the candidate has it."""
+    return {
+        "layers": [
+            {
+                "back": {"bias": block["v0"], "kernel": block["v"].T},
+                "inner": {"bias": block["u0"], "kernel": block["u"].T},
+                "norm": {"scale": block["a"]["g"], "shift": block["a"]["b"]},
+            }
+            for block in params["blocks"]
+        ]
+    }
+
+
+def test_a_right_port_of_equal_parameters_is_the_same() -> None:
+    ref = of_reference()
+    expected, found = of_candidate(jax.grad(reference)(ref, BATCH)), jax.grad(candidate)(of_candidate(ref), BATCH)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-6), expected, found)
+    compared = gs.compare(gs.capture(reference, ref, BATCH), gs.capture(candidate, of_candidate(ref), BATCH))
+    differing = [row.name for row in compared.rows if row.status == "different"]
+    assert differing == []
+    pairs = {match.ref: match.cand for match in compared.matches}
+    for block in range(LAYERS):
+        assert pairs[f"param/blocks/{block}/a/b"] == f"param/layers/{block}/norm/shift"
+        assert pairs[f"param/blocks/{block}/v0"] == f"param/layers/{block}/back/bias"
