@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -40,6 +41,41 @@ def candidate(params: Any, batch: Any) -> jax.Array:
     return (x**3).mean()
 
 
+def scanned(params: Any, batch: Any, *, slope: float = 0.0) -> jax.Array:
+    def block(x: jax.Array, own: Any) -> tuple[jax.Array, None]:
+        with jax.named_scope("norm"):
+            y = normalised(x) * own["norm"]["g"][None] + own["norm"]["b"][None]
+        with jax.named_scope("fc"):
+            y = jax.nn.leaky_relu(y @ own["fc"]["kernel"] + own["fc"]["bias"][None], slope)
+        return y, None
+
+    x, _ = jax.lax.scan(jax.checkpoint(block), batch["x"], params["stack"])
+    return (x**3).mean()
+
+
+def unrolled(params: Any, batch: Any) -> jax.Array:
+    x = batch["x"]
+    for layer in range(LAYERS):
+        norm, dense = params[f"norm{layer}"], params[f"fc{layer}"]
+        with jax.named_scope(f"norm{layer}"):
+            x = normalised(x) * norm["g"][None] + norm["b"][None]
+        with jax.named_scope(f"fc{layer}"):
+            x = jax.nn.relu(x @ dense["kernel"] + dense["bias"][None])
+    return (x**3).mean()
+
+
+def of_unrolled() -> dict[str, Any]:
+    zero, one = jnp.zeros(WIDTH), jnp.ones(WIDTH)
+    norms = {f"norm{layer}": {"g": one, "b": zero} for layer in range(LAYERS)}
+    return norms | {f"fc{layer}": {"kernel": KERNELS[layer], "bias": zero} for layer in range(LAYERS)}
+
+
+def of_scanned(params: Any) -> dict[str, Any]:
+    """Returns the layers of the program without a loop, stacked."""
+    layers = [{name: params[f"{name}{layer}"] for name in ("fc", "norm")} for layer in range(LAYERS)]
+    return {"stack": jax.tree.map(lambda *each: jnp.stack(each), *layers)}
+
+
 def of_reference() -> dict[str, Any]:
     pairs = zip(KERNELS[::2], KERNELS[1::2], strict=True)
     zero, one = jnp.zeros(WIDTH), jnp.ones(WIDTH)
@@ -71,3 +107,22 @@ def test_a_right_port_of_equal_parameters_is_the_same() -> None:
     for block in range(LAYERS):
         assert pairs[f"param/blocks/{block}/a/b"] == f"param/layers/{block}/norm/shift"
         assert pairs[f"param/blocks/{block}/v0"] == f"param/layers/{block}/back/bias"
+
+
+def test_a_right_stack_of_equal_parameters_is_the_same() -> None:
+    ref = of_unrolled()
+    expected, found = of_scanned(jax.grad(unrolled)(ref, BATCH)), jax.grad(scanned)(of_scanned(ref), BATCH)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-6), expected, found)
+    compared = gs.compare(gs.capture(unrolled, ref, BATCH), gs.capture(scanned, of_scanned(ref), BATCH))
+    assert compared.verdict == "same", compared.sentence
+
+
+def test_a_wrong_stack_of_equal_parameters_is_paired_in_the_order_of_its_layers() -> None:
+    ref = of_unrolled()
+    wrong = partial(scanned, slope=0.3)
+    compared = gs.compare(gs.capture(unrolled, ref, BATCH), gs.capture(wrong, of_scanned(ref), BATCH))
+    assert compared.verdict == "different"
+    parts = {match.ref: (match.cand, match.recipe.part) for match in compared.matches}
+    for layer in range(LAYERS):
+        assert parts[f"param/norm{layer}/g"] == ("param/stack/norm/g", layer)
+        assert parts[f"param/norm{layer}/b"] == ("param/stack/norm/b", layer)
