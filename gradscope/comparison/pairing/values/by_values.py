@@ -91,7 +91,7 @@ def values_agree(dumps: Dumps, match: Match) -> bool:
 
 def equal_values(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     """Yields every match of equal values among unmatched tensors, also several for one tensor."""
-    equality = _Equality(dumps)
+    equality = Equality(dumps)
     by_size: defaultdict[int, list[str]] = defaultdict(list)
     for key in _measurable(dumps.cand, unmatched.only_cand):
         by_size[math.prod(dumps.cand.entry(key).shape)].append(key)
@@ -101,8 +101,8 @@ def equal_values(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
                 yield Match(ref=key, recipe=recipe, matched_by="fingerprint")
 
 
-class _Equality:
-    """_Equality finds whether two tensors have equal values in any layout; statistics rule most pairs out.
+class Equality:
+    """Equality finds whether two tensors have equal values in any layout; statistics rule most pairs out.
 
     Args:
         dumps: The dumps.
@@ -161,7 +161,7 @@ def _of_families(dumps: Dumps, unmatched: Pairing, *, gradients: bool) -> Iterat
     certain = frozenset(unique)
     ambiguous = [match for match in verified if match not in certain]
     similarity, use = _NameSimilarity([*unmatched.matched, *unique]), SameUse(dumps, [*unmatched.matched, *unique])
-    equality = _Equality(dumps)
+    equality = Equality(dumps)
 
     def evidence(match: Match) -> tuple[int, bool, tuple[float, int]]:
         return use.shared(match), equality.of_gradients(match), similarity(match)
