@@ -151,3 +151,31 @@ def test_a_sum_is_not_paired_with_a_branch_whose_value_occurs_elsewhere() -> Non
     params = {"w": KERNELS[:3]}
     compared = gs.compare(gs.capture(summed, params, BATCH), gs.capture(with_branches, params, BATCH))
     assert [row.name for row in compared.rows if row.status == "different"] == []
+
+
+def in_batches(params: Any, batch: Any) -> jax.Array:
+    x = batch["x"].reshape(2, 8, WIDTH)
+    for weight in params["w"]:
+        x = jnp.tanh(x @ weight)
+    return (x**3).mean()
+
+
+def by_example(params: Any, batch: Any) -> jax.Array:
+    def one(x: jax.Array) -> jax.Array:
+        for number, weight in enumerate(params["w"]):
+            with jax.named_scope(f"block{number}"):
+                with jax.named_scope("inner"):
+                    y = weight.T @ x
+                x = jnp.tanh(y)
+        return x
+
+    return (jax.vmap(jax.vmap(one))(batch["x"].reshape(2, 8, WIDTH)) ** 3).mean()
+
+
+def test_what_differs_is_compared_in_the_layout_of_what_agrees() -> None:
+    params = {"w": KERNELS[:5]}
+    changed = {"w": [*KERNELS[:3], -KERNELS[3], KERNELS[4]]}
+    compared = gs.compare(gs.capture(in_batches, params, BATCH), gs.capture(by_example, changed, BATCH))
+    differing = [row for row in compared.rows if row.status == "different"]
+    assert differing
+    assert [row.why for row in differing if "rel_l2" not in row.metrics] == []
