@@ -6,7 +6,8 @@ operation, the end of the name, and values that nearly agree in some layout. Par
 tell which layers belong together.
 
 Layers with parameters that are paired otherwise speak against a pair, but do not exclude it: a port may use the weight
-of another layer by mistake. Two tensors are matched only where more than their size speaks for it.
+of another layer by mistake. Two tensors are matched only where more than their size speaks for it. Results of different
+operations that no parameter ties are not matched where either value occurs elsewhere in the other program.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, TypeAlias
 
 from gradscope.comparison.layout.layouts import relative_error
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
+from gradscope.comparison.pairing.values.by_values import Equality
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry, Layer
-from gradscope.naming import ACTIVATION, PARAM, split_key
+from gradscope.naming import ACTIVATION, PARAM, key_of, split_key
 
 #: The evidence for a pair, by what it is. A pair needs more than `_SIZE`.
 _SIZE, _END, _OPERATION, _READERS, _LAYER, _VALUES = 1, 2, 2, 3, 4, 6
@@ -186,6 +189,9 @@ class _Places:
         self._cand = _places(dumps.cand.manifest.layers, names)
         self._known = frozenset(names.values())
         self._compared = 0
+        self._equality = Equality(dumps)
+        self._ref_sizes, self._cand_sizes = _by_size(dumps.ref), _by_size(dumps.cand)
+        self._in_cand, self._in_ref = cache(self._value_in_cand), cache(self._value_in_ref)
 
     def rating(self, ref: str, cand: str) -> int:
         """Returns the evidence for a pair of keys; 0 or less where there is none."""
@@ -199,14 +205,29 @@ class _Places:
             return 0
         if not same_size and len(one.shape) != len(other.shape):
             return 0
-        return (
+        operations = one.site.primitive, other.site.primitive
+        evidence = (
             _SIZE * same_size
             + (_LAYER if own & others else _OTHER_LAYER * bool(own and others))
             + _READERS * bool(place.read_with & candidate.read_with & self._known)
-            + _OPERATION * (one.site.primitive is not None and one.site.primitive == other.site.primitive)
+            + _OPERATION * (None not in operations and operations[0] == operations[1])
             + _END * (_end(one) == _end(other))
             + _VALUES * (same_size and self._nearly_equal(ref, cand))
         )
+        apart = not own & others and None not in operations and operations[0] != operations[1]
+        return 0 if apart and evidence > _SIZE and self._belong_elsewhere(ref, cand) else evidence
+
+    def _belong_elsewhere(self, ref: str, cand: str) -> bool:
+        """Returns whether the value of either key occurs in the other program, but not under the other key."""
+        return (self._in_cand(ref) or self._in_ref(cand)) and self._equality.recipe(ref, cand) is None
+
+    def _value_in_cand(self, ref: str) -> bool:
+        others = self._cand_sizes.get(math.prod(self._dumps.ref.entry(ref).shape), ())
+        return self._dumps.ref.has_tensor(ref) and any(self._equality.recipe(ref, other) for other in others)
+
+    def _value_in_ref(self, cand: str) -> bool:
+        others = self._ref_sizes.get(math.prod(self._dumps.cand.entry(cand).shape), ())
+        return self._dumps.cand.has_tensor(cand) and any(self._equality.recipe(other, cand) for other in others)
 
     def _place(self, places: Mapping[str, _Place], entry: Entry) -> _Place:
         return places.get(entry.name, _Place(frozenset(), frozenset()))
@@ -221,6 +242,17 @@ class _Places:
         if not agreeing or math.prod(self._dumps.ref.entry(ref).shape) < 2:
             return False
         return relative_error(*self._search.arrays(ref, cand), agreeing[0]) <= _NEARLY
+
+
+def _by_size(source: DumpSource) -> dict[int, list[str]]:
+    """Returns the activations of a program by their number of elements; of a single element none."""
+    found: dict[int, list[str]] = {}
+    for entry in source.manifest.entries:
+        key = key_of(entry.family, entry.name)
+        if entry.family == ACTIVATION and entry.alias_of is None and source.has_tensor(key):
+            found.setdefault(math.prod(entry.shape), []).append(key)
+    found.pop(1, None)
+    return found
 
 
 def _places(layers: Sequence[Layer], names: Mapping[str, str]) -> dict[str, _Place]:

@@ -8,7 +8,8 @@ by chance (as many channels as rows).
 
 Some values do not show a layout: they differ by more than a layout, or are equal in several. Then related pairs decide:
 a pair of another family with the same names (a gradient has the layout of its parameter), else the layout that pairs
-with as many axes agree on (NCHW activations), else what the kernels of convolutions imply.
+with as many axes agree on (NCHW activations), else what the kernels of convolutions imply, else the order of axes in
+which equal values of the same two shapes were found (what `vmap` puts first or last).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from gradscope.comparison.default_tolerances import default_tolerance
-from gradscope.comparison.layout.layouts import AxisLayout, arranged, relative_error
-from gradscope.comparison.layout.recipes import Recipe
+from gradscope.comparison.layout.layouts import AxisLayout, Shape, arranged, relative_error
+from gradscope.comparison.layout.recipes import Recipe, Transpose
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.inference.layout_use import LayoutUse
 from gradscope.comparison.pairing.matching import Dumps, Match
@@ -39,6 +40,9 @@ Mapper: TypeAlias = Callable[[Callable[[Match], Layouts], Iterable[Match]], Iter
 
 #: The family and the two names of a value.
 _Subject: TypeAlias = tuple[str, str, str]
+
+#: A family, and the shapes of a tensor in both dumps.
+_Shapes: TypeAlias = tuple[str, Shape, Shape]
 
 #: The families whose layout shows that one program is a port of the other.
 _PROOFS: Final = (PARAM, STATE, INPUT)
@@ -83,7 +87,7 @@ class _Inference:
         alike = {_subject(match) for match in plain if match not in found and not is_gradient(_family(match))}
         gradients = (match for match in rest if is_gradient(_family(match)))
         found |= self._by_values([match for match in gradients if _subject(match) not in alike])
-        related = _RelatedPairs(self._dumps, found)
+        related = _RelatedPairs(self._dumps, found, _by_shapes(self._dumps, matches))
         known = {match: layout for match in found if (layout := related.layout(match, self._among(match))) is not None}
         known = LayoutUse(self._dumps, self._search, matches).borne_out(known, related.usual)
         return tuple(_with_layout(match, known.get(match), self._dumps) for match in matches)
@@ -139,10 +143,12 @@ class _RelatedPairs:
     Args:
         dumps: The dumps.
         found: The layouts that the values of each pair agree with.
+        by_shapes: The layouts of pairs that were found by values, by their shapes.
     """
 
-    def __init__(self, dumps: Dumps, found: Mapping[Match, Layouts]) -> None:
+    def __init__(self, dumps: Dumps, found: Mapping[Match, Layouts], by_shapes: Mapping[_Shapes, AxisLayout]) -> None:
         self._dumps = dumps
+        self._by_shapes = by_shapes
         self._found = found
         self._values: dict[_Subject, AxisLayout] = {}
         self._gradients: dict[_Subject, AxisLayout] = {}
@@ -171,9 +177,12 @@ class _RelatedPairs:
         return self.usual(match, possible) or (agreeing[0] if agreeing else None)
 
     def usual(self, match: Match, possible: Iterable[AxisLayout]) -> AxisLayout | None:
-        """Returns the layout that most pairs with as many axes have; None where there is none that is possible."""
+        """Returns the layout of most pairs of as many axes, else of the same shapes; None where it is impossible."""
+        among = tuple(possible)
         axes = self._usual.get(_group(self._dumps, match))
-        return next((each for each in possible if _pure_axes(each) == axes), None) if axes is not None else None
+        found = next((each for each in among if _pure_axes(each) == axes), None) if axes is not None else None
+        layout = self._by_shapes.get(_shapes(self._dumps, match))
+        return layout if found is None and layout in among else found
 
     def _implied(self) -> Iterator[tuple[int, ...]]:
         """Yields the orders of the axes of activations that the kernels of convolutions imply."""
@@ -184,6 +193,25 @@ class _RelatedPairs:
                     yield (0, rank - 1, *range(1, rank - 1))
                 elif axes == first:
                     yield (0, *range(2, rank), 1)
+
+
+def _by_shapes(dumps: Dumps, matches: Iterable[Match]) -> dict[_Shapes, AxisLayout]:
+    """Returns the order of axes in which most pairs of two different shapes were found by their values."""
+    counts: defaultdict[_Shapes, Counter[AxisLayout]] = defaultdict(Counter)
+    for match in matches:
+        steps, shapes = match.recipe.steps, _shapes(dumps, match)
+        if match.matched_by == "fingerprint" and len(match.recipe.keys) == len(steps) == 1 and shapes[1] != shapes[2]:
+            (step,) = steps
+            if isinstance(step, Transpose):
+                counts[shapes][AxisLayout(shapes[2], step.axes, shapes[1])] += 1
+    return {shapes: layouts.most_common(1)[0][0] for shapes, layouts in counts.items()}
+
+
+def _shapes(dumps: Dumps, match: Match) -> _Shapes:
+    """Returns the family that the layout belongs to, and both shapes: a value and its gradients have one layout."""
+    family = _family(match)
+    one, other = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
+    return subject_family(family) or family, arranged(one), arranged(other)
 
 
 def _fitting(layout: AxisLayout, among: Iterable[AxisLayout]) -> AxisLayout | None:

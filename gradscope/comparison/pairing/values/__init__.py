@@ -1,5 +1,6 @@
 """Values: tensors are found by what they hold, whatever they are called.
 
 - `by_values`: equal values in any layout.
+- `same_use`: which of several equal constants is meant, by the layers that use them.
 - `by_parts`: parts of packed tensors, such as the query, key and value of one kernel, or the gates of an LSTM.
 """

@@ -3,14 +3,16 @@
 PyTorch packs the projections of attention into one weight `[3 width, width]`, and the gates of an LSTM into one of
 `[4 width, in]`; other frameworks have a kernel for each. A packed tensor is matched where every part of it is found,
 by values, among tensors that nothing else matched. Where parts are equal, as biases that are all zero, the names of a
-packed tensor whose values decide tell which is which.
+packed tensor whose values decide tell which is which, or else the gradients, or the numbers of the layers in order.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Final
 
@@ -21,11 +23,14 @@ from gradscope.comparison.layout.layouts import AxisLayout
 from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split
 from gradscope.comparison.pairing.inference.equal_parts import assigned
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import PARAM, STATE, TENSOR, key_of, split_key
+from gradscope.naming import PARAM, STATE, TENSOR, gradient_family, key_of, split_key
 
 #: The families of tensors that a checkpoint stores.
 _STORED: Final = (PARAM, STATE, TENSOR)
+
+_NUMBER: Final = re.compile(r"\d+")
 
 #: The largest number of parts of one tensor.
 _MOST_PARTS: Final = 128
@@ -74,16 +79,55 @@ def _found(
     for key in packed:
         for count, some in _by_count(holder, key, other, free).items():
             named = _of_solved(key, some, solved)
-            # Constants, as biases that are all zero, are found by their names only.
             if not named and _is_constant(holder.array(key)):
-                continue
-            given = {single: other.array(single) for single in named or some}
-            if len(given) >= count and (found := _assignment(holder, key, count, given, of_ref=of_ref)) is not None:
+                found = _of_constant(holder, key, count, other, some, of_ref=of_ref)
+            else:
+                given = {single: other.array(single) for single in named or some}
+                found = _assignment(holder, key, count, given, of_ref=of_ref) if len(given) >= count else None
+            if found is not None:
                 solved.append(found)
                 for part in found.parts:
                     del free[part]
                 yield found
                 break
+
+
+def _of_constant(
+    holder: DumpSource, key: str, count: int, other: DumpSource, singles: Iterable[str], *, of_ref: bool
+) -> _Packed | None:
+    """Returns the parts of a constant, as biases that are all zero: its values do not tell which they are."""
+    value = holder.array(key).flat[0]
+    equal = [single for single in singles if bool((other.array(single) == value).all())]
+    if len(equal) < count:
+        return None
+    gradient = _gradient(key)
+    if holder.has_tensor(gradient) and not _is_constant(holder.array(gradient)):
+        given = {_gradient(each): each for each in equal if other.has_tensor(_gradient(each))}
+        arrays = {each: other.array(each) for each in given}
+        if (found := _assignment(holder, gradient, count, arrays, of_ref=of_ref)) is not None:
+            return replace(found, key=key, parts=tuple(given[part] for part in found.parts))
+    numbered = _numbered(key, [each for each in equal if other.entry(each).shape == holder.entry(key).shape[1:]])
+    if holder.entry(key).shape[0] != count or len(numbered) != count:
+        return None
+    return _assignment(holder, key, count, {each: other.array(each) for each in numbered}, of_ref=of_ref)
+
+
+def _numbered(key: str, singles: Iterable[str]) -> list[str]:
+    """Returns the tensors that are named as a stack is, in the order of their numbers; none where several are."""
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for single in singles:
+        groups[_NUMBER.sub("#", single)].append(single)
+    own = {*tokens_of(split_key(key)[1])}
+    shared = {name: len(own & {*tokens_of(split_key(name)[1])}) for name in groups}
+    best = [name for name, number in shared.items() if number and number == max(shared.values())]
+    if len(best) != 1:
+        return []
+    return sorted(groups[best[0]], key=lambda name: tuple(map(int, _NUMBER.findall(name))))
+
+
+def _gradient(key: str) -> str:
+    family, name = split_key(key)
+    return key_of(gradient_family(family) or family, name)
 
 
 def _by_count(holder: DumpSource, key: str, other: DumpSource, free: Iterable[str]) -> dict[int, list[str]]:

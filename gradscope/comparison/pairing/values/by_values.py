@@ -4,9 +4,10 @@ Statistics that do not depend on the layout (norm, mean, standard deviation, ext
 tensors differ. Pairs below the tolerance by that bound are read and verified: all elements have to agree within
 tolerance, in the layout that a sample of them selected.
 
-Several tensors can have the same values, for example biases that are all zero. Then names decide: the pair that has
-most in common with pairs found so far, such as `conv1/bias` with `features.0.bias` because `conv1/kernel` is paired
-with `features.0.weight`. Names paired in one family are paired in the others too, a gradient with its parameter.
+Several tensors can have the same values, for example biases that are all zero. Then `same_use` decides first, by what
+uses them and by their gradients, and names last: the pair that has most in common with pairs found so far, such as
+`conv1/bias` with `features.0.bias` because `conv1/kernel` is paired with `features.0.weight`. Names paired in one
+family are paired in the others too, a gradient with its parameter.
 
 Sharp edge: tensors of a single element are never matched by value.
 """
@@ -31,10 +32,11 @@ from gradscope.comparison.metrics.measure_pair import measure
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
+from gradscope.comparison.pairing.values.same_use import SameUse
 from gradscope.comparison.precision import comparable, scale_of
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.record import Json
-from gradscope.naming import AUX, PARAM, STATE, TENSOR, is_gradient, key_of, split_key, subject_family
+from gradscope.naming import AUX, PARAM, PARAM_GRAD, STATE, TENSOR, is_gradient, key_of, split_key, subject_family
 from gradscope.stats import stats_of_chunks
 
 
@@ -89,23 +91,50 @@ def values_agree(dumps: Dumps, match: Match) -> bool:
 
 def equal_values(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     """Yields every match of equal values among unmatched tensors, also several for one tensor."""
-    search = LayoutSearch(dumps)
+    equality = Equality(dumps)
     by_size: defaultdict[int, list[str]] = defaultdict(list)
     for key in _measurable(dumps.cand, unmatched.only_cand):
         by_size[math.prod(dumps.cand.entry(key).shape)].append(key)
-    ref_stats, cand_stats = _statistics(dumps.ref), _statistics(dumps.cand)
     for key in _measurable(dumps.ref, unmatched.only_ref):
         for other in by_size[math.prod(dumps.ref.entry(key).shape)]:
-            if (limit := _tolerance(dumps, key, other)) is not None:
-                bound = least_rel_l2(ref_stats(key), cand_stats(other))
-                if (
-                    bound is None
-                    or bound.rel_l2 > limit
-                    or (_is_constant(ref_stats(key)) and not _alike(dumps, key, other))
-                ):
-                    continue
-                if (recipe := _recipe(dumps, search, (key, other), limit)) is not None:
-                    yield Match(ref=key, recipe=recipe, matched_by="fingerprint")
+            if (recipe := equality.recipe(key, other)) is not None:
+                yield Match(ref=key, recipe=recipe, matched_by="fingerprint")
+
+
+class Equality:
+    """Equality finds whether two tensors have equal values in any layout; statistics rule most pairs out.
+
+    Args:
+        dumps: The dumps.
+    """
+
+    def __init__(self, dumps: Dumps) -> None:
+        self._dumps = dumps
+        self._search = LayoutSearch(dumps)
+        self._ref_stats, self._cand_stats = _statistics(dumps.ref), _statistics(dumps.cand)
+        self._ref_gradients, self._cand_gradients = _param_gradients(dumps.ref), _param_gradients(dumps.cand)
+
+    def recipe(self, ref: str, cand: str) -> Recipe | None:
+        """Returns the recipe that makes the reference's tensor of the candidate's; None where values differ."""
+        limit = _tolerance(self._dumps, ref, cand)
+        if limit is None:
+            return None
+        bound = least_rel_l2(self._ref_stats(ref), self._cand_stats(cand))
+        if bound is None or bound.rel_l2 > limit:
+            return None
+        if _is_constant(self._ref_stats(ref)) and not _alike(self._dumps, ref, cand):
+            return None
+        return _recipe(self._dumps, self._search, (ref, cand), limit)
+
+    def of_gradients(self, match: Match) -> bool:
+        """Returns whether the gradients of a parameter and its counterpart are equal, and no constants."""
+        (family, name), other = split_key(match.ref), split_key(match.cand)[1]
+        if family != PARAM:
+            return False
+        ref, cand = key_of(PARAM_GRAD, name), key_of(PARAM_GRAD, other)
+        if ref not in self._ref_gradients or cand not in self._cand_gradients:
+            return False
+        return not _is_constant(self._ref_stats(ref)) and self.recipe(ref, cand) is not None
 
 
 def _is_constant(statistics: Mapping[str, Json]) -> bool:
@@ -129,10 +158,16 @@ def _of_families(dumps: Dumps, unmatched: Pairing, *, gradients: bool) -> Iterat
     verified = list(equal_values(dumps, some))
     uses = Counter(key for match in verified for key in (f"ref {match.ref}", f"cand {match.cand}"))
     unique = [match for match in verified if uses[f"ref {match.ref}"] == uses[f"cand {match.cand}"] == 1]
-    similarity = _NameSimilarity([*unmatched.matched, *unique])
-    ambiguous = [match for match in verified if match not in unique]
-    # The sort is stable: among matches that names do not distinguish, the order of the dumps decides.
-    yield from [*unique, *sorted(ambiguous, key=similarity, reverse=True)]
+    certain = frozenset(unique)
+    ambiguous = [match for match in verified if match not in certain]
+    similarity, use = _NameSimilarity([*unmatched.matched, *unique]), SameUse(dumps, [*unmatched.matched, *unique])
+    equality = Equality(dumps)
+
+    def evidence(match: Match) -> tuple[int, bool, tuple[float, int]]:
+        return use.shared(match), equality.of_gradients(match), similarity(match)
+
+    # The sort is stable: among matches that nothing distinguishes, the order of the dumps decides.
+    yield from [*unique, *sorted(ambiguous, key=evidence, reverse=True)]
 
 
 class _NameSimilarity:
@@ -160,6 +195,10 @@ class _NameSimilarity:
     def _share(self, ref: str, cand: str) -> float:
         cooccurrences = self._cooccurrences[ref, cand]
         return cooccurrences / (self._ref[ref] + self._cand[cand] - cooccurrences) if cooccurrences else 0.0
+
+
+def _param_gradients(source: DumpSource) -> frozenset[str]:
+    return frozenset(_measurable(source, (key for key in source.keys() if split_key(key)[0] == PARAM_GRAD)))  # noqa: SIM118 - no mapping
 
 
 def _measurable(source: DumpSource, keys: Iterable[str]) -> Iterator[str]:

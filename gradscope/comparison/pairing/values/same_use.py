@@ -1,0 +1,51 @@
+"""`SameUse` rates pairs of parameters by what uses them, because constants are equal to each other wherever they are.
+
+Biases that are all zero and gains of one have the same values at initialisation. The layer that uses one tells which
+it is: its other parameters, what it reads and what it returns are paired with those of the counterpart's layer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.interfaces import DumpSource
+from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of
+
+
+class SameUse:
+    """SameUse counts what the layers that use two parameters have in common.
+
+    Args:
+        dumps: The dumps.
+        matches: The pairs that are certain.
+    """
+
+    def __init__(self, dumps: Dumps, matches: Iterable[Match]) -> None:
+        self._ref, self._cand = _surroundings(dumps.ref), _surroundings(dumps.cand)
+        self._known: defaultdict[str, set[str]] = defaultdict(set)
+        for match in matches:
+            self._known[match.ref].update(match.recipe.keys)
+
+    def shared(self, match: Match) -> int:
+        """Returns how many tensors around a parameter are paired with tensors around its counterpart.
+
+        Args:
+            match: A pair; of any other family than parameters nothing is counted.
+        """
+        around, others = self._ref.get(match.ref, frozenset()), self._cand.get(match.cand, frozenset())
+        return sum(1 for key in around if not others.isdisjoint(self._known.get(key, ())))
+
+
+def _surroundings(source: DumpSource) -> Mapping[str, frozenset[str]]:
+    """Returns the parameters, inputs and outputs of the innermost layers that use a parameter, by its key."""
+    layers = source.manifest.layers
+    composites = {layer.parent for layer in layers}
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for layer in (layer for layer in layers if layer.path not in composites):
+        params = {key_of(PARAM, name) for name in layer.params}
+        read = {key_of(family, name) for name in layer.inputs for family in (ACTIVATION, INPUT)}
+        for key in params:
+            found[key] |= params | read | {key_of(ACTIVATION, name) for name in layer.outputs}
+    return {key: frozenset(around - {key}) for key, around in found.items()}
