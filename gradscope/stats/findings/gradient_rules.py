@@ -17,6 +17,7 @@ from gradscope.stats.findings.rule_evidence import (
     Suspect,
     Thresholds,
     is_zero,
+    key,
     suspect,
 )  # fmt: skip
 
@@ -65,10 +66,15 @@ def _is_by_construction(evidence: RuleEvidence, entry: Entry, reason: str, start
     if reason.startswith("cancellation"):
         beside = (other for other in evidence.of(naming.PARAM_GRAD) if other.site.layer == entry.site.layer)
         return any(len(other.shape) > len(entry.shape) and not is_zero(other) for other in beside)
-    return reason.startswith("masked") and any(
-        param.site.index >= entry.site.index and param.site.source is not None and param.site.source in reason
-        for param in starting
-    )
+    return reason.startswith("masked") and any(_is_switched_off_by(param, entry, reason) for param in starting)
+
+
+def _is_switched_off_by(param: Entry, entry: Entry, reason: str) -> bool:
+    """Returns whether a gradient is zero because a parameter is, which the next step changes."""
+    if reason.endswith(f": {key(param)} is 0"):
+        return True
+    source = param.site.source
+    return param.site.index >= entry.site.index and source is not None and source in reason
 
 
 def _starting_at_zero(evidence: RuleEvidence) -> Iterator[Entry]:

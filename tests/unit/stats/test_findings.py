@@ -180,6 +180,21 @@ def test_a_zero_branch_and_log_probabilities_are_not_dead() -> None:
     assert found(entry("activation/log_softmax", -np.abs(RANDOM.standard_normal((16, 32))), primitive="sub")) == []
 
 
+@pytest.mark.parametrize("units", [32, 256])
+def test_one_example_says_nothing_of_a_unit(units: int) -> None:
+    assert found(entry("activation/relu", np.zeros((1, units)), primitive="max")) == []
+    assert found(entry("activation/relu", np.zeros((8, units)), primitive="max")) == [("dead", "relu")]
+
+
+def test_a_product_of_zeros_is_dead_only_where_a_gradient_is_lost_at_a_rectifier() -> None:
+    product = entry("activation/scaled", np.zeros((8, 4)), 1, primitive="mul")
+    gradient = entry("param_grad/w", [0.0], 0)
+    masked = Cause(family="param_grad", name="w", why="masked: multiplied by exact zeros in mul at model.py:1")
+    assert found(product, gradient, causes=(masked,)) == [("zero-grad", "w")]
+    dead = replace(masked, why="dead units: the output of relu at model.py:1 is constant wherever the loss depends")
+    assert found(product, gradient, causes=(dead,)) == [("dead", "scaled")]
+
+
 def test_all_that_follows_from_a_dead_layer_is_told_with_it() -> None:
     why = "dead units: the output of relu at model.py:1 in relu is constant wherever the loss depends on it"
     entries = (
@@ -246,6 +261,14 @@ def test_a_branch_that_starts_at_zero_is_no_fault() -> None:
     )
     assert found(*entries, causes=(cause,)) == []
     assert found(entries[0], causes=(cause,)) == [("zero-grad", "body")]
+
+
+def test_a_gradient_that_a_parameter_of_zeros_with_a_gradient_switches_off_is_no_fault() -> None:
+    body, head = entry("param_grad/body", [0.0], 7), entry("param/head", [[0.0]], 1)
+    why = "masked: multiplied by exact zeros in dot_general at model.py:99: param/head is 0"
+    cause = Cause(family="param_grad", name="body", why=why)
+    assert found(body, head, entry("param_grad/head", [[1.0]], 1), causes=(cause,)) == []
+    assert ("zero-grad", "body") in found(body, head, entry("param_grad/head", [[0.0]], 1), causes=(cause,))
 
 
 def test_unused_parameters_are_told_once_by_part_and_cut_ones_are_zero_gradients() -> None:
