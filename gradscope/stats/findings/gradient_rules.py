@@ -7,7 +7,9 @@ closest to the place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
@@ -21,20 +23,32 @@ from gradscope.stats.findings.rule_evidence import (
     suspect,
 )  # fmt: skip
 
-_UNUSED = "disconnected"
+_UNUSED: Final = "disconnected"
+_NUMBER: Final = re.compile(r"\d+")
+#: The most names of unused parts of a block that a finding lists.
+_MOST_NAMES: Final = 4
 
 
 def zero_gradient(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
     """Finds places where the gradients of parameters are lost, and are exactly zero or absent before them."""
-    lost: dict[str, list[Entry]] = {}
+    lost: dict[str, list[tuple[str, Entry]]] = {}
     for entry in evidence.entries:
         if entry.family in (naming.PARAM_GRAD, naming.ACTIVATION_GRAD) and (reason := _reason(evidence, entry)):
-            lost.setdefault(reason, []).append(entry)
+            lost.setdefault(_of_all_blocks(reason), []).append((reason, entry))
     starting = tuple(_starting_at_zero(evidence)) if lost else ()
-    for reason, entries in lost.items():
-        params = [entry for entry in entries if entry.family == naming.PARAM_GRAD]
-        if params and not all(_is_by_construction(evidence, entry, reason, starting) for entry in params):
-            yield _lost(reason, params, [entry for entry in entries if entry not in params])
+    for found in lost.values():
+        params = [(reason, entry) for reason, entry in found if entry.family == naming.PARAM_GRAD]
+        faults = [entry for reason, entry in params if not _is_by_construction(evidence, entry, reason, starting)]
+        if faults:
+            reason = next(reason for reason, entry in params if entry is faults[0])
+            values = [entry for _, entry in found if entry.family != naming.PARAM_GRAD]
+            yield _lost(reason, [entry for _, entry in params], values)
+
+
+def _of_all_blocks(reason: str) -> str:
+    """Returns a reason without the numbers in the name of a parameter, which differ from block to block."""
+    place, separator, name = reason.partition(f": {naming.PARAM}/")
+    return place + separator + _NUMBER.sub("#", name)
 
 
 def _lost(reason: str, params: Sequence[Entry], values: Sequence[Entry]) -> Suspect:
@@ -97,9 +111,31 @@ def unused_parameter(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]
     for name in unused:
         part = next((part for part in _around(name) if part not in used), name)
         parts.setdefault(part, []).append(params[name])
+    alike: dict[tuple[str, str], list[str]] = {}
     for part, entries in parts.items():
-        of = "" if len(entries) == 1 else f", nor do the other {len(entries) - 1} of {naming.printable(part)}"
-        yield suspect("unused-param", entries[0], f"does not reach the loss{of}{unused[entries[0].name]}", entries)
+        alike.setdefault((_without_numbers(part), unused[entries[0].name]), []).append(part)
+    for (_, why), together in alike.items():
+        entries = [entry for part in together for entry in parts[part]]
+        of = "" if len(entries) == 1 else f", nor does the rest of {naming.printable(_paths(together))}"
+        yield suspect("unused-param", entries[0], f"does not reach the loss{of}{why}", entries)
+
+
+def _without_numbers(part: str) -> str:
+    """Returns what the paths of parts of alike blocks have in common: that of the block, or else the part itself."""
+    block, _, _ = part.rpartition("/")
+    return _NUMBER.sub("#", f"{block}/" if _NUMBER.search(block) else part)
+
+
+def _paths(parts: Sequence[str]) -> str:
+    """Returns paths that differ in their numbers or last components in a few words: `blocks/0..2/ln1, ln2`."""
+    blocks, last = zip(*((block, name) for block, _, name in (part.rpartition("/") for part in parts)), strict=True)
+    numbers = zip(*(map(int, _NUMBER.findall(block)) for block in blocks), strict=True)
+    ranges = [f"{min(each)}..{max(each)}" if min(each) < max(each) else str(min(each)) for each in map(list, numbers)]
+    between = iter(ranges)
+    block = _NUMBER.sub(lambda _: next(between), blocks[0])
+    names = list(dict.fromkeys(last))
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return (f"{block}/" if block else "") + ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _around(name: str) -> list[str]:

@@ -144,8 +144,9 @@ def _is_softmax(entry: Entry) -> bool:
 def _is_normalised_again(evidence: RuleEvidence, entry: Entry) -> bool:
     """Returns whether the gradient of a softmax is what the cross-entropy of its softmax has, of one label each.
 
-    It is the softmax of shares, which is between 1 / (K - 1 + e) and e / (K - 1 + e), less 1 for the label, divided by
-    the number of examples: of all, or of those that a mask leaves, whose gradient is not zero. Its sum is zero, as a softmax does not change where a number is added to all logits.
+    It is the softmax of shares, which is between 1 / (K - 1 + e) and e / (K - 1 + e), less 1 for the label, divided
+    by the number of examples: of all, or of those that a mask leaves, whose gradient is not zero. Its sum is zero,
+    as a softmax does not change where a number is added to all logits.
     """
     gradient = evidence.entry(naming.ACTIVATION_GRAD, entry.name)
     if gradient is None or gradient.absent is not None or not column(gradient, "rms"):

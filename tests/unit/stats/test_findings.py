@@ -291,6 +291,35 @@ def test_unused_parameters_are_told_once_by_part_and_cut_ones_are_zero_gradients
     assert [each.tensors for each in find(Manifest(entries=entries, ledger=ledger))] == [1, 2]
 
 
+def test_what_no_block_uses_is_told_once_for_all_blocks() -> None:
+    names = [f"blocks/{n}/{part}" for n in range(3) for part in ("ln1/scale", "ln2/scale", "fc/w")]
+    entries = [entry(f"param/{name}", [1.0]) for name in (*names, "blocks/3/w")]
+    unused = [each.name for each in entries if not each.name.endswith("fc/w")]
+    lines = tuple(
+        LedgerLine(
+            name=name, family="param_grad", reason="disconnected",
+            detail="disconnected: the loss does not depend on it, nothing uses it",
+        )
+        for name in unused
+    )  # fmt: skip
+    gradients = [
+        absent(f"param_grad/{name}", "disconnected") if name in unused else entry(f"param_grad/{name}", [1.0])
+        for name in (each.name for each in entries)
+    ]
+    blocks, last = find(Manifest(entries=(*entries, *gradients), ledger=Ledger(missing=lines)))
+    assert (blocks.name, blocks.tensors) == ("blocks/0/ln1/scale", 6)
+    assert blocks.why == "does not reach the loss, nor does the rest of blocks/0..2/ln1, ln2, nothing uses it"
+    assert (last.name, last.why) == ("blocks/3/w", "does not reach the loss, nothing uses it")
+
+
+def test_a_mask_of_each_block_is_told_once_for_all_blocks() -> None:
+    gradients = [entry(f"param_grad/b{n}/w", [0.0], n) for n in range(3)]
+    why = "masked: multiplied by exact zeros in mul at model.py:9: param/b{}/gate is 0"
+    causes = tuple(Cause(family="param_grad", name=each.name, why=why.format(n)) for n, each in enumerate(gradients))
+    (only,) = find(Manifest(entries=tuple(gradients), causes=causes))
+    assert only.tensors == 3
+
+
 def test_self_check_findings_name_the_parameters() -> None:
     check: Mapping[str, object] = {"beyond_rounding": ["w", "gone"]}
     gradient = entry("param_grad/w", [1.0])
