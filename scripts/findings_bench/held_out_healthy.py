@@ -321,6 +321,17 @@ def _branches_params() -> Tree:
     return {**_layers({"stem": (16, 32), "head": (32, nets.CLASSES)}), **blocks}
 
 
+def _frozen(params: Tree, batch: Tree) -> Any:
+    """Classifies by what a frozen trunk makes of the inputs."""
+    trunk = jax.tree.map(lambda leaf: lax.stop_gradient(leaf.astype(batch["x"].dtype)), params["trunk"])
+    x = jax.nn.relu(nets.dense(trunk, "second", jax.nn.relu(nets.dense(trunk, "first", batch["x"]))))
+    return nets.cross_entropy(nets.dense(params, "head", x), batch["y"])
+
+
+def _frozen_params() -> Tree:
+    return {"trunk": _layers({"first": (16, 32), "second": (32, 32)}), **_layers({"head": (32, nets.CLASSES)})}
+
+
 def _case(name: str, loss: Callable[[Any, Any], Any], params: Callable[[], Any], batch: Callable[[int], Any] = _points,
           **options: Any) -> Healthy:  # fmt: skip
     def run() -> Run:
@@ -343,6 +354,7 @@ HEALTHY = (
     _case("U-net, 50 steps", u_net, u_net_params, lambda s: nets.images(2, seed=s), steps=50),
     _case("couplings, zero-initialised", _couplings, _couplings_params),
     _case("residual branches of one scope, zero-initialised", _branches, _branches_params),
+    _case("frozen trunk", _frozen, _frozen_params),
     _case("experts", experts, experts_params),
     _case("policy and value", policy, policy_params),
     _case("binary classification with padding, 50 steps", _binary, _binary_params, _padded, steps=50, rate=1e-2),

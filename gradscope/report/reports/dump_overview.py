@@ -24,7 +24,7 @@ _MOST_FINDINGS: Final = 12
 _FINDINGS_PER_RULE: Final = 2
 #: Facts about the run that are worth a line of one screen.
 _FACTS: Final = frozenset(
-    {"loss", "tensors", "self-check", "examples", "statistics", "note", "incomplete"}
+    {"loss", "tensors", "frozen", "self-check", "examples", "statistics", "note", "incomplete"}
 )  # fmt: skip
 
 

@@ -39,7 +39,8 @@ def test_a_planted_fault_is_the_first_finding(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["mlp, batch 1", "mlp, batch 4, bfloat16", "chain with a zero-initialised head", "attention masked by -inf",
-     "variational autoencoder", "auxiliary NaN and an unused average", "couplings, zero-initialised"],
+     "variational autoencoder", "auxiliary NaN and an unused average", "couplings, zero-initialised",
+     "frozen trunk"],
 )  # fmt: skip
 def test_nothing_is_found_in_a_healthy_model(name: str) -> None:
     assert findings_of(HEALTHY[name].run().manifest()) == ()

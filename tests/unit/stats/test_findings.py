@@ -320,6 +320,18 @@ def test_a_mask_of_each_block_is_told_once_for_all_blocks() -> None:
     assert only.tensors == 3
 
 
+def test_parameters_that_a_stop_gradient_keeps_constant_are_no_fault() -> None:
+    gradient = absent("param_grad/base/w", "disconnected")
+    line = LedgerLine(
+        name="base/w", family="param_grad", reason="disconnected",
+        detail="stop_gradient at model.py:3, applied to the argument itself",
+    )  # fmt: skip
+    entries = (entry("param/base/w", [1.0]), gradient)
+    assert found(*entries, ledger=Ledger(missing=(line,))) == []
+    cut = replace(line, detail="stop_gradient at model.py:3")
+    assert found(*entries, ledger=Ledger(missing=(cut,))) == [("zero-grad", "base/w")]
+
+
 def test_self_check_findings_name_the_parameters() -> None:
     check: Mapping[str, object] = {"beyond_rounding": ["w", "gone"]}
     gradient = entry("param_grad/w", [1.0])
