@@ -115,10 +115,10 @@ def unused_parameter(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]
     alike: dict[tuple[str, str], list[str]] = {}
     for part, entries in parts.items():
         alike.setdefault((_without_numbers(part), unused[entries[0].name]), []).append(part)
-    for (_, why), together in alike.items():
+    for together in alike.values():
         entries = [entry for part in together for entry in parts[part]]
         of = "" if len(entries) == 1 else f", nor does the rest of {naming.printable(_paths(together))}"
-        yield suspect("unused-param", entries[0], f"does not reach the loss{of}{why}", entries)
+        yield suspect("unused-param", entries[0], f"does not reach the loss{of}{unused[entries[0].name]}", entries)
 
 
 def _without_numbers(part: str) -> str:
