@@ -66,6 +66,9 @@ class Process:
 #: A JSON value. NaN and infinities are the strings "NaN", "Infinity" and "-Infinity" (see `manifest.json_text`).
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
+#: How the detail of a missing gradient ends where all that keeps it away is a `stop_gradient` of the argument itself.
+STOPPED: Final = ", applied to the argument itself"
+
 #: The state of a site's tensor: captured, or the reason why it is absent. `filtered`: the user's options exclude it;
 #: `frozen`: the model itself does not differentiate it.
 Reason: TypeAlias = Literal[

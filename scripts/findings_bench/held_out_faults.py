@@ -167,6 +167,18 @@ def _norm_forgotten() -> Run:
     return Run(nets.residual_loss, params, nets.cast(nets.points(), jnp.bfloat16))
 
 
+def _softmax_twice_masked() -> Run:
+    def loss(params: Tree, batch: Tree) -> Any:
+        with jax.named_scope("probabilities"):
+            shares = jax.nn.softmax(nets.run_chain(params, batch["x"]))
+        with jax.named_scope("loss"):
+            kept = batch["y"] > nets.CLASSES // 2
+            losses = -jnp.take_along_axis(jax.nn.log_softmax(shares), batch["y"][:, None], -1)[:, 0]
+            return (losses * kept).sum() / kept.sum()
+
+    return Run(loss, nets.chain(2), nets.points())
+
+
 def _softmax_in_hidden() -> Run:
     return Run(nets.chain_loss(lambda x: jax.nn.softmax(200 * x)), nets.chain(2), nets.points())
 
@@ -243,6 +255,8 @@ FAULTS = (
            lambda: _rate(nets.chain_loss(jax.nn.sigmoid), nets.chain(3, gain=1.0), nets.points(), optax.adam(10.0))),
     _fault("h-input-pixels", "images of 0 to 255", "exploding", "x|conv0",
            lambda: Run(nets.convnet_loss, nets.convnet(3), {**(b := nets.images()), "x": 128 + 64 * b["x"]})),
+    _fault("h-softmax-masked", "the loss takes the softmax of a softmax, and masks examples", "saturated",
+           "probabilities", _softmax_twice_masked),
     _fault("h-unused-block", "a transformer block is not called", "unused-param", "block3",
            lambda: Run(lambda p, b: gated_unit({**p, "block3": gated_unit_params()["block3"]}, b),
                        gated_unit_params(), ids(1))),

@@ -288,6 +288,50 @@ def _funnel() -> Tree:
     return {**params, "head": nets.layer(99, (256, nets.CLASSES))}
 
 
+def _couplings(params: Tree, batch: Tree) -> Any:
+    """Returns the negative log likelihood of affine couplings, as RealNVP has them."""
+    x, volume = batch["x"], 0.0
+    for name, coupling in params.items():
+        with jax.named_scope(name):
+            kept, moved = jnp.split(x, 2, axis=-1)
+            hidden = jnp.tanh(kept @ coupling["inner"]["kernel"] + coupling["inner"]["bias"])
+            scale, shift = jnp.split(hidden @ coupling["outer"]["kernel"] + coupling["outer"]["bias"], 2, axis=-1)
+            scale = jnp.tanh(scale)
+            x, volume = jnp.concatenate([moved * jnp.exp(scale) + shift, kept], axis=-1), volume + scale.sum(-1)
+    with jax.named_scope("loss"):
+        return (jnp.square(x).sum(-1) / 2 - volume).mean()
+
+
+def _couplings_params() -> Tree:
+    return {f"coupling{n}": {"inner": nets.layer(n, (8, 32)), "outer": nets.layer(n, (32, 16), 0.0)} for n in range(3)}
+
+
+def _branches(params: Tree, batch: Tree) -> Any:
+    """Classifies by residual branches that begin at zero, each of one scope with all its layers."""
+    x = nets.dense(params, "stem", batch["x"])
+    for n in range(4):
+        with jax.named_scope(f"block{n}"):
+            block = params[f"block{n}"]
+            x = x + jax.nn.gelu(x @ block["inner"]["kernel"] + block["inner"]["bias"]) @ block["outer"]
+    return nets.cross_entropy(nets.dense(params, "head", x), batch["y"])
+
+
+def _branches_params() -> Tree:
+    blocks = {f"block{n}": {"inner": nets.layer(n, (32, 32)), "outer": jnp.zeros((32, 32))} for n in range(4)}
+    return {**_layers({"stem": (16, 32), "head": (32, nets.CLASSES)}), **blocks}
+
+
+def _frozen(params: Tree, batch: Tree) -> Any:
+    """Classifies by what a frozen trunk makes of the inputs."""
+    trunk = jax.tree.map(lambda leaf: lax.stop_gradient(leaf.astype(batch["x"].dtype)), params["trunk"])
+    x = jax.nn.relu(nets.dense(trunk, "second", jax.nn.relu(nets.dense(trunk, "first", batch["x"]))))
+    return nets.cross_entropy(nets.dense(params, "head", x), batch["y"])
+
+
+def _frozen_params() -> Tree:
+    return {"trunk": _layers({"first": (16, 32), "second": (32, 32)}), **_layers({"head": (32, nets.CLASSES)})}
+
+
 def _case(name: str, loss: Callable[[Any, Any], Any], params: Callable[[], Any], batch: Callable[[int], Any] = _points,
           **options: Any) -> Healthy:  # fmt: skip
     def run() -> Run:
@@ -308,6 +352,9 @@ HEALTHY = (
     _case("concatenated features", dense_blocks, dense_blocks_params, lambda s: nets.images(4, seed=s)),
     _case("U-net, zero-initialised output", u_net, u_net_params, lambda s: nets.images(2, seed=s)),
     _case("U-net, 50 steps", u_net, u_net_params, lambda s: nets.images(2, seed=s), steps=50),
+    _case("couplings, zero-initialised", _couplings, _couplings_params),
+    _case("residual branches of one scope, zero-initialised", _branches, _branches_params),
+    _case("frozen trunk", _frozen, _frozen_params),
     _case("experts", experts, experts_params),
     _case("policy and value", policy, policy_params),
     _case("binary classification with padding, 50 steps", _binary, _binary_params, _padded, steps=50, rate=1e-2),

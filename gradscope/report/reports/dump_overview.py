@@ -15,8 +15,8 @@ from gradscope.report.render.document import Document, Note, Notes, fitted
 from gradscope.report.render.screen import GOOD, Screen, style_of_words
 from gradscope.report.tables.by_block.overview import Overview
 
-#: Lines that are kept for the table of blocks where there are many findings.
-_FOR_BLOCKS: Final = 20
+#: The share of the lines that is kept for the table of blocks where there are many findings.
+_FOR_BLOCKS: Final = 1 / 2
 #: The fewest lines of that table.
 _FEWEST_BLOCKS: Final = 3
 #: The most findings that are told beside the worst, and the most of one rule.
@@ -24,7 +24,7 @@ _MOST_FINDINGS: Final = 12
 _FINDINGS_PER_RULE: Final = 2
 #: Facts about the run that are worth a line of one screen.
 _FACTS: Final = frozenset(
-    {"loss", "tensors", "self-check", "examples", "statistics", "note", "incomplete"}
+    {"loss", "tensors", "frozen", "self-check", "examples", "statistics", "note", "incomplete"}
 )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ class OverviewFacts:
 
     Attributes:
         findings: The findings as notes, worst first.
-        origins: The notes on where NaNs and infinities began.
+        origins: The notes on where NaNs and infinities began, and on what to do about the worst finding.
         facts: The facts about the run, by label.
         overview: The numbers block by block.
         path: The dump's file.
@@ -58,7 +58,7 @@ def overview_document(told: OverviewFacts, screen: Screen) -> Document:
         The verdict with the origin, other findings, the table of blocks, and how to see all.
     """
     foot = Notes(notes=tuple(_how_to_see_more(told)))
-    for_head = max(screen.overview_lines - _FOR_BLOCKS, 0)
+    for_head = int(screen.overview_lines * (1 - _FOR_BLOCKS))
     head = fitted(lambda most: _head(told, most), screen, most=_MOST_FINDINGS, fewest=0, lines=for_head)
 
     def complete(room: int) -> Document:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gradscope import naming
@@ -21,12 +21,14 @@ from gradscope.report.tables.folding import folded
 from gradscope.report.tables.query import Query
 from gradscope.report.tables.sections import sections
 from gradscope.report.tables.table import Table
-from gradscope.stats import Finding
+from gradscope.stats import RULES, Finding
 
 #: Version of the JSON: it increases when a key changes its meaning or is removed.
 SCHEMA: Final = 1
 #: The number of findings of one rule that a terminal shows.
 _FINDINGS_PER_RULE: Final = 10
+#: The label of what to do.
+_REPAIR: Final = "repair"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +68,22 @@ class DumpReport:
     def _overview(self) -> OverviewFacts:
         return OverviewFacts(
             findings=tuple(map(_finding_note, self.findings)),
-            origins=origin_notes(self.manifest.origins),
+            origins=self._where_it_began(),
             facts=dict(facts(self.path, self.manifest)),
             overview=Overview(self.selected, self.manifest.layers, self._rules_by_key()),
             path=self.path,
         )
+
+    def _where_it_began(self) -> tuple[Note, ...]:
+        """Returns what the verdict does not say: where NaNs and infinities began, and the repair."""
+        worst = self.findings[0] if self.findings else None
+        told = [each for each in self.manifest.origins if worst is not None and worst.why.startswith(each.why)]
+        notes = origin_notes([replace(each, why="") if each in told else each for each in self.manifest.origins])
+        if worst is None or any(note.label == _REPAIR for note in notes):
+            return notes
+        remedy = next((rule.remedy for rule in RULES if rule.name == worst.rule), "")
+        text = f"{remedy[:1].lower()}{remedy[1:]}".removesuffix(".")
+        return (*notes, *([Note(label=_REPAIR, text=text, style=style_of_words(worst.rule))] if text else ()))
 
     def _rules_by_key(self) -> dict[str, list[str]]:
         rules: dict[str, list[str]] = {}
@@ -178,17 +191,18 @@ def _finding_note(finding: Finding) -> Note:
 
 
 def origin_notes(origins: Sequence[Origin]) -> tuple[Note, ...]:
-    """Returns notes on where NaNs and infinities began, and how to repair them."""
+    """Returns notes on where NaNs and infinities began, but for an origin without words, and how to repair them."""
     return tuple(
         Note(label=label, text=text, style=style_of_words("nonfinite"))
         for origin in origins
-        for label, text in (("origin", f"{_origin_location(origin)} {origin.why}"), ("repair", origin.repair))
+        for label, text in (("origin", _origin_sentence(origin)), (_REPAIR, origin.repair))
         if text
     )
 
 
-def _origin_location(origin: Origin) -> str:
-    return naming.printable(origin.name) + (f" ({origin.source})" if origin.source else "")
+def _origin_sentence(origin: Origin) -> str:
+    source = f" ({origin.source})" if origin.source else ""
+    return f"{naming.printable(origin.name)}{source} {origin.why}" if origin.why else ""
 
 
 def origin_json(origin: Origin) -> dict[str, Json]:

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Final
 
+from gradscope import naming
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Examples, Manifest
 from gradscope.dump.manifest.reasons import PHRASES
-from gradscope.dump.record import Json
+from gradscope.dump.record import STOPPED, Json
 from gradscope.naming import printable
 from gradscope.report.tables.numbers import count, number
 
@@ -55,6 +56,7 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "loss", "" if manifest.loss is None else f"{manifest.loss:.6g}" + (f", {counted}" if counted else "")
     counts = manifest.ledger.counts()
     yield "tensors", by_reason(counts) if any(counts.values()) else ""
+    yield "frozen", _frozen(manifest)
     yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
     yield "examples", "" if manifest.examples is None else manifest.examples.sentence
     yield "seconds", ", ".join(f"{phase} {_seconds(seconds)}" for phase, seconds in manifest.timings.items())
@@ -64,6 +66,13 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "dump", path
     yield "note", manifest.note
     yield "incomplete", "" if manifest.complete else "the run that wrote this dump did not finish"
+
+
+def _frozen(manifest: Manifest) -> str:
+    """Returns how many parameters are kept constant on purpose; "" for none."""
+    lines = (line for line in manifest.ledger.missing if line.family == naming.PARAM_GRAD)
+    number = sum(line.detail.endswith(STOPPED) for line in lines)
+    return f"{count(number)} parameters: a stop_gradient is applied to them" if number else ""
 
 
 def _seconds(seconds: float) -> str:

@@ -45,8 +45,7 @@ RULES: Final = (
         name="nonfinite",
         sentence="A NaN or an infinity reaches the loss or the gradient of a parameter; one finding for each origin.",
         formula="count of NaNs and infinities > 0 in the loss, a parameter, its gradient, or that of an input",
-        remedy="Repair the operation that is named; the dump suggests how, under 'Where it began'. A NaN that reaches "
-        "neither the loss nor the gradient of a parameter is no finding.",
+        remedy="Repair the operation that is named; where a repair is known, the dump tells it under 'Where it began'.",
         checks=(value_rules.nonfinite,),
     ),
     FindingRule(
@@ -113,7 +112,7 @@ RULES: Final = (
         sentence="Gradients of parameters are exactly zero, or cut off; one finding for each place where they are.",
         formula="every element of a parameter's gradient = 0, and the cause is not that the loss is invariant, that a "
         "branch starts at zero or is not taken",
-        remedy="See the reason: a stop_gradient, an integer or a rounding on the path, a mask of zeros, dead units.",
+        remedy="Let a gradient pass where the reason says that none does, or take these parameters out of training.",
         checks=(gradient_rules.zero_gradient,),
     ),
     FindingRule(

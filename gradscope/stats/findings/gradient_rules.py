@@ -7,33 +7,49 @@ closest to the place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
+from gradscope.dump.record import STOPPED
 from gradscope.stats.findings.rule_evidence import (
     Finding,
     RuleEvidence,
     Suspect,
     Thresholds,
     is_zero,
+    key,
     suspect,
 )  # fmt: skip
 
-_UNUSED = "disconnected"
+_UNUSED: Final = "disconnected"
+_NUMBER: Final = re.compile(r"\d+")
+#: The most names of unused parts of a block that a finding lists.
+_MOST_NAMES: Final = 4
 
 
 def zero_gradient(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
     """Finds places where the gradients of parameters are lost, and are exactly zero or absent before them."""
-    lost: dict[str, list[Entry]] = {}
+    lost: dict[str, list[tuple[str, Entry]]] = {}
     for entry in evidence.entries:
         if entry.family in (naming.PARAM_GRAD, naming.ACTIVATION_GRAD) and (reason := _reason(evidence, entry)):
-            lost.setdefault(reason, []).append(entry)
+            lost.setdefault(_of_all_blocks(reason), []).append((reason, entry))
     starting = tuple(_starting_at_zero(evidence)) if lost else ()
-    for reason, entries in lost.items():
-        params = [entry for entry in entries if entry.family == naming.PARAM_GRAD]
-        if params and not all(_is_by_construction(evidence, entry, reason, starting) for entry in params):
-            yield _lost(reason, params, [entry for entry in entries if entry not in params])
+    for found in lost.values():
+        params = [(reason, entry) for reason, entry in found if entry.family == naming.PARAM_GRAD]
+        faults = [entry for reason, entry in params if not _is_by_construction(evidence, entry, reason, starting)]
+        if faults:
+            reason = next(reason for reason, entry in params if entry is faults[0])
+            values = [entry for _, entry in found if entry.family != naming.PARAM_GRAD]
+            yield _lost(reason, [entry for _, entry in params], values)
+
+
+def _of_all_blocks(reason: str) -> str:
+    """Returns a reason without the numbers in the name of a parameter, which differ from block to block."""
+    place, separator, name = reason.partition(f": {naming.PARAM}/")
+    return place + separator + _NUMBER.sub("#", name)
 
 
 def _lost(reason: str, params: Sequence[Entry], values: Sequence[Entry]) -> Suspect:
@@ -48,10 +64,10 @@ def _lost(reason: str, params: Sequence[Entry], values: Sequence[Entry]) -> Susp
 
 
 def _reason(evidence: RuleEvidence, entry: Entry) -> str:
-    """Returns why a gradient is zero or absent; "" where it is neither, or where its value is unused."""
+    """Returns why a gradient is zero or absent; "" where it is neither, or where its value is unused or frozen."""
     if entry.absent == "disconnected":
         detail = evidence.detail(entry)
-        return "" if not detail or detail.startswith(_UNUSED) else detail
+        return "" if not detail or detail.startswith(_UNUSED) or detail.endswith(STOPPED) else detail
     cause = evidence.cause(entry)
     if not is_zero(entry) or (cause is not None and (cause.rounding or cause.why.startswith(_UNUSED))):
         return ""
@@ -65,10 +81,15 @@ def _is_by_construction(evidence: RuleEvidence, entry: Entry, reason: str, start
     if reason.startswith("cancellation"):
         beside = (other for other in evidence.of(naming.PARAM_GRAD) if other.site.layer == entry.site.layer)
         return any(len(other.shape) > len(entry.shape) and not is_zero(other) for other in beside)
-    return reason.startswith("masked") and any(
-        param.site.index >= entry.site.index and param.site.source is not None and param.site.source in reason
-        for param in starting
-    )
+    return reason.startswith("masked") and any(_is_switched_off_by(param, entry, reason) for param in starting)
+
+
+def _is_switched_off_by(param: Entry, entry: Entry, reason: str) -> bool:
+    """Returns whether a gradient is zero because a parameter is, which the next step changes."""
+    if reason.endswith(f": {key(param)} is 0"):
+        return True
+    source = param.site.source
+    return param.site.index >= entry.site.index and source is not None and source in reason
 
 
 def _starting_at_zero(evidence: RuleEvidence) -> Iterator[Entry]:
@@ -91,9 +112,31 @@ def unused_parameter(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]
     for name in unused:
         part = next((part for part in _around(name) if part not in used), name)
         parts.setdefault(part, []).append(params[name])
+    alike: dict[tuple[str, str], list[str]] = {}
     for part, entries in parts.items():
-        of = "" if len(entries) == 1 else f", nor do the other {len(entries) - 1} of {naming.printable(part)}"
+        alike.setdefault((_without_numbers(part), unused[entries[0].name]), []).append(part)
+    for together in alike.values():
+        entries = [entry for part in together for entry in parts[part]]
+        of = "" if len(entries) == 1 else f", nor does the rest of {naming.printable(_paths(together))}"
         yield suspect("unused-param", entries[0], f"does not reach the loss{of}{unused[entries[0].name]}", entries)
+
+
+def _without_numbers(part: str) -> str:
+    """Returns what the paths of parts of alike blocks have in common: that of the block, or else the part itself."""
+    block, _, _ = part.rpartition("/")
+    return _NUMBER.sub("#", f"{block}/" if _NUMBER.search(block) else part)
+
+
+def _paths(parts: Sequence[str]) -> str:
+    """Returns paths that differ in their numbers or last components in a few words: `blocks/0..2/ln1, ln2`."""
+    blocks, last = zip(*((block, name) for block, _, name in (part.rpartition("/") for part in parts)), strict=True)
+    numbers = zip(*(map(int, _NUMBER.findall(block)) for block in blocks), strict=True)
+    ranges = [f"{min(each)}..{max(each)}" if min(each) < max(each) else str(min(each)) for each in map(list, numbers)]
+    between = iter(ranges)
+    block = _NUMBER.sub(lambda _: next(between), blocks[0])
+    names = list(dict.fromkeys(last))
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return (f"{block}/" if block else "") + ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _around(name: str) -> list[str]:

@@ -18,6 +18,8 @@ _EXAMPLES: Final = 8
 _CHANCE: Final = 1e-4
 #: Primitives that end a rectifier; None where the primitive is unknown.
 _RECTIFIERS: Final = frozenset({None, "custom_jvp_call", "max", "select_n", "clamp", "jit", "pjit", "mul"})
+#: How the reason of a zero gradient begins where a rectifier is why.
+_DEAD_UNITS: Final = "dead units"
 #: Primitives that end a softmax.
 _SOFTMAX: Final = frozenset({"div", "exp", "custom_jvp_call", "convert_element_type"})
 #: Concentration of a softmax above which it is saturated, at the initialisation and later.
@@ -33,7 +35,7 @@ def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     first = next(entry for entry in found if column(entry, "dead") > most - 0.1)
     layers = {layer.path: layer for layer in evidence.manifest.layers}
     after = (entry for entry in found if first.name in getattr(layers.get(entry.site.layer or ""), "inputs", ()))
-    worst = next(after, first) if not _is_rectified(first) else first
+    worst = next(after, first) if not _is_rectified(evidence, first) else first
     share, units = column(worst, "dead"), worst.shape[-1]
     examples = column(worst, "size") / units
     why = f"has {share:.1%} dead units: {share * units:.0f} of {units} are zero for all of {examples:.0f} examples"
@@ -44,7 +46,9 @@ def _is_dead(evidence: RuleEvidence, entry: Entry, thresholds: Thresholds) -> bo
     share = column(entry, "dead")
     if entry.site.operation or len(entry.shape) < 2 or not thresholds.dead < share <= 1:
         return False
-    return _is_beyond_chance(entry, share) and (_is_rectified(entry) or _precedes_rectifier(evidence, entry, share))
+    return _is_beyond_chance(entry, share) and (
+        _is_rectified(evidence, entry) or _precedes_rectifier(evidence, entry, share)
+    )
 
 
 def _is_beyond_chance(entry: Entry, share: float) -> bool:
@@ -55,16 +59,26 @@ def _is_beyond_chance(entry: Entry, share: float) -> bool:
     """
     units = entry.shape[-1]
     examples = column(entry, "size") / units
-    if share == 1 and examples >= _EXAMPLES:
+    if examples < _EXAMPLES:
+        return False
+    if share == 1:
         return True  # nothing passes, whatever the reason
     deviations = (2 * share - 1) * math.sqrt(units)
     tail = math.erfc(deviations / math.sqrt(2)) / 2  # of the binomial distribution, which is nearly normal
-    return tail < (_CHANCE if examples >= _EXAMPLES else _CHANCE**2)
+    return tail < _CHANCE
 
 
-def _is_rectified(entry: Entry) -> bool:
+def _is_rectified(evidence: RuleEvidence, entry: Entry) -> bool:
     zeros = column(entry, "zeros") / max(column(entry, "size"), 1)
-    return number(entry.stats, "min") == 0 and zeros >= column(entry, "dead") and entry.site.primitive in _RECTIFIERS
+    if number(entry.stats, "min") != 0 or zeros < column(entry, "dead"):
+        return False
+    # A product of zeros alone says nothing of a rectifier in it, unless a gradient was lost at one.
+    at_rectifier = entry.site.primitive != "mul" or not is_zero(entry) or _is_lost_at_rectifier(evidence)
+    return entry.site.primitive in _RECTIFIERS and at_rectifier
+
+
+def _is_lost_at_rectifier(evidence: RuleEvidence) -> bool:
+    return any(cause.why.startswith(_DEAD_UNITS) for cause in evidence.manifest.causes)
 
 
 def _precedes_rectifier(evidence: RuleEvidence, entry: Entry, share: float) -> bool:
@@ -74,7 +88,7 @@ def _precedes_rectifier(evidence: RuleEvidence, entry: Entry, share: float) -> b
         return False
     if is_zero(gradient):
         cause = evidence.cause(gradient)
-        return cause is not None and cause.why.startswith("dead units")
+        return cause is not None and cause.why.startswith(_DEAD_UNITS)
     return column(gradient, "zeros") >= share * column(gradient, "size")
 
 
@@ -130,16 +144,21 @@ def _is_softmax(entry: Entry) -> bool:
 def _is_normalised_again(evidence: RuleEvidence, entry: Entry) -> bool:
     """Returns whether the gradient of a softmax is what the cross-entropy of its softmax has, of one label each.
 
-    It is the softmax of shares, which is between 1 / (K - 1 + e) and e / (K - 1 + e), less 1 for the label, divided by
-    the number of examples. Its sum is zero, as a softmax does not change where a number is added to all logits.
+    It is the softmax of shares, which is between 1 / (K - 1 + e) and e / (K - 1 + e), less 1 for the label, divided
+    by the number of examples: of all, or of those that a mask leaves, whose gradient is not zero. Its sum is zero,
+    as a softmax does not change where a number is added to all logits.
     """
     gradient = evidence.entry(naming.ACTIVATION_GRAD, entry.name)
     if gradient is None or gradient.absent is not None or not column(gradient, "rms"):
         return False
     count = entry.shape[-1]
-    examples = column(entry, "size") / count
-    most = math.e / (count - 1 + math.e)
     centred = abs(column(gradient, "mean")) < 1e-3 * column(gradient, "rms")
+    size = column(entry, "size")
+    examples = {size / count, (size - column(gradient, "zeros")) / count}
+    return centred and any(_is_of_cross_entropy(gradient, count, each) for each in examples)
+
+
+def _is_of_cross_entropy(gradient: Entry, count: int, examples: float) -> bool:
+    least, most = 1 / (count - 1 + math.e), math.e / (count - 1 + math.e)
     low, high = column(gradient, "min") * examples, column(gradient, "max") * examples
-    least = 1 / (count - 1 + math.e)
-    return centred and -1 < low < most - 1 + 0.01 and 0.99 * least < high < 1.01 * most
+    return -1 < low < most - 1 + 0.01 and 0.99 * least < high < 1.01 * most

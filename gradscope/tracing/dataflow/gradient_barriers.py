@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from gradscope.dump.record import Reason
+from gradscope.dump.record import STOPPED, Reason
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.dataflow.reachability import is_constant, is_inexact
@@ -30,6 +30,12 @@ _INTEGER_PATHS: Final = {
     **dict.fromkeys(("argmax", "argmin"), "an integer path: an index"),
     **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne", "is_finite"), "an integer path: a comparison"),
 }
+
+#: The primitives that return the numbers of their operand, or some of them.
+_SAME_NUMBERS: Final = frozenset(
+    {"broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "expand_dims", "reshape", "slice", "squeeze",
+     "transpose"}
+)  # fmt: skip
 
 #: What a solver with implicit derivatives does to a value that enters its search, and to one that leaves it.
 _SOLVER: Final = {
@@ -80,7 +86,16 @@ class Barriers:
         barriers, rules = self._barriers(reached, start), partial(self._rules, reached)
         told = next(filter(None, map(_distinct, (barriers, rules(of_library=False), rules(of_library=True)))), [])
         more = f" and {len(told) - _MOST_BARRIERS} more" if len(told) > _MOST_BARRIERS else ""
-        return "; ".join(told[:_MOST_BARRIERS]) + more
+        return "; ".join(told[:_MOST_BARRIERS]) + more + (STOPPED if self._is_frozen(start) else "")
+
+    def _is_frozen(self, start: FrameVariable) -> bool:
+        """Returns whether every path to the loss passes a `stop_gradient` of an argument itself."""
+        if start.frame is not self._root or start.atom not in self._root.jaxpr.invars:
+            return False
+        itself = self._flow.closure([start], _keeps_value)
+        stopped = {step.to for variable in itself for step in self._flow.steps(variable) if _stops(step)}
+        passed = self._flow.closure([start], lambda step: step.to not in stopped)
+        return FrameVariable(self._root, self._root.jaxpr.outvars[0]) not in passed
 
     def _rules(self, reached: dict[FrameVariable, None], *, of_library: bool) -> Iterator[str]:
         """Yields the derivative rules on paths without a barrier, of which one returns no gradient."""
@@ -163,6 +178,15 @@ def _words(step: Step) -> str | None:
     if is_constant(equation):
         return f"{where}, constant wherever it has a derivative"
     return f"{where}, {_INTEGER_PATHS.get(name, 'an integer path')}"
+
+
+def _stops(step: Step) -> bool:
+    return step.frame.jaxpr.eqns[step.number].primitive.name == "stop_gradient"
+
+
+def _keeps_value(step: Step) -> bool:
+    """Returns whether a step leads to the same numbers, or some of them."""
+    return step.way != "compute" or step.frame.jaxpr.eqns[step.number].primitive.name in _SAME_NUMBERS
 
 
 def _is_solver(frame: Frame) -> bool:

@@ -12,11 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "scripts"))
 
-from findings_bench import faults_paths, faults_values, healthy_plain  # noqa: E402
+from findings_bench import faults_paths, faults_values, healthy_plain, held_out_faults, held_out_healthy  # noqa: E402
 from findings_bench.cases import Fault, Healthy, findings_of  # noqa: E402
 
-FAULTS = {each.name: each for each in (*faults_values.FAULTS, *faults_paths.FAULTS)}
-HEALTHY = {each.name: each for each in healthy_plain.HEALTHY}
+FAULTS = {each.name: each for each in (*faults_values.FAULTS, *faults_paths.FAULTS, *held_out_faults.FAULTS)}
+HEALTHY = {each.name: each for each in (*healthy_plain.HEALTHY, *held_out_healthy.HEALTHY)}
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def _as_users_run_it() -> Iterator[None]:
 @pytest.mark.parametrize(
     "name",
     ["init-large-one", "sigmoid-stack", "dead-most", "saturated-tanh", "softmax-twice", "half-underflow",
-     "stop-branch", "unused-parameter", "mask-mean"],
+     "stop-branch", "unused-parameter", "mask-mean", "h-softmax-masked"],
 )  # fmt: skip
 def test_a_planted_fault_is_the_first_finding(name: str) -> None:
     findings = findings_of(FAULTS[name].run().manifest())
@@ -39,7 +39,8 @@ def test_a_planted_fault_is_the_first_finding(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["mlp, batch 1", "mlp, batch 4, bfloat16", "chain with a zero-initialised head", "attention masked by -inf",
-     "variational autoencoder", "auxiliary NaN and an unused average"],
+     "variational autoencoder", "auxiliary NaN and an unused average", "couplings, zero-initialised",
+     "frozen trunk"],
 )  # fmt: skip
 def test_nothing_is_found_in_a_healthy_model(name: str) -> None:
     assert findings_of(HEALTHY[name].run().manifest()) == ()

@@ -180,6 +180,21 @@ def test_a_zero_branch_and_log_probabilities_are_not_dead() -> None:
     assert found(entry("activation/log_softmax", -np.abs(RANDOM.standard_normal((16, 32))), primitive="sub")) == []
 
 
+@pytest.mark.parametrize("units", [32, 256])
+def test_one_example_says_nothing_of_a_unit(units: int) -> None:
+    assert found(entry("activation/relu", np.zeros((1, units)), primitive="max")) == []
+    assert found(entry("activation/relu", np.zeros((8, units)), primitive="max")) == [("dead", "relu")]
+
+
+def test_a_product_of_zeros_is_dead_only_where_a_gradient_is_lost_at_a_rectifier() -> None:
+    product = entry("activation/scaled", np.zeros((8, 4)), 1, primitive="mul")
+    gradient = entry("param_grad/w", [0.0], 0)
+    masked = Cause(family="param_grad", name="w", why="masked: multiplied by exact zeros in mul at model.py:1")
+    assert found(product, gradient, causes=(masked,)) == [("zero-grad", "w")]
+    dead = replace(masked, why="dead units: the output of relu at model.py:1 is constant wherever the loss depends")
+    assert found(product, gradient, causes=(dead,)) == [("dead", "scaled")]
+
+
 def test_all_that_follows_from_a_dead_layer_is_told_with_it() -> None:
     why = "dead units: the output of relu at model.py:1 in relu is constant wherever the loss depends on it"
     entries = (
@@ -248,6 +263,14 @@ def test_a_branch_that_starts_at_zero_is_no_fault() -> None:
     assert found(entries[0], causes=(cause,)) == [("zero-grad", "body")]
 
 
+def test_a_gradient_that_a_parameter_of_zeros_with_a_gradient_switches_off_is_no_fault() -> None:
+    body, head = entry("param_grad/body", [0.0], 7), entry("param/head", [[0.0]], 1)
+    why = "masked: multiplied by exact zeros in dot_general at model.py:99: param/head is 0"
+    cause = Cause(family="param_grad", name="body", why=why)
+    assert found(body, head, entry("param_grad/head", [[1.0]], 1), causes=(cause,)) == []
+    assert ("zero-grad", "body") in found(body, head, entry("param_grad/head", [[0.0]], 1), causes=(cause,))
+
+
 def test_unused_parameters_are_told_once_by_part_and_cut_ones_are_zero_gradients() -> None:
     entries = (
         entry("param/used/w", [1.0]),
@@ -266,6 +289,47 @@ def test_unused_parameters_are_told_once_by_part_and_cut_ones_are_zero_gradients
     ledger = Ledger(missing=lines)
     assert found(*entries, ledger=ledger) == [("zero-grad", "cut"), ("unused-param", "spare/a/w")]
     assert [each.tensors for each in find(Manifest(entries=entries, ledger=ledger))] == [1, 2]
+
+
+def test_what_no_block_uses_is_told_once_for_all_blocks() -> None:
+    names = [f"blocks/{n}/{part}" for n in range(3) for part in ("ln1/scale", "ln2/scale", "fc/w")]
+    entries = [entry(f"param/{name}", [1.0]) for name in (*names, "blocks/3/w")]
+    unused = [each.name for each in entries if not each.name.endswith("fc/w")]
+    lines = tuple(
+        LedgerLine(
+            name=name, family="param_grad", reason="disconnected",
+            detail="disconnected: the loss does not depend on it, nothing uses it",
+        )
+        for name in unused
+    )  # fmt: skip
+    gradients = [
+        absent(f"param_grad/{name}", "disconnected") if name in unused else entry(f"param_grad/{name}", [1.0])
+        for name in (each.name for each in entries)
+    ]
+    blocks, last = find(Manifest(entries=(*entries, *gradients), ledger=Ledger(missing=lines)))
+    assert (blocks.name, blocks.tensors) == ("blocks/0/ln1/scale", 6)
+    assert blocks.why == "does not reach the loss, nor does the rest of blocks/0..2/ln1, ln2, nothing uses it"
+    assert (last.name, last.why) == ("blocks/3/w", "does not reach the loss, nothing uses it")
+
+
+def test_a_mask_of_each_block_is_told_once_for_all_blocks() -> None:
+    gradients = [entry(f"param_grad/b{n}/w", [0.0], n) for n in range(3)]
+    why = "masked: multiplied by exact zeros in mul at model.py:9: param/b{}/gate is 0"
+    causes = tuple(Cause(family="param_grad", name=each.name, why=why.format(n)) for n, each in enumerate(gradients))
+    (only,) = find(Manifest(entries=tuple(gradients), causes=causes))
+    assert only.tensors == 3
+
+
+def test_parameters_that_a_stop_gradient_keeps_constant_are_no_fault() -> None:
+    gradient = absent("param_grad/base/w", "disconnected")
+    line = LedgerLine(
+        name="base/w", family="param_grad", reason="disconnected",
+        detail="stop_gradient at model.py:3, applied to the argument itself",
+    )  # fmt: skip
+    entries = (entry("param/base/w", [1.0]), gradient)
+    assert found(*entries, ledger=Ledger(missing=(line,))) == []
+    cut = replace(line, detail="stop_gradient at model.py:3")
+    assert found(*entries, ledger=Ledger(missing=(cut,))) == [("zero-grad", "base/w")]
 
 
 def test_self_check_findings_name_the_parameters() -> None:

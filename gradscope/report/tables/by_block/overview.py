@@ -20,8 +20,6 @@ from gradscope.report.tables.table import Column, Line, Table
 
 #: Blocks are opened, even though lines have to be left out, where they would fill less than this share of the room.
 _TOO_FEW: Final = 1 / 3
-#: At most this share of the room goes to blocks with findings, where lines have to be left out.
-_FOR_FINDINGS: Final = 1 / 3
 #: So many blocks on one line are split to several lines where there is room, but to no more than these.
 _LONG: Final = 24
 _MOST_SPLIT: Final = 9
@@ -112,12 +110,12 @@ class Overview:
         return any(self._contents(each).words for part in block.parts.values() for each in part.below())
 
     def _without_middle(self, items: Sequence[_Item], room: int) -> list[_Item]:
-        """Returns as many items as there is room for: some with findings, the first and the last."""
+        """Returns as many items as there is room for: those with findings, and then the first and the last."""
         ranks = {at: rank for at, item in enumerate(items) if (rank := self._rank(item)) is not None}
         found = sorted(ranks, key=lambda at: ranks[at])
         ends = chain.from_iterable((at, len(items) - 1 - at) for at in range(room))
         kept: set[int] = set()
-        for at in chain(found[: int(room * _FOR_FINDINGS)], ends):
+        for at in chain(found, ends):
             further = kept.union((at,), _around(items, at))
             if len(_with_gaps(items, further)) > room:
                 break

@@ -146,6 +146,15 @@ def test_lines_that_do_not_fit_are_one_line_and_those_with_findings_stay(room: i
     assert sum(len(line.keys) for line in table.lines) == 40
 
 
+def test_lines_with_findings_go_before_those_without() -> None:
+    names = [f"b[{at * at}]" for at in range(2, 42)]
+    found = manifest(*(entry("activation", name, index=at) for at, name in enumerate(names)))
+    notes = {f"activation/{name}": ["dead"] for name in names[20:25]}
+    shown = [str(line.cells[0]) for line in Overview(rows_of(found), (), notes).table(8).lines]
+    assert set(names[20:25]) <= set(shown)
+    assert len(shown) <= 8
+
+
 def test_numbers_are_those_of_numpy() -> None:
     rng = np.random.default_rng(0)
     weights = {name: rng.normal(size=8) for name in ("p/w", "p/b")}
