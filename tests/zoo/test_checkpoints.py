@@ -134,6 +134,7 @@ def test_the_state_of_an_nnx_module_is_restored_without_its_random_keys(folder: 
 
 
 def test_a_pytorch_file_is_refused_with_how_to_write_another(folder: Path) -> None:
+    pytest.importorskip("flax", reason="flax is not installed")
     (folder / "net.py").write_text(LINEN)
     (folder / "saved.pt").write_bytes(b"PK")
     with pytest.raises(DumpError, match="which is never read") as refused:

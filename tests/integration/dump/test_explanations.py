@@ -79,7 +79,7 @@ def test_the_search_for_an_origin_can_be_left_out() -> None:
 
 
 def test_the_padding_value_of_a_pad_is_explained() -> None:
-    assert "not taken by pad at model.py" in " ".join(dumped(PADDING).split())
+    assert "not taken by slice at model.py" in " ".join(dumped(PADDING).split())
     (cause,) = [cause for cause in gs.load("out.npz").causes if cause.family == "param_grad"]
     assert (cause.name, cause.rounding) == ("c", False)
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import serialization
 
 import gradscope as gs
 from tests.integration.command import gradscope
@@ -96,6 +95,7 @@ def test_two_variables_of_one_name_are_in_the_dump_and_come_back_from_it_as_a_ch
     shown(folder, "twins.py", "-o", "one.npz")
     one = gs.load(folder / "one.npz")
     tensors = {"a/b": jnp.arange(4.0), "a": {"b": -jnp.arange(4.0)}}
+    serialization = pytest.importorskip("flax.serialization", reason="flax is not installed")
     (folder / "two.msgpack").write_bytes(serialization.msgpack_serialize(tensors))
     shown(folder, "twins.py", "-o", "two.npz", "--checkpoint", "two.msgpack")
     two = gs.load(folder / "two.npz")
@@ -220,6 +220,8 @@ def test_iterations_after_the_one_that_is_differentiated_have_no_gradient(folder
     ids=["plain", "nnx", "linen", "function"],
 )
 def test_a_class_that_has_to_be_called_is_a_wrong_target_and_no_broken_model(folder: Path, model: str) -> None:
+    if "flax" in model:
+        pytest.importorskip("flax", reason="flax is not installed")
     (folder / "net.py").write_text(model)
     done = gradscope("inspect", "net.py:Net", "--input", "float32[2,4]", folder=folder)
     assert done.status == 2, done.errors

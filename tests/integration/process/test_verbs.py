@@ -25,6 +25,7 @@ LINES = {
     "verify model.npz": 0,
     "recover ref.npz -o saved.npz": 0,
     "explain rel_l2": 0,
+    "train model.py --steps 2 --every 1 --optimizer sgd(0.1) -o run --json": 0,
     "show none.npz": 3,
 }
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 import gradscope as gs
 
@@ -130,41 +129,3 @@ def test_gradients_and_a_capture_call_layers_the_same() -> None:
     assert "activation/w/dot_general" in names
     found = gs.gradients(like_its_parameter, [W, ONES], ys="0", xs=names)
     assert all(gradient is not None for gradient in found)
-
-
-class Block(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.linear = nnx.Linear(4, 4, rngs=rngs)
-
-    def __call__(self, x: Any) -> Any:
-        return jnp.tanh(self.linear(x))
-
-
-class Net(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.blocks = nnx.List([Block(rngs), Block(rngs)])
-        self.head = nnx.Linear(4, 1, rngs=rngs)
-
-    def __call__(self, x: Any) -> Any:
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def of_net(net: Net, x: Any) -> Any:
-    return (net(x) ** 2).mean()
-
-
-def test_an_nnx_module_has_the_same_names_in_a_step_as_in_a_capture() -> None:
-    net = Net(nnx.Rngs(0))
-    graph, params = nnx.split(net)
-
-    def merged(params: Any, x: Any) -> Any:
-        return of_net(nnx.merge(graph, params), x)
-
-    captured = {key for key in gs.capture(of_net, net, X) if not key.startswith("input")}
-    assert {"param_grad/blocks/0/linear/kernel", "activation/Net/blocks/1"} <= captured
-    assert set(jax.jit(gs.value_and_grad(merged))(params, X)[1]) == captured
-    assert set(gs.value_and_grad(of_net)(net, X)[1]) == captured
-    assert set(nnx.jit(lambda net, x: gs.value_and_grad(of_net)(net, x)[1])(net, X)) == captured
-    assert vars(net).keys() == vars(Net(nnx.Rngs(0))).keys()  # nothing is left on the module

@@ -47,4 +47,4 @@ def captured(program: Program) -> Dump:
     """The dump of a program."""
     loss, variables, batch = program
     with jax.numpy_rank_promotion("allow"):  # a bias is added to every position, as users write it
-        return gs.capture(loss, variables, batch)
+        return gs.capture(loss, variables, batch, origins=False)  # what is zero need not be explained
