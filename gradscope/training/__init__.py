@@ -7,7 +7,9 @@
 - `optimizers` finds optimizers and schedules of optax by name, and `tensorflow1` defines what optax lacks.
 - `literal_expressions` parses `adam(exponential_decay(0.1, 1000, 0.96))`; nothing in an expression is ever evaluated.
 - `averages` keeps exponential moving averages of parameters.
+- `carrying` hands collections that the loss updates, and random keys, on to the next step.
 - `step_seen` defines `StepSeen`, the observations of one step.
+- `loop` runs steps, records them in a run's history, saves states, and resumes.
 
 Vocabulary: a *stage* is one of the values that a step computes for each parameter: its gradient, the gradient as handed
 to the optimizer (*clipped*), the *update* that is added to the parameter. A *slot* is a variable that the optimizer

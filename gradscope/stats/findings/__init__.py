@@ -3,7 +3,7 @@
 - `find` holds the table of all rules, `RULES`, and applies it to a manifest.
 - `rule_evidence` defines `Thresholds` with their defaults, `Finding`, `Suspect`, and `RuleEvidence`: the manifest,
   indexed for rules.
-- `kernels` finds the layers with a kernel, and the gain of their weights; `tensor_trends` has the rules about depth.
+- `kernels` finds the layers with a kernel, and the gain of their weights; `trends` has the rules about depth.
 - `weight_rules`, `unit_rules`, `value_rules` and `gradient_rules` are the other rules, by what they are about.
 - `causes` folds consequences into their causes, and orders these.
 
