@@ -56,6 +56,7 @@ class Invariances:
     def __init__(self, run: Run, arguments: Sequence[int]) -> None:
         self._run = run
         self._leaves: list[Any] = [None if leaf is None else jnp.asarray(leaf) for leaf in run.arguments]
+        self._host = {n: np.asarray(self._leaves[n]) for n in arguments}
         self._flow = ForwardFlow()
         self._reachability = run.trace.reachability
         root = run.trace.root
@@ -64,8 +65,7 @@ class Invariances:
         region = self._flow.closure(self._starts.values(), self._goes)
         keys = dict.fromkeys(key for variable in self._with_operands(region) if (key := resolve(*variable)))
         self._sites = tuple(run.trace.site_at(key) for key in keys if not _is_argument(key))
-        program, _ = observing_program(run.trace, Plan(sites=self._sites, gradients=frozenset(), observe=sample))
-        self._program = jax.jit(lambda leaves: program(leaves).captured.values)
+        self._program = jax.jit(self._sampled)
         self._before = self._samples(())
         self.of_arguments: dict[int, list[_Cut]] = {}
         for group in ([*arguments], *([n] for n in arguments[:_MOST_ALONE])):
@@ -120,22 +120,26 @@ class Invariances:
                 self.of_arguments[number] = cuts
 
     def _samples(self, displaced: Sequence[int]) -> dict[ValueKey, np.ndarray]:
-        leaves = list(self._leaves)
-        for number in displaced:
-            leaves[number] = self._displaced(number, leaves[number])
-        observed = jax.device_get(self._program(leaves))
+        """Returns a sample of every value while some arguments are displaced, by what is added to them."""
+        added = {n: np.zeros(self._host[n].shape, self._host[n].dtype) for n in self._starts}
+        added |= {n: self._displacement(n) for n in displaced}
+        observed, own = jax.device_get(self._program(self._leaves, added))
         found = {site.value: np.asarray(observed[n]).ravel() for n, site in enumerate(self._sites) if n in observed}
-        own = {ValueKey((), OPERAND, n): np.asarray(jax.device_get(sample(leaves[n]))) for n in self._starts}
-        return found | own
+        return found | {ValueKey((), OPERAND, n): np.asarray(each) for n, each in own.items()}
 
-    def _displaced(self, number: int, leaf: Any) -> Any:
-        """Returns an argument displaced at random, by a fraction of its own scale or of what it is added to."""
-        host = np.asarray(leaf).astype(np.float64)
+    def _sampled(self, leaves: Sequence[Any], added: Mapping[int, Any]) -> tuple[Mapping[int, Any], dict[int, Any]]:
+        """Returns samples of the sites' values, and of the arguments themselves; a program."""
+        plan = Plan(sites=self._sites, gradients=frozenset(), observe=sample)
+        program, _ = observing_program(self._run.trace, plan)
+        displaced = [leaf + added[n] if n in added else leaf for n, leaf in enumerate(leaves)]
+        return program(displaced).captured.values, {n: sample(displaced[n]) for n in added}
+
+    def _displacement(self, number: int) -> np.ndarray:
+        """Returns a random displacement of an argument: a fraction of its own scale or of what it is added to."""
+        host = self._host[number].astype(np.float64)
         scales = [float(np.sqrt(np.mean(host**2))) if host.size else 0.0, *self._added_to(self._starts[number])]
         scale = self._precision.displacement * (max(scales) or 1.0)
-        noise = np.random.default_rng(number).standard_normal(host.shape)
-        # A sum with the argument is placed as that is, so that the program is compiled once for all of them.
-        return self._leaves[number] + jnp.asarray(scale * noise, leaf.dtype)
+        return (scale * np.random.default_rng(number).standard_normal(host.shape)).astype(self._host[number].dtype)
 
     def _added_to(self, start: FrameVariable) -> list[float]:
         """Returns the root mean squares of the sums that a value is a term of."""
