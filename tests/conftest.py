@@ -26,7 +26,11 @@ os.environ["JAX_NUM_CPU_DEVICES"] = "2"
 
 # What LLVM does to make programs fast takes most of the time of compiling them, and tests run each once. XLA's own
 # passes, fusion among them, stay.
-FLAGS = {"xla_backend_optimization_level": "0"}
+FLAGS = {
+    "xla_backend_optimization_level": "0",
+    # Programs of tests are too small to be worth compiling in parts, on several threads.
+    "xla_cpu_parallel_codegen_split_count": "1",
+}
 # Of the two ways to emit code that this jaxlib has, the older one compiles many small programs in four fifths of the
 # time; `.ci/run` tests on a jaxlib that has the newer one alone.
 if version("jaxlib").startswith("0.10."):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,6 @@ optax = pytest.importorskip("optax", reason="training needs optax: pip install '
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 TRAIN = ("train", "net.py", "--data", "data.py:batches", "-q")
-
-
-@pytest.fixture(scope="module")
-def usual_promotion() -> Iterator[None]:
-    """JAX as users have it: the optimizers of optax add integers to floating-point numbers."""
-    before = jax.config.jax_numpy_dtype_promotion
-    jax.config.update("jax_numpy_dtype_promotion", "standard")
-    yield
-    jax.config.update("jax_numpy_dtype_promotion", before)
 
 
 @pytest.fixture(scope="module")
