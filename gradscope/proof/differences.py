@@ -5,6 +5,10 @@ parabola (with the step itself where there are kinks nearby). *Rounding* grows w
 function has finite precision. A sequence of shrinking steps separates them: truncation makes the differences of
 neighbouring steps disagree, and rounding is known beforehand. The step with the smallest sum of both is used.
 
+A function that is not smooth at any of the steps has differences that agree nowhere, and keep changing as the step
+shrinks: an iterated chaotic map, or one that jumps. Differences at two large steps can agree by accident, so an
+estimate counts only if no finer difference departs from it.
+
 Why no extrapolation to a step of zero (2026-11): it assumes a function that is smooth up to the largest step, and a
 network with thousands of `relu`s has a kink within that distance. Extrapolations then agree by accident.
 """
@@ -13,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 #: Steps are powers of the relative precision, from the exponent `_FIRST` to `_LAST` in `_STEPS` steps.
@@ -23,6 +27,10 @@ _STEPS: Final = 12
 
 #: One-sided differences that differ by more than this fraction of their difference at four times the step show a kink.
 _NO_NEARER: Final = 0.6
+#: A finer difference departs from an estimate where it is farther away than this many times the estimate's truncation,
+#: and this many times its own rounding (values are often less exact than their type).
+_DEPARTS_TRUNCATION: Final = 16.0
+_DEPARTS_ROUNDING: Final = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +41,19 @@ class Estimate:
         value: The derivative.
         truncation: The distance of the differences at neighbouring steps.
         rounding: The error from the rounding of the function's values, at the step that was used.
+        rough: Whether finer differences depart from all that are known to within half their value: the function is not
+            smooth around zero, and has no derivative that differences can show.
     """
 
     value: float
     truncation: float
     rounding: float
+    rough: bool = False
+
+    @property
+    def error(self) -> float:
+        """The sum of both errors."""
+        return self.truncation + self.rounding
 
 
 def finite_difference(function: Callable[[float], float], epsilon: float) -> Estimate:
@@ -47,14 +63,24 @@ def finite_difference(function: Callable[[float], float], epsilon: float) -> Est
         function: A function that is smooth around zero on a scale of 1, except for kinks.
         epsilon: The relative precision of its values.
     """
-    slopes, roundings = zip(*_central(function, epsilon), strict=True)
-    best = Estimate(value=math.nan, truncation=math.inf, rounding=math.inf)
-    for number in range(_STEPS - 2):
-        slope, *smaller = slopes[number : number + 3]
-        truncation = max(abs(slope - other) for other in smaller)
-        if truncation + roundings[number] < best.truncation + best.rounding:
-            best = Estimate(value=slope, truncation=truncation, rounding=roundings[number])
-    return best
+    central = list(_central(function, epsilon))
+    best = lasting = Estimate(value=math.nan, truncation=math.inf, rounding=math.inf)
+    for at, (slope, rounding) in enumerate(central[:-2]):
+        finer = central[at + 1 :]
+        truncation = max(abs(slope - other) for other, _ in finer[:2])
+        estimate = Estimate(value=slope, truncation=truncation, rounding=rounding)
+        best = min(best, estimate, key=lambda each: each.error)
+        if not _departs(estimate, finer):
+            lasting = min(lasting, estimate, key=lambda each: each.error)
+    return replace(lasting, rough=lasting != best and lasting.truncation > abs(lasting.value) / 2)
+
+
+def _departs(estimate: Estimate, finer: list[tuple[float, float]]) -> bool:
+    """Returns whether a difference at a smaller step contradicts an estimate."""
+    return any(
+        abs(slope - estimate.value) > _DEPARTS_TRUNCATION * estimate.truncation + _DEPARTS_ROUNDING * rounding
+        for slope, rounding in finer
+    )
 
 
 def _central(function: Callable[[float], float], epsilon: float) -> Iterator[tuple[float, float]]:

@@ -3,55 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.capturing.explain.zeros.neighbourhood import Neighbourhood, is_hidden, observe_values
+from gradscope.capturing.explain.zeros.neighbourhood import Neighbourhood, observe_values
 from gradscope.proof.claims import Claim, Outcome, outcome
 from gradscope.proof.directions import Directions, inner
 from gradscope.proof.float64 import coarsest_epsilon
+from gradscope.proof.rule_calls import CustomRuleCall, custom_rule_calls, distinct_variables
+from gradscope.proof.solver_tolerance import tightened, tightenings
+from gradscope.proof.wrong_arguments import WrongArgument, wrong_arguments
 from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.dataflow.reachability import is_inexact
-from gradscope.tracing.jaxpr.custom_rules import CustomRule, custom_rule
-from gradscope.tracing.jaxpr.frames import Frame, source_in
-from gradscope.tracing.jaxpr.jaxcompat import Equation, bind, is_literal
+from gradscope.tracing.jaxpr.jaxcompat import bind, is_literal
 from gradscope.tracing.tracer import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CustomRuleCall:
-    """CustomRuleCall is one call of a function with a custom differentiation rule.
+def rule_outcomes(
+    trace: Trace, arguments: Sequence[Any], seed: int, *, tolerance: float = 0.0
+) -> Iterator[tuple[CustomRuleCall, Outcome, tuple[WrongArgument, ...]]]:
+    """Yields the outcome of one call for each function with a custom rule and each shape of operands.
 
-    Attributes:
-        rule: The function and its rule.
-        frame: The frame with the call.
-        number: The number of the equation in the frame.
+    Args:
+        trace: The traced loss.
+        arguments: Its flat arguments.
+        seed: Seed of the random directions.
+        tolerance: The relative error that a rule may have in any case.
+
+    Yields:
+        The call, its outcome, and the arguments for which a wrong rule is wrong.
     """
-
-    rule: CustomRule
-    frame: Frame
-    number: int
-
-    @property
-    def equation(self) -> Equation:
-        """The equation of the call."""
-        return self.frame.jaxpr.eqns[self.number]
-
-    @property
-    def source(self) -> str | None:
-        """`file:line` of the call in the user's code."""
-        return source_in(self.frame, self.equation)
-
-
-def rule_outcomes(trace: Trace, arguments: Sequence[Any], seed: int) -> Iterator[tuple[CustomRuleCall, Outcome]]:
-    """Yields the outcome of one call for each function with a custom rule and each shape of operands."""
-    calls = list(_calls(trace))
+    calls = _of_one_kind(trace)
     operands = (
         FrameVariable(call.frame, atom) for call in calls for atom in call.equation.invars if not is_literal(atom)
     )
@@ -62,21 +50,19 @@ def rule_outcomes(trace: Trace, arguments: Sequence[Any], seed: int) -> Iterator
     for call in calls:
         values = _operands(neighbourhood, call)
         if values is None:
-            yield call, Outcome(status="not checked", error=math.nan, expected=math.nan)
+            yield call, Outcome(status="not checked", error=math.nan, expected=math.nan), ()
         else:
-            yield call, _RuleOfCall(call, trace.liveness, directions).outcome(values)
+            rule = _RuleOfCall(call, trace.liveness, directions, values, tolerance)
+            found = rule.outcome()
+            yield call, found, wrong_arguments(trace, call, rule.of_one) if found.status == "wrong" else ()
 
 
-def _calls(trace: Trace) -> Iterator[CustomRuleCall]:
-    seen: set[object] = set()
-    for frame in trace.root.walk():
-        for number in sorted(trace.liveness.live(frame)):
-            equation = frame.jaxpr.eqns[number]
-            rule = None if is_hidden(frame) else custom_rule(equation)
-            kind = (rule, tuple(str(atom.aval) for atom in equation.invars))
-            if rule is not None and kind not in seen and any(map(is_inexact, equation.outvars)):
-                seen.add(kind)
-                yield CustomRuleCall(rule=rule, frame=frame, number=number)
+def _of_one_kind(trace: Trace) -> list[CustomRuleCall]:
+    """Returns the first call of each function and each shape of operands."""
+    kinds: dict[object, CustomRuleCall] = {}
+    for call in custom_rule_calls(trace):
+        kinds.setdefault((call.rule, tuple(str(atom.aval) for atom in call.equation.invars)), call)
+    return list(kinds.values())
 
 
 def _operands(neighbourhood: Neighbourhood, call: CustomRuleCall) -> list[Any] | None:
@@ -89,42 +75,65 @@ def _operands(neighbourhood: Neighbourhood, call: CustomRuleCall) -> list[Any] |
 
 
 class _RuleOfCall:
-    """_RuleOfCall compares a custom rule with finite differences of its function.
+    """_RuleOfCall compares a custom rule with finite differences of its function, at the operands of one call.
+
+    A variable that the call receives twice moves as one: a function may return its whole gradient for one of two
+    operands that are always equal, as those do that receive what they close over once for each function inside.
 
     Args:
         call: A call of the function.
         liveness: Which equations of the function count.
         directions: The source of random directions.
+        operands: The operands.
+        tolerance: The relative error that the rule may have in any case.
     """
 
-    def __init__(self, call: CustomRuleCall, liveness: Liveness, directions: Directions) -> None:
+    def __init__(
+        self, call: CustomRuleCall, liveness: Liveness, directions: Directions, operands: list[Any], tolerance: float
+    ) -> None:
         self._equation = equation = call.equation
         inside = call.frame.children.get(call.number, [])
+        frames = [frame for child in inside for frame in child.walk()]
         types = [float(jnp.finfo(v.aval.dtype).eps) for v in equation.outvars if is_inexact(v)]
-        self._epsilon = max(*types, coarsest_epsilon((frame for child in inside for frame in child.walk()), liveness))
+        self._epsilon = max(*types, coarsest_epsilon(frames, liveness))
+        self._tolerance = tolerance
         self._directions = directions
-        self._chosen = [n for n, atom in enumerate(equation.invars) if is_inexact(atom)]
-        self._outputs = jax.jit(self._run)
+        self._operands = operands
+        self._variables = distinct_variables(equation)
+        self._here = [operands[positions[0]] for positions in self._variables]
+        self._moved = directions.nearby(self._here)
+        self._usual = _Programs(self._run, jax.jit)
+        self._tighter = [_Programs(self._run, partial(tightened, tightening=each)) for each in tightenings(frames)]
 
-    def outcome(self, operands: list[Any]) -> Outcome:
-        """Returns the outcome of the rule's derivative at some operands."""
-        here = [operands[number] for number in self._chosen]
-        along = self._directions.along(here)
-        weights = self._directions.along([np.ones_like(each) for each in self._outputs(operands, here)])
-        moved = self._directions.nearby(here)
-        claim = self._claim(operands, here, along, weights)
-        return outcome(claim, lambda: self._claim(operands, moved, along, weights))
+    def outcome(self) -> Outcome:
+        """Returns the outcome of the rule's derivative along a random direction of all operands."""
+        return self._along(self._directions.along(self._here))
+
+    def of_one(self, variable: int) -> Outcome:
+        """Returns the outcome along a random direction of one variable, the others unmoved."""
+        along = self._directions.along(self._here)
+        return self._along([way if at == variable else np.zeros_like(way) for at, way in enumerate(along)])
+
+    def _along(self, along: Sequence[np.ndarray]) -> Outcome:
+        outputs = self._usual.outputs(self._here)
+        weights = self._directions.along([np.ones_like(each) for each in outputs])
+        here, moved = self._here, self._moved
+        return outcome(
+            self._claim(self._usual, here, along, weights),
+            lambda: self._claim(self._usual, moved, along, weights),
+            [partial(self._claim, programs, here, along, weights) for programs in self._tighter],
+            self._tolerance,
+        )
 
     def _claim(
-        self, operands: list[Any], here: list[Any], along: Sequence[np.ndarray], weights: Sequence[np.ndarray]
+        self, programs: _Programs, here: list[Any], along: Sequence[np.ndarray], weights: Sequence[np.ndarray]
     ) -> Claim:
         def loss_at(step: float) -> float:
             moved = [each + (step * way).astype(way.dtype) for each, way in zip(here, along, strict=True)]
-            made = self._outputs(operands, moved)
+            made = programs.outputs(moved)
             return sum(inner(each, weight)[0] for each, weight in zip(made, weights, strict=True))
 
-        _, pull_back = jax.vjp(lambda chosen: self._run(operands, chosen), here)
-        (gradients,) = pull_back([jnp.asarray(weight) for weight in weights])
+        gradients = programs.gradients(here, [jnp.asarray(weight) for weight in weights])
         terms = [inner(gradient, way) for gradient, way in zip(gradients, along, strict=True)]
         return Claim(
             loss_at=loss_at,
@@ -133,7 +142,30 @@ class _RuleOfCall:
             epsilon=self._epsilon,
         )
 
-    def _run(self, operands: list[Any], chosen: Sequence[Any]) -> list[Any]:
-        replaced = dict(zip(self._chosen, chosen, strict=True))
-        made = bind(self._equation, [replaced.get(number, value) for number, value in enumerate(operands)])
+    def _run(self, variables: Sequence[Any]) -> list[Any]:
+        values = list(self._operands)
+        for positions, value in zip(self._variables, variables, strict=True):
+            for at in positions:
+                values[at] = value
+        made = bind(self._equation, values)
         return [value for value, variable in zip(made, self._equation.outvars, strict=True) if is_inexact(variable)]
+
+
+class _Programs:
+    """_Programs are a function of a list of arrays and its vector-Jacobian product, compiled.
+
+    Args:
+        run: The function.
+        compiled: What compiles it.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Any]], list[Any]],
+        compiled: Callable[[Callable[..., Any]], Callable[..., Any]],
+    ) -> None:
+        def pulled_back(here: list[Any], weights: list[Any]) -> list[Any]:
+            return jax.vjp(run, here)[1](weights)[0]
+
+        self.outputs = compiled(run)
+        self.gradients = compiled(pulled_back)

@@ -18,7 +18,13 @@ from gradscope.report.tables.table import Column, Line, Table, column
 SCHEMA: Final = 1
 
 _WHAT: Final = Column(heading="what", kind="name")
-_COLUMNS: Final = (column("status", 0, "words"), column("error", 1), column("expected", 2), column("source", 3, "text"))
+_COLUMNS: Final = (
+    column("status", 0, "words"),
+    column("error", 1),
+    column("expected", 2),
+    column("why", 1, "text"),
+    column("source", 3, "text"),
+)
 _STYLES: Final = MappingProxyType({"correct": GOOD, "wrong": BAD, "nothing checked": DOUBTFUL})
 
 
@@ -29,7 +35,7 @@ class ProofReport:
     Attributes:
         target: The model, as the user named it.
         verdict: The result of all claims together.
-        claims: A row per claim: what, error, expected, status, source.
+        claims: A row per claim: what, error, expected, status, source, arguments, factor, why.
     """
 
     target: str
@@ -59,7 +65,7 @@ class ProofReport:
             Annotation(
                 level="error",
                 title="gradscope: wrong gradient",
-                message=f"{row['what']}: the error is {row.get('error')}, expected {row.get('expected')}",
+                message=_sentence(row),
                 source=str(row["source"]) if "source" in row else None,
             )
             for row in self.claims
@@ -69,7 +75,7 @@ class ProofReport:
         return wrong or [verdict]
 
     def rows(self) -> Sequence[Mapping[str, Json]]:
-        """Returns what, error, expected, status and source of each claim."""
+        """Returns what, error, expected, status, source, arguments, factor and why of each claim."""
         return self.claims
 
     def to_json(self) -> dict[str, Json]:
@@ -81,3 +87,8 @@ class ProofReport:
             "verdict": self.verdict,
             "rows": [dict(row) for row in self.claims],
         }
+
+
+def _sentence(row: Mapping[str, Json]) -> str:
+    why = f"; {row['why']}" if "why" in row else ""
+    return f"{row['what']}: the error is {row.get('error')}, expected {row.get('expected')}{why}"
