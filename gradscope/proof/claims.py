@@ -19,9 +19,9 @@ _CLAIM_ERROR: Final = 1e-9
 #: A finite difference with a larger relative error is not conclusive.
 _TOO_COARSE: Final = 0.05
 #: An error that shrinks to this part of itself with the solvers' tolerance comes from the solvers.
-_SHRUNK: Final = 0.1
+_SHRUNK: Final = 1 / 30
 #: Factors that differ by less than this besides their errors are one.
-_SAME_FACTOR: Final = 1e-6
+_SAME_FACTOR: Final = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,15 +112,15 @@ def common_factor(outcomes: Sequence[Outcome]) -> float:
 def _with_solvers(claim: Claim, found: Estimate, result: Outcome, tighter: Claim) -> Outcome | None:
     """Returns the outcome of a claim whose error comes from solvers; None where it does not.
 
-    It does where the error shrinks with the solvers' tolerance. By the triangle inequality, a right claim is as far
-    from the finite difference as the solvers move both, and the errors of finite differences allow besides.
+    It does where the error shrinks with the solvers' tolerance. By the triangle inequality, a claim is as far from the
+    finite difference as the solvers move both, and as far as both are apart afterwards.
     """
     there = finite_difference(tighter.loss_at, tighter.epsilon)
     again = _compared(tighter, there)
-    if again.status != "correct" or again.expected > result.error or again.error > _SHRUNK * result.error:
+    if there.rough or not max(again.error, again.expected) <= _SHRUNK * result.error:
         return None
     moved = (abs(claim.derivative - tighter.derivative) + abs(found.value - there.value)) / _size(claim, found)
-    expected = result.expected + again.expected + moved
+    expected = result.expected + again.expected + again.error + moved
     return replace(result, status="correct" if expected <= _TOO_COARSE else "not checked", expected=expected)
 
 

@@ -12,15 +12,13 @@ import jax
 import numpy as np
 
 from gradscope.proof.claims import Claim, Outcome, common_factor, outcome
-from gradscope.proof.directions import Directions, inner
+from gradscope.proof.directions import DIRECTIONS, Directions, inner
 from gradscope.proof.solver_tolerance import Tightening, tightened
 
 #: Up to this number, leaves are checked one by one; more are checked together and bisected where they disagree.
 _ONE_BY_ONE: Final = 32
 #: How many wrong leaves bisection isolates: a wrong rule near the loss can make every leaf wrong.
 _MOST_WRONG: Final = 8
-#: Number of directions per group of leaves.
-_DIRECTIONS: Final = 2
 
 
 class LossOfLeaves:
@@ -155,7 +153,7 @@ class _Leaves:
 
     def worst(self, group: tuple[int, ...]) -> Outcome:
         """Returns the worst outcome of some leaves, with the factor of all if they have one."""
-        found = [self._along_one(group) for _ in range(_DIRECTIONS)]
+        found = [self._along_one(group) for _ in range(DIRECTIONS)]
         return replace(max(found, key=lambda each: each.rank), factor=common_factor(found))
 
     def _along_one(self, group: tuple[int, ...]) -> Outcome:
@@ -166,5 +164,5 @@ class _Leaves:
         found = outcome(
             claim, lambda: loss.claim(self._nearby, direction), loss.tightened_claims(direction), self._tolerance
         )
-        stopped = loss.stopped_claim(direction) if found.status in ("wrong", "not checked") else None
+        stopped = loss.stopped_claim(direction) if found.status != "correct" else None
         return found if stopped is None else outcome(stopped, lambda: claim, tolerance=self._tolerance)

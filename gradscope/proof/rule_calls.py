@@ -9,7 +9,7 @@ from gradscope.capturing.explain.zeros.neighbourhood import is_hidden
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.custom_rules import CustomRule, custom_rule
 from gradscope.tracing.jaxpr.frames import Frame, source_in
-from gradscope.tracing.jaxpr.jaxcompat import Equation, is_literal
+from gradscope.tracing.jaxpr.jaxcompat import Equation, closed_over, is_literal
 from gradscope.tracing.tracer import Trace
 
 
@@ -49,9 +49,9 @@ def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:
 
 
 def distinct_variables(equation: Equation) -> list[tuple[int, ...]]:
-    """Returns the positions of each distinct operand that has gradients, in the order of the first."""
+    """Returns the positions of each distinct operand that a rule differentiates, in the order of the first."""
     positions: dict[object, list[int]] = {}
     for at, atom in enumerate(equation.invars):
-        if is_inexact(atom):
+        if is_inexact(atom) and at >= closed_over(equation):
             positions.setdefault(at if is_literal(atom) else atom, []).append(at)
     return [tuple(each) for each in positions.values()]

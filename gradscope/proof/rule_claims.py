@@ -13,7 +13,7 @@ import numpy as np
 
 from gradscope.capturing.explain.zeros.neighbourhood import Neighbourhood, observe_values
 from gradscope.proof.claims import Claim, Outcome, outcome
-from gradscope.proof.directions import Directions, inner
+from gradscope.proof.directions import DIRECTIONS, Directions, inner
 from gradscope.proof.float64 import coarsest_epsilon
 from gradscope.proof.rule_calls import CustomRuleCall, custom_rule_calls, distinct_variables
 from gradscope.proof.solver_tolerance import tightened, tightenings
@@ -106,27 +106,36 @@ class _RuleOfCall:
         self._tighter = [_Programs(self._run, partial(tightened, tightening=each)) for each in tightenings(frames)]
 
     def outcome(self) -> Outcome:
-        """Returns the outcome of the rule's derivative along a random direction of all operands."""
-        return self._along(self._directions.along(self._here))
+        """Returns the worst outcome of the rule's derivative along random directions of all operands."""
+        ways = (self._directions.along(self._here) for _ in range(DIRECTIONS))
+        return max((self._along(along, along) for along in ways), key=lambda each: each.rank)
 
     def of_one(self, variable: int) -> Outcome:
         """Returns the outcome along a random direction of one variable, the others unmoved."""
         along = self._directions.along(self._here)
-        return self._along([way if at == variable else np.zeros_like(way) for at, way in enumerate(along)])
+        return self._along([way if at == variable else np.zeros_like(way) for at, way in enumerate(along)], along)
 
-    def _along(self, along: Sequence[np.ndarray]) -> Outcome:
+    def _along(self, along: Sequence[np.ndarray], everywhere: Sequence[np.ndarray]) -> Outcome:
+        """Returns the outcome along a direction; errors are relative to the derivative in all variables at least."""
         outputs = self._usual.outputs(self._here)
         weights = self._directions.along([np.ones_like(each) for each in outputs])
         here, moved = self._here, self._moved
+        claim = partial(self._claim, along=along, everywhere=everywhere, weights=weights)
         return outcome(
-            self._claim(self._usual, here, along, weights),
-            lambda: self._claim(self._usual, moved, along, weights),
-            [partial(self._claim, programs, here, along, weights) for programs in self._tighter],
+            claim(self._usual, here),
+            lambda: claim(self._usual, moved),
+            [partial(claim, programs, here) for programs in self._tighter],
             self._tolerance,
         )
 
     def _claim(
-        self, programs: _Programs, here: list[Any], along: Sequence[np.ndarray], weights: Sequence[np.ndarray]
+        self,
+        programs: _Programs,
+        here: list[Any],
+        *,
+        along: Sequence[np.ndarray],
+        everywhere: Sequence[np.ndarray],
+        weights: Sequence[np.ndarray],
     ) -> Claim:
         def loss_at(step: float) -> float:
             moved = [each + (step * way).astype(way.dtype) for each, way in zip(here, along, strict=True)]
@@ -134,11 +143,11 @@ class _RuleOfCall:
             return sum(inner(each, weight)[0] for each, weight in zip(made, weights, strict=True))
 
         gradients = programs.gradients(here, [jnp.asarray(weight) for weight in weights])
-        terms = [inner(gradient, way) for gradient, way in zip(gradients, along, strict=True)]
+        pairs = list(zip(gradients, along, everywhere, strict=True))
         return Claim(
             loss_at=loss_at,
-            derivative=sum(slope for slope, _ in terms),
-            scale=math.hypot(*(size for _, size in terms)),
+            derivative=sum(inner(gradient, way)[0] for gradient, way, _ in pairs),
+            scale=math.hypot(*(inner(gradient, way)[1] for gradient, _, way in pairs)),
             epsilon=self._epsilon,
         )
 

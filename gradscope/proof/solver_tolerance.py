@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradscope.tracing.jaxpr.frames import Frame
 from gradscope.tracing.jaxpr.jaxcompat import (
@@ -114,7 +115,7 @@ class _Evaluation:
     def _value(self, known: dict[Any, Any], atom: Any) -> Any:
         if not is_literal(atom):
             return known[atom]
-        value = jnp.asarray(atom.val, atom.aval.dtype)
+        value = np.asarray(atom.val, atom.aval.dtype)
         floating = self._in_solver and jnp.issubdtype(value.dtype, jnp.floating)
         return _smaller(value) if floating and 0 < abs(float(atom.val)) <= _LARGEST_TOLERANCE else value
 

@@ -13,14 +13,13 @@ from typing import Any, Final
 
 from gradscope import naming
 from gradscope.proof.claims import Outcome, common_factor
+from gradscope.proof.directions import DIRECTIONS
 from gradscope.proof.rule_calls import CustomRuleCall, distinct_variables
 from gradscope.tracing.jaxpr.custom_rules import argument_names
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Equation, closed_over
 from gradscope.tracing.tracer import Trace
 
-#: Number of directions along which an argument is checked.
-_DIRECTIONS: Final = 2
 #: Lengths below this one are factors that many mistakes have.
 _SHORTEST: Final = 3
 #: The relative distance within which a factor is a length.
@@ -58,7 +57,7 @@ def wrong_arguments(trace: Trace, call: CustomRuleCall, of_one: Callable[[int], 
     """
     found: list[WrongArgument] = []
     for variable, (position, *_) in enumerate(distinct_variables(call.equation)):
-        outcomes = [of_one(variable) for _ in range(_DIRECTIONS)]
+        outcomes = [of_one(variable) for _ in range(DIRECTIONS)]
         if any(each.status == "wrong" for each in outcomes):
             factor = common_factor(outcomes)
             known = not math.isnan(factor)
