@@ -16,14 +16,16 @@ network with thousands of `relu`s has a kink within that distance. Extrapolation
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-#: Steps are powers of the relative precision, from the exponent `_FIRST` to `_LAST` in `_STEPS` steps.
+#: Steps are powers of the relative precision, from the exponent `_FIRST` to `_LAST`, by number.
 _FIRST: Final = 0.2
 _LAST: Final = 0.65
-_STEPS: Final = 12
+ALL_STEPS: Final = range(12)
+#: The steps around the third root of the precision, the best where truncation goes with the square of the step.
+USUAL_STEPS: Final = range(2, 5)
 
 #: One-sided differences that differ by more than this fraction of their difference at four times the step show a kink.
 _NO_NEARER: Final = 0.6
@@ -56,14 +58,15 @@ class Estimate:
         return self.truncation + self.rounding
 
 
-def finite_difference(function: Callable[[float], float], epsilon: float) -> Estimate:
+def finite_difference(function: Callable[[float], float], epsilon: float, steps: Sequence[int] = ALL_STEPS) -> Estimate:
     """Returns the derivative of a function at zero.
 
     Args:
         function: A function that is smooth around zero on a scale of 1, except for kinks.
         epsilon: The relative precision of its values.
+        steps: The numbers of the steps, at least three, the largest step first.
     """
-    central = list(_central(function, epsilon))
+    central = list(_central(function, epsilon, steps))
     best = lasting = Estimate(value=math.nan, truncation=math.inf, rounding=math.inf)
     for at, (slope, rounding) in enumerate(central[:-2]):
         finer = central[at + 1 :]
@@ -83,10 +86,10 @@ def _departs(estimate: Estimate, finer: list[tuple[float, float]]) -> bool:
     )
 
 
-def _central(function: Callable[[float], float], epsilon: float) -> Iterator[tuple[float, float]]:
+def _central(function: Callable[[float], float], epsilon: float, steps: Sequence[int]) -> Iterator[tuple[float, float]]:
     """Yields the central difference at each step, and its error from rounding."""
-    for number in range(_STEPS):
-        step = epsilon ** (_FIRST + (_LAST - _FIRST) * number / (_STEPS - 1))
+    for number in steps:
+        step = epsilon ** (_FIRST + (_LAST - _FIRST) * number / (len(ALL_STEPS) - 1))
         above, below = function(step), function(-step)
         yield (above - below) / (2 * step), epsilon * max(abs(above), abs(below)) / step
 

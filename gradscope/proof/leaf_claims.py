@@ -26,8 +26,7 @@ class LossOfLeaves:
 
     Args:
         value: Returns the loss of flat arguments.
-        stopped: Likewise, with the values of `stop_gradient` kept as they are at `leaves`; None where nothing is
-            stopped.
+        surrogate: Likewise, with surrogates for what differences see and gradients do not; None where there are none.
         leaves: The flat arguments.
         numbers: The indices of the leaves that are differentiated.
         epsilon: The relative precision of the loss.
@@ -38,7 +37,7 @@ class LossOfLeaves:
     def __init__(
         self,
         value: Callable[[Sequence[Any]], Any],
-        stopped: Callable[[Sequence[Any]], Any] | None,
+        surrogate: Callable[[Sequence[Any]], Any] | None,
         leaves: Sequence[Any],
         numbers: Sequence[int],
         *,
@@ -66,7 +65,7 @@ class LossOfLeaves:
         self._tighter = [partial(tighter, each) for each in tightenings]
         self._gradient = compiled(jax.grad(lambda chosen: of_chosen(value, chosen)))
         self._along = along(value)
-        self._along_stopped = None if stopped is None else along(stopped)
+        self._along_surrogate = None if surrogate is None else along(surrogate)
         self._known: list[tuple[Mapping[int, Any], Mapping[int, Any]]] = []
 
     def claim(self, point: Mapping[int, Any], direction: Mapping[int, np.ndarray]) -> Claim:
@@ -86,9 +85,9 @@ class LossOfLeaves:
         for tighter in self._tighter:
             yield lambda of=tighter: of().claim(of().here, direction)
 
-    def stopped_claim(self, direction: Mapping[int, np.ndarray]) -> Claim | None:
-        """Returns the claim at `here` with stopped values kept constant; None where nothing is stopped."""
-        along = self._along_stopped
+    def surrogate_claim(self, direction: Mapping[int, np.ndarray]) -> Claim | None:
+        """Returns the claim at `here` with surrogates; None where there are none."""
+        along = self._along_surrogate
         if along is None:
             return None
         everywhere = {n: direction.get(n, np.zeros(leaf.shape, leaf.dtype)) for n, leaf in self.here.items()}
@@ -112,7 +111,7 @@ def leaf_outcomes(
         loss: The loss.
         seed: Seed of the random directions.
         tolerance: The relative error that a gradient may have in any case.
-        excused: The indices of leaves whose gradients are made by a rule that is no derivative.
+        excused: The indices of leaves whose gradients are made by a rule that is no derivative and has no surrogate.
     """
     leaves = _Leaves(loss, seed, tolerance)
     judged = [[number for number in loss.here if (number in excused) is apart] for apart in (False, True)]
@@ -164,5 +163,5 @@ class _Leaves:
         found = outcome(
             claim, lambda: loss.claim(self._nearby, direction), loss.tightened_claims(direction), self._tolerance
         )
-        stopped = loss.stopped_claim(direction) if found.status != "correct" else None
-        return found if stopped is None else outcome(stopped, lambda: claim, tolerance=self._tolerance)
+        surrogate = loss.surrogate_claim(direction) if found.status != "correct" else None
+        return found if surrogate is None else outcome(surrogate, lambda: claim, tolerance=self._tolerance)

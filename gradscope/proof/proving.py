@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -16,23 +15,21 @@ from gradscope.capturing.execution.preparation import Prepared, prepare
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.explain.self_check import rounding, self_check
 from gradscope.capturing.timings import Timings
-from gradscope.dump.record import Json
 from gradscope.errors import ModelError, UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.naming.patterns import nearest_hint
-from gradscope.proof.claims import Outcome, Status
 from gradscope.proof.float64 import coarsest_epsilon, wide_types, widened
 from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes
-from gradscope.proof.rule_calls import CustomRuleCall, custom_rule_calls
-from gradscope.proof.rule_claims import rule_outcomes
+from gradscope.proof.proof_rows import ProofRow, leaf_row, rule_row
+from gradscope.proof.rules.rule_calls import custom_rule_calls
+from gradscope.proof.rules.rule_claims import rule_outcomes
 from gradscope.proof.solver_tolerance import tightenings
-from gradscope.proof.stopped_gradients import stopped_loss
-from gradscope.proof.wrong_arguments import WrongArgument
+from gradscope.proof.surrogate import surrogate_loss
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from
 from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.loading.model import Model
-from gradscope.tracing.tracer import Leaf, Trace, trace_loss
+from gradscope.tracing.tracer import Trace, trace_loss
 from gradscope.tracing.user_frames import user_code
 
 #: The rows about custom rules, and those about gradients.
@@ -40,45 +37,6 @@ _Rows: TypeAlias = "tuple[tuple[ProofRow, ...], tuple[ProofRow, ...]]"
 
 #: The verdict of a proof.
 Verdict: TypeAlias = Literal["correct", "wrong", "nothing checked"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProofRow:
-    """ProofRow stores the outcome of one claim.
-
-    Attributes:
-        what: The subject: the key of a gradient, or a function with a custom rule.
-        error: The relative error; None where it is unknown.
-        expected: The largest error that the method explains; None where it is unknown.
-        status: The outcome.
-        source: `file:line` of the subject; None where there is none.
-        arguments: The arguments for which a rule is wrong.
-        factor: What a wrong claim is as a multiple of the derivative; None where it is no multiple.
-        why: What is known about the error, or why it is excused.
-    """
-
-    what: str
-    error: float | None
-    expected: float | None
-    status: Status
-    source: str | None = None
-    arguments: tuple[str, ...] = ()
-    factor: float | None = None
-    why: str | None = None
-
-    def to_json(self) -> dict[str, Json]:
-        """Returns the columns of the row, without those that do not apply."""
-        facts: dict[str, Json] = {
-            "what": self.what,
-            "error": self.error,
-            "expected": self.expected,
-            "status": self.status,
-            "source": self.source,
-            "arguments": list(self.arguments) or None,
-            "factor": self.factor,
-            "why": self.why,
-        }
-        return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,22 +166,25 @@ def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, options: Pr
     with user_code(f"loss of {model.name}"):
         here = trace_loss(model.loss, variables, batch)
         rules = tuple(
-            _rule_row(call, outcome, wrong, options.allowed)
+            rule_row(call, outcome, wrong, options.allowed)
             for call, outcome, wrong in rule_outcomes(here, leaves, options.seed, tolerance=options.tolerance)
         )
         numbers = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
         frames = list(here.root.walk())
+        made_through = _made_through(here, options.allowed)
+        surrogate = surrogate_loss(here, leaves, options.allowed)
+        excused = made_through if surrogate is None else {}
         differentiated = LossOfLeaves(
             value,
-            stopped_loss(here, leaves),
+            surrogate_loss(here, leaves, ()) if surrogate is None else surrogate,
             leaves,
             numbers,
             epsilon=coarsest_epsilon(frames, here.liveness),
             tightenings=tightenings(frames),
         )
-        sources, excused = _sources(trace), _excused(here, options.allowed)
+        sources = _sources(trace)
         gradients = tuple(
-            _leaf_row([trace.arguments[number] for number in group], outcome, sources, excused.get(group[0]))
+            leaf_row([trace.arguments[number] for number in group], outcome, sources, made_through.get(group[0]))
             for group, outcome in leaf_outcomes(
                 differentiated, options.seed, tolerance=options.tolerance, excused=excused
             )
@@ -238,7 +199,7 @@ def _require_known(trace: Trace, allowed: Sequence[str]) -> None:
             raise UsageError(f"the model calls no function {name} with a custom rule", hint=nearest_hint(name, known))
 
 
-def _excused(trace: Trace, allowed: Sequence[str]) -> dict[int, str]:
+def _made_through(trace: Trace, allowed: Sequence[str]) -> dict[int, str]:
     """Returns the numbers of the arguments whose gradients an allowed function's rule makes, with its name."""
     found: dict[int, str] = {}
     for name in allowed:
@@ -252,51 +213,6 @@ def _excused(trace: Trace, allowed: Sequence[str]) -> dict[int, str]:
         reached = enumerate(reachability_from(trace.root, outputs).arguments)
         found |= {number: name for number, reach in reached if reach is Reach.GRADIENT}
     return found
-
-
-def _rule_row(
-    call: CustomRuleCall, outcome: Outcome, wrong: Sequence[WrongArgument], allowed: Sequence[str]
-) -> ProofRow:
-    used = "" if call.source is None or call.source == call.rule.source else f", used at {call.source}"
-    row = _row(f"custom rule of {call.rule.function}{used}", outcome, call.rule.source)
-    factors = {each.factor for each in wrong}
-    row = replace(
-        row,
-        arguments=tuple(each.name for each in wrong),
-        factor=factors.pop() if len(factors) == 1 else None,
-        why="; ".join(map(str, wrong)) or None,
-    )
-    excused = row.status == "wrong" and call.rule.function in allowed
-    return replace(row, status="excused", why=f"allowed; {row.why}" if row.why else "allowed") if excused else row
-
-
-def _leaf_row(leaves: list[Leaf], outcome: Outcome, sources: Mapping[str, str], excused: str | None) -> ProofRow:
-    if len(leaves) > 1:
-        row = _row(f"{len(leaves)} gradients together, {_key(leaves[0])} to {_key(leaves[-1])}", outcome, None)
-    else:
-        source = sources.get(leaves[0].name) if leaves[0].family == naming.PARAM else None
-        row = _row(_key(leaves[0]), outcome, source)
-    if row.status == "excused":
-        return replace(row, why=f"made through {excused}, which is allowed")
-    if row.status != "wrong" or math.isnan(outcome.factor):
-        return row
-    factor = float(f"{outcome.factor:.6g}")
-    return replace(row, factor=factor, why=f"{factor:.6g} times the derivative")
-
-
-def _row(what: str, outcome: Outcome, source: str | None) -> ProofRow:
-    known = math.isfinite(outcome.expected)
-    return ProofRow(
-        what=what,
-        error=None if math.isnan(outcome.error) and not known else outcome.error,
-        expected=outcome.expected if known else None,
-        status=outcome.status,
-        source=source,
-    )
-
-
-def _key(leaf: Leaf) -> str:
-    return naming.key_of(naming.gradient_family(leaf.family) or leaf.family, leaf.name)
 
 
 def _sources(trace: Trace) -> dict[str, str]:

@@ -17,6 +17,16 @@ from gradscope.report.tables.table import Column, Line, Table, column
 #: Version of the JSON: it grows when a key changes its meaning or goes away.
 SCHEMA: Final = 1
 
+#: What each outcome of a claim means, as a clause.
+OUTCOMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "correct": "the derivative is as near to finite differences as their errors and the solvers' allow",
+        "wrong": "the derivative is farther from finite differences than any of that explains",
+        "excused": "the derivative is made by a rule that `--allow` names, which is meant to be no derivative",
+        "not smooth here": "the function has a kink, a jump or a chaotic line there, so that no derivative can be right",
+        "not checked": "finite differences are too inexact there, or the loss is not finite",
+    }
+)
 _WHAT: Final = Column(heading="what", kind="name")
 _COLUMNS: Final = (
     column("status", 0, "words"),

@@ -15,9 +15,9 @@ from gradscope.capturing.explain.zeros.neighbourhood import Neighbourhood, obser
 from gradscope.proof.claims import Claim, Outcome, outcome
 from gradscope.proof.directions import DIRECTIONS, Directions, inner
 from gradscope.proof.float64 import coarsest_epsilon
-from gradscope.proof.rule_calls import CustomRuleCall, custom_rule_calls, distinct_variables
+from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls, distinct_variables
+from gradscope.proof.rules.wrong_arguments import WrongArgument, wrong_arguments
 from gradscope.proof.solver_tolerance import tightened, tightenings
-from gradscope.proof.wrong_arguments import WrongArgument, wrong_arguments
 from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.dataflow.reachability import is_inexact

@@ -14,7 +14,7 @@ from typing import Any, Final
 from gradscope import naming
 from gradscope.proof.claims import Outcome, common_factor
 from gradscope.proof.directions import DIRECTIONS
-from gradscope.proof.rule_calls import CustomRuleCall, distinct_variables
+from gradscope.proof.rules.rule_calls import CustomRuleCall, distinct_variables
 from gradscope.tracing.jaxpr.custom_rules import argument_names
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Equation, closed_over
