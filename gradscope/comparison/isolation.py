@@ -177,7 +177,9 @@ def _blamed(wrong: Sequence[int], findings: Sequence[LocalFinding]) -> dict[int,
     """
     layers = {number: findings[number].layers for number in wrong}
     known = {each[0] for each in layers.values() if len(each) == 1}
-    found = {number: [(name, ()) for name in each if name in known] for number, each in layers.items()}
+    found: dict[int, list[tuple[str, tuple[str, ...]]]] = {
+        number: [(name, ()) for name in each if name in known] for number, each in layers.items()
+    }
     unexplained = [number for number in wrong if not found[number]]
     while unexplained:
         counts = Counter(name for number in unexplained for name in layers[number])

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope.proof.evaluation import evaluated_inside, only_repeats
 from gradscope.tracing.jaxpr.frames import Frame
 from gradscope.tracing.jaxpr.jaxcompat import (
     CUSTOM_RULES,
@@ -27,7 +28,6 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     is_literal,
     kind_of,
     opened,
-    scan_arity,
     sub_jaxprs,
     trace,
 )
@@ -63,7 +63,7 @@ def tightenings(frames: Iterable[Frame]) -> tuple[Tightening, ...]:
         for equation in frame.jaxpr.eqns:
             if kind_of(equation) == "while":
                 found |= {"condition": None, "step": None}
-            elif _only_repeats(equation):
+            elif only_repeats(equation):
                 found["repetitions"] = None
     return tuple(found)
 
@@ -82,14 +82,6 @@ def tightened(function: Callable[..., Any], tightening: Tightening) -> Callable[
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shape), made)
 
     return jax.jit(run)
-
-
-def _only_repeats(equation: Equation) -> bool:
-    """Returns whether an equation is a loop that applies one function some number of times, as a `fori_loop`."""
-    if kind_of(equation) != "scan":
-        return False
-    arity = scan_arity(equation)
-    return len(equation.invars) == arity.constants + arity.carries and len(equation.outvars) == arity.carries
 
 
 class _Evaluation:
@@ -121,40 +113,18 @@ class _Evaluation:
 
     def _through(self, equation: Equation, values: list[Any]) -> list[Any]:
         kind = kind_of(equation)
-        if kind in ("call", "remat") or equation.primitive.name in CUSTOM_RULES:
+        if equation.primitive.name in CUSTOM_RULES:
             (inside,) = sub_jaxprs(equation)
             return self.of(inside.jaxpr, inside.constants, values)
         if kind == "linear_solve":
             (inside,) = sub_jaxprs(equation)
             operands = solve_operands(equation, values)
             return self.of(inside.jaxpr, inside.constants, [*operands.solve, *operands.right])
-        if kind == "cond":
-            branches = [self._branch(*opened(branch)) for branch in equation.params["branches"]]
-            return list(jax.lax.switch(values[0], branches, *values[1:]))
-        if kind == "scan":
-            return self._scan(equation, values)
-        return self._while(equation, values) if kind == "while" else bind(equation, values)
-
-    def _branch(self, jaxpr: Jaxpr, constants: Sequence[Any]) -> Callable[..., list[Any]]:
-        return lambda *values: self.of(jaxpr, constants, values)
-
-    def _scan(self, equation: Equation, values: list[Any]) -> list[Any]:
-        arity, body = scan_arity(equation), sub_jaxprs(equation)[0]
-        first, sequences = arity.constants, arity.constants + arity.carries
-        longer = self._tightening == "repetitions" and _only_repeats(equation)
-
-        def step(carries: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
-            made = self.of(body.jaxpr, body.constants, [*values[:first], *carries, *slices])
-            return made[: arity.carries], made[arity.carries :]
-
-        carries, stacked = jax.lax.scan(
-            step,
-            values[first:sequences],
-            values[sequences:],
-            length=equation.params["length"] * (_REPETITIONS if longer else 1),
-            reverse=equation.params["reverse"],
-        )
-        return [*carries, *stacked]
+        if kind == "while":
+            return self._while(equation, values)
+        repetitions = _REPETITIONS if self._tightening == "repetitions" else 1
+        made = evaluated_inside(equation, values, self.of, repetitions=repetitions)
+        return bind(equation, values) if made is None else made
 
     def _while(self, equation: Equation, values: list[Any]) -> list[Any]:
         params = equation.params

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import jax
 
 from gradscope.capturing.explain.zeros.neighbourhood import is_hidden
+from gradscope.proof.evaluation import evaluated_inside
 from gradscope.proof.rules.rule_calls import custom_rule_calls, distinct_variables
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.custom_rules import custom_rule
-from gradscope.tracing.jaxpr.jaxcompat import Equation, Jaxpr, bind, is_literal, kind_of, opened, scan_arity, sub_jaxprs
+from gradscope.tracing.jaxpr.jaxcompat import Equation, Jaxpr, bind, is_literal
 from gradscope.tracing.tracer import Trace
 
 #: What JAX raises where a rule is not linear in the cotangent, such as one that clips it.
@@ -94,19 +95,11 @@ class _PairedEvaluation:
         return [value(atom) for atom in jaxpr.outvars]
 
     def _through(self, equation: Equation, values: list[_Pair]) -> list[_Pair]:
-        kind = kind_of(equation)
         if all(each.here is each.there for each in values):
             return [_Pair(value, value) for value in bind(equation, [each.here for each in values])]
-        if kind in ("call", "remat"):
-            (inside,) = sub_jaxprs(equation)
-            return self.of(inside.jaxpr, inside.constants, values)
-        if kind == "scan":
-            return self._scan(equation, values)
-        if kind == "cond":
-            branches = [self._branch(*opened(branch)) for branch in equation.params["branches"]]
-            # Where both points take different branches, the other point's counts: the loss is to be computed there.
-            return [_Pair(*each) for each in jax.lax.switch(values[0].there, branches, values[1:])]
-        return self._operation(equation, values)
+        # Where both points take different branches, the other point's counts: the loss is to be computed there.
+        inside = evaluated_inside(equation, values, self.of, index=lambda pair: pair.there)
+        return self._operation(equation, values) if inside is None else [_Pair(*each) for each in inside]
 
     def _operation(self, equation: Equation, values: list[_Pair]) -> list[_Pair]:
         if equation.primitive.name == "stop_gradient":
@@ -116,26 +109,6 @@ class _PairedEvaluation:
             return _linear(equation, values)
         made = (bind(equation, list(at)) for at in zip(*values, strict=True))
         return [_Pair(*each) for each in zip(*made, strict=True)]
-
-    def _branch(self, jaxpr: Jaxpr, constants: Sequence[Any]) -> Callable[[Sequence[_Pair]], list[_Pair]]:
-        return lambda values: self.of(jaxpr, constants, values)
-
-    def _scan(self, equation: Equation, values: list[_Pair]) -> list[_Pair]:
-        arity, (body,) = scan_arity(equation), sub_jaxprs(equation)
-        first, sequences = arity.constants, arity.constants + arity.carries
-
-        def step(carries: list[_Pair], slices: list[_Pair]) -> tuple[list[_Pair], list[_Pair]]:
-            made = self.of(body.jaxpr, body.constants, [*values[:first], *carries, *slices])
-            return made[: arity.carries], made[arity.carries :]
-
-        carries, stacked = jax.lax.scan(
-            step,
-            values[first:sequences],
-            values[sequences:],
-            length=equation.params["length"],
-            reverse=equation.params["reverse"],
-        )
-        return [*carries, *stacked]
 
 
 def _linear(equation: Equation, values: Sequence[_Pair]) -> list[_Pair]:

@@ -10,7 +10,7 @@ from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.isolate.pinned_values import PinnedValues
 from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
-from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, iterations, operands, resolve
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations, operands, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.tracer import Trace
 
@@ -53,9 +53,9 @@ class Boundaries:
         """
         numbers: dict[ValueAt, int] = {}
         for frame in self._trace.root.walk():
-            for variable, (entry, atom) in enumerate(zip(frame.transfer.inputs, operands(frame), strict=True)):
-                sliced = entry is not None and entry.how == "slice" and frame.parent is not None and atom is not None
-                if sliced and frame.kind == "scan" and resolve(frame.parent, atom) == argument.value:
+            loop = frame.transfer.loop
+            if loop is not None and loop.length is not None and not loop.parallel:
+                for variable in _receiving(frame, argument.value):
                     received = ValueKey(frame.key, OPERAND, variable)
                     numbers |= {ValueAt(received, iteration): iteration[-1] for iteration in iterations(frame.loops)}
         if not numbers:
@@ -97,3 +97,11 @@ class Boundaries:
             return self._order.rank_after_all
         site = self._pinned.sites[boundary.value]
         return self._order.rank(site.loops, site.order, boundary.iteration)
+
+
+def _receiving(loop: Frame, value: ValueKey) -> Iterator[int]:
+    """Yields the positions of the variables of a loop's frame that receive a slice of a value in each iteration."""
+    for variable, (entry, atom) in enumerate(zip(loop.transfer.inputs, operands(loop), strict=True)):
+        sliced = entry is not None and entry.how == "slice"
+        if sliced and loop.parent is not None and atom is not None and resolve(loop.parent, atom) == value:
+            yield variable

@@ -23,7 +23,7 @@ OUTCOMES: Final[Mapping[str, str]] = MappingProxyType(
         "correct": "the derivative is as near to finite differences as their errors and the solvers' allow",
         "wrong": "the derivative is farther from finite differences than any of that explains",
         "excused": "the derivative is made by a rule that `--allow` names, which is meant to be no derivative",
-        "not smooth here": "the function has a kink, a jump or a chaotic line there, so that no derivative can be right",
+        "not smooth here": "the function has a kink, a jump or a chaotic line there, where no derivative can be right",
         "not checked": "finite differences are too inexact there, or the loss is not finite",
     }
 )
