@@ -65,7 +65,12 @@ class ProofReport:
 
     def _sentence(self) -> str:
         counts = Counter(str(row["status"]) for row in self.claims)
-        wrong = [str(row["what"]) for row in self.claims if row["status"] == "wrong"]
+        # A narrow screen has no room for the column `why`.
+        wrong = [
+            f"{row['what']} ({row['why']})" if "why" in row else str(row["what"])
+            for row in self.claims
+            if row["status"] == "wrong"
+        ]
         failures = f"{wrong[0]}" + (f" and {len(wrong) - 1} more; " if len(wrong) > 1 else "; ") if wrong else ""
         return f"{failures}{', '.join(f'{number} {status}' for status, number in counts.items())}"
 

@@ -30,6 +30,7 @@ def test_a_wrong_rule_is_named_by_file_and_line_and_exits_1(tmp_path: Path) -> N
     assert done.status == 1
     verdict, _, title, *lines = done.output.splitlines()
     assert verdict.startswith("wrong  custom rule of doubled, used at model.py:")
+    assert "1.5 times the derivative) and " in verdict
     assert title.startswith("Claims (")
     line = next(
         number
