@@ -7,13 +7,16 @@
   gradient together: the gradient of a value that several layers read is the sum of their cotangents, and the reference
   has only the sum.
 
-An error in such a sum is assigned to those of the layers that another tensor shows to be wrong. Where there are none,
-it is assigned to the first layer, and the others are named in `shared_with`.
+An error in such a sum is assigned to those of the layers that another tensor shows to be wrong: a tensor that the layer
+computed alone, or else the most of these sums. Of layers that share a weight, that is the one whose cotangent differs,
+too. Where several layers explain equally many, the sum is assigned to the first, and the others are named in
+`shared_with`.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -30,7 +33,8 @@ class LocalFinding:
 
     Attributes:
         row: The row of the tensor.
-        layers: Paths of the layers that may have computed it, in execution order.
+        layers: Paths of the layers that may have computed it, or the part of it that differs, in execution order. A
+            tensor of which several parts differ, each computed by other layers, has a finding for each.
     """
 
     row: ComparisonRow
@@ -156,20 +160,37 @@ def local_rows(findings: Sequence[LocalFinding], sources: Mapping[str, str | Non
         sources: `file:line` of each layer by path, in execution order. Tensors without a layer come last, under their
             keys.
     """
-    known = {each.layers[0] for each in findings if each.differs and len(each.layers) == 1}
+    blamed = _blamed([number for number, each in enumerate(findings) if each.differs], findings)
     rows = {name: LocalRow(name=name, source=source) for name, source in sources.items()}
-    for finding in findings:
-        for name, shared_with in _blamed(finding, known):
+    for number, finding in enumerate(findings):
+        for name, shared_with in blamed.get(number) or [(name, ()) for name in finding.layers]:
             rows[name] = _with_finding(rows.get(name, LocalRow(name=name)), finding, shared_with)
     return tuple(row for row in rows.values() if row.forward is not None or row.vjp is not None)
 
 
-def _blamed(finding: LocalFinding, known: set[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """Returns the layers that a finding is assigned to, each with the layers that may be at fault instead."""
-    if not finding.differs:
-        return [(name, ()) for name in finding.layers]
-    wrong = [name for name in finding.layers if name in known]
-    return [(name, ()) for name in wrong] or [(finding.layers[0], finding.layers[1:])]
+def _blamed(wrong: Sequence[int], findings: Sequence[LocalFinding]) -> dict[int, list[tuple[str, tuple[str, ...]]]]:
+    """Returns the layers that wrong findings are assigned to, each with the layers that may be at fault instead.
+
+    Args:
+        wrong: The numbers of the wrong findings.
+        findings: All findings.
+    """
+    layers = {number: findings[number].layers for number in wrong}
+    known = {each[0] for each in layers.values() if len(each) == 1}
+    found: dict[int, list[tuple[str, tuple[str, ...]]]] = {
+        number: [(name, ()) for name in each if name in known] for number, each in layers.items()
+    }
+    unexplained = [number for number in wrong if not found[number]]
+    while unexplained:
+        counts = Counter(name for number in unexplained for name in layers[number])
+        most = max(counts.values())
+        first = next(name for number in unexplained for name in layers[number] if counts[name] == most)
+        for number in unexplained:
+            if first in layers[number]:
+                equal = tuple(name for name in layers[number] if counts[name] == most and name != first)
+                found[number] = [(first, equal)]
+        unexplained = [number for number in unexplained if not found[number]]
+    return found
 
 
 def _with_finding(row: LocalRow, finding: LocalFinding, shared_with: tuple[str, ...]) -> LocalRow:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final, Literal, TypeAlias
 
-from gradscope.proof.differences import Estimate, finite_difference, one_sided_derivatives
+from gradscope.proof.differences import USUAL_STEPS, Estimate, finite_difference, one_sided_derivatives
 
 #: The outcome of a claim.
-Status: TypeAlias = Literal["correct", "wrong", "not smooth here", "not checked"]
+Status: TypeAlias = Literal["correct", "wrong", "excused", "not smooth here", "not checked"]
 
 #: A claim may differ by this many times the estimated errors of truncation and rounding.
 _SAFETY: Final = 16.0
@@ -18,6 +19,12 @@ _SAFETY: Final = 16.0
 _CLAIM_ERROR: Final = 1e-9
 #: A finite difference with a larger relative error is not conclusive.
 _TOO_COARSE: Final = 0.05
+#: A claim that is so close to the differences at three steps, themselves ten times as close or closer, needs no others.
+_CLOSE: Final = 1e-7
+#: An error that shrinks to this part of itself with the solvers' tolerance comes from the solvers.
+_SHRUNK: Final = 1 / 30
+#: Factors that differ by less than this besides their errors are one.
+_SAME_FACTOR: Final = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +52,13 @@ class Outcome:
         status: Whether the claim is correct.
         error: The distance of claim and finite difference, relative to the largest of both and the scale.
         expected: The largest such distance that the errors of finite differences explain.
+        factor: The claim as a multiple of the finite difference; NaN where that is zero but for its errors.
     """
 
     status: Status
     error: float
     expected: float
+    factor: float = math.nan
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -57,20 +66,37 @@ class Outcome:
         return _RANKS.index(self.status), self.error
 
 
-_RANKS: Final[Sequence[Status]] = ("not checked", "not smooth here", "correct", "wrong")
+_RANKS: Final[Sequence[Status]] = ("not checked", "not smooth here", "correct", "excused", "wrong")
 
 
-def outcome(claim: Claim, nearby: Callable[[], Claim]) -> Outcome:
+def outcome(
+    claim: Claim, nearby: Callable[[], Claim], tightened: Iterable[Callable[[], Claim]] = (), tolerance: float = 0.0
+) -> Outcome:
     """Returns the outcome of a claim.
 
     Args:
         claim: The claim.
         nearby: Returns the same claim at a nearby point, where ties of this point are broken.
+        tightened: Functions that return the same claim with solvers that run to a smaller tolerance.
+        tolerance: The relative error that a claim may have in any case.
     """
+    claim = replace(claim, loss_at=cache(claim.loss_at))
+    usual = _compared(claim, finite_difference(claim.loss_at, claim.epsilon, USUAL_STEPS), tolerance)
+    if usual.status == "correct" and usual.error <= _CLOSE and usual.expected <= 10 * _CLOSE:
+        return usual
     found = finite_difference(claim.loss_at, claim.epsilon)
-    result = _compared(claim, found)
+    result = _compared(claim, found, tolerance)
+    if found.rough and result.status != "correct":
+        return replace(result, status="not smooth here")
     if result.status != "wrong":
         return result
+    explained = (_with_solvers(claim, found, result, tighter()) for tighter in tightened)
+    first = next((each for each in explained if each is not None), None)
+    return _at_kinks(claim, found, result, nearby) if first is None else first
+
+
+def _at_kinks(claim: Claim, found: Estimate, result: Outcome, nearby: Callable[[], Claim]) -> Outcome:
+    """Returns the outcome of a claim that seems wrong, which is no fault of it where its function has a kink."""
     one_sided = one_sided_derivatives(claim.loss_at, claim.epsilon)
     if not one_sided.differ:
         return result
@@ -85,17 +111,49 @@ def outcome(claim: Claim, nearby: Callable[[], Claim]) -> Outcome:
     return replace(result, status="not smooth here")
 
 
-def _compared(claim: Claim, found: Estimate) -> Outcome:
+def common_factor(outcomes: Sequence[Outcome]) -> float:
+    """Returns the factor that wrong claims along several directions have in common; NaN where they have none."""
+    first = outcomes[0].factor
+    errors = sum(each.expected for each in outcomes) + _SAME_FACTOR
+    alike = all(abs(each.factor - first) <= errors * max(1.0, abs(first)) for each in outcomes)
+    return first if alike and all(each.status == "wrong" for each in outcomes) else math.nan
+
+
+def _with_solvers(claim: Claim, found: Estimate, result: Outcome, tighter: Claim) -> Outcome | None:
+    """Returns the outcome of a claim whose error comes from solvers; None where it does not.
+
+    It does where the error shrinks with the solvers' tolerance. By the triangle inequality, a claim is as far from the
+    finite difference as the solvers move both, and as far as both are apart afterwards.
+    """
+    there = finite_difference(tighter.loss_at, tighter.epsilon)
+    again = _compared(tighter, there)
+    # What is expected has a large margin of safety, so differences that are not expected to be better than the error
+    # itself still show that it is gone.
+    if there.rough or again.expected > result.error or not again.error <= _SHRUNK * result.error:
+        return None
+    moved = (abs(claim.derivative - tighter.derivative) + abs(found.value - there.value)) / _size(claim, found)
+    expected = result.expected + again.expected + again.error + moved
+    return replace(result, status="correct" if expected <= _TOO_COARSE else "not checked", expected=expected)
+
+
+def _compared(claim: Claim, found: Estimate, tolerance: float = 0.0) -> Outcome:
     if not math.isfinite(found.value):
         return Outcome(status="not checked", error=math.nan, expected=math.inf)
     size = _size(claim, found)
     if size == 0:
         return Outcome(status="correct", error=0.0, expected=_CLAIM_ERROR)
     error = abs(claim.derivative - found.value) / size
-    expected = _SAFETY * (found.truncation + found.rounding) / size + _CLAIM_ERROR
-    if expected > _TOO_COARSE and error <= expected:
-        return Outcome(status="not checked", error=error, expected=expected)
-    return Outcome(status="correct" if error <= expected else "wrong", error=error, expected=expected)
+    explained = _SAFETY * found.error / size + _CLAIM_ERROR
+    if explained > _TOO_COARSE and error <= explained:
+        return Outcome(status="not checked", error=error, expected=explained)
+    expected = max(explained, tolerance)
+    known = abs(found.value) > _SAFETY * found.error
+    return Outcome(
+        status="correct" if error <= expected else "wrong",
+        error=error,
+        expected=expected,
+        factor=claim.derivative / found.value if known else math.nan,
+    )
 
 
 def _size(claim: Claim, found: Estimate) -> float:

@@ -8,6 +8,8 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
+#: Number of random directions along which each claim is checked.
+DIRECTIONS: Final = 2
 #: The distance of a nearby point, relative to the size of the numbers.
 _NEARBY: Final = 1e-3
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any, Final
 
 import jax
 import numpy as np
 
-from gradscope.proof.claims import Claim, Outcome, outcome
-from gradscope.proof.directions import Directions, inner
+from gradscope.proof.claims import Claim, Outcome, common_factor, outcome
+from gradscope.proof.directions import DIRECTIONS, Directions, inner
+from gradscope.proof.solver_tolerance import Tightening, tightened
 
 #: Up to this number, leaves are checked one by one; more are checked together and bisected where they disagree.
 _ONE_BY_ONE: Final = 32
 #: How many wrong leaves bisection isolates: a wrong rule near the loss can make every leaf wrong.
 _MOST_WRONG: Final = 8
-#: Number of directions per group of leaves.
-_DIRECTIONS: Final = 2
 
 
 class LossOfLeaves:
@@ -26,20 +26,24 @@ class LossOfLeaves:
 
     Args:
         value: Returns the loss of flat arguments.
-        stopped: Likewise, with the values of `stop_gradient` kept as they are at `leaves`; None where nothing is
-            stopped.
+        surrogate: Likewise, with surrogates for what differences see and gradients do not; None where there are none.
         leaves: The flat arguments.
         numbers: The indices of the leaves that are differentiated.
         epsilon: The relative precision of the loss.
+        tightenings: The ways in which solvers of the loss can run to a smaller tolerance.
+        compiled: What compiles a function.
     """
 
     def __init__(
         self,
         value: Callable[[Sequence[Any]], Any],
-        stopped: Callable[[Sequence[Any]], Any] | None,
+        surrogate: Callable[[Sequence[Any]], Any] | None,
         leaves: Sequence[Any],
         numbers: Sequence[int],
+        *,
         epsilon: float,
+        tightenings: Sequence[Tightening] = (),
+        compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = jax.jit,
     ) -> None:
         def of_chosen(function: Callable[[Sequence[Any]], Any], chosen: Mapping[int, Any]) -> Any:
             return function([chosen.get(number, leaf) for number, leaf in enumerate(leaves)])
@@ -49,13 +53,19 @@ class LossOfLeaves:
                 there = {n: leaf + (step * direction[n]).astype(leaf.dtype) for n, leaf in chosen.items()}
                 return of_chosen(function, there)
 
-            return jax.jit(moved)
+            return compiled(moved)
+
+        @cache
+        def tighter(tightening: Tightening) -> LossOfLeaves:
+            longer = partial(tightened, tightening=tightening)
+            return LossOfLeaves(value, None, leaves, numbers, epsilon=epsilon, compiled=longer)
 
         self.here = {number: leaves[number] for number in numbers}
         self._epsilon = epsilon
-        self._gradient = jax.jit(jax.grad(lambda chosen: of_chosen(value, chosen)))
+        self._tighter = [partial(tighter, each) for each in tightenings]
+        self._gradient = compiled(jax.grad(lambda chosen: of_chosen(value, chosen)))
         self._along = along(value)
-        self._along_stopped = None if stopped is None else along(stopped)
+        self._along_surrogate = None if surrogate is None else along(surrogate)
         self._known: list[tuple[Mapping[int, Any], Mapping[int, Any]]] = []
 
     def claim(self, point: Mapping[int, Any], direction: Mapping[int, np.ndarray]) -> Claim:
@@ -70,9 +80,14 @@ class LossOfLeaves:
             epsilon=self._epsilon,
         )
 
-    def stopped_claim(self, direction: Mapping[int, np.ndarray]) -> Claim | None:
-        """Returns the claim at `here` with stopped values kept constant; None where nothing is stopped."""
-        along = self._along_stopped
+    def tightened_claims(self, direction: Mapping[int, np.ndarray]) -> Iterator[Callable[[], Claim]]:
+        """Yields functions that return the claim at `here` along a direction with solvers that run longer."""
+        for tighter in self._tighter:
+            yield lambda of=tighter: of().claim(of().here, direction)
+
+    def surrogate_claim(self, direction: Mapping[int, np.ndarray]) -> Claim | None:
+        """Returns the claim at `here` with surrogates; None where there are none."""
+        along = self._along_surrogate
         if along is None:
             return None
         everywhere = {n: direction.get(n, np.zeros(leaf.shape, leaf.dtype)) for n, leaf in self.here.items()}
@@ -87,17 +102,27 @@ class LossOfLeaves:
         return gradient
 
 
-def leaf_outcomes(loss: LossOfLeaves, seed: int) -> Iterator[tuple[tuple[int, ...], Outcome]]:
-    """Yields the indices of a group of leaves, and the outcome of the claim about them."""
-    numbers = tuple(loss.here)
-    directions = Directions(seed)
-    nearby = dict(zip(numbers, directions.nearby(list(loss.here.values())), strict=True))
-    groups: list[tuple[int, ...]] = [(number,) for number in numbers] if len(numbers) <= _ONE_BY_ONE else [numbers]
+def leaf_outcomes(
+    loss: LossOfLeaves, seed: int, *, tolerance: float = 0.0, excused: Collection[int] = ()
+) -> Iterator[tuple[tuple[int, ...], Outcome]]:
+    """Yields the indices of a group of leaves, and the outcome of the claim about them.
+
+    Args:
+        loss: The loss.
+        seed: Seed of the random directions.
+        tolerance: The relative error that a gradient may have in any case.
+        excused: The indices of leaves whose gradients are made by a rule that is no derivative and has no surrogate.
+    """
+    leaves = _Leaves(loss, seed, tolerance)
+    judged = [[number for number in loss.here if (number in excused) is apart] for apart in (False, True)]
+    groups = [group for numbers in judged for group in _first_groups(numbers)]
     wrong = 0
     while groups:
         group = groups.pop(0)
-        found = _worst(loss, group, directions, nearby)
-        if len(group) > 1 and found.status == "wrong" and wrong < _MOST_WRONG:
+        found = leaves.worst(group)
+        if found.status == "wrong" and group[0] in excused:
+            yield group, replace(found, status="excused")
+        elif len(group) > 1 and found.status == "wrong" and wrong < _MOST_WRONG:
             half = len(group) // 2
             groups[:0] = [group[:half], group[half:]]
         else:
@@ -105,13 +130,38 @@ def leaf_outcomes(loss: LossOfLeaves, seed: int) -> Iterator[tuple[tuple[int, ..
             yield group, found
 
 
-def _worst(loss: LossOfLeaves, group: tuple[int, ...], directions: Directions, nearby: Mapping[int, Any]) -> Outcome:
-    outcomes: list[Outcome] = []
-    for _ in range(_DIRECTIONS):
-        along = directions.along([loss.here[number] for number in group])
+def _first_groups(numbers: Sequence[int]) -> list[tuple[int, ...]]:
+    return [(number,) for number in numbers] if len(numbers) <= _ONE_BY_ONE else [tuple(numbers)]
+
+
+class _Leaves:
+    """_Leaves checks groups of leaves along the same random directions at the same two points.
+
+    Args:
+        loss: The loss.
+        seed: Seed of the random directions.
+        tolerance: The relative error that a gradient may have in any case.
+    """
+
+    def __init__(self, loss: LossOfLeaves, seed: int, tolerance: float) -> None:
+        self._loss = loss
+        self._tolerance = tolerance
+        self._directions = Directions(seed)
+        nearby = self._directions.nearby(list(loss.here.values()))
+        self._nearby = dict(zip(loss.here, nearby, strict=True))
+
+    def worst(self, group: tuple[int, ...]) -> Outcome:
+        """Returns the worst outcome of some leaves, with the factor of all if they have one."""
+        found = [self._along_one(group) for _ in range(DIRECTIONS)]
+        return replace(max(found, key=lambda each: each.rank), factor=common_factor(found))
+
+    def _along_one(self, group: tuple[int, ...]) -> Outcome:
+        loss = self._loss
+        along = self._directions.along([loss.here[number] for number in group])
         direction = dict(zip(group, along, strict=True))
         claim = loss.claim(loss.here, direction)
-        found = outcome(claim, lambda direction=direction: loss.claim(nearby, direction))
-        stopped = loss.stopped_claim(direction) if found.status in ("wrong", "not checked") else None
-        outcomes.append(found if stopped is None else outcome(stopped, lambda claim=claim: claim))
-    return max(outcomes, key=lambda each: each.rank)
+        found = outcome(
+            claim, lambda: loss.claim(self._nearby, direction), loss.tightened_claims(direction), self._tolerance
+        )
+        surrogate = loss.surrogate_claim(direction) if found.status != "correct" else None
+        return found if surrogate is None else outcome(surrogate, lambda: claim, tolerance=self._tolerance)

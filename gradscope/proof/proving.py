@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -16,17 +15,21 @@ from gradscope.capturing.execution.preparation import Prepared, prepare
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.explain.self_check import rounding, self_check
 from gradscope.capturing.timings import Timings
-from gradscope.dump.record import Json
-from gradscope.errors import ModelError
+from gradscope.errors import ModelError, UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import TraceQuery
-from gradscope.proof.claims import Outcome, Status
+from gradscope.naming.patterns import nearest_hint
 from gradscope.proof.float64 import coarsest_epsilon, wide_types, widened
 from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes
-from gradscope.proof.rule_claims import CustomRuleCall, rule_outcomes
-from gradscope.proof.stopped_gradients import stopped_loss
+from gradscope.proof.proof_rows import ProofRow, leaf_row, rule_row
+from gradscope.proof.rules.rule_calls import custom_rule_calls
+from gradscope.proof.rules.rule_claims import rule_outcomes
+from gradscope.proof.solver_tolerance import tightenings
+from gradscope.proof.surrogate import surrogate_loss
+from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from
+from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.loading.model import Model
-from gradscope.tracing.tracer import Leaf, Trace, trace_loss
+from gradscope.tracing.tracer import Trace, trace_loss
 from gradscope.tracing.user_frames import user_code
 
 #: The rows about custom rules, and those about gradients.
@@ -34,36 +37,6 @@ _Rows: TypeAlias = "tuple[tuple[ProofRow, ...], tuple[ProofRow, ...]]"
 
 #: The verdict of a proof.
 Verdict: TypeAlias = Literal["correct", "wrong", "nothing checked"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProofRow:
-    """ProofRow stores the outcome of one claim.
-
-    Attributes:
-        what: The subject: the key of a gradient, or a function with a custom rule.
-        error: The relative error; None where it is unknown.
-        expected: The largest error that the method explains; None where it is unknown.
-        status: The outcome.
-        source: `file:line` of the subject; None where there is none.
-    """
-
-    what: str
-    error: float | None
-    expected: float | None
-    status: Status
-    source: str | None = None
-
-    def to_json(self) -> dict[str, Json]:
-        """Returns the columns of the row, without those that do not apply."""
-        facts: dict[str, Json] = {
-            "what": self.what,
-            "error": self.error,
-            "expected": self.expected,
-            "status": self.status,
-            "source": self.source,
-        }
-        return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,32 +66,50 @@ class Proof:
         if any(row.status == "wrong" for row in self.rows):
             return "wrong"
         by_differences = self.gradients or self.rules
-        return "correct" if any(row.status != "not checked" for row in by_differences) else "nothing checked"
+        checked = any(row.status not in ("not checked", "excused") for row in by_differences)
+        return "correct" if checked else "nothing checked"
 
 
-def prove(model: Model, arguments: Arguments, timings: Timings, *, seed: int = 0) -> Proof:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofOptions:
+    """ProofOptions stores what a proof accepts.
+
+    Attributes:
+        seed: Seed of the random directions.
+        tolerance: The relative error that a derivative may have in any case, such as the tolerance of a solver.
+        allowed: Names of functions whose rule is meant to be no derivative.
+    """
+
+    seed: int = 0
+    tolerance: float = 0.0
+    allowed: tuple[str, ...] = ()
+
+
+def prove(model: Model, arguments: Arguments, timings: Timings, options: ProofOptions = ProofOptions()) -> Proof:
     """Checks a model's gradients against finite differences, `jax.grad` and a second run.
 
     Args:
         model: The model.
         arguments: Its arguments.
         timings: Receives the seconds of each phase.
-        seed: Seed of the random directions.
+        options: What is accepted.
 
     Raises:
+        UsageError: No function of an allowed name has a rule; the hint has the nearest.
         ModelError: The user's code failed.
         MachineError: Memory ran out.
     """
     prepared = prepare(model, arguments, CaptureSpec(), TraceQuery(), timings)
+    _require_known(prepared.resolved.trace, options.allowed)
     run = prepared.start()
     repetitions = tuple(_repetitions(model, prepared, run, timings))
     notes = list(_on_loss(np.asarray(run.observed.loss)))
     with timings.phase("differences"), np.errstate(all="ignore"):  # non-finite differences are reported as not checked
         try:
-            rules, gradients = _wide_rows(model, prepared, seed)
+            rules, gradients = _wide_rows(model, prepared, options)
         except ModelError as failure:
             notes.append(f"the model does not run in float64 ({failure.message}): differences are in its own precision")
-            rules, gradients = _difference_rows(model, prepared, seed)
+            rules, gradients = _difference_rows(model, prepared, options)
     return Proof(rules=rules, gradients=gradients, repetitions=repetitions, notes=tuple(notes))
 
 
@@ -154,18 +145,18 @@ def _bits(run: Run) -> bytes:
     return b"".join(np.asarray(leaf).tobytes() for leaf in (run.observed.loss, *run.observed.gradients.values()))
 
 
-def _wide_rows(model: Model, prepared: Prepared, seed: int) -> _Rows:
+def _wide_rows(model: Model, prepared: Prepared, options: ProofOptions) -> _Rows:
     with wide_types():
         leaves, tree = jax.tree_util.tree_flatten((prepared.variables, prepared.batch))
         variables, batch = jax.tree_util.tree_unflatten(tree, [widened(leaf) for leaf in leaves])
-        return _rows_at(model, prepared.resolved.trace, variables, batch, seed)
+        return _rows_at(model, prepared.resolved.trace, variables, batch, options)
 
 
-def _difference_rows(model: Model, prepared: Prepared, seed: int) -> _Rows:
-    return _rows_at(model, prepared.resolved.trace, prepared.variables, prepared.batch, seed)
+def _difference_rows(model: Model, prepared: Prepared, options: ProofOptions) -> _Rows:
+    return _rows_at(model, prepared.resolved.trace, prepared.variables, prepared.batch, options)
 
 
-def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, seed: int) -> _Rows:
+def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, options: ProofOptions) -> _Rows:
     leaves, tree = jax.tree_util.tree_flatten((variables, batch))
 
     def value(arguments: Sequence[Any]) -> Any:
@@ -174,43 +165,54 @@ def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, seed: int) 
 
     with user_code(f"loss of {model.name}"):
         here = trace_loss(model.loss, variables, batch)
-        rules = tuple(_rule_row(call, outcome) for call, outcome in rule_outcomes(here, leaves, seed))
+        rules = tuple(
+            rule_row(call, outcome, wrong, options.allowed)
+            for call, outcome, wrong in rule_outcomes(here, leaves, options.seed, tolerance=options.tolerance)
+        )
         numbers = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
-        epsilon = coarsest_epsilon(here.root.walk(), here.liveness)
-        differentiated = LossOfLeaves(value, stopped_loss(here, leaves), leaves, numbers, epsilon)
+        frames = list(here.root.walk())
+        made_through = _made_through(here, options.allowed)
+        surrogate = surrogate_loss(here, leaves, options.allowed)
+        excused = made_through if surrogate is None else {}
+        differentiated = LossOfLeaves(
+            value,
+            surrogate_loss(here, leaves, ()) if surrogate is None else surrogate,
+            leaves,
+            numbers,
+            epsilon=coarsest_epsilon(frames, here.liveness),
+            tightenings=tightenings(frames),
+        )
         sources = _sources(trace)
         gradients = tuple(
-            _leaf_row([trace.arguments[number] for number in group], outcome, sources)
-            for group, outcome in leaf_outcomes(differentiated, seed)
+            leaf_row([trace.arguments[number] for number in group], outcome, sources, made_through.get(group[0]))
+            for group, outcome in leaf_outcomes(
+                differentiated, options.seed, tolerance=options.tolerance, excused=excused
+            )
         )
     return rules, gradients
 
 
-def _rule_row(call: CustomRuleCall, outcome: Outcome) -> ProofRow:
-    used = "" if call.source is None or call.source == call.rule.source else f", used at {call.source}"
-    return _row(f"custom rule of {call.rule.function}{used}", outcome, call.rule.source)
+def _require_known(trace: Trace, allowed: Sequence[str]) -> None:
+    known = dict.fromkeys(call.rule.function for call in custom_rule_calls(trace))
+    for name in allowed:
+        if name not in known:
+            raise UsageError(f"the model calls no function {name} with a custom rule", hint=nearest_hint(name, known))
 
 
-def _leaf_row(leaves: list[Leaf], outcome: Outcome, sources: Mapping[str, str]) -> ProofRow:
-    if len(leaves) > 1:
-        return _row(f"{len(leaves)} gradients together, {_key(leaves[0])} to {_key(leaves[-1])}", outcome, None)
-    source = sources.get(leaves[0].name) if leaves[0].family == naming.PARAM else None
-    return _row(_key(leaves[0]), outcome, source)
-
-
-def _row(what: str, outcome: Outcome, source: str | None) -> ProofRow:
-    known = math.isfinite(outcome.expected)
-    return ProofRow(
-        what=what,
-        error=None if math.isnan(outcome.error) and not known else outcome.error,
-        expected=outcome.expected if known else None,
-        status=outcome.status,
-        source=source,
-    )
-
-
-def _key(leaf: Leaf) -> str:
-    return naming.key_of(naming.gradient_family(leaf.family) or leaf.family, leaf.name)
+def _made_through(trace: Trace, allowed: Sequence[str]) -> dict[int, str]:
+    """Returns the numbers of the arguments whose gradients an allowed function's rule makes, with its name."""
+    found: dict[int, str] = {}
+    for name in allowed:
+        calls = [call for call in custom_rule_calls(trace) if call.rule.function == name]
+        outputs = [
+            ValueKey(call.frame.key, call.number, at)
+            for call in calls
+            for at, variable in enumerate(call.equation.outvars)
+            if is_inexact(variable)
+        ]
+        reached = enumerate(reachability_from(trace.root, outputs).arguments)
+        found |= {number: name for number, reach in reached if reach is Reach.GRADIENT}
+    return found
 
 
 def _sources(trace: Trace) -> dict[str, str]:

@@ -10,7 +10,7 @@ from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.isolate.pinned_values import PinnedValues
 from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
-from gradscope.tracing.jaxpr.frames import resolve
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations, operands, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.tracer import Trace
 
@@ -38,12 +38,34 @@ class Boundaries:
         self.loss = None if value is None else ValueAt(value, ())
         self.outputs = dict(self._named_outputs())
         # Only the segments of values that have a cotangent, or should have one, return cotangents.
-        pulled = {*pinned.with_cotangent, *pinned.without_cotangent, *([] if self.loss is None else [self.loss])}
-        self._readers = SegmentsBetween(trace.root, pinned.keys).readers(pulled)
+        self._pulled = {*pinned.with_cotangent, *pinned.without_cotangent, *([] if self.loss is None else [self.loss])}
+        self._readers = SegmentsBetween(trace.root, pinned.keys).readers(self._pulled)
 
     def readers(self, value_at: ValueAt) -> Sequence[ValueAt]:
         """Returns the boundaries whose segments read a pinned value or an argument, and return a cotangent to it."""
         return self._readers.get(value_at, ())
+
+    def readers_of_slices(self, argument: ValueAt) -> tuple[tuple[ValueAt, ...], ...]:
+        """Returns the readers of each slice of an argument that loops read slice by slice; none for any other.
+
+        Args:
+            argument: The argument. What reads it as a whole is a reader of every slice.
+        """
+        numbers: dict[ValueAt, int] = {}
+        for frame in self._trace.root.walk():
+            loop = frame.transfer.loop
+            if loop is not None and loop.length is not None and not loop.parallel:
+                for variable in _receiving(frame, argument.value):
+                    received = ValueKey(frame.key, OPERAND, variable)
+                    numbers |= {ValueAt(received, iteration): iteration[-1] for iteration in iterations(frame.loops)}
+        if not numbers:
+            return ()
+        known = {*self._pinned.keys, *numbers}
+        readers = SegmentsBetween(self._trace.root, known).readers(self._pulled)
+        found = [list(readers.get(argument, ())) for _ in range(1 + max(numbers.values()))]
+        for slice_at, number in numbers.items():
+            found[number] += readers.get(slice_at, ())
+        return tuple(map(tuple, found))
 
     def layers(self, boundaries: Iterable[ValueAt]) -> tuple[str, ...]:
         """Returns the layers of some boundaries, in execution order."""
@@ -75,3 +97,11 @@ class Boundaries:
             return self._order.rank_after_all
         site = self._pinned.sites[boundary.value]
         return self._order.rank(site.loops, site.order, boundary.iteration)
+
+
+def _receiving(loop: Frame, value: ValueKey) -> Iterator[int]:
+    """Yields the positions of the variables of a loop's frame that receive a slice of a value in each iteration."""
+    for variable, (entry, atom) in enumerate(zip(loop.transfer.inputs, operands(loop), strict=True)):
+        sliced = entry is not None and entry.how == "slice"
+        if sliced and loop.parent is not None and atom is not None and resolve(loop.parent, atom) == value:
+            yield variable

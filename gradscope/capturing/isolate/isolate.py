@@ -7,7 +7,7 @@ the reference's, by the rules of any comparison.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from gradscope.capturing.timings import Timings
 from gradscope.comparison.compare_dumps import judged, paired
 from gradscope.comparison.isolation import Isolation, LeftOut, LocalFinding, local_rows
 from gradscope.comparison.judging.compare_options import CompareOptions
+from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
@@ -62,7 +63,7 @@ def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timing
     with timings.phase("run"), user_code(f"running the layers of {model.name}"):
         run = run_isolated(arguments.trace, pinned.arrays, arguments.leaves)
     boundaries = Boundaries(arguments.trace, pinned)
-    local = _LocalDump(dumps, arguments, pinned, run, boundaries)
+    local = _LocalDump(dumps, arguments, pinned, run, boundaries=boundaries, placing=placing)
     rows = local_rows(tuple(local.findings(pairing.matched, options)), boundaries.sources())
     return Isolation(
         rows=tuple(row for row in rows if options.selection.selects(row.name, *row.tensors)),
@@ -78,19 +79,29 @@ class _Tensor:
     Attributes:
         array: Its value; None where no gradient arrives.
         boundaries: The boundaries.
+        argument: The argument with respect to which it is the gradient; None for other tensors.
     """
 
     array: Array | None
     boundaries: tuple[ValueAt, ...]
+    argument: ValueAt | None = None
 
 
 class _LocalDump:
     """A `_LocalDump` presents an isolated run as a dump of the candidate, and knows which layers made each tensor."""
 
     def __init__(
-        self, dumps: Dumps, arguments: PinnedArguments, pinned: PinnedValues, run: IsolatedRun, boundaries: Boundaries
+        self,
+        dumps: Dumps,
+        arguments: PinnedArguments,
+        pinned: PinnedValues,
+        run: IsolatedRun,
+        *,
+        boundaries: Boundaries,
+        placing: ReversePairing,
     ) -> None:
         self._dumps = dumps
+        self._placing = placing
         self._trace = arguments.trace
         self._pinned = pinned
         self._run = run
@@ -104,11 +115,12 @@ class _LocalDump:
         mine = self._of_owners(matches)
         dumps = Dumps(ref=self._dumps.ref, cand=self._dump())
         for ref, row in judged(dumps, list(mine.values()), options).items():
-            layers = self._boundaries.layers(
-                each for key in mine[ref].recipe.keys for each in self._tensors[key].boundaries
-            )
-            # Where no layer of the candidate reads a value, the layer that reads it in the reference is named.
-            yield LocalFinding(row=row, layers=layers or (self._dumps.ref.entry(ref).site.layer or ref,))
+            made = [each for key in mine[ref].recipe.keys for each in self._tensors[key].boundaries]
+            wrong = list(self._made_wrong(row, mine[ref].recipe.keys)) if row.status == "different" else []
+            for boundaries in wrong or [made]:
+                # Where no layer of the candidate reads a value, the layer that reads it in the reference is named.
+                layers = self._boundaries.layers(boundaries) or (self._dumps.ref.entry(ref).site.layer or ref,)
+                yield LocalFinding(row=row, layers=layers)
 
     def _made(self) -> Iterator[tuple[str, _Tensor]]:
         """Yields every tensor of the isolated candidate except the loss's own gradient, which is pinned."""
@@ -122,7 +134,8 @@ class _LocalDump:
                 value_at = ValueAt(ValueKey((), OPERAND, number), ())
                 found = self._run.gradients.get(number)
                 array = None if found is None else np.asarray(found)
-                yield from self._gradient(naming.key_of(family, leaf.name), value_at, array)
+                for key, tensor in self._gradient(naming.key_of(family, leaf.name), value_at, array):
+                    yield key, replace(tensor, argument=value_at)
         boundaries = {name: value_at for value_at, name in self._boundaries.outputs.items()}
         for leaf, value in zip(self._trace.auxiliary, self._run.auxiliary, strict=True):
             key = naming.key_of(naming.AUX, leaf.name)
@@ -138,6 +151,20 @@ class _LocalDump:
             return
         lacking = naming.printable(gradient_key(self._pinned.keys[unknown[0]]))
         self.left_out.append(LeftOut(name=key, why=f"it depends on {lacking}, which the reference does not have"))
+
+    def _made_wrong(self, row: ComparisonRow, keys: Iterable[str]) -> Iterator[Sequence[ValueAt]]:
+        """Yields the boundaries that made each wrong part of the tensors that a row is about.
+
+        A loop that reads an argument slice by slice returns the gradient of each slice from one iteration.
+        """
+        for key in keys:
+            tensor, ref = self._tensors[key], self._placing.array(key)
+            if tensor.array is None or ref is None or row.tolerance is None:
+                yield tensor.boundaries
+                continue
+            slices = () if tensor.argument is None else self._boundaries.readers_of_slices(tensor.argument)
+            parts = zip(slices, tensor.array, ref, strict=True) if slices else [(tensor.boundaries, tensor.array, ref)]
+            yield from (made for made, mine, its in parts if _differ(mine, its, row.tolerance))
 
     def _of_owners(self, matches: Iterable[Match]) -> dict[str, Match]:
         """Returns the pairs of tensors that were made, by the reference's key; each tensor under one name."""
@@ -171,6 +198,12 @@ class _LocalDump:
 
 def _at(tensors: Mapping[ValueKey, Any], value_at: ValueAt) -> Array | None:
     return np.asarray(tensors[value_at.value])[value_at.iteration] if value_at.value in tensors else None
+
+
+def _differ(array: Array, ref: Array, tolerance: float) -> bool:
+    wide = np.complex128 if np.iscomplexobj(ref) else np.float64
+    distance = np.linalg.norm(array.astype(wide).ravel() - ref.astype(wide).ravel())
+    return not distance <= tolerance * np.linalg.norm(ref.astype(wide).ravel())
 
 
 def _entry(cand: Entry, array: Array | None) -> Entry:

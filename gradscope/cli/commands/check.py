@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
+from typing import Annotated
 
 import typer
 
@@ -16,6 +17,24 @@ def check(
     target: options.Target,
     *,
     model_options: ModelOptions,
+    tol: Annotated[
+        float,
+        typer.Option(
+            "--tol",
+            metavar="NUMBER",
+            min=0.0,
+            show_default=False,
+            help="The relative error that a derivative may have, such as that of an iterative solver.",
+        ),
+    ] = 0.0,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow",
+            metavar="NAME",
+            help="A function whose rule is meant to be no derivative, as a straight-through estimator. Repeatable.",
+        ),
+    ] = None,
     no_cache: options.NoCache = False,
     format_options: FormatOptions,
     quiet: options.Quiet = False,
@@ -23,8 +42,9 @@ def check(
 ) -> None:
     """Compare gradients with finite differences in float64, with jax.grad, and with a second run.
 
-    Functions with a custom differentiation rule are compared with that rule one by one. The model file is imported and
-    run with your rights. Exit status: 0 correct, 1 wrong, 2 nothing could be checked.
+    Functions with a custom differentiation rule are compared with that rule one by one. A rule of an iterative solver
+    may be as wrong as the solver's tolerance makes it, which is found by running the solver longer. The model file is
+    imported and run with your rights. Exit status: 0 correct, 1 wrong, 2 nothing could be checked.
     """
     from gradscope.cli.printing import print_report, say
     from gradscope.cli.running.jax_setup import set_up_jax
@@ -34,13 +54,14 @@ def check(
     request = model_options.request(target)
     notes = set_up_jax(model_options, cache=not no_cache)
     from gradscope.capturing.timings import Timings
-    from gradscope.proof.proving import prove
+    from gradscope.proof.proving import ProofOptions, prove
 
     # What the model prints are messages; standard output is for results.
     with redirect_stdout(sys.stderr), Progress(quiet=quiet) as progress:
         model = model_options.model(target, request)
         arguments = model_options.arguments(model)
-        found = prove(model, arguments, Timings(progress.phase), seed=model_options.seed)
+        options = ProofOptions(seed=model_options.seed, tolerance=tol, allowed=tuple(allow or ()))
+        found = prove(model, arguments, Timings(progress.phase), options)
         for sentence in (
             *(model.choices if verbose else ()),
             *(() if quiet else (*notes, *arguments.notes, *found.notes)),

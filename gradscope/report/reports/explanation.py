@@ -1,7 +1,7 @@
 """The report of `explain`: what a column, a metric, a finding, a reason of the ledger or another word of a table is.
 
 All texts are those of the tables that the program itself works by: `COLUMNS`, `METRICS`, `RULES`, `REASONS`, families
-(`MEANINGS`), `STATUSES` and `PASSES`.
+(`MEANINGS`), `STATUSES`, `PASSES` and `OUTCOMES`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from gradscope.naming.families import MEANINGS
 from gradscope.naming.patterns import nearest_hint
 from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import Screen
+from gradscope.report.reports.proof import OUTCOMES
 from gradscope.stats import COLUMNS, RULES, ColumnSpec, FindingRule, Thresholds
 from gradscope.stats.columns import base_of
 
@@ -36,7 +37,8 @@ class Explanation:
 
     Attributes:
         name: The name.
-        kind: What it is the name of: `column`, `metric`, `finding`, `reason`, `family`, `status` or `pass`.
+        kind: What it is the name of: `column`, `metric`, `finding`, `reason`, `family`, `status`,
+            `pass` or `outcome`.
         facts: Texts by label: `what`, `formula`, `unit`, `threshold`, `do` and others.
     """
 
@@ -100,6 +102,7 @@ _TITLES: Final = {
     "family": "a family of tensors",
     "status": "a status of a compared tensor",
     "pass": "how a tensor's counterpart was found",
+    "outcome": "an outcome of gradscope check",
 }
 _LISTS: Final = {
     "column": "Columns of statistics",
@@ -109,6 +112,7 @@ _LISTS: Final = {
     "family": "Families of tensors",
     "status": "Statuses of compared tensors",
     "pass": "How counterparts are found",
+    "outcome": "Outcomes of gradscope check",
 }
 #: The dtypes whose default tolerances are told.
 _DTYPES: Final = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn")
@@ -152,7 +156,7 @@ def _explanations() -> Iterator[Explanation]:
         yield _explained(metric.name, "metric", _of_metric(metric))
     for reason in REASONS:
         yield _explained(reason.name, "reason", _of_reason(reason))
-    for kind, meanings in (("family", MEANINGS), ("status", STATUSES), ("pass", PASSES)):
+    for kind, meanings in (("family", MEANINGS), ("status", STATUSES), ("pass", PASSES), ("outcome", OUTCOMES)):
         for name, meaning in meanings.items():
             yield _explained(name, kind, {"what": f"{meaning[0].upper()}{meaning[1:]}."})
 

@@ -17,8 +17,24 @@ from gradscope.report.tables.table import Column, Line, Table, column
 #: Version of the JSON: it grows when a key changes its meaning or goes away.
 SCHEMA: Final = 1
 
+#: What each outcome of a claim means, as a clause.
+OUTCOMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "correct": "the derivative is as near to finite differences as their errors and the solvers' allow",
+        "wrong": "the derivative is farther from finite differences than any of that explains",
+        "excused": "the derivative is made by a rule that `--allow` names, which is meant to be no derivative",
+        "not smooth here": "the function has a kink, a jump or a chaotic line there, where no derivative can be right",
+        "not checked": "finite differences are too inexact there, or the loss is not finite",
+    }
+)
 _WHAT: Final = Column(heading="what", kind="name")
-_COLUMNS: Final = (column("status", 0, "words"), column("error", 1), column("expected", 2), column("source", 3, "text"))
+_COLUMNS: Final = (
+    column("status", 0, "words"),
+    column("error", 1),
+    column("expected", 2),
+    column("why", 1, "text"),
+    column("source", 3, "text"),
+)
 _STYLES: Final = MappingProxyType({"correct": GOOD, "wrong": BAD, "nothing checked": DOUBTFUL})
 
 
@@ -29,7 +45,7 @@ class ProofReport:
     Attributes:
         target: The model, as the user named it.
         verdict: The result of all claims together.
-        claims: A row per claim: what, error, expected, status, source.
+        claims: A row per claim: what, error, expected, status, source, arguments, factor, why.
     """
 
     target: str
@@ -49,7 +65,12 @@ class ProofReport:
 
     def _sentence(self) -> str:
         counts = Counter(str(row["status"]) for row in self.claims)
-        wrong = [str(row["what"]) for row in self.claims if row["status"] == "wrong"]
+        # A narrow screen has no room for the column `why`.
+        wrong = [
+            f"{row['what']} ({row['why']})" if "why" in row else str(row["what"])
+            for row in self.claims
+            if row["status"] == "wrong"
+        ]
         failures = f"{wrong[0]}" + (f" and {len(wrong) - 1} more; " if len(wrong) > 1 else "; ") if wrong else ""
         return f"{failures}{', '.join(f'{number} {status}' for status, number in counts.items())}"
 
@@ -59,7 +80,7 @@ class ProofReport:
             Annotation(
                 level="error",
                 title="gradscope: wrong gradient",
-                message=f"{row['what']}: the error is {row.get('error')}, expected {row.get('expected')}",
+                message=_sentence(row),
                 source=str(row["source"]) if "source" in row else None,
             )
             for row in self.claims
@@ -69,7 +90,7 @@ class ProofReport:
         return wrong or [verdict]
 
     def rows(self) -> Sequence[Mapping[str, Json]]:
-        """Returns what, error, expected, status and source of each claim."""
+        """Returns what, error, expected, status, source, arguments, factor and why of each claim."""
         return self.claims
 
     def to_json(self) -> dict[str, Json]:
@@ -81,3 +102,8 @@ class ProofReport:
             "verdict": self.verdict,
             "rows": [dict(row) for row in self.claims],
         }
+
+
+def _sentence(row: Mapping[str, Json]) -> str:
+    why = f"; {row['why']}" if "why" in row else ""
+    return f"{row['what']}: the error is {row.get('error')}, expected {row.get('expected')}{why}"

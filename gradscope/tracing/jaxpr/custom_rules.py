@@ -36,9 +36,7 @@ def custom_rule(equation: Equation) -> CustomRule | None:
     """Returns the function whose own rule differentiates an equation; None for an equation that JAX differentiates."""
     if equation.primitive.name not in CUSTOM_RULES:
         return None
-    carried = equation.params.get("call_jaxpr") or equation.params.get("fun_jaxpr")
-    info: Any = getattr(opened(carried)[0], "debug_info", None)
-    found = _FUNCTION.fullmatch(str(getattr(info, "func_src_info", "")))
+    found = _FUNCTION.fullmatch(str(getattr(_debug_information(equation), "func_src_info", "")))
     if found is None:
         return CustomRule(function=equation.primitive.name, source=None, of_library=False)
     return CustomRule(
@@ -46,3 +44,14 @@ def custom_rule(equation: Equation) -> CustomRule | None:
         source=f"{Path(found['file']).name}:{found['line']}",
         of_library=is_library_file(found["file"]),
     )
+
+
+def argument_names(equation: Equation) -> dict[int, str]:
+    """Returns the names of the flat arguments of a function with a rule, by position, where JAX keeps them."""
+    names = getattr(_debug_information(equation), "arg_names", None) or ()
+    return {at: name for at, name in enumerate(names) if name} if len(names) == len(equation.invars) else {}
+
+
+def _debug_information(equation: Equation) -> Any:
+    carried = equation.params.get("call_jaxpr") or equation.params.get("fun_jaxpr")
+    return getattr(opened(carried)[0], "debug_info", None)

@@ -232,11 +232,18 @@ def trace(function: Callable[..., Any], *args: Any) -> tuple[Jaxpr, tuple[Any, .
 def bind(equation: Equation, values: Sequence[Any]) -> list[Any]:
     """Runs an equation unchanged on `values`, under the name stack and the context it was traced in."""
     primitive = equation.primitive
+    if primitive.name in CUSTOM_RULES:
+        values = list(map(_as_in_plain_program, values))
     bound = primitive.get_bind_params(equation.params)
     functions, params = bound if isinstance(bound, tuple) else ((), bound)  # a pair before 0.10
     with traced_as(equation):
         out = primitive.bind(*functions, *values, **params)
     return list(out) if primitive.multiple_results else [out]
+
+
+def _as_in_plain_program(value: Any) -> Any:
+    """Returns a constant array as a `jax.Array`, which a rule may index by a tracer; jaxprs have NumPy's since 0.9."""
+    return value if isinstance(value, jax.Array) or not getattr(value, "shape", ()) else jax.numpy.asarray(value)
 
 
 class traced_as:  # noqa: N801 - a context manager that reads as a clause

@@ -30,6 +30,7 @@ def test_a_wrong_rule_is_named_by_file_and_line_and_exits_1(tmp_path: Path) -> N
     assert done.status == 1
     verdict, _, title, *lines = done.output.splitlines()
     assert verdict.startswith("wrong  custom rule of doubled, used at model.py:")
+    assert "1.5 times the derivative) and " in verdict
     assert title.startswith("Claims (")
     line = next(
         number
@@ -37,6 +38,32 @@ def test_a_wrong_rule_is_named_by_file_and_line_and_exits_1(tmp_path: Path) -> N
         if "custom_vjp" in text
     )
     assert any("custom rule of doubled" in text and text.endswith(f"model.py:{line}") for text in lines)
+
+
+def test_an_allowed_rule_is_listed_as_excused_and_exits_0(tmp_path: Path) -> None:
+    models.write(tmp_path, models.source(loss=LOSS, more=models.WRONG_RULE))
+    wrong = gradscope("check", "model.py", "--json", folder=tmp_path)
+    (row,) = (row for row in wrong.json["rows"] if row["what"].startswith("custom rule of doubled"))
+    assert (row["status"], row["factor"], row["why"]) == (
+        "wrong",
+        1.5,
+        f"{row['arguments'][0]}: 1.5 times the derivative",
+    )
+    done = gradscope("check", "model.py", "--allow", "doubled", "--json", folder=tmp_path)
+    assert (done.status, done.json["verdict"]) == (0, "correct")
+    rows = {row["what"].partition(",")[0]: row for row in done.json["rows"]}
+    assert rows["custom rule of doubled"]["status"] == "excused"
+    assert rows["param_grad/first/w"]["status"] == "correct"
+    assert rows["param_grad/first/w"]["why"] == "made through the rule of doubled, which counts as right"
+    assert gradscope("check", "model.py", "--tol", "0.4", folder=tmp_path).status == 0
+
+
+def test_an_unknown_allowed_name_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    models.write(tmp_path, models.source(loss=LOSS, more=models.WRONG_RULE))
+    done = gradscope("check", "model.py", "--allow", "double", folder=tmp_path)
+    assert (done.status, done.output) == (2, "")
+    assert "no function double with a custom rule" in done.errors
+    assert "did you mean doubled?" in done.errors
 
 
 def test_gradients_of_a_loss_that_is_nan_are_not_called_correct(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ OPTIONS = {
     "calibrate": f"{MODEL} {CHOSEN} --per-example --output --no-cache --force --quiet --traceback",
     "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --gradients --sort --format --json "
     "--quiet --verbose --traceback",
-    "check": f"{MODEL} --no-cache --format --json --quiet --verbose --traceback",
+    "check": f"{MODEL} --tol --allow --no-cache --format --json --quiet --verbose --traceback",
     "verify": "--traceback",
     "recover": "--output --force --traceback",
     "explain": "--format --json --traceback",

@@ -12,8 +12,9 @@ from jax import lax
 
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.timings import Timings
+from gradscope.errors import UsageError
 from gradscope.proof import leaf_claims as leaves
-from gradscope.proof.proving import Proof, ProofRow, prove
+from gradscope.proof.proving import Proof, ProofOptions, ProofRow, prove
 from gradscope.tracing.loading.model import Model
 from tests.oracle.zoo import ZOO
 
@@ -21,10 +22,12 @@ W = jnp.linspace(-1.0, 1.5, 12).reshape(3, 4)
 X = jnp.linspace(-0.9, 1.1, 6).reshape(2, 3)
 
 
-def proof(loss: Callable[[Any, Any], Any], variables: Any = W, batch: Any = X) -> Proof:
+def proof(
+    loss: Callable[[Any, Any], Any], variables: Any = W, batch: Any = X, *, allowed: tuple[str, ...] = ()
+) -> Proof:
     """Returns the result of `check` for a loss at these arguments."""
     model = Model.of_values("model", loss, variables, batch)
-    return prove(model, Arguments.of(variables, batch), Timings())
+    return prove(model, Arguments.of(variables, batch), Timings(), ProofOptions(allowed=allowed))
 
 
 def statuses(found: Proof) -> dict[str, str]:
@@ -244,3 +247,84 @@ def test_the_zoo_is_right(case: Any) -> None:
     assert found.verdict == "correct"
     assert set(statuses(found).values()) == {"correct"}
     assert all(row.error <= row.expected < 1e-5 for row in found.rows if row.what.startswith("param_grad"))  # type: ignore[operator]
+
+
+@jax.custom_vjp
+def rounded(x: Any) -> Any:
+    return jnp.round(4.0 * x) / 4.0
+
+
+rounded.defvjp(lambda x: (rounded(x), None), lambda _, g: (g,))
+
+
+@jax.custom_vjp
+def clipped_backward(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+clipped_backward.defvjp(lambda x: (jnp.sin(x), None), lambda _, g: (jnp.clip(g, -0.1, 0.1),))
+
+
+@jax.custom_vjp
+def mean_product(x: Any, y: Any) -> Any:
+    return (x * y).mean(axis=0)
+
+
+mean_product.defvjp(
+    lambda x, y: (mean_product(x, y), (x, y)),
+    lambda kept, g: (g[None] * kept[1], -g[None] * kept[0] / kept[0].shape[0]),
+)
+
+QUANTISED: dict[str, Callable[[Any, Any], Any]] = {
+    "quantised": lambda w, x: jnp.square(x @ rounded(w)).sum(),
+    "in a loop": lambda w, x: lax.scan(lambda c, row: (c + jnp.sin(rounded(row) * row).sum(), None), 0.0, w)[0],
+    "in a branch": lambda w, x: lax.cond(x[0, 0] < 100.0, lambda a: jnp.cos(rounded(a)).sum(), jnp.sum, w),
+    "without": lambda w, x: jnp.sin(x @ w).sum(),
+}
+
+
+def test_with_an_allowed_rule_the_rest_of_each_gradient_is_checked() -> None:
+    found = proof(together(QUANTISED), dict.fromkeys(QUANTISED, W), allowed=("rounded",))
+    assert found.verdict == "correct"
+    assert {row.status for row in found.rules} == {"excused"}
+    assert {row.status for row in found.gradients} == {"correct"}
+    why = {row.what: row.why for row in found.gradients}
+    assert why["param_grad/quantised"] == "made through the rule of rounded, which counts as right"
+    assert why["param_grad/without"] is None
+    wrong = proof(together(QUANTISED), dict.fromkeys(QUANTISED, W))
+    assert {row.what for row in wrong.gradients if row.status == "wrong"} == {
+        f"param_grad/{name}" for name in QUANTISED if name != "without"
+    }
+
+
+def test_an_allowed_rule_excuses_no_other() -> None:
+    loss = lambda w, x: half_squared(x @ rounded(w)).sum()  # noqa: E731
+    found = proof(loss, allowed=("rounded",))
+    assert (rule(found, "rounded").status, rule(found, "half_squared").status) == ("excused", "wrong")
+    assert statuses(found)["param_grad/value"] == "wrong"
+
+
+def test_what_is_made_through_a_rule_that_is_not_linear_is_excused() -> None:
+    losses = {"through": lambda w, x: clipped_backward(x @ w).sum(), "without": lambda w, x: jnp.sin(x @ w).sum()}
+    found = proof(together(losses), dict.fromkeys(losses, W), allowed=("clipped_backward",))
+    status = statuses(found)
+    assert (status["param_grad/through"], status["param_grad/without"]) == ("excused", "correct")
+
+
+def test_an_unknown_allowed_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="calls no function round with a custom rule") as refused:
+        proof(QUANTISED["quantised"], allowed=("round",))
+    assert refused.value.hint == "did you mean rounded?"
+
+
+def test_a_wrong_rule_is_told_by_argument_and_factor() -> None:
+    found = proof(lambda w, x: mean_product(jnp.tanh(w), jnp.cos(w)).sum() + half_squared(x).sum())
+    product, half = rule(found, "mean_product"), rule(found, "half_squared")
+    assert product.why is not None
+    first, second = product.why.split("; ")
+    assert first.endswith(": 3 times the derivative, the length of its axis 0")
+    assert second.endswith(": -1 times the derivative")
+    assert (len(product.arguments), product.factor) == (2, None)
+    assert (half.factor, half.why) == (0.5, f"{half.arguments[0]}: 0.5 times the derivative")
+    assert half.arguments[0].endswith("(input/value)")
+    assert {row.what: row.factor for row in found.gradients}["input_grad/value"] == 0.5

@@ -1,0 +1,115 @@
+"""A `ProofRow` stores the outcome of one claim, and `rule_row` and `leaf_row` make it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gradscope import naming
+from gradscope.dump.record import Json
+from gradscope.proof.claims import Outcome, Status
+from gradscope.proof.rules.rule_calls import CustomRuleCall
+from gradscope.proof.rules.wrong_arguments import WrongArgument
+from gradscope.tracing.tracer import Leaf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofRow:
+    """ProofRow stores the outcome of one claim.
+
+    Attributes:
+        what: The subject: the key of a gradient, or a function with a custom rule.
+        error: The relative error; None where it is unknown.
+        expected: The largest error that the method explains; None where it is unknown.
+        status: The outcome.
+        source: `file:line` of the subject; None where there is none.
+        arguments: The arguments for which a rule is wrong.
+        factor: What a wrong claim is as a multiple of the derivative; None where it is no multiple.
+        why: What is known about the error, or why it is excused.
+    """
+
+    what: str
+    error: float | None
+    expected: float | None
+    status: Status
+    source: str | None = None
+    arguments: tuple[str, ...] = ()
+    factor: float | None = None
+    why: str | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns the columns of the row, without those that do not apply."""
+        facts: dict[str, Json] = {
+            "what": self.what,
+            "error": self.error,
+            "expected": self.expected,
+            "status": self.status,
+            "source": self.source,
+            "arguments": list(self.arguments) or None,
+            "factor": self.factor,
+            "why": self.why,
+        }
+        return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+def rule_row(
+    call: CustomRuleCall, outcome: Outcome, wrong: Sequence[WrongArgument], allowed: Sequence[str]
+) -> ProofRow:
+    """Returns the row of a custom rule.
+
+    Args:
+        call: A call of its function.
+        outcome: The outcome of the claim.
+        wrong: The arguments for which the rule is wrong.
+        allowed: The names of functions whose rule is meant to be no derivative.
+    """
+    used = "" if call.source is None or call.source == call.rule.source else f", used at {call.source}"
+    row = _row(f"custom rule of {call.rule.function}{used}", outcome, call.rule.source)
+    factors = {each.factor for each in wrong}
+    row = replace(
+        row,
+        arguments=tuple(each.name for each in wrong),
+        factor=factors.pop() if len(factors) == 1 else None,
+        why="; ".join(map(str, wrong)) or None,
+    )
+    excused = row.status == "wrong" and call.rule.function in allowed
+    return replace(row, status="excused", why=f"allowed; {row.why}" if row.why else "allowed") if excused else row
+
+
+def leaf_row(leaves: list[Leaf], outcome: Outcome, sources: Mapping[str, str], excused: str | None) -> ProofRow:
+    """Returns the row of the gradients with respect to some leaves.
+
+    Args:
+        leaves: The leaves.
+        outcome: The outcome of the claim.
+        sources: `file:line` of parameters by name.
+        excused: The function through whose allowed rule the gradients are made; None where there is none.
+    """
+    if len(leaves) > 1:
+        row = _row(f"{len(leaves)} gradients together, {_key(leaves[0])} to {_key(leaves[-1])}", outcome, None)
+    else:
+        source = sources.get(leaves[0].name) if leaves[0].family == naming.PARAM else None
+        row = _row(_key(leaves[0]), outcome, source)
+    if excused is not None and row.status in ("correct", "excused"):
+        taken = "is no derivative" if row.status == "excused" else "counts as right"
+        return replace(row, why=f"made through the rule of {excused}, which {taken}")
+    if row.status != "wrong" or math.isnan(outcome.factor):
+        return row
+    factor = float(f"{outcome.factor:.6g}")
+    return replace(row, factor=factor, why=f"{factor:.6g} times the derivative")
+
+
+def _row(what: str, outcome: Outcome, source: str | None) -> ProofRow:
+    known = math.isfinite(outcome.expected)
+    return ProofRow(
+        what=what,
+        error=None if math.isnan(outcome.error) and not known else outcome.error,
+        expected=outcome.expected if known else None,
+        status=outcome.status,
+        source=source,
+    )
+
+
+def _key(leaf: Leaf) -> str:
+    return naming.key_of(naming.gradient_family(leaf.family) or leaf.family, leaf.name)

@@ -1,0 +1,57 @@
+"""`custom_rule_calls` yields the calls of the functions with a custom differentiation rule in a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gradscope.capturing.explain.zeros.neighbourhood import is_hidden
+from gradscope.tracing.dataflow.reachability import is_inexact
+from gradscope.tracing.jaxpr.custom_rules import CustomRule, custom_rule
+from gradscope.tracing.jaxpr.frames import Frame, source_in
+from gradscope.tracing.jaxpr.jaxcompat import Equation, closed_over, is_literal
+from gradscope.tracing.tracer import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomRuleCall:
+    """CustomRuleCall is one call of a function with a custom differentiation rule.
+
+    Attributes:
+        rule: The function and its rule.
+        frame: The frame with the call.
+        number: The number of the equation in the frame.
+    """
+
+    rule: CustomRule
+    frame: Frame
+    number: int
+
+    @property
+    def equation(self) -> Equation:
+        """The equation of the call."""
+        return self.frame.jaxpr.eqns[self.number]
+
+    @property
+    def source(self) -> str | None:
+        """`file:line` of the call in the user's code."""
+        return source_in(self.frame, self.equation)
+
+
+def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:
+    """Yields the calls of functions with a custom rule that count for the loss."""
+    for frame in trace.root.walk():
+        for number in () if is_hidden(frame) else sorted(trace.liveness.live(frame)):
+            equation = frame.jaxpr.eqns[number]
+            rule = custom_rule(equation)
+            if rule is not None and any(map(is_inexact, equation.outvars)):
+                yield CustomRuleCall(rule=rule, frame=frame, number=number)
+
+
+def distinct_variables(equation: Equation) -> list[tuple[int, ...]]:
+    """Returns the positions of each distinct operand that a rule differentiates, in the order of the first."""
+    positions: dict[object, list[int]] = {}
+    for at, atom in enumerate(equation.invars):
+        if is_inexact(atom) and at >= closed_over(equation):
+            positions.setdefault(at if is_literal(atom) else atom, []).append(at)
+    return [tuple(each) for each in positions.values()]

@@ -1,0 +1,180 @@
+"""`rule_outcomes` checks the `custom_vjp` and `custom_jvp` functions of a model, each at the operands of one call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope.capturing.explain.zeros.neighbourhood import Neighbourhood, observe_values
+from gradscope.proof.claims import Claim, Outcome, outcome
+from gradscope.proof.directions import DIRECTIONS, Directions, inner
+from gradscope.proof.float64 import coarsest_epsilon
+from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls, distinct_variables
+from gradscope.proof.rules.wrong_arguments import WrongArgument, wrong_arguments
+from gradscope.proof.solver_tolerance import tightened, tightenings
+from gradscope.tracing.dataflow.forward import FrameVariable
+from gradscope.tracing.dataflow.liveness import Liveness
+from gradscope.tracing.dataflow.reachability import is_inexact
+from gradscope.tracing.jaxpr.jaxcompat import bind, is_literal
+from gradscope.tracing.tracer import Trace
+
+
+def rule_outcomes(
+    trace: Trace, arguments: Sequence[Any], seed: int, *, tolerance: float = 0.0
+) -> Iterator[tuple[CustomRuleCall, Outcome, tuple[WrongArgument, ...]]]:
+    """Yields the outcome of one call for each function with a custom rule and each shape of operands.
+
+    Args:
+        trace: The traced loss.
+        arguments: Its flat arguments.
+        seed: Seed of the random directions.
+        tolerance: The relative error that a rule may have in any case.
+
+    Yields:
+        The call, its outcome, and the arguments for which a wrong rule is wrong.
+    """
+    calls = _of_one_kind(trace)
+    operands = (
+        FrameVariable(call.frame, atom) for call in calls for atom in call.equation.invars if not is_literal(atom)
+    )
+    if not calls:
+        return
+    neighbourhood = observe_values(trace, arguments, operands)
+    directions = Directions(seed)
+    for call in calls:
+        values = _operands(neighbourhood, call)
+        if values is None:
+            yield call, Outcome(status="not checked", error=math.nan, expected=math.nan), ()
+        else:
+            rule = _RuleOfCall(call, trace.liveness, directions, values, tolerance)
+            found = rule.outcome()
+            yield call, found, wrong_arguments(trace, call, rule.of_one) if found.status == "wrong" else ()
+
+
+def _of_one_kind(trace: Trace) -> list[CustomRuleCall]:
+    """Returns the first call of each function and each shape of operands."""
+    kinds: dict[object, CustomRuleCall] = {}
+    for call in custom_rule_calls(trace):
+        kinds.setdefault((call.rule, tuple(str(atom.aval) for atom in call.equation.invars)), call)
+    return list(kinds.values())
+
+
+def _operands(neighbourhood: Neighbourhood, call: CustomRuleCall) -> list[Any] | None:
+    """Returns the operands of a call in the first iteration of the loops around it; None where they are unknown."""
+    iteration = (0,) * len(call.frame.loops)
+    if not neighbourhood.was_executed(call.frame, iteration):
+        return None
+    values = [neighbourhood.value(FrameVariable(call.frame, atom), iteration) for atom in call.equation.invars]
+    return None if any(value is None for value in values) else [jnp.asarray(value) for value in values]
+
+
+class _RuleOfCall:
+    """_RuleOfCall compares a custom rule with finite differences of its function, at the operands of one call.
+
+    A variable that the call receives twice moves as one: a function may return its whole gradient for one of two
+    operands that are always equal, as those do that receive what they close over once for each function inside.
+
+    Args:
+        call: A call of the function.
+        liveness: Which equations of the function count.
+        directions: The source of random directions.
+        operands: The operands.
+        tolerance: The relative error that the rule may have in any case.
+    """
+
+    def __init__(
+        self, call: CustomRuleCall, liveness: Liveness, directions: Directions, operands: list[Any], tolerance: float
+    ) -> None:
+        self._equation = equation = call.equation
+        inside = call.frame.children.get(call.number, [])
+        frames = [frame for child in inside for frame in child.walk()]
+        types = [float(jnp.finfo(v.aval.dtype).eps) for v in equation.outvars if is_inexact(v)]
+        self._epsilon = max(*types, coarsest_epsilon(frames, liveness))
+        self._tolerance = tolerance
+        self._directions = directions
+        self._operands = operands
+        self._variables = distinct_variables(equation)
+        self._here = [operands[positions[0]] for positions in self._variables]
+        self._moved = directions.nearby(self._here)
+        self._usual = _Programs(self._run, jax.jit)
+        self._tighter = [_Programs(self._run, partial(tightened, tightening=each)) for each in tightenings(frames)]
+
+    def outcome(self) -> Outcome:
+        """Returns the worst outcome of the rule's derivative along random directions of all operands."""
+        ways = (self._directions.along(self._here) for _ in range(DIRECTIONS))
+        return max((self._along(along, along) for along in ways), key=lambda each: each.rank)
+
+    def of_one(self, variable: int) -> Outcome:
+        """Returns the outcome along a random direction of one variable, the others unmoved."""
+        along = self._directions.along(self._here)
+        return self._along([way if at == variable else np.zeros_like(way) for at, way in enumerate(along)], along)
+
+    def _along(self, along: Sequence[np.ndarray], everywhere: Sequence[np.ndarray]) -> Outcome:
+        """Returns the outcome along a direction; errors are relative to the derivative in all variables at least."""
+        outputs = self._usual.outputs(self._here)
+        weights = self._directions.along([np.ones_like(each) for each in outputs])
+        here, moved = self._here, self._moved
+        claim = partial(self._claim, along=along, everywhere=everywhere, weights=weights)
+        return outcome(
+            claim(self._usual, here),
+            lambda: claim(self._usual, moved),
+            [partial(claim, programs, here) for programs in self._tighter],
+            self._tolerance,
+        )
+
+    def _claim(
+        self,
+        programs: _Programs,
+        here: list[Any],
+        *,
+        along: Sequence[np.ndarray],
+        everywhere: Sequence[np.ndarray],
+        weights: Sequence[np.ndarray],
+    ) -> Claim:
+        def loss_at(step: float) -> float:
+            moved = [each + (step * way).astype(way.dtype) for each, way in zip(here, along, strict=True)]
+            made = programs.outputs(moved)
+            return sum(inner(each, weight)[0] for each, weight in zip(made, weights, strict=True))
+
+        gradients = programs.gradients(here, [jnp.asarray(weight) for weight in weights])
+        pairs = list(zip(gradients, along, everywhere, strict=True))
+        return Claim(
+            loss_at=loss_at,
+            derivative=sum(inner(gradient, way)[0] for gradient, way, _ in pairs),
+            scale=math.hypot(*(inner(gradient, way)[1] for gradient, _, way in pairs)),
+            epsilon=self._epsilon,
+        )
+
+    def _run(self, variables: Sequence[Any]) -> list[Any]:
+        values = list(self._operands)
+        for positions, value in zip(self._variables, variables, strict=True):
+            for at in positions:
+                values[at] = value
+        made = bind(self._equation, values)
+        return [value for value, variable in zip(made, self._equation.outvars, strict=True) if is_inexact(variable)]
+
+
+class _Programs:
+    """_Programs are a function of a list of arrays and its vector-Jacobian product, compiled.
+
+    Args:
+        run: The function.
+        compiled: What compiles it.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Any]], list[Any]],
+        compiled: Callable[[Callable[..., Any]], Callable[..., Any]],
+    ) -> None:
+        def pulled_back(here: list[Any], weights: list[Any]) -> list[Any]:
+            return jax.vjp(run, here)[1](weights)[0]
+
+        self.outputs = compiled(run)
+        self.gradients = compiled(pulled_back)

@@ -1,0 +1,138 @@
+"""`surrogate_loss` returns a loss whose finite differences see what automatic differentiation sees.
+
+Automatic differentiation treats the values of `stop_gradient` as constants, and a function with a rule that is meant to
+be no derivative as if the rule were right. Finite differences follow the values. So before a gradient is reported as
+wrong, the loss is computed again with a surrogate: a stopped value stays as it is at the point of differentiation, and
+a function whose rule is allowed is linear around its operands there, with the slope that its rule states.
+
+The loss is evaluated at both points in one pass, equation by equation, because a surrogate needs the operands at the
+point of differentiation, those of every iteration included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from gradscope.capturing.explain.zeros.neighbourhood import is_hidden
+from gradscope.proof.evaluation import evaluated_inside
+from gradscope.proof.rules.rule_calls import custom_rule_calls, distinct_variables
+from gradscope.tracing.dataflow.reachability import is_inexact
+from gradscope.tracing.jaxpr.custom_rules import custom_rule
+from gradscope.tracing.jaxpr.jaxcompat import Equation, Jaxpr, bind, is_literal
+from gradscope.tracing.tracer import Trace
+
+#: What JAX raises where a rule is not linear in the cotangent, such as one that clips it.
+_NOT_LINEAR = (NotImplementedError, TypeError, ValueError, AssertionError)
+
+
+class _Pair(NamedTuple):
+    """A `_Pair` is a value at the point of differentiation and at the point that differences ask for."""
+
+    here: Any
+    there: Any
+
+
+def surrogate_loss(
+    trace: Trace, here: Sequence[Any], allowed: Collection[str]
+) -> Callable[[Sequence[Any]], Any] | None:
+    """Returns the loss as a function of its flat arguments, with surrogates around some point.
+
+    Args:
+        trace: The traced loss.
+        here: The flat arguments at the point.
+        allowed: The names of the functions whose rule is meant to be no derivative.
+
+    Returns:
+        A pure function; None where nothing has a surrogate, or an allowed rule is not linear in the cotangent.
+    """
+    if not _stops(trace) and not any(call.rule.function in allowed for call in custom_rule_calls(trace)):
+        return None
+
+    def loss(arguments: Sequence[Any]) -> Any:
+        pairs = [_Pair(one, other) for one, other in zip(here, arguments, strict=True)]
+        return _PairedEvaluation(allowed).of(trace.jaxpr, trace.constants, pairs)[0].there
+
+    try:
+        jax.eval_shape(loss, list(here))
+    except _NOT_LINEAR:
+        return None
+    return loss
+
+
+def _stops(trace: Trace) -> bool:
+    return any(
+        frame.jaxpr.eqns[number].primitive.name == "stop_gradient"
+        for frame in trace.root.walk()
+        if not is_hidden(frame)
+        for number in trace.liveness.live(frame)
+    )
+
+
+class _PairedEvaluation:
+    """A `_PairedEvaluation` evaluates jaxprs at two points at once.
+
+    Args:
+        allowed: The names of the functions whose rule is meant to be no derivative.
+    """
+
+    def __init__(self, allowed: Collection[str]) -> None:
+        self._allowed = allowed
+
+    def of(self, jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[_Pair]) -> list[_Pair]:
+        """Returns the outputs of a jaxpr."""
+        known = dict(zip(jaxpr.invars, arguments, strict=True))
+        known |= {variable: _Pair(value, value) for variable, value in zip(jaxpr.constvars, constants, strict=True)}
+
+        def value(atom: Any) -> _Pair:
+            return _Pair(atom.val, atom.val) if is_literal(atom) else known[atom]
+
+        for equation in jaxpr.eqns:
+            made = self._through(equation, [value(atom) for atom in equation.invars])
+            known.update(zip(equation.outvars, made, strict=True))
+        return [value(atom) for atom in jaxpr.outvars]
+
+    def _through(self, equation: Equation, values: list[_Pair]) -> list[_Pair]:
+        if all(each.here is each.there for each in values):
+            return [_Pair(value, value) for value in bind(equation, [each.here for each in values])]
+        # Where both points take different branches, the other point's counts: the loss is to be computed there.
+        inside = evaluated_inside(equation, values, self.of, index=lambda pair: pair.there)
+        return self._operation(equation, values) if inside is None else [_Pair(*each) for each in inside]
+
+    def _operation(self, equation: Equation, values: list[_Pair]) -> list[_Pair]:
+        if equation.primitive.name == "stop_gradient":
+            return [_Pair(values[0].here, values[0].here)]
+        rule = custom_rule(equation)
+        if rule is not None and rule.function in self._allowed:
+            return _linear(equation, values)
+        made = (bind(equation, list(at)) for at in zip(*values, strict=True))
+        return [_Pair(*each) for each in zip(*made, strict=True)]
+
+
+def _linear(equation: Equation, values: Sequence[_Pair]) -> list[_Pair]:
+    """Returns the outputs of a function that is linear around its operands, with the slope that its rule states.
+
+    The rule multiplies a cotangent with a matrix; the transpose of that map multiplies a displacement.
+    """
+    variables = distinct_variables(equation)
+    operands = [values[positions[0]] for positions in variables]
+
+    def run(moved: Sequence[Any]) -> list[Any]:
+        given = [each.here for each in values]
+        for positions, operand in zip(variables, moved, strict=True):
+            for at in positions:
+                given[at] = operand
+        made = bind(equation, given)
+        return [value for value, variable in zip(made, equation.outvars, strict=True) if is_inexact(variable)]
+
+    outputs, pull_back = jax.vjp(run, [each.here for each in operands])
+    push_forward = jax.linear_transpose(lambda cotangents: pull_back(cotangents)[0], outputs)
+    (slopes,) = push_forward([each.there - each.here for each in operands])
+    smooth = iter([_Pair(output, output + slope) for output, slope in zip(outputs, slopes, strict=True)])
+    there = bind(equation, [each.there for each in values])
+    return [
+        next(smooth) if is_inexact(variable) else _Pair(value, value)
+        for value, variable in zip(there, equation.outvars, strict=True)
+    ]

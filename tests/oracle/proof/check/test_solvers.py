@@ -1,0 +1,154 @@
+"""`check` of rules that differentiate a solution: as exact as the solver, and wrong only beyond that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental.ode import odeint
+from jax.scipy.sparse.linalg import cg
+
+from gradscope.capturing.execution.arguments import Arguments
+from gradscope.capturing.timings import Timings
+from gradscope.proof.proving import Proof, ProofOptions, prove
+from gradscope.proof.solver_tolerance import tightened
+from gradscope.tracing.loading.model import Model
+
+W = 0.2 * jax.random.normal(jax.random.key(0), (4, 4))
+X = jax.random.normal(jax.random.key(1), (2, 4))
+
+
+def proof(loss: Callable[[Any, Any], Any], *, tolerance: float = 0.0) -> Proof:
+    model = Model.of_values("model", loss, W, X)
+    return prove(model, Arguments.of(W, X), Timings(), ProofOptions(tolerance=tolerance))
+
+
+def until_small(step: Callable[[Any], Any], start: Any) -> Any:
+    """A fixed point, to a tolerance of the last step."""
+    going = lambda state: (state[0] < 50) & (jnp.linalg.norm(state[1] - state[2]) > 1e-5)  # noqa: E731
+    return lax.while_loop(going, lambda s: (s[0] + 1, step(s[1]), s[1]), (0, step(start), start))[1]
+
+
+def repeated(step: Callable[[Any], Any], start: Any) -> Any:
+    """A fixed point, by eight steps whatever happens."""
+    return lax.fori_loop(0, 8, lambda _, z: step(z), start)
+
+
+def cell(w: Any, x: Any, z: Any) -> Any:
+    return jnp.tanh(z @ w + x)
+
+
+def equilibrium(solve: Callable[..., Any], *, factor: float = 1.0, one_step: bool = False) -> Callable[[Any, Any], Any]:
+    """The mean square of a deep equilibrium, with a rule that may be wrong."""
+
+    @jax.custom_vjp
+    def fixed(w: Any, x: Any) -> Any:
+        return solve(lambda z: cell(w, x, z), jnp.zeros_like(x))
+
+    def forward(w: Any, x: Any) -> Any:
+        z = fixed(w, x)
+        return z, (w, x, z)
+
+    def backward(kept: Any, cotangent: Any) -> Any:
+        w, x, z = kept
+        pull = jax.vjp(lambda z: cell(w, x, z), z)[1]
+        sent = cotangent if one_step else solve(lambda u: cotangent + pull(u)[0], jnp.zeros_like(cotangent))
+        of_w, of_x = jax.vjp(lambda w, x: cell(w, x, z), w, x)[1](sent)
+        return factor * of_w, of_x
+
+    fixed.defvjp(forward, backward)
+    return lambda w, x: jnp.square(fixed(w, x)).mean()
+
+
+def conjugate(w: Any, x: Any) -> Any:
+    matrix = jnp.eye(4) + w @ w.T
+    return jnp.square(cg(lambda v: matrix @ v, x[0], tol=1e-3)[0]).sum()
+
+
+def integrated(w: Any, x: Any) -> Any:
+    return jnp.square(
+        odeint(lambda y, _, w: jnp.tanh(y @ w), x[0], jnp.array([0.0, 1.0]), w, rtol=1e-4, atol=1e-4)
+    ).sum()
+
+
+def newton(w: Any, x: Any) -> Any:
+    def solve(residual: Any, start: Any) -> Any:
+        step = lambda z: z - 0.6 * jnp.linalg.solve(jax.jacobian(residual)(z), residual(z))  # noqa: E731
+        return lax.while_loop(lambda z: jnp.linalg.norm(residual(z)) > 1e-4, step, start)
+
+    root = lax.custom_root(
+        lambda z: z**3 + z - x[0] @ w, jnp.zeros(4), solve, lambda g, y: jnp.linalg.solve(jax.jacobian(g)(y), y)
+    )
+    return jnp.square(root + 1.0).sum()
+
+
+RIGHT = {
+    "a fixed point to a tolerance": equilibrium(until_small),
+    "a fixed point by eight steps": equilibrium(repeated),
+    "conjugate gradients": conjugate,
+    "an adaptive integrator": integrated,
+    "a damped root search": newton,
+}
+WRONG = {
+    "a factor at a tolerance": equilibrium(until_small, factor=1.01),
+    "a factor at eight steps": equilibrium(repeated, factor=1.01),
+    "one step in the place of a solve": equilibrium(until_small, one_step=True),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_rule_is_as_exact_as_its_solver(name: str) -> None:
+    found = proof(RIGHT[name])
+    assert {row.status for row in found.rows} == {"correct"}
+    # Without the solver's part, something would be wrong: more than the errors of differences and of float64.
+    assert any((row.error or 0.0) > 2e-8 for row in found.gradients)
+    assert all((row.expected or 0.0) < 0.05 for row in found.gradients)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_no_solver_explains_is_wrong(name: str) -> None:
+    found = proof(WRONG[name])
+    status = {row.what.partition(",")[0]: row.status for row in found.rows}
+    assert (status["custom rule of fixed"], status["param_grad/value"]) == ("wrong", "wrong")
+
+
+def test_a_tolerance_may_be_given() -> None:
+    wrong = equilibrium(until_small, factor=1.01)
+    assert proof(wrong, tolerance=0.02).verdict == "correct"
+    assert proof(wrong, tolerance=0.002).verdict == "wrong"
+
+
+def test_a_tightened_function_is_nearer_to_the_solution() -> None:
+    matrix = np.eye(4) + np.asarray(W @ W.T, np.float64)
+    exact = np.linalg.solve(matrix, np.asarray(X[0], np.float64))
+    function = lambda w, x: cg(lambda v: (jnp.eye(4) + w @ w.T) @ v, x[0], tol=1e-2)[0]  # noqa: E731
+    usual = np.linalg.norm(function(W, X) - exact)
+    assert np.linalg.norm(tightened(function, "condition")(W, X) - exact) < usual / 10
+
+
+def chaotic(iterations: int) -> Callable[[Any, Any], Any]:
+    def loss(w: Any, x: Any) -> Any:
+        h = jax.nn.sigmoid(x @ w)
+        return jnp.square(lax.fori_loop(0, iterations, lambda _, z: 3.9 * z * (1.0 - z), h)).mean()
+
+    return loss
+
+
+@pytest.mark.parametrize("iterations", [80, 300])
+def test_a_chaotic_line_is_not_smooth_here(iterations: int) -> None:
+    found = proof(chaotic(iterations))
+    assert {row.status for row in found.gradients} == {"not smooth here"}
+    assert found.verdict == "correct"
+
+
+def test_at_the_border_of_chaos_nothing_is_wrong() -> None:
+    assert {row.status for row in proof(chaotic(40)).gradients} <= {"correct", "not smooth here"}
+
+
+def test_a_map_that_is_not_chaotic_yet_is_checked() -> None:
+    assert {row.status for row in proof(chaotic(5)).gradients} == {"correct"}
