@@ -62,6 +62,11 @@ _HINTS: Final = (
 )
 
 
+def error_text(error: BaseException) -> str:
+    """Returns the text of an error of any class, also of one whose `__str__` raises."""
+    return str(traceback.TracebackException(type(error), error, None, lookup_lines=False))
+
+
 class user_code:  # noqa: N801 - a context manager that reads as a clause
     """Runs the user's code, and turns its exceptions into expected errors that state where they were raised.
 
@@ -82,9 +87,9 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not isinstance(error, Exception | SystemExit) or isinstance(error, GradscopeError):
+        if error is None or isinstance(error, KeyboardInterrupt | GradscopeError):
             return
-        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in error_text(error):
             raise MachineError(
                 f"{self._doing}: out of memory: {_text(error)}",
                 hint="use a smaller --batch-size, --select fewer layers, or --stats-only",
@@ -129,7 +134,7 @@ def _rule_owner(error: BaseException) -> str:
 
 def _text(error: BaseException) -> str:
     """Returns an error's text, shortened to the first lines; a traceback in it is replaced by its last line."""
-    condensed = _EMBEDDED_TRACEBACK.sub("", str(error))
+    condensed = _EMBEDDED_TRACEBACK.sub("", error_text(error))
     lines = [line.rstrip() for line in condensed.splitlines() if line.strip()]
     return "\n".join(lines[:_MOST_LINES])
 
@@ -153,7 +158,7 @@ def _operation_frames(error: BaseException) -> Iterator[FrameSummary]:
 
 def _embedded_frames(error: BaseException) -> Iterator[FrameSummary]:
     """Yields the frames of the traceback in the text of an error from a host callback."""
-    for file_name, line, function in _EMBEDDED_FRAME.findall(str(error)):
+    for file_name, line, function in _EMBEDDED_FRAME.findall(error_text(error)):
         yield FrameSummary(file_name, int(line), function)
 
 

@@ -272,7 +272,7 @@ def relaid(folder: Path, alter: Alteration) -> Path:
     for name, data in members.items():
         payload = Payload(head=data, array=np.empty(0, np.uint8))
         writer.add(name, payload, len(data), facts=facts.get(name, b""))
-    file.publish(path, writer.finish())
+    file.publish(path, writer.finish(), replace=True)
     file.close()
     return path
 

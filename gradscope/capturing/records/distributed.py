@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TypeAlias
 
 import jax
@@ -29,19 +31,20 @@ def speaks_for_all() -> bool:
     return jax.process_index() == 0
 
 
-def dump_writer(path: str | os.PathLike[str], *, force: bool = False) -> Writer:
+def dump_writer(path: str | os.PathLike[str], *, force: bool = False, inputs: Iterable[Path] = ()) -> Writer:
     """Returns the writer of a dump: of a file, or under `jax.distributed` of this process's file in a folder.
 
     Args:
         path: The file or folder.
         force: Whether an existing dump may be replaced.
+        inputs: Files that the run reads, which are not replaced in any case.
 
     Raises:
         UsageError: The path cannot be used, or there is a dump.
         MachineError: Its folder is read-only.
     """
     if not is_shared():
-        return DumpWriter(path, force=force)
+        return DumpWriter(path, force=force, inputs=inputs)
     process = Process(index=jax.process_index(), count=jax.process_count())
     return ProcessWriter(path, ProcessGroup(process=process, barrier=_barrier, merge=merged_manifest), force=force)
 
