@@ -13,19 +13,23 @@ from typing import NoReturn
 
 from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.running.supervisor import runs_model, supervise
-from gradscope.cli.standard_streams import open_streams
+from gradscope.cli.standard_streams import keep_stdout_for_results, open_streams
 
 
 def main() -> NoReturn:
     """Runs the command line and exit."""
     open_streams()
-    ends_with = supervise() if runs_model(sys.argv[1:]) else None
+    ends_with = None
+    if runs_model(sys.argv[1:]):
+        ends_with = supervise()
+        keep_stdout_for_results()
     with Interrupts(ends_with) as interrupts:
         from gradscope.cli.error_boundary import guarded
 
         status = guarded(partial(_run, interrupts), sys.argv[1:])
         if ends_with is not None:
             ends_with(status)
+            sys.stdout = sys.stderr  # what the model registered with atexit prints no result
         sys.exit(status)
 
 

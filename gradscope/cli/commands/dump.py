@@ -245,7 +245,7 @@ def _run(
     # A relative path is one of the folder at the start, whatever the model does to it.
     named, start = without_folder(target), Path.cwd()
     # What the model prints are messages; standard output is for results.
-    with stdout_to_stderr(native=is_shared()), Progress(quiet=run_options.quiet) as progress:
+    with stdout_to_stderr(), Progress(quiet=run_options.quiet) as progress:
         model = model_options.model(target, model_request)
         path = run_options.output or Path(model.slug if is_shared() else f"{model.slug}.npz")
         with chdir(start):

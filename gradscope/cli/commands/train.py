@@ -105,7 +105,7 @@ def _trained(
     from gradscope.training.loop.resuming import opened
     from gradscope.training.loop.training_loop import TrainRequest, train
 
-    with stdout_to_stderr(native=False), Progress(quiet=quiet) as progress:
+    with stdout_to_stderr(), Progress(quiet=quiet) as progress:
         model = model_options.model(target, model_request)
         for choice in model.choices if verbose else ():
             say(choice)

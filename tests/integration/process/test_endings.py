@@ -88,3 +88,21 @@ def test_a_killed_parent_leaves_no_process_behind(tmp_path: Path) -> None:
         running.kill()
         running.stderr.read()  # until nobody has it open any more
         assert running.wait(10) == -signal.SIGKILL
+
+
+#: Everything but `print` that reaches the descriptor of standard output, at once and later.
+NOISE = """
+import atexit, ctypes, os, subprocess, threading, time
+atexit.register(print, "at exit")
+ctypes.CDLL(None).puts(b"from C")
+os.write(1, b"raw")
+subprocess.run(["echo", "child"])
+threading.Thread(target=lambda: [(time.sleep(0.01), os.write(1, b"thread")) for _ in range(6000)], daemon=True).start()
+"""
+
+
+def test_nothing_that_a_model_writes_gets_between_the_results(tmp_path: Path) -> None:
+    models.write(tmp_path, models.source(more=NOISE))
+    done = gradscope_process("inspect", "model.py", "--json", folder=tmp_path)
+    assert (done.status, done.json["command"]) == (0, "inspect")
+    assert all(each in done.errors for each in ("at exit", "from C", "raw", "child", "thread"))
