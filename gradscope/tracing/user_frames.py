@@ -28,6 +28,8 @@ from traceback import FrameSummary, StackSummary
 from types import TracebackType
 from typing import Final
 
+import jax
+
 from gradscope.errors import GradscopeError, MachineError, ModelError
 from gradscope.frameworks.extras import install_hint
 from gradscope.tracing.jaxpr.source_lines import is_library_file
@@ -49,6 +51,9 @@ _CLOSED_OVER_HINT: Final = (
     "pass every array that the function uses as an argument: f(x, w, y) and run(start, w, y), where f now reads w or y "
     "from around it"
 )
+
+#: What JAX's runtime says where another process of a distributed run is gone.
+_LOST_PROCESS: Final = re.compile(r"Gloo|[Cc]oordination ?[Ss]ervice|heartbeat|[Cc]onnection (reset|closed) by peer")
 
 _EMBEDDED_TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+")
 _EMBEDDED_FRAME: Final = re.compile(r'^[ \t]+File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
@@ -75,7 +80,7 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
 
     Raises:
         ModelError: The code raised, or tried to end the process.
-        MachineError: Memory ran out.
+        MachineError: Memory ran out, or another process of a distributed run is gone.
     """
 
     def __init__(self, doing: str) -> None:
@@ -93,6 +98,11 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
             raise MachineError(
                 f"{self._doing}: out of memory: {_text(error)}",
                 hint="use a smaller --batch-size, --select fewer layers, or --stats-only",
+            ) from error
+        if isinstance(error, jax.errors.JaxRuntimeError) and _LOST_PROCESS.search(error_text(error)):
+            raise MachineError(
+                f"{self._doing}: another process of the run has ended or does not answer: {_text(error)}",
+                hint="what that process wrote says why; start all processes again",
             ) from error
         if not _is_ours(error):
             raise _model_error(self._doing, error) from error

@@ -16,6 +16,7 @@ from gradscope.dump.interfaces import RecordSink
 from gradscope.dump.record import Process
 from gradscope.dump.writer import DumpWriter
 from gradscope.stats import merged_manifest
+from gradscope.tracing.user_frames import user_code
 
 #: The writer of a dump, in one process or in one of several.
 Writer: TypeAlias = DumpWriter | ProcessWriter
@@ -55,4 +56,5 @@ def reading_for(writer: RecordSink, reading: TensorReading) -> Reading:
 
 
 def _barrier() -> None:
-    multihost_utils.sync_global_devices("gradscope")
+    with user_code("waiting for the other processes"):
+        multihost_utils.sync_global_devices("gradscope")
