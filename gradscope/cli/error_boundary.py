@@ -28,8 +28,8 @@ BROKEN_PIPE: Final = 141
 
 #: Errors of the operating system whose cause is neither gradscope nor the user's request.
 _ENVIRONMENT: Final = frozenset(
-    {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC,
-     errno.EPERM, errno.EROFS}
+    {errno.EACCES, errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
+     errno.ENOSPC, errno.EPERM, errno.EROFS}
 )  # fmt: skip
 
 
@@ -106,7 +106,9 @@ def _environment_failure(failure: BaseException) -> MachineError | None:
     if isinstance(failure, MemoryError):
         return MachineError("out of memory", hint="use a smaller --batch-size or --select fewer layers")
     if isinstance(failure, OSError) and failure.errno in _ENVIRONMENT:
-        return MachineError(str(failure), hint="check free space and permissions")
+        closed = failure.errno == errno.EBADF
+        hint = "the model closes files that are not its own" if closed else "check free space and permissions"
+        return MachineError(str(failure), hint=hint)
     return None
 
 

@@ -40,9 +40,13 @@ class Interrupts:
 
     It is entered in the main thread. A signal that is ignored when the process starts (`nohup`, a background job of a
     shell without job control) stays ignored.
+
+    Args:
+        ends_with: Is called with the exit status right before the process ends; None for nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ends_with: Callable[[int], object] | None = None) -> None:
+        self._ends_with = ends_with
         self._cleanups: list[Callable[[], object]] = []
         self._ask: Callable[[int], object] | None = None
         self._restore = ExitStack()
@@ -79,21 +83,31 @@ class Interrupts:
 
     def __exit__(self, *exception: object) -> None:
         self._restore.close()
-        self._writer.send(bytes([_DISMISSED]))
+        with contextlib.suppress(OSError):  # the model closed every descriptor
+            self._writer.send(bytes([_DISMISSED]))
 
     def _watch(self) -> None:
         """Waits for a signal, which ends the process, or for the end of the guard."""
-        with self._reader, self._writer:
-            while (received := self._reader.recv(1)[0]) != _DISMISSED:
+        with contextlib.suppress(OSError), self._reader, self._writer:
+            while (received := self._received()) != _DISMISSED:
                 ask, self._ask = self._ask, None
                 if received in _SIGNALS and ask is not None:
                     ask(received)
                 elif received in _SIGNALS:
                     self._end_process(received)
 
+    def _received(self) -> int:
+        """Returns the next byte of the socket; as at the end of the guard where the model has closed the descriptor."""
+        try:
+            return self._reader.recv(1)[0]
+        except (OSError, IndexError):  # IndexError: nothing can arrive any more
+            return _DISMISSED
+
     def _end_process(self, number: int) -> NoReturn:
         status = 128 + number
         try:
+            if self._ends_with is not None:
+                self._ends_with(status)
             threading.Timer(GRACE_SECONDS, os._exit, (status,)).start()
             _print_message()
             with ExitStack() as cleanups:  # one that fails does not keep the others from running

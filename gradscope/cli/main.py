@@ -1,8 +1,8 @@
 """`main` starts and ends the program: it guards against signals before anything slow is imported.
 
 Importing JAX takes half a second, in which Ctrl-C would become an `ImportError` or be swallowed by a callback. So the
-signal handlers are installed first. Only the standard streams are opened before: the socket of the handlers would
-otherwise get the descriptor of a stream that is closed.
+signal handlers are installed first. Only the standard streams are opened before, because the socket of the handlers
+would otherwise get the descriptor of a stream that is closed; and a command that runs a model gets its supervisor.
 """
 
 from __future__ import annotations
@@ -12,16 +12,25 @@ from functools import partial
 from typing import NoReturn
 
 from gradscope.cli.interrupts import Interrupts
-from gradscope.cli.standard_streams import open_streams
+from gradscope.cli.running.supervisor import runs_model, supervise
+from gradscope.cli.standard_streams import keep_stdout_for_results, open_streams
 
 
 def main() -> NoReturn:
     """Runs the command line and exit."""
     open_streams()
-    with Interrupts() as interrupts:
+    ends_with = None
+    if runs_model(sys.argv[1:]):
+        ends_with = supervise()
+        keep_stdout_for_results()
+    with Interrupts(ends_with) as interrupts:
         from gradscope.cli.error_boundary import guarded
 
-        sys.exit(guarded(partial(_run, interrupts), sys.argv[1:]))
+        status = guarded(partial(_run, interrupts), sys.argv[1:])
+        if ends_with is not None:
+            ends_with(status)
+            sys.stdout = sys.stderr  # what the model registered with atexit prints no result
+        sys.exit(status)
 
 
 def _run(interrupts: Interrupts) -> int:

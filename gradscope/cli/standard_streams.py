@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stdout
-from io import BufferedWriter, RawIOBase, TextIOWrapper
+from io import BufferedWriter, FileIO, RawIOBase, TextIOWrapper
 from typing import Final, TextIO
 
 _STDOUT: Final = 1
@@ -38,23 +38,21 @@ def _safe(stream: TextIO) -> TextIO:
     return stream
 
 
-@contextmanager
-def stdout_to_stderr(*, native: bool = False) -> Generator[None]:
-    """Redirects standard output to standard error inside a `with` statement, because standard output is for results.
+def keep_stdout_for_results() -> None:
+    """Makes `sys.stdout` the only way to standard output: the descriptor itself is standard error from here on.
 
-    Args:
-        native: Whether the output of compiled code is redirected, too.
+    Compiled code, child processes and `os.write(1, ...)` write to the descriptor, whenever they like.
     """
-    if not native:
-        with redirect_stdout(sys.stderr):
-            yield
-        return
-    # Gloo, the library through which CPU processes communicate, prints a greeting on standard output.
-    kept = os.dup(_STDOUT)
+    sys.stdout.flush()
+    kept = os.dup(_STDOUT)  # child processes do not inherit it
     os.dup2(_STDERR, _STDOUT)
-    try:
+    line_buffering = isinstance(sys.stdout, TextIOWrapper) and sys.stdout.line_buffering
+    stream = BufferedWriter(FileIO(kept, "w"))
+    sys.stdout = _safe(TextIOWrapper(stream, encoding=sys.stdout.encoding, line_buffering=line_buffering))
+
+
+@contextmanager
+def stdout_to_stderr() -> Generator[None]:
+    """Redirects what Python code prints to standard error inside a `with` statement: standard output is for results."""
+    with redirect_stdout(sys.stderr):
         yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, _STDOUT)
-        os.close(kept)

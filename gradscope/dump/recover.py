@@ -79,9 +79,9 @@ def recover(source: str | os.PathLike[str], out: str | os.PathLike[str], *, forc
     tensors = size_bytes = end = 0
     with located(str(source)), InputFile(source) as file:
         # If both have the same target, the lock keeps the new dump's writer from removing the old file as a dead one.
-        if not lock(file.fileno()):
+        if lock(file.fileno()) is False:
             raise DumpError("it is still being written", hint="wait for the process that writes it to end")
-        with DumpWriter(out, force=force) as writer:
+        with DumpWriter(out, force=force, inputs=(source,)) as writer:
             writer.require_space(file.size_bytes)
             for finished in _finished_members(file):
                 writer.add(finished.record)

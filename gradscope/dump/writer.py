@@ -12,6 +12,7 @@ The crash-safe part is in `storage/partial_file.py`.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -40,14 +41,16 @@ class DumpWriter:
     Args:
         path: The file to write; a symbolic link is followed.
         force: Whether an existing file may be replaced.
+        inputs: Files that the run reads, which are not replaced in any case.
 
     Raises:
         UsageError: The path cannot be used, or a file exists there.
         MachineError: The folder is read-only.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        self._target = checked_target(Path(path), force=force)
+    def __init__(self, path: str | os.PathLike[str], *, force: bool = False, inputs: Iterable[Path] = ()) -> None:
+        self._target = checked_target(Path(path), force=force, inputs=inputs)
+        self._force = force
         self._file = PartialFile(self._target)
         self._zip = ZipWriter(self._file)
         self._entries: dict[str, Entry] = {}
@@ -111,10 +114,11 @@ class DumpWriter:
             The manifest.
 
         Raises:
+            UsageError: Another process has written a file to the path meanwhile, and none may be replaced.
             MachineError: The disk is full or fails; an old file at the path is unchanged.
         """
         manifest = Manifest.of(self._entries.values(), facts)
-        self._publish(manifest, self._target)
+        self._publish(manifest, self._target, replace=self._force)
         return manifest
 
     def commit_incomplete(self, error: str, facts: RunFacts) -> Path:
@@ -132,7 +136,7 @@ class DumpWriter:
         """
         manifest = Manifest.of(self._entries.values(), replace(facts, complete=False, note=error))
         target = incomplete_target(self._target)
-        self._publish(manifest, target)
+        self._publish(manifest, target, replace=True)
         return target
 
     def discard(self) -> None:
@@ -161,10 +165,10 @@ class DumpWriter:
             size_bytes=array.size * dtype.itemsize,
         )
 
-    def _publish(self, manifest: Manifest, target: Path) -> None:
+    def _publish(self, manifest: Manifest, target: Path, *, replace: bool) -> None:
         text = manifest_to_text(manifest).encode("ascii")
         self._zip.add(MEMBER, Payload(head=text, array=np.empty(0, np.uint8)), len(text))
-        self._file.publish(target, self._zip.finish())
+        self._file.publish(target, self._zip.finish(), replace=replace)
 
     def _leave(self) -> None:
         self._file.discard()

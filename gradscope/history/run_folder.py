@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from gradscope.dump.storage.partial_file import lock
+from gradscope.dump.storage.partial_file import lock, say_unlocked
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.errors import UsageError
 from gradscope.naming import printable
@@ -57,13 +57,16 @@ class RunFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path.absolute()  # a model may change the working directory
         if path.exists() and not path.is_dir():
             raise UsageError(f"{printable(str(path))} is not a folder", hint="a run is a folder: name another one")
         with machine_errors("write to", path):
             path.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        if not lock(self._descriptor):
+        locked = lock(self._descriptor)
+        if locked is None:
+            say_unlocked(path)
+        if locked is False:
             os.close(self._descriptor)
             raise UsageError(
                 f"another process trains in {printable(str(path))}", hint="wait for it, or name another folder"

@@ -28,6 +28,8 @@ from traceback import FrameSummary, StackSummary
 from types import TracebackType
 from typing import Final
 
+import jax
+
 from gradscope.errors import GradscopeError, MachineError, ModelError
 from gradscope.frameworks.extras import install_hint
 from gradscope.tracing.jaxpr.source_lines import is_library_file
@@ -50,6 +52,9 @@ _CLOSED_OVER_HINT: Final = (
     "from around it"
 )
 
+#: What JAX's runtime says where another process of a distributed run is gone.
+_LOST_PROCESS: Final = re.compile(r"Gloo|[Cc]oordination ?[Ss]ervice|heartbeat|[Cc]onnection (reset|closed) by peer")
+
 _EMBEDDED_TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+")
 _EMBEDDED_FRAME: Final = re.compile(r'^[ \t]+File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
 
@@ -62,6 +67,11 @@ _HINTS: Final = (
 )
 
 
+def error_text(error: BaseException) -> str:
+    """Returns the text of an error of any class, also of one whose `__str__` raises."""
+    return str(traceback.TracebackException(type(error), error, None, lookup_lines=False))
+
+
 class user_code:  # noqa: N801 - a context manager that reads as a clause
     """Runs the user's code, and turns its exceptions into expected errors that state where they were raised.
 
@@ -70,7 +80,7 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
 
     Raises:
         ModelError: The code raised, or tried to end the process.
-        MachineError: Memory ran out.
+        MachineError: Memory ran out, or another process of a distributed run is gone.
     """
 
     def __init__(self, doing: str) -> None:
@@ -82,12 +92,17 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not isinstance(error, Exception | SystemExit) or isinstance(error, GradscopeError):
+        if error is None or isinstance(error, KeyboardInterrupt | GradscopeError):
             return
-        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in error_text(error):
             raise MachineError(
                 f"{self._doing}: out of memory: {_text(error)}",
                 hint="use a smaller --batch-size, --select fewer layers, or --stats-only",
+            ) from error
+        if isinstance(error, jax.errors.JaxRuntimeError) and _LOST_PROCESS.search(error_text(error)):
+            raise MachineError(
+                f"{self._doing}: another process of the run has ended or does not answer: {_text(error)}",
+                hint="what that process wrote says why; start all processes again",
             ) from error
         if not _is_ours(error):
             raise _model_error(self._doing, error) from error
@@ -129,7 +144,7 @@ def _rule_owner(error: BaseException) -> str:
 
 def _text(error: BaseException) -> str:
     """Returns an error's text, shortened to the first lines; a traceback in it is replaced by its last line."""
-    condensed = _EMBEDDED_TRACEBACK.sub("", str(error))
+    condensed = _EMBEDDED_TRACEBACK.sub("", error_text(error))
     lines = [line.rstrip() for line in condensed.splitlines() if line.strip()]
     return "\n".join(lines[:_MOST_LINES])
 
@@ -153,7 +168,7 @@ def _operation_frames(error: BaseException) -> Iterator[FrameSummary]:
 
 def _embedded_frames(error: BaseException) -> Iterator[FrameSummary]:
     """Yields the frames of the traceback in the text of an error from a host callback."""
-    for file_name, line, function in _EMBEDDED_FRAME.findall(str(error)):
+    for file_name, line, function in _EMBEDDED_FRAME.findall(error_text(error)):
         yield FrameSummary(file_name, int(line), function)
 
 

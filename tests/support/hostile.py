@@ -253,6 +253,7 @@ OURS: dict[str, tuple[Alteration, str]] = {
     "other offset": (_with_stored(offset=64), "disagree on its offset"),
     "other size": (_with_stored(size_bytes=23), "disagree on its offset"),
     "other member": (_with_stored(member="activation/codes.npy"), "lacks|disagree|does not name"),
+    "statistic that no float holds": (_with(stats={"size": 6, "zeros": 10**400}), "integer of 401 digits"),
     "other float8": (lambda members, document: _entry(document, 1).update(dtype="float8_e5m2"), "states dtype"),
 }
 
@@ -272,7 +273,7 @@ def relaid(folder: Path, alter: Alteration) -> Path:
     for name, data in members.items():
         payload = Payload(head=data, array=np.empty(0, np.uint8))
         writer.add(name, payload, len(data), facts=facts.get(name, b""))
-    file.publish(path, writer.finish())
+    file.publish(path, writer.finish(), replace=True)
     file.close()
     return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +14,9 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import dtype_name, encode
 from gradscope.capturing.isolate.reproduction import Expectation, Reproduction
+from gradscope.dump.storage.storage_errors import machine_errors
+from gradscope.dump.storage.target_path import checked_file
+from gradscope.dump.storage.whole_file import write_whole
 
 #: Prefixes of the names of the file's arrays.
 _INPUT, _COTANGENT, _FORWARD, _VJP = "input", "cotangent", "forward", "vjp"
@@ -105,18 +109,27 @@ if __name__ == "__main__":
 '''
 
 
-def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, dump: str) -> None:
-    """Writes the script and its arrays into a folder, which is created where there is none.
+def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, dump: str, force: bool) -> None:
+    """Writes the script and its arrays into a folder, which is created where there is none; each file crash-safely.
 
     Args:
         folder: The folder.
         reproduction: The layer.
         file: Name of both files without their suffix.
         dump: Name of the dump.
+        force: Whether existing files may be replaced.
+
+    Raises:
+        UsageError: A file exists (without `force`), is a link, or is not a regular file.
+        MachineError: The folder cannot be created, or the disk is full or fails.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / f"{file}.npz", allow_pickle=False, **arrays(reproduction))
-    (folder / f"{file}.py").write_text(script(reproduction, file=file, dump=dump), encoding="utf-8")
+    with machine_errors("write to", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    stored = BytesIO()
+    np.savez(stored, allow_pickle=False, **arrays(reproduction))
+    text = script(reproduction, file=file, dump=dump)
+    for suffix, data in ((".npz", stored.getvalue()), (".py", text.encode())):
+        write_whole(checked_file(folder / f"{file}{suffix}", force=force), data, replace=force)
 
 
 def script(reproduction: Reproduction, *, file: str, dump: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TypeAlias
 
 import jax
@@ -14,6 +16,7 @@ from gradscope.dump.interfaces import RecordSink
 from gradscope.dump.record import Process
 from gradscope.dump.writer import DumpWriter
 from gradscope.stats import merged_manifest
+from gradscope.tracing.user_frames import user_code
 
 #: The writer of a dump, in one process or in one of several.
 Writer: TypeAlias = DumpWriter | ProcessWriter
@@ -29,19 +32,20 @@ def speaks_for_all() -> bool:
     return jax.process_index() == 0
 
 
-def dump_writer(path: str | os.PathLike[str], *, force: bool = False) -> Writer:
+def dump_writer(path: str | os.PathLike[str], *, force: bool = False, inputs: Iterable[Path] = ()) -> Writer:
     """Returns the writer of a dump: of a file, or under `jax.distributed` of this process's file in a folder.
 
     Args:
         path: The file or folder.
         force: Whether an existing dump may be replaced.
+        inputs: Files that the run reads, which are not replaced in any case.
 
     Raises:
         UsageError: The path cannot be used, or there is a dump.
         MachineError: Its folder is read-only.
     """
     if not is_shared():
-        return DumpWriter(path, force=force)
+        return DumpWriter(path, force=force, inputs=inputs)
     process = Process(index=jax.process_index(), count=jax.process_count())
     return ProcessWriter(path, ProcessGroup(process=process, barrier=_barrier, merge=merged_manifest), force=force)
 
@@ -52,4 +56,5 @@ def reading_for(writer: RecordSink, reading: TensorReading) -> Reading:
 
 
 def _barrier() -> None:
-    multihost_utils.sync_global_devices("gradscope")
+    with user_code("waiting for the other processes"):
+        multihost_utils.sync_global_devices("gradscope")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,6 +35,8 @@ def calibrate(
     from gradscope.cli.printing import print_line, say
     from gradscope.cli.running.jax_setup import set_up_jax
 
+    # A relative path is one of the folder at the start, whatever the model does to it.
+    start = Path.cwd()
     request = model_options.request(target)
     selection, families = selection_options.selection(), selection_options.family_set()
     for note in set_up_jax(model_options, cache=not no_cache):
@@ -54,7 +57,8 @@ def calibrate(
     )  # fmt: skip
     with stdout_to_stderr(), Progress(quiet=quiet) as progress:
         model = model_options.model(target, request)
-        writer = DumpWriter(output, force=force)
+        with chdir(start):
+            writer = DumpWriter(output, force=force, inputs=model_options.input_files)
         context.obj.on_interrupt(writer.discard)
         arguments = model_options.arguments(model)
         dtypes = [dtype for dtype in LOW_PRECISION_NOISE if model_options.x64 or dtype != "float32"]

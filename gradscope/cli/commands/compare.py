@@ -157,6 +157,10 @@ def compare(
     from gradscope.cli.printing import print_report
 
     compare_options = judge_options.options(name_options.selection())
+    if judge_options.write_map is not None:
+        from gradscope.dump.storage.target_path import checked_file
+
+        checked_file(judge_options.write_map, force=False)  # before the work
     found = _compared(ref, cand, compare_options)
     if judge_options.write_map is not None:
         _save_map(judge_options.write_map, found)

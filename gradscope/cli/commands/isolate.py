@@ -40,6 +40,7 @@ def isolate(
     from gradscope.dump.reader import open_dump
 
     _require_free(output, force=force)
+    folder = output.absolute()  # of the folder at the start, whatever the model does to it
     with open_dump(dump) as opened, stdout_to_stderr(), Progress(quiet=quiet) as progress:
         model = rerun_model(target, options_of(dump, opened.manifest.provenance))
         from gradscope.capturing.isolate.reproduction import reproduce
@@ -47,21 +48,20 @@ def isolate(
 
         progress.phase("run")
         found = reproduce(model, name, opened)
-    write_reproduction(output, found, file=_FILE, dump=dump.name)
+    write_reproduction(folder, found, file=_FILE, dump=dump.name, force=force)
     for line in _summary(output, found):
         print_line(line)
 
 
 def _require_free(folder: Path, *, force: bool) -> None:
     """Raises `UsageError` where the folder contains the files already, or is not a folder."""
+    from gradscope.dump.storage.target_path import checked_file
     from gradscope.errors import UsageError
 
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", hint="name a folder with --output")
-    files = [folder / f"{_FILE}.{suffix}" for suffix in ("py", "npz")]
-    taken = [file for file in files if file.exists()]
-    if taken and not force:
-        raise UsageError(f"{taken[0]} exists", hint="replace it with --force, or name another folder with --output")
+    for suffix in ("py", "npz") if folder.exists() else ():
+        checked_file(folder / f"{_FILE}.{suffix}", force=force)
 
 
 def _summary(folder: Path, found: Reproduction) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -62,7 +63,8 @@ def train(
 
     if model_options.batch_index is not None:
         raise UsageError("--batch-index has no meaning here: step n takes batch n", hint="leave it out")
-    model_request = model_options.request(target)
+    # A relative path is one of the folder at the start, whatever the model does to it.
+    start, model_request = Path.cwd(), model_options.request(target)
     step_options.factors()
     notes = set_up_jax(model_options, cache=not no_cache)
     tell: Callable[[str], None] = (lambda _line: None) if quiet else say
@@ -79,12 +81,13 @@ def train(
     outcome = _trained(
         target, model_request, steps=steps, output=output, step_options=step_options, record_options=record_options,
         model_options=model_options, name_options=name_options, force=force, quiet=quiet, verbose=verbose,
-        stop=stop, ask=ask, interrupts=context.obj,
+        stop=stop, ask=ask, interrupts=context.obj, start=start,
     )  # fmt: skip
     if signals and outcome.steps < steps and outcome.alarm is None:
         tell(f"stopped after {outcome.steps:,} of {steps:,} steps; the same command with --resume goes on")
         raise typer.Exit(_SIGNALLED + signals[0])
-    _print_results(output, outcome, format_options)
+    with chdir(start):
+        _print_results(output, outcome, format_options)
     if outcome.alarm is not None:
         raise typer.Exit(1)
 
@@ -93,6 +96,7 @@ def _trained(
     target: str, model_request: Request, *, steps: int, output: Path, step_options: StepOptions,
     record_options: RecordOptions, model_options: ModelOptions, name_options: NameOptions, force: bool, quiet: bool,
     verbose: bool, stop: threading.Event, ask: Callable[[int], None], interrupts: Interrupts,
+    start: Path,
 ) -> Outcome:  # fmt: skip
     from gradscope.cli.printing import say
     from gradscope.cli.running.progress import Progress
@@ -101,7 +105,7 @@ def _trained(
     from gradscope.training.loop.resuming import opened
     from gradscope.training.loop.training_loop import TrainRequest, train
 
-    with stdout_to_stderr(native=False), Progress(quiet=quiet) as progress:
+    with stdout_to_stderr(), Progress(quiet=quiet) as progress:
         model = model_options.model(target, model_request)
         for choice in model.choices if verbose else ():
             say(choice)
@@ -118,7 +122,9 @@ def _trained(
             every=record_options.every, saving=record_options.saving(), check_numerics=record_options.check_numerics,
             options=chosen, facts=_facts(model, model_options.facts(arguments)), stop=stop.is_set, progress=shown,
         )  # fmt: skip
-        with opened(output, chosen, resume=record_options.resume, force=force) as folder:
+        with chdir(start):
+            opened_folder = opened(output, chosen, resume=record_options.resume, force=force)
+        with opened_folder as folder:
             progress.phase("compile")
             with interrupts.asking(ask):
                 return train(request, folder, resume=record_options.resume)

@@ -261,6 +261,11 @@ class ModelOptions:
         return {"seed": self.seed, "batch_size": arguments.batch_size, **facts}
 
     @property
+    def input_files(self) -> tuple[Path, ...]:
+        """The files that the options name."""
+        return tuple(filter(None, (self._data_file, self.checkpoint, self.map_keys, self.map_file)))
+
+    @property
     def _data_file(self) -> Path | None:
         """The file or folder that `--data` names; None where it names none, or an input pipeline."""
         return None if self.data is None or (":" in self.data and not Path(self.data).exists()) else Path(self.data)

@@ -74,6 +74,8 @@ def _jax() -> Any:
             f"JAX cannot be imported ({_versions()}): {error}",
             hint="reinstall the pair: pip install --upgrade jax jaxlib",
         ) from error
+    except ValueError as error:
+        raise MachineError(f"JAX refuses its settings: {error}", hint="correct the variable, or unset it") from error
     return jax
 
 

@@ -39,7 +39,9 @@ from gradscope.comparison.layout.recipes import (
 from gradscope.comparison.pairing.by_rules import MapRule, written_rules
 from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.record import Json
-from gradscope.errors import DumpError, MachineError, UsageError
+from gradscope.dump.storage.target_path import checked_file
+from gradscope.dump.storage.whole_file import write_whole
+from gradscope.errors import DumpError, UsageError
 from gradscope.naming.patterns import Pattern
 
 _LARGEST_FILE_BYTES: Final = 16 << 20
@@ -65,22 +67,20 @@ def read_map(path: Path) -> tuple[MapRule, ...]:
 
 
 def write_map(path: Path, matches: Iterable[Match]) -> None:
-    """Writes matches as the rules of a map file; an existing file is replaced.
+    """Writes matches as the rules of a map file, crash-safely.
 
     Args:
         path: The file.
         matches: The matches; plain matches of equal names need no rule, nor do loop outputs of paired iterations.
 
     Raises:
+        UsageError: The file exists, or the path cannot be used.
         MachineError: The file cannot be written.
     """
     text = "# Which tensors of the candidate are which of the reference: gradscope compare REF CAND --map FILE\n"
     for rule in written_rules(matches):
         text += "\n[[rule]]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in rule.items())
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MachineError(f"cannot write {path}: {error.strerror}") from error
+    write_whole(checked_file(path, force=False), text.encode(), replace=False)
 
 
 def _text(path: Path) -> str:

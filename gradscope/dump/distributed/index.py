@@ -16,7 +16,7 @@ from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.dump.sources.archive import MANIFEST_LIMIT
 from gradscope.dump.storage.input_file import InputFile
-from gradscope.dump.storage.partial_file import PartialFile, sweep
+from gradscope.dump.storage.whole_file import write_whole
 from gradscope.errors import DumpError
 
 
@@ -49,15 +49,7 @@ def write_index(path: Path, index: DumpIndex) -> None:
     """
     files: list[Json] = [{"size_bytes": f.size_bytes, "manifest_crc32": f.manifest_crc32} for f in index.files]
     text = dumps({"manifest": manifest_to_json(index.manifest), "files": files}).encode("ascii")
-    sweep(path)
-    file = PartialFile(path)
-    try:
-        file.create()
-        file.write(memoryview(text), 0)
-        file.publish(path, len(text))
-    finally:
-        file.discard()
-        file.close()
+    write_whole(path, text, replace=True)
 
 
 def read_index(path: Path) -> DumpIndex:

@@ -120,7 +120,7 @@ def _entry(value: Json, position: int) -> Entry:
         name=entry.text("name"),
         shape=entry.counts("shape"),
         dtype=entry.text("dtype"),
-        stats=entry.object("stats"),
+        stats=entry.statistics("stats"),
         site=_site(entry.values["site"], what),
         stored=_stored(entry.values["stored"], what) if "stored" in entry.values else None,
         alias_of=entry.optional_text("alias_of"),

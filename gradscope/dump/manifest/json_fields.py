@@ -112,6 +112,15 @@ class Fields:
         value = self.values.get(name, {})
         return value if isinstance(value, dict) else self._refuse(name, "an object")
 
+    def statistics(self, name: str) -> dict[str, Json]:
+        """Returns an object with any fields, in which no integer is larger than a size can be."""
+        found = self.object(name)
+        for value in found.values():
+            # Larger ones cannot be converted to a float, wherever one is divided or compared later.
+            if type(value) is int and not -_LARGEST <= value <= _LARGEST:
+                raise DumpError(f"{self.what} in the manifest: {name} has an integer of {len(str(value))} digits")
+        return found
+
     def numbers(self, name: str) -> dict[str, float]:
         """Returns an object whose fields are numbers, possibly NaN or infinite."""
         return {key: self._number(name, value) for key, value in self.object(name).items()}

@@ -2,7 +2,7 @@
 
 JSON has no NaN and no infinities; they are written as the strings "NaN", "Infinity" and "-Infinity". Reading refuses
 text that other readers would interpret differently (a duplicate name, the bare tokens `NaN` and `Infinity`), and text
-that is cheap to write and expensive to read (deep nesting).
+that is cheap to write and expensive to read (deep nesting, millions of empty lists), before it is parsed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from gradscope.errors import DumpError
 
 #: Levels of arrays and objects; a manifest has seven.
 DEPTH_LIMIT: Final = 32
+
+#: Arrays and objects, and values in them. A dump of 70,000 tensors has 1 and 19 million.
+CONTAINERS_LIMIT: Final = 2_000_000
+VALUES_LIMIT: Final = 24_000_000
 
 _CONTAINERS: Final = frozenset({dict, list})
 _NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -37,10 +41,11 @@ def loads(text: str | bytes) -> Json:
     """Parses JSON text. The string "NaN" stays a string (see `as_float`).
 
     Raises:
-        DumpError: The text is not strict JSON, not UTF-8, or nested deeper than `DEPTH_LIMIT`.
+        DumpError: The text is not strict JSON, not UTF-8, or has more or deeper arrays and objects than the limits.
     """
     try:
         decoded = text.decode() if isinstance(text, bytes) else text
+        _require_small(decoded)
         value = json.loads(decoded, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
     except RecursionError:
         raise DumpError("the JSON text is nested too deeply") from None
@@ -71,6 +76,18 @@ def as_float(value: Json) -> float:
         return float(value)
     except OverflowError:
         raise DumpError(f"expected a number that a float64 can hold, found one of {len(str(value))} digits") from None
+
+
+def _require_small(text: str) -> None:
+    """Raises an error for text of too many values, without parsing it."""
+    # Counting a character takes a thousandth of the time of parsing. Names hold brackets, too; those of containers are
+    # counted only where all together are too many.
+    containers = text.count("[") + text.count("{")
+    if containers > CONTAINERS_LIMIT:
+        containers = sum(text.count(before + bracket) for before in "[{,: \n\r\t" for bracket in "[{")
+    if containers > CONTAINERS_LIMIT or text.count(",") > VALUES_LIMIT:
+        limits = f"{CONTAINERS_LIMIT:,} lists and objects, or {VALUES_LIMIT:,} values"
+        raise DumpError(f"the JSON text has more than {limits}")
 
 
 def _without_nonfinite(value: Json) -> Json:

@@ -1,11 +1,15 @@
 """The crash-safe write: a dump is written into a locked temporary file, which is renamed onto its target or removed.
 
 `PartialFile.publish` syncs the file with `fsync`, renames it onto the target and syncs the folder. So the target is
-the old file or the complete new one at any time, even if the process is killed.
+the old file or the complete new one at any time, even if the process is killed. Where nothing may be replaced, the file
+gets its name by a hard link, which fails if another process has written the target meanwhile.
+
+The new file has the permissions of the one that it replaces, also while it is being written.
 
 A *partial* is stored next to its target as `.gradscope-<target>-<host>-<pid>-<random>.partial` (target and host are
 hashes). Its writer keeps it locked. `sweep` removes unlocked partials that dead writers to the same target left behind
-on this host. Partials of other hosts are kept, because locks are not reliable across hosts.
+on this host. Partials of other hosts are kept, because locks are not reliable across hosts. Some file systems have no
+locks: writing goes on without one, a message says so, and nothing is swept there.
 """
 
 from __future__ import annotations
@@ -13,15 +17,28 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import logging
 import os
 import secrets
 import socket
+import stat
 import threading
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import Final
 
 from gradscope.dump.storage.flushing import Flusher
 from gradscope.dump.storage.storage_errors import machine_errors
+from gradscope.errors import UsageError
+from gradscope.naming import printable
+
+#: Errors of a file system that has no locks, and of one that has no hard links.
+_NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+#: Permissions of a new file, before the user's umask.
+_USUAL_MODE: Final = 0o666
 
 
 class PartialFile:
@@ -59,18 +76,30 @@ class PartialFile:
                 buffer, offset = buffer[written:], offset + written
                 self._flusher.wrote(written)
 
-    def publish(self, target: Path, size_bytes: int) -> None:
-        """Truncates the file to a size and renames it onto `target`; on return, file and folder are synced to disk.
+    def publish(self, target: Path, size_bytes: int, *, replace: bool) -> None:
+        """Truncates the file to a size and gives it the name `target`; on return, file and folder are synced to disk.
+
+        Args:
+            target: The new path of the file.
+            size_bytes: The size.
+            replace: Whether a file at `target` is replaced.
 
         Raises:
+            UsageError: Another process has written a file to `target`, which is not to be replaced.
             MachineError: A step failed; the file at `target` is the old one or the complete new one.
         """
         self._flusher.stop()
         with machine_errors("write to", target):
             os.ftruncate(self._descriptor, size_bytes)
+            mode = _mode(target)
+            if mode is not None:
+                os.fchmod(self._descriptor, mode)
             # Before the rename: after a power failure the new name must not point to bytes that were never written.
             os.fsync(self._descriptor)
-            _replace(self._path, target)
+            if replace:
+                _replace(self._path, target)
+            else:
+                _name_anew(self._path, target)
             _sync_folder(target.parent)
 
     def discard(self) -> None:
@@ -91,18 +120,39 @@ class PartialFile:
 
     def _create_once(self) -> bool:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._descriptor = os.open(self._path, flags, 0o666)
+        old = _mode(self._target)
+        self._descriptor = os.open(self._path, flags, _USUAL_MODE if old is None else _USUAL_MODE & old)
+        locked = lock(self._descriptor)
+        if locked is None:
+            say_unlocked(self._target.parent)
         # Between creation and lock, another writer's sweep may have removed the file as one of a dead writer.
-        return lock(self._descriptor) and os.fstat(self._descriptor).st_nlink == 1
+        return locked is not False and os.fstat(self._descriptor).st_nlink == 1
 
 
-def lock(descriptor: int) -> bool:
-    """Locks an open file until it is closed; returns False where another process has locked it."""
+def lock(descriptor: int) -> bool | None:
+    """Locks an open file until it is closed.
+
+    Returns:
+        True where it is locked now, False where another process has locked it, None where its file system has no locks.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return None
+        raise
     return True
+
+
+@cache
+def say_unlocked(folder: Path) -> None:
+    """Logs, once for each folder, that its file system has no locks."""
+    logging.getLogger("gradscope").warning(
+        "gradscope: the file system of %s has no locks: do not run two writers to one path at the same time",
+        printable(str(folder)),
+    )
 
 
 def sweep(target: Path) -> None:
@@ -149,6 +199,39 @@ def _replace(path: Path, target: Path) -> None:
     finally:
         if old >= 0:
             threading.Thread(target=os.close, args=(old,), name="gradscope-closer", daemon=True).start()
+
+
+def _name_anew(path: Path, target: Path) -> None:
+    """Moves a file to a path where nothing is."""
+    try:
+        os.link(path, target, follow_symlinks=False)
+        path.unlink()
+    except FileExistsError as error:
+        raise _taken(target) from error
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # Without hard links, an empty file reserves the name. Only a crash between the two steps leaves it there.
+        try:
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+        except FileExistsError as taken:
+            raise _taken(target) from taken
+        path.replace(target)
+
+
+def _taken(target: Path) -> UsageError:
+    return UsageError(
+        f"{printable(str(target))} exists: another process has written it meanwhile",
+        hint="give another path, or replace it with --force",
+    )
+
+
+def _mode(path: Path) -> int | None:
+    """Returns the permissions of a file; None where there is none."""
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        return None
 
 
 def _sync_folder(folder: Path) -> None:

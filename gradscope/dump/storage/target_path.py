@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from gradscope.dump.storage.storage_errors import machine_error, machine_errors
@@ -12,15 +14,16 @@ from gradscope.errors import MachineError, UsageError
 from gradscope.naming import printable
 
 
-def checked_target(path: Path, *, force: bool) -> Path:
+def checked_target(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> Path:
     """Returns the regular file, existing or not, that a path refers to; symbolic links are followed.
 
     Args:
         path: The path as the user wrote it.
         force: Whether a file that exists may be replaced.
+        inputs: Files that are read, which are not replaced in any case. The sources of imported modules never are.
 
     Raises:
-        UsageError: The path exists (without `force`), is not a regular file, or has no parent folder.
+        UsageError: The path exists (without `force`), is an input, is not a regular file, or has no parent folder.
         MachineError: The folder is not writable, or may not be entered.
     """
     shown = printable(str(path))
@@ -41,11 +44,24 @@ def checked_target(path: Path, *, force: bool) -> Path:
         raise UsageError(f"cannot write to {shown}: it is {_kind(mode)}, not a regular file")
     if mode is not None and not force:
         raise UsageError(f"{shown} exists", hint="give another path, or replace it with --force")
+    if mode is not None and (role := _role(target, inputs)):
+        raise UsageError(f"cannot write to {shown}: it is {role}", hint="give another path")
     if parent is None or not stat.S_ISDIR(parent):
         raise UsageError(f"cannot write to {shown}: there is no folder {printable(str(target.parent))}")
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise MachineError(f"cannot write to {shown}: its folder is read-only", hint="choose a folder you may write to")
     return target
+
+
+def checked_file(path: Path, *, force: bool) -> Path:
+    """Returns the path of a file other than a dump; a symbolic link is refused. See `checked_target`."""
+    # A dump's path is the user's own. A file with a fixed name in a folder of others may be a link that they made.
+    if path.is_symlink():
+        shown = printable(str(path))
+        raise UsageError(
+            f"cannot write to {shown}: it is a symbolic link", hint="give another path, or remove the link"
+        )
+    return checked_target(path, force=force)
 
 
 def require_space(target: Path, predicted_bytes: int) -> None:
@@ -86,6 +102,22 @@ def _mode(path: Path) -> int | None:
         return path.stat().st_mode
     except FileNotFoundError:
         return None
+
+
+def _role(target: Path, inputs: Iterable[Path]) -> str:
+    """Returns what a file is that has to be kept; "" for any other one."""
+    facts = target.stat()
+    if any(_is_same(path, facts) for path in inputs):
+        return "one of the files that are read"
+    sources = (getattr(module, "__file__", None) for module in tuple(sys.modules.values()))
+    return "the source of a module" if any(path and _is_same(path, facts) for path in sources) else ""
+
+
+def _is_same(path: str | Path, facts: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(Path(path).stat(), facts)
+    except OSError:
+        return False
 
 
 def _kind(mode: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -18,6 +19,10 @@ from gradscope.dump.record import Json
 
 #: The columns that come first.
 _FIRST: Final = ("name", "family")
+
+#: The start of a cell that a spreadsheet would run as a formula; it takes one with an apostrophe in front as text.
+_FORMULA: Final = re.compile(r"[=@\t\r]|[+-](?![\d.])")
+_INFINITE: Final = frozenset({"-Infinity"})
 
 
 def indented_json(value: Mapping[str, Json]) -> str:
@@ -39,13 +44,14 @@ def csv_text(rows: Sequence[Mapping[str, Json]]) -> str:
         rows: Values by column; a value that is absent stays empty.
 
     Returns:
-        Lines, each with its line feed; floats as Python writes them, lists as JSON.
+        Lines, each with its line feed; floats as Python writes them, lists as JSON. Text that a spreadsheet would run
+        as a formula has an apostrophe in front.
     """
     keys = dict.fromkeys(name for row in rows for name in row) or dict.fromkeys(_FIRST)
     columns = sorted(keys, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(naming.printable, columns))
+    writer.writerow(map(_cell, columns))
     writer.writerows([_cell(row.get(name)) for name in columns] for row in rows)
     return text.getvalue()
 
@@ -53,5 +59,8 @@ def csv_text(rows: Sequence[Mapping[str, Json]]) -> str:
 def _cell(value: Json) -> str:
     if value is None:
         return ""
-    # A float that is not finite is a string in JSON; a table needs no quotes around it.
-    return naming.printable(value) if isinstance(value, str) else dumps(value).strip('"')
+    if not isinstance(value, str):
+        # A float that is not finite is a string in JSON; a table needs no quotes around it.
+        return dumps(value).strip('"')
+    text = naming.printable(value)
+    return f"'{text}" if _FORMULA.match(value) and value not in _INFINITE else text

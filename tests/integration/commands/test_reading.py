@@ -161,7 +161,9 @@ def test_pairs_that_were_found_can_be_saved_and_repeated(tmp_path: Path) -> None
     np.savez(tmp_path / "c.npz", **{"dense.0.weight": kernel, "out": kernel[:3].T ** 2})
     assert gradscope("compare", "a.npz", "c.npz", "--map", "map.toml", folder=tmp_path).status == 1
     unwritable = gradscope("compare", "a.npz", "b.npz", "--write-map", "absent/map.toml", folder=tmp_path)
-    assert (unwritable.status, unwritable.lines[0].split(": ")[2]) == (5, "cannot write absent/map.toml")
+    assert (unwritable.status, unwritable.lines[0].split(": ")[2]) == (2, "cannot write to absent/map.toml")
+    taken = gradscope("compare", "a.npz", "b.npz", "--write-map", "map.toml", folder=tmp_path)
+    assert (taken.status, taken.lines[0]) == (2, "gradscope: error: map.toml exists")
 
 
 def test_several_candidates_are_judged_by_one_reference(dumps: Path) -> None:

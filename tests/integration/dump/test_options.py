@@ -306,3 +306,25 @@ def test_a_cache_that_cannot_be_kept_is_a_message(folder: Path) -> None:
     done = gradscope_process("dump", "model.py", folder=folder, XDG_CACHE_HOME="/dev/null")
     assert done.status == 0
     assert done.lines == ["compiled programs are not kept: [Errno 20] Not a directory: '/dev/null/gradscope/compiled'"]
+
+
+def test_an_output_is_in_the_folder_of_the_start_wherever_the_model_goes(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    models.write(tmp_path, models.source(more="import os\nos.chdir('elsewhere')\n"))
+    for command in (["dump", "model.py"], ["calibrate", "model.py", "-o", "floor.npz"]):
+        done = gradscope(*command, folder=tmp_path)
+        assert done.status == 0, done.errors
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "floor.npz", "model.npz", "model.py"]
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_no_input_is_overwritten(tmp_path: Path) -> None:
+    model = models.write(tmp_path, models.source())
+    np.savez(tmp_path / "data.npz", x=np.ones((4, 3), np.float32))
+    text, data = model.read_bytes(), (tmp_path / "data.npz").read_bytes()
+    for output, role in (("model.py", "the source of a module"), ("data.npz", "one of the files that are read")):
+        line = ("dump", "model.py", "--data", "data.npz", "--force", "-o", output)
+        done = gradscope(*line, folder=tmp_path)
+        assert (done.status, done.output) == (2, "")
+        assert done.lines[0].endswith(f"{output}: it is {role}")
+    assert (model.read_bytes(), (tmp_path / "data.npz").read_bytes()) == (text, data)

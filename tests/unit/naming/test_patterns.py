@@ -63,3 +63,9 @@ def test_an_invalid_expression_is_refused() -> None:
 )
 def test_hints_list_similar_names_once_ignoring_case(requested: str, known: list[str], hint: str) -> None:
     assert nearest_hint(requested, known) == hint
+
+
+def test_hints_find_a_near_name_among_many_and_among_long_ones() -> None:
+    many = [f"block[{number}]/{part}" for number in range(3000) for part in ("attention", "mlp")]
+    assert "block[7]/mlp" in nearest_hint("block[7]/mpl", many)
+    assert nearest_hint("x" * 100_000, ["y" * 100_000, "x" * 99_999]) == f"did you mean {'x' * 99_999}?"

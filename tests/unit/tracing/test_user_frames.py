@@ -158,7 +158,21 @@ def test_memory_that_the_device_does_not_have_is_the_machines_failure() -> None:
         jax.block_until_ready(jnp.zeros(1 << 45, jnp.float32))
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), DumpError("refused"), GeneratorExit()])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed out",
+        "UNAVAILABLE: Task 1 heartbeat timeout. This indicates that the remote task has failed",
+        "INTERNAL: Connection closed by peer [127.0.0.1]:1234",
+    ],
+)
+def test_another_process_that_is_gone_is_the_machines_failure(text: str) -> None:
+    with pytest.raises(MachineError, match="another process of the run has ended") as failed, user_code("loss"):
+        raise jax.errors.JaxRuntimeError(text)
+    assert text in failed.value.message
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), DumpError("refused")])
 def test_interrupts_and_our_own_errors_pass_as_they_are(error: BaseException) -> None:
     with pytest.raises(type(error)) as raised, user_code("loss"):
         raise error

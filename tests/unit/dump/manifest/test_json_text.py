@@ -7,7 +7,15 @@ import math
 
 import pytest
 
-from gradscope.dump.manifest.json_text import DEPTH_LIMIT, as_float, dumps, from_float, loads
+from gradscope.dump.manifest.json_text import (
+    CONTAINERS_LIMIT,
+    DEPTH_LIMIT,
+    VALUES_LIMIT,
+    as_float,
+    dumps,
+    from_float,
+    loads,
+)
 from gradscope.errors import DumpError
 
 
@@ -46,6 +54,9 @@ def test_text_is_ascii_and_comes_back(name: str) -> None:
         ("1" * 5000, "malformed"),
         ("[" * (DEPTH_LIMIT + 1) + "]" * (DEPTH_LIMIT + 1), "deep"),
         ("[" * 1_000_000, "deep|malformed"),
+        ("[" + "[]," * CONTAINERS_LIMIT + "[]]", "more than"),
+        ('[{"block[1]":{}}' + ', {"":"[["}' * (CONTAINERS_LIMIT // 2 + 1) + ",{" * CONTAINERS_LIMIT, "more than"),
+        ("[" + "0," * (VALUES_LIMIT + 1) + "0]", "more than"),
         ('{"a":' * 100_000 + "1" + "}" * 100_000, "deep"),
     ],
 )
@@ -62,3 +73,8 @@ def test_the_depth_limit_itself_is_allowed() -> None:
 def test_only_numbers_are_numbers(value: object) -> None:
     with pytest.raises(DumpError, match="number"):
         as_float(value)  # type: ignore[arg-type]
+
+
+def test_brackets_in_names_are_no_containers() -> None:
+    names = ["block[3]/attn[0]/{q}"] * (CONTAINERS_LIMIT // 2)
+    assert loads(json.dumps(names)) == names

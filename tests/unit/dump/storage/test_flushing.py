@@ -81,6 +81,6 @@ def test_an_error_of_a_flush_is_left_to_the_final_sync(tmp_path: Path, disk: Dis
     partial.create()
     partial.write(memoryview(b"0123456789"), 0)
     assert disk.synced.acquire(timeout=SECONDS)
-    partial.publish(target, 10)
+    partial.publish(target, 10, replace=True)
     partial.close()
     assert target.read_bytes() == b"0123456789"

@@ -59,7 +59,7 @@ def test_more_members_than_sixteen_bits_can_count(tmp_path: Path) -> None:
     writer = ZipWriter(file)
     for number in range(count):
         writer.add(f"{number}", Payload(head=b"", array=np.empty(0)), 0)
-    file.publish(tmp_path / "many.zip", writer.finish())
+    file.publish(tmp_path / "many.zip", writer.finish(), replace=True)
     file.close()
     with InputFile(tmp_path / "many.zip") as opened:
         assert len(read_directory(opened).members) == count

@@ -10,6 +10,7 @@ import math
 import pytest
 
 from gradscope.dump.manifest.manifest import Manifest
+from gradscope.naming import printable
 from gradscope.report import LedgerReport, to_csv, to_json, to_markdown
 from tests.support.report_samples import HOSTILE_NAMES, entry, numbers, report_of, small_network
 
@@ -101,3 +102,15 @@ def test_the_ledger_as_json_and_csv() -> None:
         "name": "label", "family": "input_grad", "reason": "non-differentiable", "detail": "int32",
     }  # fmt: skip
     assert to_csv(report).splitlines()[2] == "spare/kernel,param_grad,disconnected,"
+
+
+@pytest.mark.parametrize("name", ["=1+1", "@SUM(A1)", "+A1", "-A1", "-", "\t=1", "\r=1"])
+def test_csv_has_formulas_as_text(name: str) -> None:
+    (row,) = csv.DictReader(io.StringIO(to_csv(report_of(Manifest(entries=(entry("param", name),))))))
+    assert row["name"] == "'" + printable(name)
+
+
+@pytest.mark.parametrize("name", ["-1", "+.5", "-2.5e3", "a=1", "w@0", ""])
+def test_csv_leaves_numbers_and_other_text_alone(name: str) -> None:
+    (row,) = csv.DictReader(io.StringIO(to_csv(report_of(Manifest(entries=(entry("param", name),))))))
+    assert row["name"] == name

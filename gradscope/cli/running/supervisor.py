@@ -1,0 +1,126 @@
+"""The supervisor is a parent process that gives a command which runs a model the right exit status, however it ends.
+
+A library may end the process without an exception: XLA calls `_exit(1)` for an unknown flag and `abort()` for a failed
+check, JAX's runtime aborts when another process of a distributed run dies, and a model may call `os._exit(0)`. A shell
+would read these as "different", a signal and success. So a command that runs a model does so in a child process. Before
+the child ends, it records its exit status in memory that both share; the parent exits with that status. A child that
+ends without a record was ended by something else, which is status 5.
+
+Why a process (2026-11): `_exit` and `abort` in native code run no handler of Python's. The alternatives, a handler in C
+and a check of XLA_FLAGS in advance, cover single causes. The fork is cheap because it comes before anything is
+imported, and the parent does nothing but wait.
+
+Signals: the parent passes on what was sent to it alone. What a terminal sends reaches the child by itself. If the
+parent is killed, the system kills the child. A child that a signal ends which is no crash (SIGKILL, SIGHUP) ends its
+parent with the same signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn
+
+from gradscope.errors import MachineError
+
+#: The commands that run a model, or trace one.
+_RUNNING: Final = frozenset({"dump", "train", "isolate", "calibrate", "inspect", "check"})
+_ISOLATE_OPTION: Final = "--isolate"
+
+#: Signals by which native code ends its process when it fails.
+_CRASHES: Final = frozenset({"SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS"})
+
+_PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+#: `si_code` of a signal that the kernel sent, for a key of the terminal, and not a process.
+_FROM_KERNEL: Final = 0x80
+
+#: `prctl`'s request for a signal when the parent ends.
+_SET_PARENT_DEATH_SIGNAL: Final = 1
+
+
+def runs_model(arguments: Sequence[str]) -> bool:
+    """Returns whether a command line runs a model or traces one.
+
+    Args:
+        arguments: The command line without the program's name.
+    """
+    command = arguments[0] if arguments else ""
+    isolates = command == "compare" and any(each.startswith(_ISOLATE_OPTION) for each in arguments)
+    return command in _RUNNING or isolates
+
+
+def supervise() -> Callable[[int], None]:
+    """Continues in a child process, and ends this one with the child's exit status. It is called before other threads.
+
+    Returns:
+        A function, in the child only, that records the exit status with which the child is about to end.
+    """
+    if not hasattr(signal, "sigwaitinfo"):  # macOS: an abort of a library keeps its own status there
+        return _ignore
+    import mmap
+
+    # Shared memory and no pipe: a model may close every descriptor.
+    record = mmap.mmap(-1, 2)
+    waited = {*_PASSED_ON, signal.SIGCHLD}
+    # A signal that arrives between the fork and the wait is kept for the wait.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    parent, child = os.getpid(), os.fork()
+    if child:
+        _end_as(_status_of(child, waited), record)
+    _end_with_parent(parent)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def ends_with(status: int) -> None:
+        record[:] = bytes((1, status))
+
+    return ends_with
+
+
+def _ignore(status: int) -> None:
+    """Records nothing."""
+
+
+def _end_with_parent(parent: int) -> None:
+    """Makes the system kill this process when its parent ends."""
+    import ctypes
+
+    libc: Any = ctypes.CDLL(None)
+    if sys.platform == "linux":
+        libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the request
+            os._exit(128 + signal.SIGKILL)
+
+
+def _status_of(child: int, waited: set[signal.Signals]) -> int:
+    """Waits for a child, passing signals on, and returns its exit status; minus the signal that ended it."""
+    while True:
+        found = signal.sigwaitinfo(waited)
+        if found.si_signo != signal.SIGCHLD:
+            if found.si_code != _FROM_KERNEL:
+                os.kill(child, found.si_signo)
+            continue
+        # SIGCHLD also says that the child stopped or went on, and several of them arrive as one.
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _end_as(status: int, record: Any) -> NoReturn:
+    """Ends this process as its child ended."""
+    if record[0]:
+        os._exit(record[1])
+    name = signal.Signals(-status).name if status < 0 else ""
+    if status < 0 and name not in _CRASHES:
+        signal.signal(-status, signal.SIG_DFL) if name not in {"SIGKILL", "SIGSTOP"} else None
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-status})
+        os.kill(os.getpid(), -status)
+    ended = f"by {name}" if name else f"with status {status}"
+    message = f"gradscope: error: a library or the model ended the process {ended}, without an exception\n"
+    hint = "hint: what it wrote before that may say why; a wrong flag in XLA_FLAGS does this, for example\n"
+    with contextlib.suppress(OSError):  # standard error is closed
+        os.write(2, (message + hint).encode())
+    os._exit(MachineError.exit_code)

@@ -1,0 +1,108 @@
+"""How a process ends: with the right status also where native code or the model ends it without an exception."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.integration import models
+from tests.integration.command import GRADSCOPE, Finished, gradscope, gradscope_process, in_shell
+
+ENDED = "a library or the model ended the process"
+
+#: What a loss does: the exit status, and what is said.
+ENDINGS = {
+    "os.abort()": (5, f"{ENDED} by SIGABRT"),
+    "os._exit(0)": (5, f"{ENDED} with status 0"),
+    "os._exit(1)": (5, f"{ENDED} with status 1"),
+    "os.kill(os.getpid(), signal.SIGSEGV)": (5, f"{ENDED} by SIGSEGV"),
+    "os.kill(os.getpid(), signal.SIGKILL)": (-signal.SIGKILL, ""),
+    "os.closerange(3, 100)": (5, "Bad file descriptor"),
+}
+
+
+def ending(folder: Path, line: str) -> Finished:
+    name = f"model{abs(hash(line))}.py"
+    loss = models.LOSS.replace("    return", f"    {line}\n    return")
+    models.write(folder, models.source(more="import os, signal", loss=loss), name)
+    return gradscope_process("dump", name, "-o", f"{name}.npz", folder=folder)
+
+
+def test_a_process_that_something_else_ends_has_no_status_of_a_result(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        found = dict(zip(ENDINGS, threads.map(lambda line: ending(tmp_path, line), ENDINGS), strict=True))
+    for line, (status, says) in ENDINGS.items():
+        assert found[line].status == status, line
+        assert says in found[line].errors, line
+        assert "Traceback" not in found[line].errors, line
+    assert not list(tmp_path.glob("*.npz"))
+
+
+def test_a_flag_that_xla_does_not_know_is_no_difference(tmp_path: Path) -> None:
+    models.write(tmp_path, models.source())
+    done = gradscope_process("dump", "model.py", folder=tmp_path, XLA_FLAGS="--xla_no_such_flag=1")
+    assert done.status == 5
+    assert "xla_no_such_flag" in done.errors
+    assert ENDED in done.errors
+
+
+def test_a_setting_that_jax_refuses_is_named(tmp_path: Path) -> None:
+    done = gradscope_process("dump", "mlp", folder=tmp_path, JAX_ENABLE_X64="maybe")
+    assert (done.status, len(done.lines)) == (5, 2)
+    assert "JAX refuses its settings: invalid truth value 'maybe'" in done.lines[0]
+
+
+@pytest.mark.parametrize(
+    ("made", "raised", "says"),
+    [
+        ("class Odd(BaseException): pass", "Odd('x')", "Odd: x"),
+        ("", "GeneratorExit", "GeneratorExit"),
+        ("class Odd(Exception):\n    def __str__(self): raise ValueError", "Odd()", "Odd: <exception str() failed>"),
+    ],
+)
+def test_whatever_a_model_raises_is_its_own_failure(tmp_path: Path, made: str, raised: str, says: str) -> None:
+    loss = models.LOSS.replace("    return", f"    raise {raised}\n    return")
+    models.write(tmp_path, models.source(more=made, loss=loss))
+    done = gradscope("dump", "model.py", folder=tmp_path)
+    assert done.status == 4
+    assert done.lines[0] == f"gradscope: error: loss of model: {says}"
+
+
+def test_closed_streams_do_not_change_the_status(tmp_path: Path) -> None:
+    for closed in ("0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"):
+        assert in_shell(f"$gradscope explain rms {closed}", tmp_path).status == 0
+        assert in_shell(f"$gradscope show absent.npz {closed}", tmp_path).status == 3
+
+
+def test_a_killed_parent_leaves_no_process_behind(tmp_path: Path) -> None:
+    loss = models.LOSS.replace("    return", "    print('running', flush=True)\n    time.sleep(60)\n    return")
+    models.write(tmp_path, models.source(more="import time", loss=loss))
+    command = [*GRADSCOPE, "dump", "model.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        assert running.stderr.readline() == "running\n"
+        running.kill()
+        running.stderr.read()  # until nobody has it open any more
+        assert running.wait(10) == -signal.SIGKILL
+
+
+#: Everything but `print` that reaches the descriptor of standard output, at once and later.
+NOISE = """
+import atexit, ctypes, os, subprocess, threading, time
+atexit.register(print, "at exit")
+ctypes.CDLL(None).puts(b"from C")
+os.write(1, b"raw")
+subprocess.run(["echo", "child"])
+threading.Thread(target=lambda: [(time.sleep(0.01), os.write(1, b"thread")) for _ in range(6000)], daemon=True).start()
+"""
+
+
+def test_nothing_that_a_model_writes_gets_between_the_results(tmp_path: Path) -> None:
+    models.write(tmp_path, models.source(more=NOISE))
+    done = gradscope_process("inspect", "model.py", "--json", folder=tmp_path)
+    assert (done.status, done.json["command"]) == (0, "inspect")
+    assert all(each in done.errors for each in ("at exit", "from C", "raw", "child", "thread"))
