@@ -62,7 +62,7 @@ def unmatched(
 def _is_ported(match: Match) -> bool:
     """Returns whether a pair has another name or layout in the candidate, which the user did not state."""
     return match.matched_by in ("path", "order", "fingerprint") or (
-        match.matched_by == "name" and not match.recipe.plain
+        match.matched_by == "name" and not match.recipe.as_stored
     )
 
 
