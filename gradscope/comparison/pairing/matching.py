@@ -104,6 +104,12 @@ class Dumps:
     cand: DumpSource
 
 
+def is_of_jax(source: DumpSource) -> bool:
+    """Returns whether a dump was captured from JAX, and not from PyTorch or written by hand."""
+    versions = source.manifest.provenance.get("versions")
+    return isinstance(versions, dict) and "jax" in versions
+
+
 #: A function from the dumps and a pairing to matches among the unmatched tensors.
 Pass: TypeAlias = Callable[[Dumps, Pairing], Iterable[Match]]
 

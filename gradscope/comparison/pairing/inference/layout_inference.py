@@ -26,7 +26,7 @@ from gradscope.comparison.layout.layouts import AxisLayout, Shape, arranged, rel
 from gradscope.comparison.layout.recipes import Recipe, Transpose
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.inference.layout_use import LayoutUse
-from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.pairing.matching import Dumps, Match, is_of_jax
 from gradscope.comparison.pairing.normal_forms import end_of
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
@@ -73,7 +73,7 @@ class _Inference:
         self._dumps = dumps
         self._mapper = mapper
         self._search = LayoutSearch(dumps)
-        self._frameworks = _is_of_jax(dumps.ref) is not _is_of_jax(dumps.cand)
+        self._frameworks = is_of_jax(dumps.ref) is not is_of_jax(dumps.cand)
         self._used = all(any(entry.family == ACTIVATION for entry in each.manifest.entries) for each in _both(dumps))
 
     def applied(self, matches: Sequence[Match]) -> tuple[Match, ...]:
@@ -239,11 +239,6 @@ def _family(match: Match) -> str:
 
 def _both(dumps: Dumps) -> tuple[DumpSource, DumpSource]:
     return dumps.ref, dumps.cand
-
-
-def _is_of_jax(source: DumpSource) -> bool:
-    versions = source.manifest.provenance.get("versions")
-    return isinstance(versions, dict) and "jax" in versions
 
 
 def _with_layout(match: Match, layout: AxisLayout | None, dumps: Dumps) -> Match:

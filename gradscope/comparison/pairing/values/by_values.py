@@ -211,11 +211,20 @@ def _measurable(source: DumpSource, keys: Iterable[str]) -> Iterator[str]:
 def _tolerance(dumps: Dumps, ref: str, cand: str) -> float | None:
     """Returns how much two tensors may differ; None where their families or dtypes do not fit."""
     one, other = dumps.ref.entry(ref), dumps.cand.entry(cand)
-    if one.family != other.family and TENSOR not in (one.family, other.family):
+    families = {one.family, other.family}
+    frozen = families == {PARAM, STATE} and _is_state(dumps.ref, ref) and _is_state(dumps.cand, cand)
+    if len(families) > 1 and TENSOR not in families and not frozen:
         return None
     if not comparable(one.dtype, other.dtype):
         return None
     return default_tolerance(one.family, one.dtype, other.dtype, reduced=False)
+
+
+def _is_state(source: DumpSource, key: str) -> bool:
+    """Returns whether a tensor is state, as is a parameter that the loss has no gradient of, whatever it is called."""
+    family, name = split_key(key)
+    gradient = key_of(PARAM_GRAD, name)
+    return family == STATE or (gradient in source.keys() and source.entry(gradient).absent is not None)  # noqa: SIM118
 
 
 def _statistics(source: DumpSource) -> Callable[[str], Mapping[str, Json]]:
