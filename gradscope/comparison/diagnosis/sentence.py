@@ -9,6 +9,7 @@ from typing import Final
 
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
 from gradscope.comparison.diagnosis.growth import FLAGGED
+from gradscope.comparison.judging.judge import UNPROVEN
 from gradscope.comparison.judging.noise import WITHIN
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.recipes import REORDERED
@@ -54,6 +55,7 @@ def different_sentence(rows: Sequence[ComparisonRow], divergence: Divergence, bl
         *_new_errors(rows, divergence),
         *_others(rows, divergence, blame),
         *_rearranged(rows),
+        *_unproven(rows),
         *_reordered(rows),
         *_one_sided(rows),
     ]
@@ -176,6 +178,13 @@ def _rearranged(rows: Sequence[ComparisonRow]) -> list[str]:
     more = f" and {len(found) - _SOME} more" if len(found) > _SOME else ""
     verb = "has" if len(found) == 1 else "have"
     return [f"{counted(len(found), 'parameter')} {verb} another layout: {', '.join(names)}{more}"]
+
+
+def _unproven(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns a clause about inputs whose layout nothing but their own values shows, as of an image on its side."""
+    found = [f"{_quoted(row.name)} ({row.made_by})" for row in rows if row.why == UNPROVEN]
+    which = "which no parameter has, and may be the cause"
+    return [f"the same input in another layout, {which}: {', '.join(found[:_SOME])}"] if found else []
 
 
 def _reordered(rows: Sequence[ComparisonRow]) -> list[str]:

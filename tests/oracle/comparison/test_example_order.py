@@ -105,7 +105,5 @@ def test_inputs_that_moved_in_two_ways_or_changed_by_a_bit_prove_no_order(refere
 
 
 def test_a_program_that_shuffles_by_itself_differs(reference: Dump) -> None:
-    shuffled = gs.capture(
-        lambda weights, given: _loss("", weights, {**given, "x": given["x"][ORDER]}), WEIGHTS, BATCH
-    )
+    shuffled = gs.capture(lambda weights, given: _loss("", weights, {**given, "x": given["x"][ORDER]}), WEIGHTS, BATCH)
     assert not gs.compare(reference, shuffled)
