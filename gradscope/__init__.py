@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from gradscope.instrument.rewriting.core_columns import CoreStatistics
     from gradscope.report import Query
     from gradscope.stats import Finding, TensorStats, Thresholds, tensor_stats
-    from gradscope.training import clip
+    from gradscope.training.optimizers import clip
+    from gradscope.training.probing.probe import Probe
 
 _HOMES = {
     "Comparison": "gradscope.comparison",
@@ -41,6 +42,7 @@ _HOMES = {
     "MachineError": "gradscope.errors",
     "MissingKeyError": "gradscope.errors",
     "ModelError": "gradscope.errors",
+    "Probe": "gradscope.training.probing.probe",
     "Query": "gradscope.report",
     "Run": "gradscope.api.training_run",
     "Seen": "gradscope.capturing.seen",
@@ -67,6 +69,7 @@ __all__ = [
     "MachineError",
     "MissingKeyError",
     "ModelError",
+    "Probe",
     "Query",
     "Run",
     "Seen",
@@ -86,7 +89,7 @@ __all__ = [
 
 
 #: Names that are modules: functions of theirs are called as `gs.clip.norm(1)`.
-_MODULES = {"clip": "gradscope.training.clip"}
+_MODULES = {"clip": "gradscope.training.optimizers.clip"}
 
 
 def __getattr__(name: str) -> Any:

@@ -54,13 +54,26 @@ class HistoryWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._end()
+
+    def close(self) -> None:
+        """Waits until every step is on the disk, and makes the history one file.
+
+        Raises:
+            MachineError: The disk is full or fails.
+        """
         try:
-            if error is None:
-                self.flush()
-                self._done(self._to_one_file)
+            self.flush()
+            self._done(self._to_one_file)
         finally:
-            self._pool.submit(self._connection.close).result()
-            self._pool.shutdown()
+            self._end()
+
+    def _end(self) -> None:
+        self._pool.submit(self._connection.close).result()
+        self._pool.shutdown()
 
     def describe(self, facts: Mapping[str, str], tensors: Iterable[TensorRow] = ()) -> None:
         """Writes facts about the run, and the tensors that it observes; earlier ones of the same names are replaced.

@@ -21,7 +21,7 @@ from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 from gradscope.instrument.rewriting.core_statistics import core_statistics
 from gradscope.training.averages import MovingAverage
 from gradscope.training.carrying import carried_on
-from gradscope.training.optimizers import Optimizer, parse_clip, parse_optimizer
+from gradscope.training.optimizers.optimizers_by_name import Optimizer, parse_clip, parse_optimizer
 from gradscope.training.processing import Processing, merged
 from gradscope.training.state import TrainState, named_leaves, with_collections, with_params
 from gradscope.training.step_seen import StepSeen

@@ -133,7 +133,7 @@ class StepOptions:
     def _chosen_optimizer(self, model: Model) -> object:
         from gradscope.errors import ModelError, UsageError
         from gradscope.tracing.user_frames import user_code
-        from gradscope.training.optimizers import is_optimizer, parse_optimizer
+        from gradscope.training.optimizers.optimizers_by_name import is_optimizer, parse_optimizer
 
         if self.optimizer is not None:
             return parse_optimizer(self.optimizer, self.learning_rate)

@@ -3,7 +3,6 @@
 - `training_loop` runs the steps, and decides what happens after each.
 - `step_programs` compiles a step twice: as it is, and observed.
 - `step_batches` provides the batch of each step.
-- `recording` turns what a step observed into rows of the run's history.
 - `state_files` saves states and restores them, bit for bit.
 - `resuming` opens the folder of a run, new or to be continued, and says what differs.
 - `alarm_files` saves the state before a step and its batch, and searches for the origin of a NaN.

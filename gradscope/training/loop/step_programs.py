@@ -9,22 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from gradscope.capturing.seen import Seen
+from gradscope.training.recording.recorded import Recorded, cosine, outline_of
 from gradscope.training.state import TrainState, named_leaves
 from gradscope.training.step import TrainStep
-
-
-class Recorded(NamedTuple):
-    """What is recorded of one step, on the device.
-
-    Attributes:
-        vectors: Core statistics of each tensor, in the order of `StepPrograms.keys`, [tensors, WIDTH].
-        cosines: Cosine of each gradient with the one of the last recorded step, by parameter.
-        numbers: The numbers of the step, by the names of `step_seen.NUMBERS`.
-    """
-
-    vectors: Any
-    cosines: dict[str, Any]
-    numbers: dict[str, Any]
 
 
 class Taken(NamedTuple):
@@ -106,10 +93,10 @@ class StepPrograms:
 
     def _observed_step(self, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:
         after, seen, gradients = self._step.with_gradients(state, batch)
-        self.keys, self.outline = tuple(seen), _outline(seen.backward) if isinstance(seen.backward, Seen) else None
+        self.keys, self.outline = tuple(seen), outline_of(seen.backward) if isinstance(seen.backward, Seen) else None
         sound = self._sound(sound, seen.loss, seen.grad_norm, gradients)
         before = named_leaves(previous)
-        cosines = {name: _cosine(gradient, before[name]) for name, gradient in named_leaves(gradients).items()}
+        cosines = {name: cosine(gradient, before[name]) for name, gradient in named_leaves(gradients).items()}
         vectors = [seen[key].vector for key in self.keys]
         recorded = Recorded(jnp.stack(vectors) if vectors else jnp.zeros((0, 0)), cosines, seen.numbers)
         return Taken(self._kept(sound, after, state), sound, _shown(seen.numbers), recorded, gradients)
@@ -135,15 +122,3 @@ def _shown(numbers: dict[str, Any]) -> dict[str, Any]:
 
 def _all_finite(leaves: list[Any]) -> Any:
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
-
-
-def _cosine(one: Any, other: Any) -> Any:
-    """Returns the cosine of two gradients; NaN where one of them is zero."""
-    wide = jnp.promote_types(one.dtype, jnp.float32)
-    # Each is scaled to a largest element of one: the squares of small gradients underflow.
-    one, other = (each.astype(wide) / jnp.abs(each).max(initial=0).astype(wide) for each in (one, other))
-    return jnp.vdot(one, other).real / (jnp.linalg.norm(one.ravel()) * jnp.linalg.norm(other.ravel()))
-
-
-def _outline(seen: Seen) -> Seen:
-    return jax.tree_util.tree_map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype), seen)

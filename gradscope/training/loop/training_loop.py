@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,20 +13,22 @@ from typing import Any, Final, NamedTuple
 
 import jax.numpy as jnp
 
+from gradscope import naming
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.errors import GradscopeError
-from gradscope.history.history_rows import Alarm
+from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder, state_path
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.user_frames import user_code
 from gradscope.training.loop.alarm_files import save_nonfinite
-from gradscope.training.loop.recording import step_record, tensor_rows
 from gradscope.training.loop.resuming import Start, option_facts, owned, start
 from gradscope.training.loop.state_files import save_state
 from gradscope.training.loop.step_programs import StepPrograms, Taken
+from gradscope.training.recording.step_rows import step_record, tensor_rows
+from gradscope.training.state import TrainState, named_leaves
 from gradscope.training.step import TrainStep
 
 #: Steps that may be on their way to the device while the loop goes on.
@@ -205,7 +207,7 @@ class _Loop:
         taken = self._programs.observed(self._state, self._sound, previous, batch)
         self._previous = taken.gradients
         if not self._described:
-            self._history.describe({}, tensor_rows(self._programs, taken.state))
+            self._history.describe({}, self._tensors(taken.state))
             self._described = True
         size = self._request.arguments.batch_size
         examples = None if size is None else (number + 1) * size
@@ -213,6 +215,14 @@ class _Loop:
         assert recorded is not None
         self._history.write(partial(step_record, number, keys, recorded, examples=examples, follows=follows))
         return taken
+
+    def _tensors(self, state: TrainState) -> Iterable[TensorRow]:
+        """Returns the tensors that the observed program records."""
+        programs, families = self._programs, (naming.CLIPPED_GRAD, naming.UPDATE)
+        of_params = {naming.key_of(family, name): leaf
+                     for name, leaf in named_leaves(state.params).items() for family in families}  # fmt: skip
+        outlines = [] if programs.outline is None else [programs.outline]
+        return tensor_rows(outlines, programs.keys, {**of_params, **state.slots(), **state.averages()})
 
     def _settled(self, ahead: int) -> _OnItsWay | None:
         """Waits until no more than so many steps are on their way; returns the first that was not sound."""

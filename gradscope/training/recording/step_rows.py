@@ -1,4 +1,4 @@
-"""Recording turns what a step observed into rows of the run's history."""
+"""Turns what a step observed into rows of the run's history."""
 
 from __future__ import annotations
 
@@ -12,37 +12,34 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.capturing.records.measure import CoreReading
+from gradscope.capturing.seen import Seen
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.instrument.rewriting.core_statistics import core_numbers
-from gradscope.training.loop.step_programs import Recorded, StepPrograms
-from gradscope.training.state import TrainState, named_leaves
+from gradscope.training.recording.recorded import Recorded
 from gradscope.training.step_seen import NUMBERS
 
 
-def tensor_rows(programs: StepPrograms, state: TrainState) -> Iterator[TensorRow]:
+def tensor_rows(outlines: Sequence[Seen], keys: Sequence[str], leaves: Mapping[str, Any]) -> Iterator[TensorRow]:
     """Yields the tensors that a step observes, in execution order, those of the optimizer last.
 
     Args:
-        programs: The step, which has been traced.
-        state: A state; its shapes are used.
+        outlines: The shapes of the observations of each loss and its gradients.
+        keys: The keys of all observed tensors.
+        leaves: What has the shapes and dtypes of further tensors, by key.
     """
-    found = {row.key: row for row in _backward_rows(programs)}
+    found = {row.key: row for outline in reversed(outlines) for row in _backward_rows(outline, frozenset(keys))}
     yield from found.values()
-    params, own = named_leaves(state.params), state.slots() | state.averages()
-    for key in programs.keys:
+    for key in keys:
         family, name = naming.split_key(key)
-        leaf = own.get(key, params.get(name))
+        leaf = leaves.get(key)
         if key not in found:
             shape, dtype = (None, None) if leaf is None else (tuple(leaf.shape), str(leaf.dtype))
             yield TensorRow(family=family, name=name, shape=shape, dtype=dtype)
 
 
-def _backward_rows(programs: StepPrograms) -> Iterator[TensorRow]:
-    """Yields the tensors of the loss and its gradients, as a dump of the same step would describe them."""
-    if programs.outline is None:
-        return
-    zeros = jax.tree_util.tree_map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), programs.outline)
-    known = frozenset(programs.keys)
+def _backward_rows(outline: Seen, known: frozenset[str]) -> Iterator[TensorRow]:
+    """Yields the tensors of a loss and its gradients, as a dump of the same step would describe them."""
+    zeros = jax.tree_util.tree_map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), outline)
     for record in zeros.session(CoreReading()).records():
         if naming.key_of(record.family, record.name) in known:
             yield TensorRow(

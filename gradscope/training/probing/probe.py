@@ -1,0 +1,307 @@
+"""`Probe` records the steps of a loop that the user wrote."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, SupportsIndex
+
+import jax
+
+from gradscope.capturing.execution.function_call import indices
+from gradscope.capturing.run_environment import machine_provenance
+from gradscope.capturing.seen import Seen
+from gradscope.capturing.value_and_grad import Signature
+from gradscope.errors import UsageError
+from gradscope.history.history_reader import History
+from gradscope.history.history_writer import HistoryWriter
+from gradscope.history.run_folder import RunFolder, is_run
+from gradscope.instrument.query.capture_spec import CaptureSpec
+from gradscope.naming import printable
+from gradscope.training.probing.collecting import Collected, current
+from gradscope.training.probing.observed_outside import collected_from, steps_in
+from gradscope.training.probing.probed_step import Layout, ProbedStep
+from gradscope.training.recording.recorded import Recorded, cosine, outline_of
+from gradscope.training.recording.step_rows import step_record, tensor_rows
+from gradscope.training.step_seen import StepSeen
+
+
+class Probe:
+    """A `Probe` records the steps of your own training loop in the folder of a run, which `show` and `load` read.
+
+    Three lines of the loop change: the probe is made; `probe.value_and_grad` takes the place of `jax.value_and_grad`
+    in the step; `probe.jit` takes that of `jax.jit` around it. Steps that are not due run the program that they would
+    run without the probe. It is a context manager; a thread writes, and `close` waits for it.
+
+    A step that calls `value_and_grad` several times, to accumulate gradients, counts as one step on all of its
+    batches: the statistics of activations are those of the batches together, the loss is the mean of the losses, and a
+    parameter's gradient the mean of its gradients.
+
+    Args:
+        folder: The folder of the run; it is made where it does not exist.
+        every: Steps that this divides are recorded.
+        start: The number of the first step: of a run that is continued, how many it has taken. Later rows in the
+            folder are removed.
+        force: Whether a run in the folder may be replaced.
+        select: Patterns of names to observe; all where empty. A string is one pattern.
+        exclude: Patterns of names to leave out.
+        families: Families to observe: those of `value_and_grad`, `update`, `slot` or `slot/mu`; None for all.
+        depth: Only layers of at most so many scopes.
+
+    Raises:
+        UsageError: An argument is out of its range, the folder holds a run that would be lost, or another process
+            writes to it.
+        MachineError: The folder cannot be written.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import gradscope as gs
+        >>> def loss(params, x):
+        ...     return jnp.mean((x @ params["w"] - 1) ** 2)
+        >>> with gs.Probe("today", every=2) as probe:
+        ...     def step(params, x):
+        ...         value, grads = probe.value_and_grad(loss)(params, x)
+        ...         updates = jax.tree.map(lambda grad: -0.1 * grad, grads)
+        ...         probe.record(updates=updates)
+        ...         return jax.tree.map(jnp.add, params, updates), value
+        ...     step = probe.jit(step, donate_argnums=0)
+        ...     params = {"w": jnp.zeros(3)}
+        ...     for _ in range(5):
+        ...         params, value = step(params, jnp.eye(3))
+        >>> with gs.load("today") as run:
+        ...     print(run.steps["step"].tolist(), round(float(run.steps["loss"][0]), 3))
+        ...     print(run.series("update/w", "l2").round(3).tolist())
+        [0, 2, 4] 1.0
+        [0.115, 0.1, 0.087]
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        every: int = 10,
+        *,
+        start: int = 0,
+        force: bool = False,
+        select: str | Sequence[str] = (),
+        exclude: str | Sequence[str] = (),
+        families: str | Collection[str] | None = None,
+        depth: int | None = None,
+    ) -> None:
+        if every < 1 or start < 0:
+            raise UsageError(
+                f"every is {every} and start {start}", hint="every is a number of steps above 0, start one from 0 on"
+            )
+        self._every = every
+        self._next = start
+        self._written = start - 1
+        self._spec = CaptureSpec.of(select, exclude, families, depth)
+        self._folder = _opened(Path(folder), start, force=force)
+        facts = {name: str(value) for name, value in machine_provenance().items()}
+        try:
+            self._history = HistoryWriter(self._folder.path, from_step=start, facts=facts)
+        except BaseException:
+            self._folder.close()
+            raise
+        self._step: ProbedStep | None = None
+        self._described: frozenset[str] = frozenset()
+        self._previous: dict[str, Any] | None = None
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"next step {self._next:,}"
+        return f"<gradscope.Probe {self._folder.path}: every {self._every:,} steps, {state}>"
+
+    def value_and_grad(
+        self,
+        fun: Callable[..., Any],
+        argnums: SupportsIndex | Sequence[SupportsIndex] = 0,
+        has_aux: bool = False,
+        holomorphic: bool = False,
+        allow_int: bool = False,
+    ) -> Callable[..., tuple[Any, Any]]:
+        """Returns the function of `jax.value_and_grad`, which is observed where the step is due.
+
+        Args:
+            fun: Returns a real scalar, or a pair of it and a pytree if `has_aux`.
+            argnums: The position of the argument that is differentiated, or those of several.
+            has_aux: Whether `fun` returns a pair.
+            holomorphic: Whether `fun` is holomorphic.
+            allow_int: Whether differentiated arguments may have integers.
+
+        Returns:
+            A function of the arguments of `fun` that returns its value and its gradients.
+
+        Raises:
+            UsageError: From the function returned: it is called outside of a step of `probe.jit`, or inside a
+                transformation of its own.
+        """
+        signature = Signature(argnums=indices(argnums), has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int)
+
+        @functools.wraps(fun, updated=())
+        def observed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            return current("value_and_grad").value_and_grad(fun, signature, args, kwargs)
+
+        return observed
+
+    def record(self, *, updates: Any = None, opt_state: Any = None, params: Any = None) -> None:
+        """Records, inside the step, what the optimizer makes of the gradients; nothing of it is an output of the step.
+
+        Args:
+            updates: What is added to the parameters: the pytree that the optimizer returned. Where it is not given, and
+                `params` is, their difference.
+            opt_state: The optimizer's state, as optax has it; the variables that it keeps for a parameter each are
+                recorded as `slot/mu/...`.
+            params: The parameters after the step.
+
+        Raises:
+            UsageError: It is called outside of a step of `probe.jit`, inside a transformation of its own, or with a
+                pytree of another structure than the parameters.
+        """
+        current("record").record(updates, opt_state, params)
+
+    def jit(self, step: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """Returns the step compiled, in place of `jax.jit`: as it is, and once more to be observed where it is due.
+
+        Args:
+            step: The step, which calls `probe.value_and_grad`.
+            **options: Those of `jax.jit`: `donate_argnums`, `static_argnames`, `in_shardings`, ...
+
+        Returns:
+            A function of the step's arguments that returns what the step returns. Its `lower` is that of `jax.jit` of
+            the step as it is.
+
+        Raises:
+            UsageError: The probe has a step already; from the function returned: the probe is closed, or the step
+                calls `value_and_grad` nowhere.
+            MachineError: From the function returned: the history cannot be written.
+        """
+        if self._step is not None:
+            raise UsageError("this probe has a step already", hint="make a probe for each step, in a folder of its own")
+        probed = self._step = ProbedStep(step, options, self._spec)
+
+        @functools.wraps(step)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._taken(probed, args, kwargs)
+
+        call.lower = probed.plain.lower  # type: ignore[attr-defined]
+        return call
+
+    def write(self, step: int, seen: Seen[Any] | StepSeen, *, loss: Any = None, updates: Any = None) -> None:
+        """Writes observations that a program returned: of one step, or of a scan over steps of as many.
+
+        Args:
+            step: The number of the step, or of the first.
+            seen: What `gs.value_and_grad` or `gs.train_step` observed.
+            loss: The loss to record, of the shape of the one in `seen`, which it replaces.
+            updates: What was added to the parameters, a pytree like them; of several steps with a leading axis.
+
+        Raises:
+            UsageError: A step from this one on was written before, or these are no statistics of steps in a row.
+            MachineError: The history cannot be written.
+        """
+        self._require_open()
+        if step <= self._written:
+            raise UsageError(
+                f"step {step:,} was to be written after step {self._written:,}", hint="write steps in their order"
+            )
+        number = steps_in(seen)
+        collected = collected_from(seen, loss, updates)
+        backward = seen.backward if isinstance(seen, StepSeen) else seen
+        outlines = [outline_of(backward)] if isinstance(backward, Seen) else []
+        self._describe(collected, Layout(outlines, {}))
+        for at in range(number or 1):
+            one = collected if number is None else jax.tree_util.tree_map(lambda leaf, at=at: leaf[at], collected)
+            self._write(step + at, one, None)
+
+    def close(self) -> None:
+        """Waits until everything is written, and unlocks the folder; a second call does nothing.
+
+        Raises:
+            MachineError: The history cannot be written.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._history.close()
+        finally:
+            self._folder.close()
+
+    def _taken(self, step: ProbedStep, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self._require_open()
+        number = self._next
+        if number % self._every:
+            out, _ = step.taken(*args, **kwargs)
+        else:
+            out, collected = step.observed(*args, **kwargs)
+            assert step.layout is not None
+            self._describe(collected, step.layout)
+            self._write(number, collected, self._cosines(collected))
+        self._next = number + 1
+        return out
+
+    def _cosines(self, collected: Collected) -> dict[str, Any] | None:
+        """Returns the cosine of each gradient with that of the last recorded step; None at the first."""
+        previous, self._previous = self._previous, collected.gradients
+        if previous is None or previous.keys() != collected.gradients.keys():
+            return None
+        return _cosines_of(collected.gradients, previous)
+
+    def _describe(self, collected: Collected, layout: Layout) -> None:
+        if not self._described.issuperset(collected.keys):
+            self._history.describe({}, tensor_rows(layout.outlines, collected.keys, layout.shapes))
+            self._described |= frozenset(collected.keys)
+
+    def _write(self, number: int, collected: Collected, cosines: dict[str, Any] | None) -> None:
+        follows = cosines is not None
+        recorded = Recorded(collected.vectors, cosines or dict.fromkeys(collected.gradients, 0.0), collected.numbers)
+        self._history.write(
+            functools.partial(step_record, number, collected.keys, recorded, examples=None, follows=follows)
+        )
+        self._written = number
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UsageError("the probe is closed", hint="take all steps before close, inside of with gs.Probe(...)")
+
+
+@jax.jit
+def _cosines_of(gradients: dict[str, Any], previous: dict[str, Any]) -> dict[str, Any]:
+    return {name: cosine(gradient, previous[name]) for name, gradient in gradients.items()}
+
+
+def _opened(path: Path, start: int, *, force: bool) -> RunFolder:
+    """Returns the locked folder of a run.
+
+    Raises:
+        UsageError: It holds a run that would be lost, or another process writes to it.
+        DumpError: It holds a history that cannot be read.
+        MachineError: It cannot be written.
+    """
+    folder = RunFolder(path)
+    try:
+        if is_run(path) and force:
+            folder.clear()
+        elif is_run(path):
+            with History(path) as history:
+                recorded = history.steps()["step"]
+            if len(recorded) and not start:
+                raise UsageError(
+                    f"{printable(str(path))} holds a run that was recorded up to step {int(recorded[-1]):,}",
+                    hint="continue it with start=STEP, replace it with force=True, or name another folder",
+                )
+    except BaseException:
+        folder.close()
+        raise
+    return folder
