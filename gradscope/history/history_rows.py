@@ -64,9 +64,12 @@ class StepRecord:
     Attributes:
         numbers: The columns of `schema.STEPS`; those that are missing become NULL.
         stats: The columns of `schema.STATS` by the tensor's key, likewise.
+        unchanged: Whether the step left a trained parameter as it was, by name, as far as that is known; the rules of
+            alarms read it, and no table has it.
     """
 
     numbers: Mapping[str, float | int | None]
     stats: Mapping[str, Mapping[str, float | int | None]] = field(
         default_factory=dict[str, Mapping[str, float | int | None]]
     )
+    unchanged: Mapping[str, bool] = field(default_factory=dict[str, bool])

@@ -102,7 +102,16 @@ class HistoryWriter:
         Raises:
             MachineError: The disk is full or fails.
         """
+        self.flush()
         self._done(self._alarm, alarm)
+
+    def release(self, folder: str) -> None:
+        """Writes that the folder of an alarm is no longer there.
+
+        Raises:
+            MachineError: The disk is full or fails.
+        """
+        self._done(self._release, folder)
 
     def forget(self, from_step: int) -> None:
         """Removes what was written of a step and of all later ones.
@@ -196,6 +205,10 @@ class HistoryWriter:
         row = (alarm.step, alarm.rule, tensor, alarm.value, alarm.limit, alarm.why, alarm.folder)
         with _transaction(self._connection) as connection:
             connection.execute(_insertion("alarms", len(row)), row)
+
+    def _release(self, folder: str) -> None:
+        with _transaction(self._connection) as connection:
+            connection.execute("UPDATE alarms SET folder = NULL WHERE folder = ?", (folder,))
 
 
 def _insertion(table: str, columns: int) -> str:

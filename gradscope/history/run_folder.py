@@ -16,6 +16,9 @@ from gradscope.naming import printable
 
 HISTORY: Final = "history.sqlite"
 
+#: What an alarm saves: the state before the step, its batch, a dump of it, and the alarm itself.
+ALARM_FILES: Final = ("state.npz", "batch.npz", "dump.npz", "alarm.json")
+
 _LOCK: Final = ".lock"
 _STATE: Final = re.compile(r"state-(\d{6,})\.npz")
 _ALARM: Final = re.compile(r"alarm-(\d{6,})")
@@ -111,6 +114,22 @@ class RunFolder:
         with machine_errors("remove a checkpoint in", self.path):
             for path in list(states_in(self.path).values())[:-number]:
                 path.unlink()
+
+    def keep_alarms(self, number: int) -> list[str]:
+        """Removes the folders that alarms saved, but for the last so many; returns the names of those removed.
+
+        Raises:
+            MachineError: One cannot be removed.
+        """
+        folders = sorted((int(match[1]), path) for path in self.path.iterdir()
+                         if (match := _ALARM.fullmatch(path.name)) is not None)  # fmt: skip
+        removed = [path for _, path in folders[: max(len(folders) - number, 0)]]
+        with machine_errors("remove a folder in", self.path):
+            for path in removed:
+                for name in ALARM_FILES:
+                    (path / name).unlink(missing_ok=True)
+                path.rmdir()
+        return [path.name for path in removed]
 
 
 def _is_part(name: str) -> bool:

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 if TYPE_CHECKING:
     from gradscope.tracing.loading.model import Model
-    from gradscope.training.loop.training_loop import Saving
+    from gradscope.training.loop.train_request import Saving
     from gradscope.training.step import TrainStep
 
 _OPTIMIZER: Final = "Optimizer"
 _RECORD: Final = "What is recorded and saved"
+_ALARMS: Final = "Alarms"
 _SECONDS: Final = re.compile(r"(\d+)s")
+
+
+class AlarmAction(Enum):
+    """`AlarmAction` is what an alarm does."""
+
+    STOP = "stop"
+    SAVE = "save"
+    SKIP = "skip"
+    NOTE = "note"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +212,43 @@ class RecordOptions:
         ),
     ] = True
 
+    on_alarm: Annotated[
+        AlarmAction,
+        typer.Option(
+            help="What an alarm does: stop before its step, save the state before it and its batch, skip its update, "
+            "or only note it. A number that is not finite stops unless it is skipped.",
+            rich_help_panel=_ALARMS,
+        ),
+    ] = AlarmAction.SAVE
+    check: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULES",
+            help="Exit 1 where an alarm is of one of these rules, separated by commas; or all.",
+            rich_help_panel=_ALARMS,
+        ),
+    ] = None
+    keep_alarms: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Keep what so many of the last alarms saved.", rich_help_panel=_ALARMS),
+    ] = 3
+
+    def checked(self) -> frozenset[str]:
+        """Returns the rules of `--check`; `all` means every rule.
+
+        Raises:
+            UsageError: There is no such rule, or none is named.
+        """
+        from gradscope.cli.options.checked_findings import ALL
+        from gradscope.cli.options.shared import listed
+        from gradscope.history.alarms.alarm_rules import RULES
+
+        if self.check is None:
+            return frozenset()
+        known = [rule.name for rule in RULES]
+        names = listed(self.check, [*known, ALL], "alarm")
+        return frozenset(known) if ALL in names else names
+
     def saving(self) -> Saving:
         """Returns when the state is saved.
 
@@ -208,7 +256,7 @@ class RecordOptions:
             UsageError: `--save-every` is neither a number of steps nor one of seconds.
         """
         from gradscope.errors import UsageError
-        from gradscope.training.loop.training_loop import Saving
+        from gradscope.training.loop.train_request import Saving
 
         seconds = _SECONDS.fullmatch(self.save_every)
         if seconds is not None:

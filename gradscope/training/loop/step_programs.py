@@ -11,7 +11,7 @@ import optax
 from gradscope.capturing.seen import Seen
 from gradscope.training.recording.recorded import Recorded, cosine, outline_of
 from gradscope.training.state import TrainState, named_leaves
-from gradscope.training.step import TrainStep
+from gradscope.training.step import Gradients, TrainStep
 
 
 class Taken(NamedTuple):
@@ -20,7 +20,7 @@ class Taken(NamedTuple):
     Attributes:
         state: The state after it; the state before it where it was not sound.
         sound: Whether its loss and gradients, and those of all steps before, are finite.
-        numbers: Its loss, the norm of its gradients, and the learning rate where that is known.
+        numbers: Its loss, the norms of its gradients and updates, and the learning rate where that is known.
         recorded: What is recorded of it; None where it was not observed.
         gradients: The gradients of an observed step, for the cosines of the next one.
     """
@@ -84,12 +84,21 @@ class StepPrograms:
         sound = self._sound(sound, computed.loss, norm, computed.gradients)
         numbers = {"loss": computed.loss, "grad_norm": norm, **self._unobserved.learning_rate(state)}
         if not self._check:
-            return Taken(self._unobserved.advanced(state, computed)[0], sound, numbers)
-        # A branch, and no selection: that would copy all of the state in every step.
-        after = jax.lax.cond(
-            sound, lambda before: self._unobserved.advanced(before, computed)[0], lambda before: before, state
-        )
-        return Taken(after, sound, numbers)
+            after, update_norm = self._advanced(state, computed)
+        else:
+            # A branch, and no selection: that would copy all of the state in every step.
+            after, update_norm = jax.lax.cond(
+                sound,
+                lambda before: self._advanced(before, computed),
+                lambda before: (before, jnp.zeros(())),
+                state,
+            )
+        return Taken(after, sound, {**numbers, "update_norm": update_norm})
+
+    def _advanced(self, state: TrainState, computed: Gradients) -> tuple[TrainState, Any]:
+        """Returns the state after a step that is not observed, and the norm of its updates."""
+        after, _, updates = self._unobserved.advanced(state, computed)
+        return after, optax.tree.norm(updates).astype(jnp.float32)
 
     def _observed_step(self, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:
         after, seen, gradients = self._step.with_gradients(state, batch)
@@ -98,7 +107,10 @@ class StepPrograms:
         before = named_leaves(previous)
         cosines = {name: cosine(gradient, before[name]) for name, gradient in named_leaves(gradients).items()}
         vectors = [seen[key].vector for key in self.keys]
-        recorded = Recorded(jnp.stack(vectors) if vectors else jnp.zeros((0, 0)), cosines, seen.numbers)
+        trained = named_leaves(self._step.trained_of(state))
+        new = named_leaves(self._step.trained_of(after))
+        unchanged = {name: (new[name] == leaf).all() for name, leaf in trained.items()}
+        recorded = Recorded(jnp.stack(vectors) if vectors else jnp.zeros((0, 0)), cosines, seen.numbers, unchanged)
         return Taken(self._kept(sound, after, state), sound, _shown(seen.numbers), recorded, gradients)
 
     def _sound(self, before: Any, loss: Any, norm: Any, gradients: Any) -> Any:
@@ -117,7 +129,7 @@ class StepPrograms:
 
 
 def _shown(numbers: dict[str, Any]) -> dict[str, Any]:
-    return {name: numbers[name] for name in ("loss", "grad_norm", "learning_rate") if name in numbers}
+    return {name: numbers[name] for name in ("loss", "grad_norm", "update_norm", "learning_rate") if name in numbers}
 
 
 def _all_finite(leaves: list[Any]) -> Any:

@@ -103,7 +103,7 @@ class Collector:
             out = plain(*args, **kwargs)
         else:
             out, seen = observing_value_and_grad(function, signature, self._spec, "stats")(*args, **kwargs)
-            self._keep(seen, function, signature, args, kwargs, out[1])
+            self._keep(seen, out[1], _names(function, signature, args, kwargs), _differentiated(signature, args))
         self.losses.append(out[0][0] if signature.has_aux else out[0])
         return out
 
@@ -145,18 +145,12 @@ class Collector:
             unchanged=unchanged,
         )
 
-    def _keep(
-        self, seen: Seen, function: Callable[..., Any], signature: Signature, args: Any, kwargs: Any, gradients: Any
-    ) -> None:
+    def _keep(self, seen: Seen, gradients: Any, names: Any, params: Any) -> None:
         self._seen.append(seen)
         self.outlines.append(outline_of(seen))
-        names = jax.tree_util.tree_leaves(_names(function, signature, args, kwargs))
-        arguments = args[signature.argnums] if isinstance(signature.argnums, int) else [
-            args[number] for number in signature.argnums
-        ]  # fmt: skip
         paths = named_leaves(gradients)
         for name, (path, gradient), param in zip(
-            names, paths.items(), jax.tree_util.tree_leaves(arguments), strict=True
+            jax.tree_util.tree_leaves(names), paths.items(), jax.tree_util.tree_leaves(params), strict=True
         ):
             if name and jnp.issubdtype(param.dtype, jnp.inexact):
                 self._params[name] = param
@@ -232,6 +226,12 @@ def selects(spec: CaptureSpec, key: str) -> bool:
     family, name = naming.split_key(key)
     families = spec.families | ({naming.SLOT_PREFIX} if spec.families == EVERYTHING else frozenset())
     return bool({family, family.partition("/")[0]} & families) and spec.selection.selects(name, key)
+
+
+def _differentiated(signature: Signature, args: Sequence[Any]) -> Any:
+    """Returns the pytree of what is differentiated, which that of the gradients is like."""
+    numbers = signature.argnums
+    return args[numbers] if isinstance(numbers, int) else [args[number] for number in numbers]
 
 
 def _names(function: Callable[..., Any], signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -265,7 +265,12 @@ class Probe:
 
     def _write(self, number: int, collected: Collected, cosines: dict[str, Any] | None) -> None:
         follows = cosines is not None
-        recorded = Recorded(collected.vectors, cosines or dict.fromkeys(collected.gradients, 0.0), collected.numbers)
+        recorded = Recorded(
+            collected.vectors,
+            cosines or dict.fromkeys(collected.gradients, 0.0),
+            collected.numbers,
+            collected.unchanged,
+        )
         self._history.write(
             functools.partial(step_record, number, collected.keys, recorded, examples=None, follows=follows)
         )

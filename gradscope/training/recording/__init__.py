@@ -1,5 +1,7 @@
-"""Recording: from what a step observed on the device to the rows of a run's history.
+"""Recording: what a step observed becomes rows of a run's history, and past states can be had again.
 
 - `recorded` defines what is recorded of one step, on the device.
 - `step_rows` turns it into rows of the history.
+- `state_ring` keeps copies of past states, from which the state before an alarm's step can be had again.
+- `alarm_json` writes what an alarm is into its folder.
 """

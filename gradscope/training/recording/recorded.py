@@ -17,11 +17,13 @@ class Recorded(NamedTuple):
         vectors: Core statistics of each tensor, in the order of their keys, [tensors, WIDTH].
         cosines: Cosine of each gradient with the one of the last recorded step, by parameter.
         numbers: The numbers of the step, by the names of `step_seen.NUMBERS`.
+        unchanged: Whether the step left a parameter as it was, by parameter, as far as that is known.
     """
 
     vectors: Any
     cosines: dict[str, Any]
     numbers: dict[str, Any]
+    unchanged: dict[str, Any]
 
 
 def cosine(one: Any, other: Any) -> Any:

@@ -49,7 +49,7 @@ def _backward_rows(outline: Seen, known: frozenset[str]) -> Iterator[TensorRow]:
 
 
 def step_record(
-    number: int, keys: Sequence[str], recorded: Recorded, *, examples: int | None, follows: bool
+    number: int, keys: Sequence[str], recorded: Recorded, *, examples: int | None, follows: bool, skipped: int = 0
 ) -> StepRecord:
     """Returns what is recorded of a step; waits for the device.
 
@@ -59,8 +59,9 @@ def step_record(
         recorded: What was recorded on the device.
         examples: Examples of all steps up to this one; None where it is not known.
         follows: Whether a step was recorded before, so that cosines have a meaning.
+        skipped: Updates that the run has skipped.
     """
-    vectors, cosines, numbers = jax.device_get(recorded)
+    vectors, cosines, numbers, unchanged = jax.device_get(recorded)
     stats = {key: _statistics(vector) for key, vector in zip(keys, vectors, strict=True)}
     total = float(numbers["grad_norm"]) ** 2
     for name, cosine in cosines.items():
@@ -69,10 +70,10 @@ def step_record(
         gradient["share"] = _known(gradient.get("l2", math.nan) ** 2 / total) if total else None
         _add_ratio(stats, name)
     own: dict[str, float | int | None] = {
-        "step": number, "time": time.time(), "examples": examples, "skipped": 0,
+        "step": number, "time": time.time(), "examples": examples, "skipped": skipped,
         **{name: float(numbers[name]) for name in NUMBERS if name in numbers},
     }  # fmt: skip
-    return StepRecord(numbers=own, stats=stats)
+    return StepRecord(numbers=own, stats=stats, unchanged={name: bool(each) for name, each in unchanged.items()})
 
 
 def _add_ratio(stats: Mapping[str, dict[str, Any]], name: str) -> None:
