@@ -83,11 +83,12 @@ class HistoryWriter:
         """
         self._done(self._describe, dict(facts), list(tensors))
 
-    def write(self, record: Callable[[], StepRecord]) -> None:
+    def write(self, record: Callable[[], StepRecord | None]) -> None:
         """Writes a step soon.
 
         Args:
-            record: Returns its numbers. It is called in the writer's thread, and may wait for the device there.
+            record: Returns its numbers, or None where nothing is to be written. It is called in the writer's thread,
+                and may wait for the device there.
 
         Raises:
             MachineError: The disk is full or fails, now or when an earlier step was written.
@@ -192,8 +193,10 @@ class HistoryWriter:
                 row = (number, tensor.family, tensor.name, shape, tensor.dtype, tensor.layer, tensor.source)
                 connection.execute("INSERT OR REPLACE INTO tensors VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
-    def _write(self, record: Callable[[], StepRecord]) -> None:
+    def _write(self, record: Callable[[], StepRecord | None]) -> None:
         made = record()
+        if made is None:
+            return
         step = made.numbers["step"]
         rows = ((step, self._ids[key], *map(stats.get, STATS)) for key, stats in made.stats.items())
         with _transaction(self._connection) as connection:

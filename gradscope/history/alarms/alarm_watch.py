@@ -58,8 +58,10 @@ class AlarmWatch:
             if value is None:
                 continue
             if not math.isfinite(value):
-                found.append(Alarm(step=number, rule=NONFINITE, why=f"the {_shown(rule.watches)} is {value}"))
-                break
+                if NONFINITE not in self._above:
+                    found.append(Alarm(step=number, rule=NONFINITE, why=f"the {_shown(rule.watches)} is {value}"))
+                self._above.add(NONFINITE)
+                return found
             limit, calm = self._limits(rule.name)
             self._windows[rule.name].append(value)
             if value <= calm:
@@ -68,6 +70,7 @@ class AlarmWatch:
                 self._above.add(rule.name)
                 why = f"the {_shown(rule.watches)} is {value:.4g}, above its mean of late and 6 deviations, {limit:.4g}"
                 found.append(Alarm(step=number, rule=rule.name, why=why, value=value, limit=limit))
+        self._above.discard(NONFINITE)
         return found
 
     def named(self, alarm: Alarm, stats: Statistics) -> Alarm:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,10 @@ from gradscope.dump.manifest.manifest import Manifest, RunFacts
 from gradscope.dump.record import Json
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.writer import DumpWriter
-from gradscope.history.alarms.alarm_rules import NONFINITE
-from gradscope.history.history_rows import Alarm
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import leaves_of
-from gradscope.training.loop.state_files import record_of, save_state
+from gradscope.training.loop.state_files import save_state
+from gradscope.training.recording.array_records import record_of
 from gradscope.training.state import TrainState
 
 
@@ -58,23 +56,3 @@ def _save_batch(path: Path, batch: Any, facts: Mapping[str, Json]) -> None:
         for leaf, array in leaves:
             writer.add(record_of(naming.key_of(naming.INPUT, leaf.name), array))
         writer.commit(RunFacts(provenance=facts))
-
-
-def nonfinite_alarm(step: int, manifest: Manifest) -> Alarm:
-    """Returns the alarm about a step whose loss or gradients are not finite, from a dump of it."""
-    loss = manifest.loss
-    if loss is not None and not math.isfinite(loss):
-        return Alarm(step=step, rule=NONFINITE, why=f"the loss is {loss}")
-    bad = [entry for entry in manifest.entries
-           if entry.family == naming.PARAM_GRAD and (entry.stats.get("nan") or entry.stats.get("inf"))]  # fmt: skip
-    if not bad:
-        # The dump's program adds in another order than the step, and stays below the largest number.
-        return Alarm(step=step, rule=NONFINITE, why="its loss or a gradient is not finite")
-    entry = bad[0]
-    why = f"has {_elements(entry.stats)} that are not finite"
-    return Alarm(step=step, rule=NONFINITE, why=why, key=naming.key_of(entry.family, entry.name))
-
-
-def _elements(stats: Mapping[str, Json]) -> str:
-    number = sum(value for name in ("nan", "inf") if isinstance(value := stats.get(name), int))
-    return f"{number:,} element{'s' if number > 1 else ''}"

@@ -16,9 +16,9 @@ from gradscope.history.history_rows import Alarm, StepRecord
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder, alarm_path
 from gradscope.tracing.loading.model import Model
-from gradscope.training.loop.alarm_files import nonfinite_alarm, save_step
+from gradscope.training.loop.alarm_files import save_step
 from gradscope.training.loop.step_programs import StepPrograms
-from gradscope.training.recording.alarm_json import write_alarms
+from gradscope.training.recording.alarm_notes import nonfinite_alarm, write_alarms
 from gradscope.training.recording.state_ring import StateRing
 from gradscope.training.recording.step_rows import step_record
 from gradscope.training.state import TrainState

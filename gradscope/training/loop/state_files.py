@@ -18,15 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope import naming
-from gradscope.arrays.dtypes import dtype_name
 from gradscope.dump.manifest.manifest import RunFacts
 from gradscope.dump.reader import DumpFile, open_dump
-from gradscope.dump.record import Json, Record, SiteFacts
+from gradscope.dump.record import Json
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import DumpError
-from gradscope.instrument.taps import whole_tensor
 from gradscope.naming import printable
 from gradscope.tracing.tracer import variable_leaves
+from gradscope.training.recording.array_records import record_of
 from gradscope.training.state import TrainState, named_leaves, optimizer_leaves
 
 _STEP: Final = naming.key_of(naming.AUX, "step")
@@ -108,16 +107,6 @@ def restored(path: Path, like: TrainState, previous_like: Any) -> Saved:
         found = {key: _placed(dump.array(key), leaf) for key, leaf in wanted.items()}
     state = _rebuilt(like, found)
     return Saved(state, _rebuilt_gradients(previous_like, found) if has_gradients else None, watch)
-
-
-def record_of(key: str, leaf: Any) -> Record:
-    """Returns the record of an array under a key."""
-    family, name = naming.split_key(key)
-    array = np.asarray(whole_tensor(leaf))
-    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    dtype = str(leaf.dtype) if is_key else dtype_name(array.dtype)
-    shape = tuple(leaf.shape)
-    return Record(family=family, name=name, shape=shape, dtype=dtype, stats={}, site=SiteFacts(index=0), array=array)
 
 
 def _leaves(state: TrainState) -> dict[str, Any]:

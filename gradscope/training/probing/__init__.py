@@ -3,6 +3,10 @@
 - `probe` defines `Probe`, which stands in for `jax.value_and_grad` and `jax.jit`.
 - `probed_step` compiles a step twice: as it is, and with what it observes as extra outputs.
 - `collecting` collects while JAX traces the step.
+- `probe_history` opens the run's folder, and writes what was observed of each step.
+- `step_replay` takes steps of late again, to have the arguments of one.
+- `probe_alarms` finds alarms, and saves their steps.
+- `alarm_capture` saves a step: its state, its batch, and a dump of its loss.
 - `observed_outside` makes records of observations that the user's program returned.
 
 Why two programs (2026-11): a program that decides by itself whether it observes has to be another one than the user's,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 from gradscope.instrument.rewriting.core_statistics import core_statistics, merged_statistics
 from gradscope.tracing.jaxpr.jaxcompat import trace_state
-from gradscope.tracing.tracer import variable_leaves
+from gradscope.tracing.tracer import leaves_of, variable_leaves
 from gradscope.training.recording.recorded import outline_of
 from gradscope.training.state import named_leaves, slots_of
 
@@ -71,6 +71,7 @@ class Collector:
         losses: The value of each loss that was differentiated.
         outlines: The shapes of the observations of each of them.
         shapes: What has the shape and dtype of further tensors, by key.
+        arguments: The arguments of the losses: the key that a dump has for each, and the array.
     """
 
     def __init__(self, spec: CaptureSpec, *, observes: bool) -> None:
@@ -87,6 +88,7 @@ class Collector:
         self.losses: list[Any] = []
         self.outlines: list[Seen] = []
         self.shapes: dict[str, Any] = {}
+        self.arguments: list[tuple[str, Any]] = []
 
     def value_and_grad(self, function: Callable[..., Any], signature: Signature, args: Any, kwargs: Any) -> Any:
         """Returns what `jax.value_and_grad` returns, and keeps what it observes.
@@ -103,7 +105,12 @@ class Collector:
             out = plain(*args, **kwargs)
         else:
             out, seen = observing_value_and_grad(function, signature, self._spec, "stats")(*args, **kwargs)
-            self._keep(seen, out[1], _names(function, signature, args, kwargs), _differentiated(signature, args))
+            call = Call(function, args, kwargs, positions(signature.argnums, len(args)), is_array)
+            self._keep(seen, out[1], _names(call, signature, args), _differentiated(signature, args))
+            leaves = [*variable_leaves(call.variables), *leaves_of(call.batch, naming.INPUT)]
+            arrays = jax.tree_util.tree_leaves((call.variables, call.batch))
+            keys = [naming.key_of(leaf.family, leaf.name) for leaf in leaves]
+            self.arguments += zip(keys, arrays, strict=True)
         self.losses.append(out[0][0] if signature.has_aux else out[0])
         return out
 
@@ -193,12 +200,24 @@ class Collector:
             )
 
 
-_current: ContextVar[Collector | None] = ContextVar("collector", default=None)
+class Observer(Protocol):
+    """What stands behind the methods of a probe that are called inside a step."""
+
+    def value_and_grad(self, function: Callable[..., Any], signature: Signature, args: Any, kwargs: Any) -> Any:
+        """Returns what `jax.value_and_grad` returns."""
+        ...
+
+    def record(self, updates: Any, optimizer: Any, params: Any) -> None:
+        """Keeps updates, an optimizer's state and new parameters; None for what there is none of."""
+        ...
+
+
+_current: ContextVar[Observer | None] = ContextVar("collector", default=None)
 
 
 @contextmanager
-def collecting(collector: Collector) -> Generator[None]:
-    """Makes a collector the one that `current` returns."""
+def collecting(collector: Observer) -> Generator[None]:
+    """Makes an observer the one that `current` returns."""
     token = _current.set(collector)
     try:
         yield
@@ -206,8 +225,8 @@ def collecting(collector: Collector) -> Generator[None]:
         _current.reset(token)
 
 
-def current(method: str) -> Collector:
-    """Returns the collector of the step that is being traced.
+def current(method: str) -> Observer:
+    """Returns the observer of the step that is being traced.
 
     Raises:
         UsageError: None is: the step was not compiled by `probe.jit`.
@@ -234,10 +253,9 @@ def _differentiated(signature: Signature, args: Sequence[Any]) -> Any:
     return args[numbers] if isinstance(numbers, int) else [args[number] for number in numbers]
 
 
-def _names(function: Callable[..., Any], signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _names(call: Call, signature: Signature, args: Sequence[Any]) -> Any:
     """Returns the pytree of the gradients with the parameters' names; "" for what is no parameter."""
     differentiated = positions(signature.argnums, len(args))
-    call = Call(function, args, kwargs, differentiated, is_array)
     names = [leaf.name if leaf.family == naming.PARAM else "" for leaf in variable_leaves(call.variables)]
     tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(call.variables), names)
     by_position = dict(zip(dict.fromkeys(differentiated), call.differentiated_in(tree), strict=True))

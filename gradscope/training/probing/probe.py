@@ -12,20 +12,16 @@ from typing import Any, Self, SupportsIndex
 import jax
 
 from gradscope.capturing.execution.function_call import indices
-from gradscope.capturing.run_environment import machine_provenance
 from gradscope.capturing.seen import Seen
 from gradscope.capturing.value_and_grad import Signature
 from gradscope.errors import UsageError
-from gradscope.history.history_reader import History
-from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.run_folder import RunFolder, is_run
 from gradscope.instrument.query.capture_spec import CaptureSpec
-from gradscope.naming import printable
 from gradscope.training.probing.collecting import Collected, current
 from gradscope.training.probing.observed_outside import collected_from, steps_in
+from gradscope.training.probing.probe_alarms import ON_ALARM, OnAlarm, ProbeAlarms
+from gradscope.training.probing.probe_history import ProbeHistory
 from gradscope.training.probing.probed_step import Layout, ProbedStep
-from gradscope.training.recording.recorded import Recorded, cosine, outline_of
-from gradscope.training.recording.step_rows import step_record, tensor_rows
+from gradscope.training.recording.recorded import outline_of
 from gradscope.training.step_seen import StepSeen
 
 
@@ -46,6 +42,11 @@ class Probe:
         start: The number of the first step: of a run that is continued, how many it has taken. Later rows in the
             folder are removed.
         force: Whether a run in the folder may be replaced.
+        on_alarm: What an alarm does: "save" saves the state before its step and the batch, "stop" also ends the loop by
+            a `ModelError` from one of the next steps, "note" only writes that it was. For the first two the probe holds
+            two copies of the state on its device, and the batches of up to twice `keep_every` steps.
+        keep_every: Steps between two copies of the state; None for `every`, and at least 20.
+        keep_alarms: How many of the folders that alarms saved are kept: the last ones.
         select: Patterns of names to observe; all where empty. A string is one pattern.
         exclude: Patterns of names to leave out.
         families: Families to observe: those of `value_and_grad`, `update`, `slot` or `slot/mu`; None for all.
@@ -85,6 +86,9 @@ class Probe:
         *,
         start: int = 0,
         force: bool = False,
+        on_alarm: OnAlarm = "save",
+        keep_every: int | None = None,
+        keep_alarms: int = 3,
         select: str | Sequence[str] = (),
         exclude: str | Sequence[str] = (),
         families: str | Collection[str] | None = None,
@@ -94,20 +98,22 @@ class Probe:
             raise UsageError(
                 f"every is {every} and start {start}", hint="every is a number of steps above 0, start one from 0 on"
             )
+        if on_alarm not in ON_ALARM:
+            skips = " A probe cannot skip an update: the state is the loop's own." if on_alarm == "skip" else ""
+            raise UsageError(f"on_alarm is {on_alarm!r}.{skips}".rstrip("."), hint=f"one of {', '.join(ON_ALARM)}")
+        if keep_alarms < 1 or (keep_every is not None and keep_every < 1):
+            raise UsageError(
+                f"keep_alarms is {keep_alarms} and keep_every {keep_every}", hint="both are numbers above 0"
+            )
         self._every = every
         self._next = start
-        self._written = start - 1
         self._spec = CaptureSpec.of(select, exclude, families, depth)
-        self._folder = _opened(Path(folder), start, force=force)
-        facts = {name: str(value) for name, value in machine_provenance().items()}
-        try:
-            self._history = HistoryWriter(self._folder.path, from_step=start, facts=facts)
-        except BaseException:
-            self._folder.close()
-            raise
+        self._history = ProbeHistory(Path(folder), start, force=force)
+        self._alarms = ProbeAlarms(
+            self._history, on_alarm=on_alarm, keep=keep_alarms,
+            keep_every=max(every, 20) if keep_every is None else keep_every, every=every,
+        )  # fmt: skip
         self._step: ProbedStep | None = None
-        self._described: frozenset[str] = frozenset()
-        self._previous: dict[str, Any] | None = None
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -120,7 +126,7 @@ class Probe:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"next step {self._next:,}"
-        return f"<gradscope.Probe {self._folder.path}: every {self._every:,} steps, {state}>"
+        return f"<gradscope.Probe {self._history.folder.path}: every {self._every:,} steps, {state}>"
 
     def value_and_grad(
         self,
@@ -185,6 +191,7 @@ class Probe:
             UsageError: The probe has a step already; from the function returned: the probe is closed, or the step
                 calls `value_and_grad` nowhere.
             MachineError: From the function returned: the history cannot be written.
+            ModelError: From the function returned: an alarm stops the loop.
         """
         if self._step is not None:
             raise UsageError("this probe has a step already", hint="make a probe for each step, in a folder of its own")
@@ -211,18 +218,18 @@ class Probe:
             MachineError: The history cannot be written.
         """
         self._require_open()
-        if step <= self._written:
+        if step <= self._history.last:
             raise UsageError(
-                f"step {step:,} was to be written after step {self._written:,}", hint="write steps in their order"
+                f"step {step:,} was to be written after step {self._history.last:,}", hint="write steps in their order"
             )
         number = steps_in(seen)
         collected = collected_from(seen, loss, updates)
         backward = seen.backward if isinstance(seen, StepSeen) else seen
         outlines = [outline_of(backward)] if isinstance(backward, Seen) else []
-        self._describe(collected, Layout(outlines, {}))
+        self._history.describe(collected, Layout(outlines, {}, {}))
         for at in range(number or 1):
             one = collected if number is None else jax.tree_util.tree_map(lambda leaf, at=at: leaf[at], collected)
-            self._write(step + at, one, None)
+            self._write(step + at, one)
 
     def close(self) -> None:
         """Waits until everything is written, and unlocks the folder; a second call does nothing.
@@ -234,79 +241,29 @@ class Probe:
             return
         self._closed = True
         try:
-            self._history.close()
+            self._alarms.finish()
         finally:
-            self._folder.close()
+            self._history.close()
 
     def _taken(self, step: ProbedStep, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._require_open()
-        number = self._next
+        number, arguments, loss = self._next, (args, kwargs), None
+        self._alarms.before(step, number, arguments)
         if number % self._every:
-            out, _ = step.taken(*args, **kwargs)
+            out, loss = step.taken(*args, **kwargs)
         else:
             out, collected = step.observed(*args, **kwargs)
             assert step.layout is not None
-            self._describe(collected, step.layout)
-            self._write(number, collected, self._cosines(collected))
+            self._history.describe(collected, step.layout)
+            self._write(number, collected)
+        self._alarms.after(number, arguments, out, loss)
         self._next = number + 1
         return out
 
-    def _cosines(self, collected: Collected) -> dict[str, Any] | None:
-        """Returns the cosine of each gradient with that of the last recorded step; None at the first."""
-        previous, self._previous = self._previous, collected.gradients
-        if previous is None or previous.keys() != collected.gradients.keys():
-            return None
-        return _cosines_of(collected.gradients, previous)
-
-    def _describe(self, collected: Collected, layout: Layout) -> None:
-        if not self._described.issuperset(collected.keys):
-            self._history.describe({}, tensor_rows(layout.outlines, collected.keys, layout.shapes))
-            self._described |= frozenset(collected.keys)
-
-    def _write(self, number: int, collected: Collected, cosines: dict[str, Any] | None) -> None:
-        follows = cosines is not None
-        recorded = Recorded(
-            collected.vectors,
-            cosines or dict.fromkeys(collected.gradients, 0.0),
-            collected.numbers,
-            collected.unchanged,
-        )
-        self._history.write(
-            functools.partial(step_record, number, collected.keys, recorded, examples=None, follows=follows)
-        )
-        self._written = number
+    def _write(self, number: int, collected: Collected) -> None:
+        recorded, follows = self._history.recorded(collected)
+        self._history.write(number, self._alarms.record(number, collected.keys, recorded, follows=follows))
 
     def _require_open(self) -> None:
         if self._closed:
             raise UsageError("the probe is closed", hint="take all steps before close, inside of with gs.Probe(...)")
-
-
-@jax.jit
-def _cosines_of(gradients: dict[str, Any], previous: dict[str, Any]) -> dict[str, Any]:
-    return {name: cosine(gradient, previous[name]) for name, gradient in gradients.items()}
-
-
-def _opened(path: Path, start: int, *, force: bool) -> RunFolder:
-    """Returns the locked folder of a run.
-
-    Raises:
-        UsageError: It holds a run that would be lost, or another process writes to it.
-        DumpError: It holds a history that cannot be read.
-        MachineError: It cannot be written.
-    """
-    folder = RunFolder(path)
-    try:
-        if is_run(path) and force:
-            folder.clear()
-        elif is_run(path):
-            with History(path) as history:
-                recorded = history.steps()["step"]
-            if len(recorded) and not start:
-                raise UsageError(
-                    f"{printable(str(path))} holds a run that was recorded up to step {int(recorded[-1]):,}",
-                    hint="continue it with start=STEP, replace it with force=True, or name another folder",
-                )
-    except BaseException:
-        folder.close()
-        raise
-    return folder

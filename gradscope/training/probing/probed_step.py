@@ -20,10 +20,12 @@ class Layout(NamedTuple):
     Attributes:
         outlines: The shapes of the observations of each loss.
         shapes: What has the shape and dtype of further tensors, by key.
+        names: The keys that a dump has for the step's arguments, by the number of the leaf.
     """
 
     outlines: list[Seen]
     shapes: dict[str, Any]
+    names: dict[int, str]
 
 
 class ProbedStep:
@@ -47,6 +49,11 @@ class ProbedStep:
         of_observed = {} if shardings is None else {"out_shardings": (shardings, None)}
         self._plain_program = jax.jit(self._plain(), **options)
         self._observed_program = jax.jit(self._observed(), **{**options, **of_observed})
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The step as the user wrote it."""
+        return self._function
 
     @property
     def plain(self) -> Any:
@@ -83,7 +90,7 @@ class ProbedStep:
                 out = self._function(*args, **kwargs)
             self._require_loss(collector)
             collected = collector.collected()
-            self.layout = Layout(collector.outlines, collector.shapes)
+            self.layout = Layout(collector.outlines, collector.shapes, _named(collector, (args, kwargs)))
             return out, collected
 
         return step
@@ -95,6 +102,13 @@ class ProbedStep:
                 f"{name} calls probe.value_and_grad nowhere, so that there is nothing to observe",
                 hint="call it in place of jax.value_and_grad",
             )
+
+
+def _named(collector: Collector, arguments: Any) -> dict[int, str]:
+    """Returns the keys of those leaves of a step's arguments that it hands to a loss as they are, by number."""
+    keys = {id(array): key for key, array in reversed(collector.arguments)}
+    leaves = jax.tree_util.tree_leaves(arguments)
+    return {at: keys[id(leaf)] for at, leaf in enumerate(leaves) if id(leaf) in keys}
 
 
 def _position(losses: list[Any], out: Any) -> int | None:

@@ -3,5 +3,6 @@
 - `recorded` defines what is recorded of one step, on the device.
 - `step_rows` turns it into rows of the history.
 - `state_ring` keeps copies of past states, from which the state before an alarm's step can be had again.
-- `alarm_json` writes what an alarm is into its folder.
+- `array_records` makes the record of a dump from an array.
+- `alarm_notes` states what is known of an alarm.
 """

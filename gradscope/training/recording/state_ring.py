@@ -29,6 +29,10 @@ class StateRing:
         """Whether there are as many copies as there may be."""
         return len(self._copies) > 1
 
+    def has_copy(self, number: int) -> bool:
+        """Returns whether the state before a step was copied."""
+        return number in self._copies
+
     def is_due(self, number: int) -> bool:
         """Returns whether the state before a step is to be copied."""
         return not self._copies or number - max(self._copies) >= self._every

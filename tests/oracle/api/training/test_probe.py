@@ -295,3 +295,69 @@ def test_data_parallel_steps_record_what_one_device_computes(mapped: bool, tmp_p
         for number in (0, 2):
             grads = jax.grad(loss)(before[number][0], batch(number))
             assert_recorded(run, number, "param_grad/hidden/w", grads["hidden"]["w"])
+
+
+SPIKE = 70
+
+
+def noisy_loop(folder: Path, factor: float, steps: int = 80, **options: Any) -> list[Any]:
+    """A donated loop whose targets are multiplied at one step; returns copies of the state before each."""
+    with gs.Probe(folder, every=8, keep_every=10, **options) as probe:
+        step = probe.jit(loop_step(probe.value_and_grad, probe.record), donate_argnums=0)
+        state, before = initial(), []
+        for number in range(steps):
+            each = batch(number)
+            before.append(jax.tree.map(jnp.copy, state))
+            state, _ = step(state, {**each, "y": each["y"] * (factor if number == SPIKE else 1)})
+    return before
+
+
+def test_an_alarm_between_records_saves_the_state_before_its_step_and_its_batch(tmp_path: Path) -> None:
+    before = noisy_loop(tmp_path, 1000.0)
+    with gs.load(tmp_path) as run:
+        (alarm,) = run.alarms
+        assert (alarm.step, alarm.rule, alarm.folder) == (SPIKE, "loss-spike", f"alarm-{SPIKE:06}")
+    params, optimizer = before[SPIKE]
+    folder = tmp_path / f"alarm-{SPIKE:06}"
+    with (
+        gs.load(folder / "state.npz") as state,
+        gs.load(folder / "batch.npz") as data,
+        gs.load(folder / "dump.npz") as dump,
+    ):
+        np.testing.assert_array_equal(state["param/hidden/w"], params["hidden"]["w"])
+        np.testing.assert_array_equal(state["param/head/w"], params["head"]["w"])
+        saved = [state[key] for key in state if key.startswith("aux/arguments/")]
+        assert len(saved) == len(jax.tree.leaves(optimizer))
+        np.testing.assert_array_equal(data["input/x"], batch(SPIKE)["x"])
+        np.testing.assert_array_equal(data["input/y"], batch(SPIKE)["y"] * 1000)
+        params = {"hidden": {"w": state["param/hidden/w"]}, "head": {"w": state["param/head/w"]}}
+        again = loss(params, {"x": data["input/x"], "y": data["input/y"]})
+        assert dump.loss == pytest.approx(float(again), rel=1e-6)
+        assert alarm.value == pytest.approx(float(again), rel=1e-6)
+
+
+def test_a_nan_is_found_with_its_origin_and_stops_where_that_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(gs.ModelError, match=f"step {SPIKE}: nonfinite: .* the loss is nan; .* alarm-{SPIKE:06}"):
+        noisy_loop(tmp_path, float("nan"), steps=100, on_alarm="stop")
+    with gs.load(tmp_path) as run:
+        assert [(each.step, each.rule) for each in run.alarms] == [(SPIKE, "nonfinite")]
+    with gs.load(tmp_path / f"alarm-{SPIKE:06}" / "dump.npz") as dump:
+        assert np.isnan(dump.loss)
+        assert dump.origins
+
+
+def test_what_alarms_may_not_do_and_where_a_loop_makes_its_own_state(tmp_path: Path) -> None:
+    with pytest.raises(gs.UsageError, match="A probe cannot skip an update"):
+        gs.Probe(tmp_path, on_alarm="skip")  # type: ignore[arg-type]
+    noisy_loop(tmp_path / "noted", 1000.0, on_alarm="note")
+    with gs.load(tmp_path / "noted") as run:
+        assert [(each.step, each.folder) for each in run.alarms] == [(SPIKE, None)]
+    with gs.Probe(tmp_path / "own", every=1) as probe:
+        step = probe.jit(loop_step(probe.value_and_grad, probe.record))
+        state = initial()
+        for number in range(SPIKE + 1):
+            each = batch(number)
+            state, _ = step(state, {**each, "y": each["y"] * (1000 if number == SPIKE else 1)})
+            state = jax.tree.map(lambda leaf: leaf * 1, state)  # other arrays than the step returned
+    with gs.load(tmp_path / "own") as run:
+        assert {each.folder for each in run.alarms} == {None}
