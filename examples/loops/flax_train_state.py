@@ -20,8 +20,11 @@ probe = gs.Probe(sys.argv[1] if len(sys.argv) > 1 else "run", every=5)  # 1
 
 
 class Net(nn.Module):
+    """Two layers."""
+
     @nn.compact
     def __call__(self, x: Any) -> Any:
+        """Returns a prediction."""
         return nn.Dense(1, name="head")(nn.tanh(nn.Dense(16, name="hidden")(x)))
 
 

@@ -19,11 +19,14 @@ probe = gs.Probe(sys.argv[1] if len(sys.argv) > 1 else "run", every=5)  # 1
 
 
 class Net(nnx.Module):
+    """Two layers."""
+
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.hidden = nnx.Linear(4, 16, rngs=rngs)
         self.head = nnx.Linear(16, 1, rngs=rngs)
 
     def __call__(self, x: Any) -> Any:
+        """Returns a prediction."""
         return self.head(nnx.tanh(self.hidden(x)))
 
 

@@ -2,7 +2,7 @@
 
     python examples/loops/scan_over_steps.py [FOLDER]
 
-Inside a scan nothing gets out but by being returned: the step returns what it observed, and the probe writes it outside.
+Inside a scan nothing gets out but by being returned: the step returns what it observed, the probe writes it outside.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -27,7 +27,7 @@ from gradscope.errors import MissingKeyError, UsageError
 from gradscope.instrument.observing_program import Observed, Reached
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.capture_spec import CaptureSpec
-from gradscope.instrument.rewriting.core_columns import CoreStatistics, rows_of
+from gradscope.instrument.rewriting.core_columns import CoreStatistics, rows_of, scalars_of
 from gradscope.instrument.rewriting.core_statistics import core_statistics
 from gradscope.naming import printable
 from gradscope.naming.patterns import nearest_hint
@@ -156,6 +156,26 @@ class Seen(Mapping[str, Kept]):
 
     def __len__(self) -> int:
         return len(self.watching.indexes)
+
+    def scalars(self, columns: Sequence[str] = ("l2", "rms")) -> dict[str, float]:
+        """Returns the loss and the statistics as a flat dictionary of floats, for wandb and other trackers.
+
+        It waits for the step, once for all of it.
+
+        Args:
+            columns: The statistics: `l2`, `rms`, `mean`, `std`, `amax`, `zeros`, `nan`, `inf`.
+
+        Returns:
+            `loss`, and the statistics by key and column, `param_grad/head/kernel/l2`; those that a tensor without a
+            finite element lacks are left out.
+
+        Raises:
+            UsageError: There is no such statistic, tensors were observed, or several steps.
+        """
+        if self._all_steps or not self.watching.statistics:
+            what = "of several steps or examples" if self._all_steps else "tensors"
+            raise UsageError(f"these are observations {what}, and a tracker takes the statistics of one step")
+        return {"loss": float(self.observed.loss), **scalars_of(cast("Mapping[str, CoreStatistics]", self), columns)}
 
     def summary(self) -> Summary:
         """Returns what was observed; numbers only where the step has run, which this then waits for."""

@@ -76,7 +76,7 @@ class Probe:
         ...     print(run.steps["step"].tolist(), round(float(run.steps["loss"][0]), 3))
         ...     print(run.series("update/w", "l2").round(3).tolist())
         [0, 2, 4] 1.0
-        [0.115, 0.1, 0.087]
+        [0.115, 0.101, 0.088]
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from gradscope import naming
 from gradscope.capturing.records.measure import CoreReading
 from gradscope.capturing.seen import Seen
 from gradscope.history.history_rows import StepRecord, TensorRow
-from gradscope.instrument.rewriting.core_statistics import core_numbers
+from gradscope.instrument.rewriting.core_columns import statistics_of
 from gradscope.training.recording.recorded import Recorded
 from gradscope.training.step_seen import NUMBERS
 
@@ -62,7 +62,7 @@ def step_record(
         skipped: Updates that the run has skipped.
     """
     vectors, cosines, numbers, unchanged = jax.device_get(recorded)
-    stats = {key: _statistics(vector) for key, vector in zip(keys, vectors, strict=True)}
+    stats = {key: statistics_of(vector) for key, vector in zip(keys, vectors, strict=True)}
     total = float(numbers["grad_norm"]) ** 2
     for name, cosine in cosines.items():
         gradient = stats.get(naming.key_of(naming.PARAM_GRAD, name), {})
@@ -80,22 +80,6 @@ def _add_ratio(stats: Mapping[str, dict[str, Any]], name: str) -> None:
     update, param = (stats.get(naming.key_of(family, name), {}) for family in (naming.UPDATE, naming.PARAM))
     if param.get("l2") and "l2" in update:
         update["ratio"] = update["l2"] / param["l2"]
-
-
-def _statistics(vector: np.ndarray) -> dict[str, Any]:
-    """Returns the columns of a history from a vector of core statistics; those over no finite element are missing."""
-    numbers = core_numbers(vector)
-    counts = {"zeros": numbers.zeros, "nan": numbers.nan, "inf": numbers.inf}
-    if not numbers.finite:
-        return counts
-    return {
-        "l2": numbers.rms * math.sqrt(numbers.finite),
-        "rms": numbers.rms,
-        "mean": numbers.mean,
-        "std": numbers.std,
-        "amax": max(abs(numbers.minimum), abs(numbers.maximum)),
-        **counts,
-    }
 
 
 def _known(value: Any) -> float | None:

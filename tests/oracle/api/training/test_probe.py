@@ -190,7 +190,7 @@ def test_a_scan_over_steps_is_written_as_so_many_steps(tmp_path: Path) -> None:
 
 def test_a_step_of_train_step_is_written(tmp_path: Path) -> None:
     step = gs.train_step(loss, "sgd(0.1)", clip="global_norm(0.01)")
-    state, seen = jax.jit(step)(step.init(initial()[0]), batch(0))
+    _, seen = jax.jit(step)(step.init(initial()[0]), batch(0))
     with gs.Probe(tmp_path) as probe:
         probe.write(0, seen)
     with gs.load(tmp_path) as run:
@@ -205,20 +205,21 @@ def in_scan(probe: Any) -> Any:
 
 
 def in_vmap(probe: Any) -> Any:
-    return lambda params, batch: jax.vmap(lambda x: probe.value_and_grad(loss)(params, {"x": x[None], "y": x[None, :1]})[0])(
-        batch["x"]
-    )  # fmt: skip
+    def of_each(params: Any, batch: Any) -> Any:
+        return jax.vmap(lambda x: probe.value_and_grad(loss)(params, {"x": x[None], "y": x[None, :1]})[0])(batch["x"])
+
+    return of_each
 
 
 def in_jit(probe: Any) -> Any:
-    return jax.jit(lambda params, batch: probe.value_and_grad(loss)(params, batch))
+    return jax.jit(probe.value_and_grad(loss))
 
 
 @pytest.mark.parametrize("wrong", [in_scan, in_vmap, in_jit])
 def test_inside_a_transformation_the_functional_form_is_named(wrong: Any, tmp_path: Path) -> None:
     with gs.Probe(tmp_path) as probe:
         step = probe.jit(wrong(probe))
-        with pytest.raises(gs.UsageError, match="probe.value_and_grad is called inside a transformation") as caught:
+        with pytest.raises(gs.UsageError, match=r"probe\.value_and_grad is called inside a transformation") as caught:
             step(initial()[0], batch(0))
         assert "(value, grads), seen = gs.value_and_grad(loss)(...)" in (caught.value.hint or "")
         assert "probe.write(step, seen)" in (caught.value.hint or "")
@@ -235,10 +236,10 @@ def test_bad_input_is_one_message(tmp_path: Path) -> None:
     with gs.Probe(tmp_path / "run", every=1) as probe:
         with pytest.raises(gs.UsageError, match="another process trains in"):
             gs.Probe(tmp_path / "run")
-        with pytest.raises(gs.UsageError, match="outside of a step that probe.jit compiled"):
+        with pytest.raises(gs.UsageError, match=r"outside of a step that probe\.jit compiled"):
             probe.value_and_grad(loss)(initial()[0], batch(0))
-        step = probe.jit(lambda params, batch: loss(params, batch))
-        with pytest.raises(gs.UsageError, match="calls probe.value_and_grad nowhere"):
+        step = probe.jit(loss)
+        with pytest.raises(gs.UsageError, match=r"calls probe\.value_and_grad nowhere"):
             step(initial()[0], batch(0))
         with pytest.raises(gs.UsageError, match="has a step already"):
             probe.jit(step)
@@ -361,3 +362,24 @@ def test_what_alarms_may_not_do_and_where_a_loop_makes_its_own_state(tmp_path: P
             state = jax.tree.map(lambda leaf: leaf * 1, state)  # other arrays than the step returned
     with gs.load(tmp_path / "own") as run:
         assert {each.folder for each in run.alarms} == {None}
+
+
+def test_scalars_are_a_flat_dictionary_of_floats(tmp_path: Path) -> None:
+    (value, grads), seen = jax.jit(gs.value_and_grad(loss))(initial()[0], batch(0))
+    found = seen.scalars()
+    assert found["loss"] == float(value)
+    norm = np.linalg.norm(np.asarray(grads["head"]["w"], np.float64))
+    assert found["param_grad/head/w/l2"] == pytest.approx(norm, rel=1e-5)
+    assert {type(each) for each in found.values()} == {float}
+    assert set(seen.scalars(["nan"])) == {"loss", *(f"{key}/nan" for key in seen)}
+    step = gs.train_step(loss, "sgd(0.1)")
+    _, whole = jax.jit(step)(step.init(initial()[0]), batch(0))
+    assert whole.scalars()["update/head/w/l2"] == pytest.approx(0.1 * norm, rel=1e-5)
+    assert whole.scalars()["grad_norm"] == pytest.approx(float(optax.tree.norm(grads)), rel=1e-5)
+    with pytest.raises(gs.UsageError, match="no statistic 'l3'"):
+        seen.scalars(["l3"])
+    several = jax.vmap(gs.value_and_grad(loss), in_axes=(None, 0))(
+        initial()[0], jax.tree.map(lambda x: x[None], batch(0))
+    )
+    with pytest.raises(gs.UsageError, match="several steps or examples"):
+        several[1].scalars()
