@@ -21,6 +21,7 @@ ALARM_FILES: Final = ("state.npz", "batch.npz", "dump.npz", "alarm.json")
 
 _LOCK: Final = ".lock"
 _STATE: Final = re.compile(r"state-(\d{6,})\.npz")
+_STEP: Final = re.compile(r"step-(\d{6,})\.npz")
 _ALARM: Final = re.compile(r"alarm-(\d{6,})")
 _COMPANIONS: Final = ("-wal", "-shm", "-journal")
 
@@ -40,6 +41,11 @@ def state_path(folder: Path, steps: int) -> Path:
 def alarm_path(folder: Path, step: int) -> Path:
     """Returns the path of the folder for what an alarm at a step saves."""
     return folder / f"alarm-{step:06}"
+
+
+def dump_path(folder: Path, step: int) -> Path:
+    """Returns the path of the dump of a step."""
+    return folder / f"step-{step:06}.npz"
 
 
 def states_in(folder: Path) -> dict[int, Path]:
@@ -134,4 +140,6 @@ class RunFolder:
 
 def _is_part(name: str) -> bool:
     known = {_LOCK, HISTORY, *(f"{HISTORY}{suffix}" for suffix in _COMPANIONS)}
-    return name in known or name.startswith(".gradscope-") or bool(_STATE.fullmatch(name) or _ALARM.fullmatch(name))
+    return (
+        name in known or name.startswith(".gradscope-") or any(kind.fullmatch(name) for kind in (_STATE, _STEP, _ALARM))
+    )

@@ -123,6 +123,7 @@ def _trained(
         request = TrainRequest(
             model=model, arguments=arguments, batch=_batches(model_options, model, arguments), step=step, steps=steps,
             every=record_options.every, saving=record_options.saving(), check_numerics=record_options.check_numerics,
+            is_dumped=record_options.dumped(),
             on_alarm=record_options.on_alarm.value, keep_alarms=record_options.keep_alarms, tell=tell,
             options=chosen, facts=_facts(model, model_options.facts(arguments)), stop=stop.is_set, progress=shown,
         )  # fmt: skip

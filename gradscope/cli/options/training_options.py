@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gradscope.tracing.loading.model import Model
     from gradscope.training.loop.train_request import Saving
     from gradscope.training.step import TrainStep
@@ -177,6 +179,19 @@ class RecordOptions:
             min=1, metavar="K", help="Record the steps that this divides, and the last.", rich_help_panel=_RECORD
         ),
     ] = 10
+    dump_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="K",
+            help="Write a dump of the steps that this divides, step-000100.npz.",
+            rich_help_panel=_RECORD,
+        ),
+    ] = None
+    dump_at: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Write a dump of these steps, separated by commas.", rich_help_panel=_RECORD),
+    ] = None
     log_every: Annotated[
         int | None,
         typer.Option(
@@ -248,6 +263,20 @@ class RecordOptions:
         known = [rule.name for rule in RULES]
         names = listed(self.check, [*known, ALL], "alarm")
         return frozenset(known) if ALL in names else names
+
+    def dumped(self) -> Callable[[int], bool]:
+        """Returns the function that tells whether a step is dumped.
+
+        Raises:
+            UsageError: `--dump-at` is no list of steps.
+        """
+        from gradscope.errors import UsageError
+
+        listed = [] if self.dump_at is None else [each.strip() for each in self.dump_at.split(",")]
+        if not all(each.isdecimal() for each in listed):
+            raise UsageError(f"--dump-at {self.dump_at!r} is no list of steps", hint="as in --dump-at 0,100,250")
+        chosen, every = {int(each) for each in listed}, self.dump_every
+        return lambda number: number in chosen or (every is not None and number % every == 0)
 
     def saving(self) -> Saving:
         """Returns when the state is saved.

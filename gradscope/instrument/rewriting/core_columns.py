@@ -121,7 +121,7 @@ class CoreStatistics:
 def statistics_of(vector: np.ndarray) -> dict[str, float | int]:
     """Returns the columns of a history from a vector on the host; those over no finite element are missing."""
     numbers = core_numbers(vector)
-    counts = {"zeros": numbers.zeros, "nan": numbers.nan, "inf": numbers.inf}
+    counts: dict[str, float | int] = {"zeros": numbers.zeros, "nan": numbers.nan, "inf": numbers.inf}
     if not numbers.finite:
         return counts
     return {

@@ -45,8 +45,28 @@ def save_step(model: Model, state: TrainState, batch: Any, *, folder: Path, fact
         folder.mkdir(exist_ok=True)
     save_state(folder / "state.npz", state, None, facts)
     _save_batch(folder / "batch.npz", batch, facts)
-    request = DumpRequest(reading=TensorReading(keep=False), facts=dict(facts))
-    with DumpWriter(folder / "dump.npz", force=True) as writer:
+    return save_dump(model, state, batch, path=folder / "dump.npz", facts=facts, tensors=False)
+
+
+def save_dump(
+    model: Model, state: TrainState, batch: Any, *, path: Path, facts: Mapping[str, Json], tensors: bool = True
+) -> Manifest:
+    """Saves a dump of the loss of a step, as `gradscope dump` would.
+
+    Args:
+        model: The model.
+        state: The state before the step.
+        batch: Its batch.
+        path: The file; one that exists is replaced.
+        facts: What the manifest states about the run.
+        tensors: Whether it has the tensors, too, beside their statistics.
+
+    Raises:
+        MachineError: The disk is full or fails.
+        ModelError: The model failed.
+    """
+    request = DumpRequest(reading=TensorReading(keep=tensors), facts=dict(facts))
+    with DumpWriter(path, force=True) as writer:
         return dump_model(model, Arguments.of(state.variables, batch), request, writer, Timings())
 
 

@@ -46,6 +46,7 @@ class TrainRequest:
         check_numerics: Whether the run stops at a loss or a gradient that is not finite.
         options: The options that decide the run's numbers, for its history.
         facts: What manifests and the history state about the run.
+        is_dumped: Returns whether a step is dumped, by number.
         on_alarm: What an alarm does.
         keep_alarms: How many folders of alarms are kept.
         stop: Returns whether the run is to stop after the present step.
@@ -63,6 +64,7 @@ class TrainRequest:
     check_numerics: bool = True
     options: Mapping[str, str]
     facts: Mapping[str, Json]
+    is_dumped: Callable[[int], bool] = lambda _number: False
     on_alarm: OnAlarm = "save"
     keep_alarms: int = 3
     stop: Callable[[], bool] = lambda: False

@@ -18,8 +18,9 @@ from gradscope.errors import GradscopeError
 from gradscope.history.alarms.alarm_rules import NONFINITE
 from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.run_folder import RunFolder, state_path
+from gradscope.history.run_folder import RunFolder, dump_path, state_path
 from gradscope.tracing.user_frames import user_code
+from gradscope.training.loop.alarm_files import save_dump
 from gradscope.training.loop.resuming import Start, option_facts, owned, start
 from gradscope.training.loop.run_alarms import RunAlarms
 from gradscope.training.loop.state_files import save_state
@@ -127,6 +128,8 @@ class _Loop:
         request = self._request
         batch = self._batch(number)
         self._alarms.keep(number, self._state, batch)
+        if request.is_dumped(number):
+            save_dump(request.model, self._state, batch, path=dump_path(self._folder.path, number), facts=request.facts)
         record = None
         with user_code(f"running {request.model.name}"):
             if self._is_recorded(number):

@@ -46,7 +46,7 @@ class ProbedStep:
         self._loss_at: int | None = None
         self.layout: Layout | None = None
         shardings = options.get("out_shardings")
-        of_observed = {} if shardings is None else {"out_shardings": (shardings, None)}
+        of_observed: dict[str, Any] = {} if shardings is None else {"out_shardings": (shardings, None)}
         self._plain_program = jax.jit(self._plain(), **options)
         self._observed_program = jax.jit(self._observed(), **{**options, **of_observed})
 

@@ -62,7 +62,9 @@ def step_record(
         skipped: Updates that the run has skipped.
     """
     vectors, cosines, numbers, unchanged = jax.device_get(recorded)
-    stats = {key: statistics_of(vector) for key, vector in zip(keys, vectors, strict=True)}
+    stats: dict[str, dict[str, Any]] = {
+        key: {**statistics_of(vector)} for key, vector in zip(keys, vectors, strict=True)
+    }
     total = float(numbers["grad_norm"]) ** 2
     for name, cosine in cosines.items():
         gradient = stats.get(naming.key_of(naming.PARAM_GRAD, name), {})

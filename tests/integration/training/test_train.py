@@ -146,6 +146,20 @@ def test_the_last_states_are_kept(folder: Path) -> None:
     assert sorted(path.name for path in (folder / "kept").glob("state-*")) == ["state-000008.npz", "state-000009.npz"]
 
 
+def test_dumps_of_steps_are_those_of_the_dump_command(folder: Path) -> None:
+    options = ("--steps", 5, "--every", 5, "--dump-every", 4, "--dump-at", "1, 2", "--save-every", 2, "-o", "dumped")
+    assert gradscope(*TRAIN, *options, folder=folder).status == 0
+    run = folder / "dumped"
+    assert [path.name for path in sorted(run.glob("step-*"))] == [f"step-{step:06}.npz" for step in (0, 1, 2, 4)]
+    state = "dumped/state-000002.npz"
+    given = ("--data", "data.py:batches", "--batch-index", 2, "--checkpoint", state, "-q", "-o", "two.npz")
+    assert gradscope("dump", "net.py", *given, folder=folder).status == 0
+    with gs.load(run / "step-000002.npz") as ours, gs.load(folder / "two.npz") as other:
+        assert list(ours) == list(other)
+        assert ours.loss == other.loss
+        assert all(ours[key].tobytes() == other[key].tobytes() for key in ours)
+
+
 def test_a_numbered_pipeline_is_the_same_run(folder: Path) -> None:
     for name, where in (("batches", "one"), ("numbered", "two")):
         options = ("--data", f"data.py:{name}", "--steps", 6, "--every", 2, "-q", "-o", where)
@@ -213,6 +227,7 @@ def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Pa
         (("--ema", "2"), 2, "between 0 and 1"),
         (("--select", "haed/*"), 2, "selects nothing"),
         (("--save-every", "often"), 2, "is no number of steps"),
+        (("--dump-at", "1,last"), 2, "is no list of steps"),
         (("--batch-index", "3"), 2, "step n takes batch n"),
         (("--resume", "-o", "empty"), 2, "there is no run in empty to resume"),
         (("-o", "run"), 2, "run holds a run"),
