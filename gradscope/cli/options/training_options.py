@@ -230,8 +230,7 @@ class RecordOptions:
     on_alarm: Annotated[
         AlarmAction,
         typer.Option(
-            help="What an alarm does: stop before its step, save the state before it and its batch, skip its update, "
-            "or only note it. A number that is not finite stops unless it is skipped.",
+            help="At an alarm stop before its step, save the step's state and batch, skip its update, or only note it.",
             rich_help_panel=_ALARMS,
         ),
     ] = AlarmAction.SAVE

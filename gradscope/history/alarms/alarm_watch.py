@@ -68,7 +68,7 @@ class AlarmWatch:
                 self._above.discard(rule.name)
             elif value > limit and rule.name not in self._above:
                 self._above.add(rule.name)
-                why = f"the {_shown(rule.watches)} is {value:.4g}, above its mean of late and 6 deviations, {limit:.4g}"
+                why = f"the {_shown(rule.watches)} is {value:.4g}, above {limit:.4g}, mean + 6 sd of the last steps"
                 found.append(Alarm(step=number, rule=rule.name, why=why, value=value, limit=limit))
         self._above.discard(NONFINITE)
         return found
