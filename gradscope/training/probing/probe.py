@@ -216,8 +216,10 @@ class Probe:
         Raises:
             UsageError: A step from this one on was written before, or these are no statistics of steps in a row.
             MachineError: The history cannot be written.
+            ModelError: An alarm stops the loop.
         """
         self._require_open()
+        self._alarms.act()
         if step <= self._history.last:
             raise UsageError(
                 f"step {step:,} was to be written after step {self._history.last:,}", hint="write steps in their order"

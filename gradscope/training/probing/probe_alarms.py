@@ -73,11 +73,12 @@ class ProbeAlarms:
                 # recorded wait for it.
                 self._history.write(self._judge_losses())
                 self._history.flush()
-            self._act()
-            self._replay.judged(self._judged)
+            judged = self._judged  # before acting: the thread may find an alarm meanwhile, whose state is still needed
+            self.act()
+            self._replay.judged(judged)
             self._replay.before(number, arguments)
         else:
-            self._act()
+            self.act()
 
     def after(self, number: int, arguments: Arguments, out: Any, loss: Any) -> None:
         """Keeps what is known of a step that was taken.
@@ -113,7 +114,7 @@ class ProbeAlarms:
         """Acts on the alarms of the last steps; an alarm no longer stops anything."""
         self._history.write(self._judge_losses())
         self._history.flush()
-        self._act(ends=True)
+        self.act(ends=True)
 
     def _judge_losses(self) -> Any:
         losses, self._losses = self._losses, []
@@ -130,7 +131,17 @@ class ProbeAlarms:
         if alarms:
             self._found.append(_Found(alarms, loss))
 
-    def _act(self, *, ends: bool = False) -> None:
+    def act(self, *, ends: bool = False) -> None:
+        """Writes the alarms that were found, and saves their steps.
+
+        Args:
+            ends: Whether the loop has ended, so that an alarm has nothing to stop.
+
+        Raises:
+            ModelError: An alarm stops the loop.
+        """
+        if self._found:
+            self._history.flush()  # the thread reads and writes what names the tensors
         while self._found:
             found = self._found.popleft()
             alarms = found.alarms if self._replay is None else self._saved(found, self._replay)
@@ -144,7 +155,8 @@ class ProbeAlarms:
     def _saved(self, found: _Found, replay: StepReplay) -> list[Alarm]:
         """Returns alarms with the folder in which their step is, if it can be had again."""
         step, number = self._step, found.alarms[0].step
-        assert step is not None
+        if step is None:  # the user's program takes the steps
+            return found.alarms
         arguments, again = replay.arguments_of(number), replay.arguments_of(number)
         if arguments is None or again is None or step.layout is None:
             return found.alarms

@@ -30,11 +30,8 @@ def write_alarms(folder: Path, alarms: Sequence[Alarm], *, loss: float | None) -
         {"rule": each.rule, "tensor": each.key, "why": each.why, "value": each.value, "limit": each.limit}
         for each in alarms
     ]
-    found = {
-        "step": alarms[0].step,
-        "loss": loss if loss is None or math.isfinite(loss) else repr(loss),
-        "alarms": listed,
-    }
+    number = loss if loss is None or math.isfinite(loss) else repr(loss)  # JSON has no NaN
+    found = {"step": alarms[0].step, "loss": number, "alarms": listed}
     with machine_errors("write to", folder):
         (folder / "alarm.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 

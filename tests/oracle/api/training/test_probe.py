@@ -188,6 +188,20 @@ def test_a_scan_over_steps_is_written_as_so_many_steps(tmp_path: Path) -> None:
             state = after
 
 
+def test_a_spike_in_a_scan_is_an_alarm_with_its_tensor(tmp_path: Path) -> None:
+    batches = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(batch, range(80)))
+    spiked = {**batches, "x": batches["x"].at[SPIKE].mul(100)}
+    params = {"hidden": {"w": 0.01 * initial()[0]["hidden"]["w"]}, "head": initial()[0]["head"]}
+    of_each = lambda carry, each: (carry, gs.value_and_grad(loss)(params, each)[1])  # noqa: E731
+    _, seen = jax.jit(lambda batches: jax.lax.scan(of_each, 0, batches))(spiked)
+    with gs.Probe(tmp_path) as probe:
+        probe.write(0, seen)
+    with gs.load(tmp_path) as run:
+        found = {each.rule: each for each in run.alarms}
+        assert {each.step for each in run.alarms} == {SPIKE}
+        assert (found["loss-spike"].key, found["loss-spike"].folder) == ("activation/hidden", None)
+
+
 def test_a_step_of_train_step_is_written(tmp_path: Path) -> None:
     step = gs.train_step(loss, "sgd(0.1)", clip="global_norm(0.01)")
     _, seen = jax.jit(step)(step.init(initial()[0]), batch(0))
