@@ -62,16 +62,16 @@ class Probe:
         >>> import gradscope as gs
         >>> def loss(params, x):
         ...     return jnp.mean((x @ params["w"] - 1) ** 2)
-        >>> with gs.Probe("today", every=2) as probe:
-        ...     def step(params, x):
-        ...         value, grads = probe.value_and_grad(loss)(params, x)
-        ...         updates = jax.tree.map(lambda grad: -0.1 * grad, grads)
-        ...         probe.record(updates=updates)
-        ...         return jax.tree.map(jnp.add, params, updates), value
-        ...     step = probe.jit(step, donate_argnums=0)
-        ...     params = {"w": jnp.zeros(3)}
+        >>> probe = gs.Probe("today", every=2)
+        >>> def step(params, x):
+        ...     value, grads = probe.value_and_grad(loss)(params, x)
+        ...     updates = jax.tree.map(lambda grad: -0.1 * grad, grads)
+        ...     probe.record(updates=updates)
+        ...     return jax.tree.map(jnp.add, params, updates), value
+        >>> compiled, params = probe.jit(step, donate_argnums=0), {"w": jnp.zeros(3)}
+        >>> with probe:
         ...     for _ in range(5):
-        ...         params, value = step(params, jnp.eye(3))
+        ...         params, value = compiled(params, jnp.eye(3))
         >>> with gs.load("today") as run:
         ...     print(run.steps["step"].tolist(), round(float(run.steps["loss"][0]), 3))
         ...     print(run.series("update/w", "l2").round(3).tolist())
