@@ -22,6 +22,23 @@ _COLUMNS: Final = (column("status", 0, "words"), column("error", 1), column("exp
 _STYLES: Final = MappingProxyType({"correct": GOOD, "wrong": BAD, "nothing checked": DOUBTFUL})
 
 
+#: What each verdict of a proof says.
+PROOF_VERDICTS: Final[Mapping[str, str]] = {
+    "correct": "every gradient that could be checked is that of finite differences; exit status 0",
+    "wrong": "a gradient, or a function's own rule, differs from finite differences by more than they err; exit status "
+    "1",
+    "nothing checked": "no claim could be checked; exit status 2",
+}
+
+#: What each outcome of a claim says.
+OUTCOMES: Final[Mapping[str, str]] = {
+    "correct": "the derivative is that of finite differences, as far as they go",
+    "wrong": "the derivative differs from finite differences by more than truncation and rounding explain",
+    "not smooth here": "the one-sided derivatives differ: a kink, such as relu at zero; nothing is wrong nearby",
+    "not checked": "finite differences are too coarse here, or not finite, to say anything",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofReport:
     """A `ProofReport` presents the claims of `gradscope check`.
