@@ -294,6 +294,23 @@ def test_a_reason_is_of_a_kind_that_explain_knows(said: dict[str, str], fault: s
         assert kind_of(reason) is not None or "takes out what it adds" in reason, reason
 
 
+def test_what_an_optimizer_only_looks_at_for_being_finite_is_cut_off_there() -> None:
+    optax = pytest.importorskip("optax", reason="optax is not installed: pip install 'gradscope-jax[train]'")
+    optimizer = optax.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=5)
+
+    def loss(w: Any, x: Any) -> Any:
+        gradients = {"w": w["w"] * x, "watched": w["watched"]}
+        updates, _ = optimizer.update(gradients, optimizer.init(w), w)
+        return (optax.apply_updates(w, updates)["w"] * x).sum()
+
+    with jax.numpy_dtype_promotion("standard"):
+        dump = gs.capture(loss, {"w": ONES, "watched": ONES}, ROW)
+        assert jnp.array_equal(dump["param_grad/w"], jax.grad(loss)({"w": ONES, "watched": ONES}, ROW)["w"])
+    said = said_of(dump, "param_grad")
+    assert re.search(r"is_finite at test_zero_gradients.py:\d+, an integer path: a comparison", said["watched"])
+    assert [(each.rule, each.name) for each in dump.findings()] == [("zero-grad", "watched")]
+
+
 def test_a_parameter_without_a_fault_is_not_named(said: dict[str, str]) -> None:
     assert set(said) == set(FAULTS)
 
