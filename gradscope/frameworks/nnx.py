@@ -65,7 +65,8 @@ class NnxStructure:
         Returns:
             The result and the updated collections.
         """
-        filled = [(path, each.replace(values[_collection(each)][name])) for name, (path, each) in _named(self.variables)]
+        named = _named(self.variables)
+        filled = [(path, each.replace(values[_collection(each)][name])) for name, (path, each) in named]
         copy = nnx.merge(self.graph, nnx.from_flat_state(filled))
         with _named_calls(copy):
             returned = function(copy)
