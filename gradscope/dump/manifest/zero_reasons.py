@@ -29,7 +29,7 @@ ZERO_REASONS: Final = (
     ZeroReason(
         name="zero but for rounding",
         sentence="The loss does not change with the value, whatever the gradient's small numbers say: an operation "
-        "behind it takes out what it adds. It is in the zero column as `~`, and is no finding.",
+        "behind it takes out what it adds. It is no finding.",
         remedy="Remove the parameter, or leave it: nothing is wrong, and nothing is learned.",
     ),
     ZeroReason(

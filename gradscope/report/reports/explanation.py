@@ -173,7 +173,7 @@ def _explanations() -> Iterator[Explanation]:
     for reason in REASONS:
         yield _explained(reason.name, "reason", _of_reason(reason))
     for zero in ZERO_REASONS:
-        use = "the reason stands next to the gradient in dump and show, and in dump.manifest.causes"
+        use = "gradscope show DUMP --tensor KEY has the reason, and dump.manifest.causes all of them"
         yield _explained(zero.name, "zero", {"what": zero.sentence, "do": zero.remedy, "use": use})
     for kind, meanings in _MEANINGS:
         for name, meaning in meanings.items():
