@@ -10,7 +10,7 @@ import jax
 _Result = TypeVar("_Result")
 
 #: XLA's options for the least time of compilation. Which elements are finite does not depend on them, but for rounding.
-_OPTIONS: Final = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+_OPTIONS: Final = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": True}
 
 
 def run_once(program: Callable[[Any], _Result], arguments: Any) -> _Result:
