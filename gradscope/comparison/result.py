@@ -29,6 +29,13 @@ SCHEMA: Final = 1
 
 _STATUSES: Final[tuple[Status, ...]] = ("same", "different", "missing", "extra")
 
+#: What each verdict says of two dumps.
+VERDICTS: Final[Mapping[Verdict, str]] = {
+    "same": "every tensor that both dumps have is within its tolerance, and none is missing that counts; exit status 0",
+    "different": "a tensor is beyond its tolerance, or is in one dump only; exit status 1",
+    "nothing compared": "no tensor of the one has a counterpart in the other, or none was selected; exit status 2",
+}
+
 #: The exit status of the command `compare`, by verdict.
 EXIT_CODES: Final[Mapping[Verdict, int]] = {"same": 0, "different": 1, "nothing compared": 2}
 
