@@ -5,7 +5,7 @@ Data goes through the sub-packages in this order:
 1. `tables`: facts become rows of values, and rows become tables.
 2. `reports`: the result of one command becomes a *report*: `DumpReport`, `TensorReport`, `LedgerReport`,
    `ComparisonReport`, `SeriesReport`, `DifferenceReport`, `IsolationReport`, `InspectionReport`, `ProofReport`,
-   `ExplanationReport`, `RunReport`, `RunTensorReport`. Each can be a document, rows, or JSON.
+   `ExplanationReport`, `RunReport`, `RunTensorReport`, `RunDivergenceReport`. Each can be a document, rows, or JSON.
 3. `render`: `to_text`, `to_markdown`, `to_json` and `to_csv` render any report, `to_github` those with annotations.
    `graphs` renders an inspection for graph viewers.
 
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradscope.report.render.formats import Report, to_csv, to_github, to_json, to_markdown, to_text
     from gradscope.report.render.screen import Screen
+    from gradscope.report.reports.comparing.compared_runs import RunDivergenceReport
     from gradscope.report.reports.comparing.comparison import ComparisonReport
     from gradscope.report.reports.comparing.difference import DifferenceReport
     from gradscope.report.reports.comparing.isolation import IsolationReport
@@ -55,6 +56,7 @@ _HOMES = {
     "Query": "tables.query",
     "Report": "render.formats",
     "Row": "tables.dump_rows",
+    "RunDivergenceReport": "reports.comparing.compared_runs",
     "RunReport": "reports.run_report",
     "RunTensorReport": "reports.run_report",
     "Screen": "render.screen",
@@ -88,6 +90,7 @@ __all__ = [
     "Query",
     "Report",
     "Row",
+    "RunDivergenceReport",
     "RunReport",
     "RunTensorReport",
     "Screen",

@@ -197,9 +197,10 @@ class TrainStep:
             naming.key_of(family, name): leaf for family, leaves in by_family.items() for name, leaf in leaves.items()
         }
         tensors |= after.slots() | after.averages()
-        return {key: core_statistics(leaf) for key, leaf in tensors.items() if self._selects(key)}
+        return {key: core_statistics(leaf) for key, leaf in tensors.items() if self.selects(key)}
 
-    def _selects(self, key: str) -> bool:
+    def selects(self, key: str) -> bool:
+        """Returns whether a tensor is to be observed."""
         family, name = naming.split_key(key)
         chosen = {family, family.partition("/")[0]} & self._families
         return bool(chosen) and self._spec.selection.selects(name, key)

@@ -20,19 +20,22 @@ from gradscope.training.step_seen import NUMBERS
 
 
 def tensor_rows(programs: StepPrograms, state: TrainState) -> Iterator[TensorRow]:
-    """Yields the tensors that a step observes, in execution order, those of the optimizer last.
+    """Yields the tensors that a step observes: its batch, then in execution order, those of the optimizer last.
 
     Args:
         programs: The step, which has been traced.
         state: A state; its shapes are used.
     """
+    for key, leaf in programs.inputs.items():
+        family, name = naming.split_key(key)
+        yield TensorRow(family=family, name=name, shape=tuple(leaf.shape), dtype=str(leaf.dtype))
     found = {row.key: row for row in _backward_rows(programs)}
     yield from found.values()
     params, own = named_leaves(state.params), state.slots() | state.averages()
     for key in programs.keys:
         family, name = naming.split_key(key)
         leaf = own.get(key, params.get(name))
-        if key not in found:
+        if key not in found and key not in programs.inputs:
             shape, dtype = (None, None) if leaf is None else (tuple(leaf.shape), str(leaf.dtype))
             yield TensorRow(family=family, name=name, shape=shape, dtype=dtype)
 

@@ -8,7 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gradscope import naming
 from gradscope.capturing.seen import Seen
+from gradscope.instrument.rewriting.core_statistics import core_statistics
+from gradscope.tracing.tracer import leaves_of
 from gradscope.training.state import TrainState, named_leaves
 from gradscope.training.step import TrainStep
 
@@ -54,6 +57,7 @@ class StepPrograms:
 
     Attributes:
         keys: The keys of the observed tensors; empty before the first observed step.
+        inputs: The shapes of the observed leaves of the batch, by key; empty before the first observed step.
         outline: The shapes of the observations of the loss and its gradients; None before the first observed step.
     """
 
@@ -64,6 +68,7 @@ class StepPrograms:
         self._plain_program = jax.jit(self._plain_step, donate_argnums=0)
         self._observed_program = jax.jit(self._observed_step, donate_argnums=(0, 2))
         self.keys: tuple[str, ...] = ()
+        self.inputs: dict[str, Any] = {}
         self.outline: Seen | None = None
 
     def plain(self, state: TrainState, sound: Any, batch: Any) -> Taken:
@@ -106,13 +111,21 @@ class StepPrograms:
 
     def _observed_step(self, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:
         after, seen, gradients = self._step.with_gradients(state, batch)
-        self.keys, self.outline = tuple(seen), _outline(seen.backward) if isinstance(seen.backward, Seen) else None
+        inputs = self._inputs(batch)
+        self.keys, self.inputs = (*inputs, *seen), _shapes(inputs)
+        self.outline = _shapes(seen.backward) if isinstance(seen.backward, Seen) else None
         sound = self._sound(sound, seen.loss, seen.grad_norm, gradients)
         before = named_leaves(previous)
         cosines = {name: _cosine(gradient, before[name]) for name, gradient in named_leaves(gradients).items()}
-        vectors = [seen[key].vector for key in self.keys]
+        vectors = [*map(core_statistics, inputs.values()), *(seen[key].vector for key in seen)]
         recorded = Recorded(jnp.stack(vectors) if vectors else jnp.zeros((0, 0)), cosines, seen.numbers)
         return Taken(self._kept(sound, after, state), sound, _shown(seen.numbers), recorded, gradients)
+
+    def _inputs(self, batch: Any) -> dict[str, Any]:
+        """Returns the leaves of a batch that are observed, by key."""
+        leaves = zip(leaves_of(batch, naming.INPUT), jax.tree_util.tree_leaves(batch), strict=True)
+        found = {naming.key_of(naming.INPUT, leaf.name): array for leaf, array in leaves}
+        return {key: array for key, array in found.items() if self._step.selects(key)}
 
     def _sound(self, before: Any, loss: Any, norm: Any, gradients: Any) -> Any:
         if not self._check:
@@ -145,5 +158,5 @@ def _cosine(one: Any, other: Any) -> Any:
     return jnp.vdot(one, other).real / (jnp.linalg.norm(one.ravel()) * jnp.linalg.norm(other.ravel()))
 
 
-def _outline(seen: Seen) -> Seen:
-    return jax.tree_util.tree_map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype), seen)
+def _shapes(tree: Any) -> Any:
+    return jax.tree_util.tree_map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype), tree)
