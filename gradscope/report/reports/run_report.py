@@ -16,10 +16,12 @@ from gradscope.errors import UsageError
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.tensor_trends import Trend
+from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import Selection
 from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import BAD, Screen
 from gradscope.report.reports.dump_report import origin_json, origin_notes
+from gradscope.report.tables.histogram_table import histogram_table
 from gradscope.report.tables.numbers import count, number
 from gradscope.report.tables.run_tables import StepRow, TrendRow, series_table, step_tables, trend_table
 from gradscope.report.tables.sparkline import sparkline
@@ -142,15 +144,21 @@ class RunTensorReport:
         path: The run's folder, as the user named it.
         key: The tensor's key.
         stats: Its statistics by column, and `step`.
+        histograms: Its histograms by step; empty where none were recorded.
     """
 
     path: str
     key: str
     stats: Mapping[str, np.ndarray]
+    histograms: Mapping[int, ValueHistogram]
 
-    def document(self, screen: Screen) -> Document:  # noqa: ARG002 - it is the same everywhere
-        """Returns a table with a line for each step."""
-        return series_table(self.key, self.stats), Notes(notes=(Note(label="run", text=self.path),))
+    def document(self, screen: Screen) -> Document:
+        """Returns a table with a line for each step, and one of the histograms."""
+        drawn = histogram_table(self.histograms, unicode=screen.unicode)
+        return (
+            series_table(self.key, self.stats), *((drawn,) if self.histograms else ()),
+            Notes(notes=(Note(label="run", text=self.path),)),
+        )  # fmt: skip
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns a row for each step: its number, and the statistics that are known."""
@@ -160,8 +168,14 @@ class RunTensorReport:
         ]
 
     def to_json(self) -> dict[str, Json]:
-        """Returns the tensor's key and the rows."""
-        return {"schema": SCHEMA, "command": "show", "run": self.path, "tensor": self.key, "rows": list(self.rows())}
+        """Returns the tensor's key, the rows, and the histograms, where there are any."""
+        drawn: list[Json] = [
+            {"step": step, "bins": list(each.bins), "counts": list(each.counts), "lower": each.lower.tolist(),
+             "upper": each.upper.tolist()}
+            for step, each in self.histograms.items()
+        ]  # fmt: skip
+        found: dict[str, Json] = {"schema": SCHEMA, "command": "show", "run": self.path, "tensor": self.key}
+        return {**found, "rows": list(self.rows()), **({"histograms": drawn} if drawn else {})}
 
 
 def step_report(
@@ -223,7 +237,10 @@ def run_tensor_report(path: str, history: History, key: str) -> RunTensorReport:
         UsageError: The run has no such tensor.
         DumpError: The history is damaged.
     """
-    return RunTensorReport(path=path, key=key, stats=history.stats_of(history.number_of(key)))
+    at = history.number_of(key)
+    return RunTensorReport(
+        path=path, key=key, stats=history.stats_of(at), histograms=history.histograms_of(at)
+    )  # fmt: skip
 
 
 def _chosen(history: History, which: Which | None) -> dict[int, TensorRow]:

@@ -14,6 +14,7 @@ from gradscope import naming
 from gradscope.capturing.records.measure import CoreReading
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.instrument.rewriting.core_statistics import core_numbers
+from gradscope.instrument.rewriting.histogram_counts import histogram_of
 from gradscope.training.loop.step_programs import Recorded, StepPrograms
 from gradscope.training.state import TrainState, named_leaves
 from gradscope.training.step_seen import NUMBERS
@@ -78,7 +79,9 @@ def step_record(
         "step": number, "time": time.time(), "examples": examples, "skipped": 0,
         **{name: float(numbers[name]) for name in NUMBERS if name in numbers},
     }  # fmt: skip
-    return StepRecord(numbers=own, stats=stats)
+    histograms = {key: histogram_of(vector) for key, vector in zip(keys, vectors, strict=True)}
+    known = {key: histogram for key, histogram in histograms.items() if histogram is not None}
+    return StepRecord(numbers=own, stats=stats, histograms=known)
 
 
 def _add_ratio(stats: Mapping[str, dict[str, Any]], name: str) -> None:

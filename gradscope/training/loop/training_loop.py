@@ -59,6 +59,8 @@ class TrainRequest:
         step: The step.
         steps: How many steps the run has in the end.
         every: Steps that this number divides are recorded, and the last.
+        histograms_every: Of steps that this number divides, and the last, the histograms are recorded, too; None for
+            none.
         saving: When checkpoints are saved.
         check_numerics: Whether the run stops at a loss or a gradient that is not finite.
         options: The options that decide the run's numbers, for its history.
@@ -73,6 +75,7 @@ class TrainRequest:
     step: TrainStep
     steps: int
     every: int
+    histograms_every: int | None = None
     saving: Saving = field(default_factory=Saving)
     check_numerics: bool = True
     options: Mapping[str, str]
@@ -183,12 +186,16 @@ class _Loop:
         request = self._request
         batch = self._batch(number)
         with user_code(f"running {request.model.name}"):
-            if number % request.every == 0 or number == request.steps - 1:
+            if self._divides(request.every, number) or self._divides(request.histograms_every, number):
                 taken = self._observed(number, batch)
             else:
                 taken = self._programs.plain(self._state, self._sound, batch)
         self._state, self._sound = taken.state, taken.sound
         self._on_their_way.append(_OnItsWay(number, batch, taken.sound, taken.numbers))
+
+    def _divides(self, every: int | None, number: int) -> bool:
+        """Returns whether a step is one of those that a number divides, or the last."""
+        return every is not None and (number % every == 0 or number == self._request.steps - 1)
 
     def _batch(self, number: int) -> Any:
         """Returns the batch of a step; where it cannot be had, the state before the step is saved first."""
@@ -202,7 +209,8 @@ class _Loop:
     def _observed(self, number: int, batch: Any) -> Taken:
         follows = self._previous is not None
         previous = self._previous if follows else self._programs.no_gradients(self._state)
-        taken = self._programs.observed(self._state, self._sound, previous, batch)
+        histograms = self._divides(self._request.histograms_every, number)
+        taken = self._programs.observed(self._state, self._sound, previous, batch, histograms=histograms)
         self._previous = taken.gradients
         if not self._described:
             self._history.describe({}, tensor_rows(self._programs, taken.state))

@@ -172,6 +172,9 @@ STRANGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a blob for a text": (sql("UPDATE tensors SET name = x'00'"), "its table tensors is of a wrong type"),
     "no name": (sql("UPDATE tensors SET name = NULL"), "has no name"),
     "no shape": (sql("UPDATE tensors SET shape = '[1, x]'"), "a shape in its table tensors is none"),
+    "a text for a histogram": (
+        sql("INSERT INTO histograms VALUES (0, 0, 'many')"), "its table histograms is of a wrong type"),
+    "a histogram of no bins": (sql("INSERT INTO histograms VALUES (0, 0, zeroblob(8))"), "bins or counts"),
     "not UTF-8": (sql("UPDATE tensors SET name = CAST(x'ff' AS TEXT)"), "it is not a history that can be read"),
     "another program's": (sql("PRAGMA application_id=7"), "another program wrote it"),
     "a newer version": (sql("PRAGMA user_version=2"), "its version is 2, and this gradscope reads 1"),
@@ -187,7 +190,7 @@ STRANGE: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_a_strange_history_is_refused(run: Path, kind: str) -> None:
     change, message = STRANGE[kind]
     change(run / "history.sqlite")
-    done = gradscope("show", run, folder=run)
+    done = gradscope("show", run, *(("--tensor", KEYS[0]) if "histogram" in kind else ()), folder=run)
     assert (done.status, done.errors.count("error:")) == (3, 1), done.errors + done.output
     assert message in done.errors
 
