@@ -175,6 +175,14 @@ class RecordOptions:
             rich_help_panel=_RECORD,
         ),
     ] = None
+    tensorboard: Annotated[
+        bool,
+        typer.Option(
+            "--tensorboard",
+            help="Write event files of TensorBoard into the folder, too, while the run goes on.",
+            rich_help_panel=_RECORD,
+        ),
+    ] = False
     log_every: Annotated[
         int | None,
         typer.Option(

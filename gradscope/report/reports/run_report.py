@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,6 +51,15 @@ class Which:
         families = {tensor.family, tensor.family.partition("/")[0]}
         chosen = self.families is None or bool(families & self.families)
         return chosen and self.selection.selects(tensor.name, tensor.key)
+
+    def require_matches(self, tensors: Iterable[TensorRow]) -> None:
+        """Refuses a pattern that selects none of these tensors.
+
+        Raises:
+            UsageError: There is one.
+        """
+        if self.selection.select:
+            self.selection.require_matches([name for each in tensors for name in (each.name, each.key)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,8 +260,7 @@ def _chosen(history: History, which: Which | None) -> dict[int, TensorRow]:
     """
     if which is None:
         return history.tensors
-    if which.selection.select:
-        which.selection.require_matches([name for each in history.tensors.values() for name in (each.name, each.key)])
+    which.require_matches(history.tensors.values())
     return {number: tensor for number, tensor in history.tensors.items() if which.selects(tensor)}
 
 
