@@ -30,6 +30,7 @@ _COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "show": "show",
         "compare": "compare",
         "train": "runs.train",
+        "watch": "runs.watch",
         "export": "runs.export",
         "isolate": "isolate",
         "calibrate": "calibrate",

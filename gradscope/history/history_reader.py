@@ -142,12 +142,27 @@ class History:
             UsageError: There is no such statistic.
             DumpError: The history is damaged.
         """
-        _require_column(name)
-        found = self._columns("stats", ("step", "tensor", name), "ORDER BY tensor, step")
+        return {number: (found["step"], found[name]) for number, found in self.columns((name,)).items()}
+
+    def columns(self, names: Sequence[str], from_step: int = 0) -> dict[int, dict[str, np.ndarray]]:
+        """Returns statistics of every tensor over time, and `step`, by column, by the tensor's number.
+
+        Args:
+            names: The statistics.
+            from_step: The first step.
+
+        Raises:
+            UsageError: There is no such statistic.
+            DumpError: The history is damaged.
+        """
+        for name in names:
+            _require_column(name)
+        which = "WHERE step >= ? ORDER BY tensor, step"
+        found = self._columns("stats", ("step", "tensor", *names), which, from_step)
         numbers, starts = np.unique(found["tensor"], return_index=True)
         bounds = [*starts.tolist(), len(found["tensor"])]
         return {
-            int(number): (found["step"][start:end], found[name][start:end])
+            int(number): {name: found[name][start:end] for name in ("step", *names)}
             for number, (start, end) in zip(numbers, pairwise(bounds), strict=True)
             if number == number  # noqa: PLR0124 - NaN stands for a number that is missing
         }

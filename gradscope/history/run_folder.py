@@ -48,6 +48,16 @@ def states_in(folder: Path) -> dict[int, Path]:
     return dict(sorted((int(match[1]), path) for match, path in found if match is not None))
 
 
+def written_at(folder: Path) -> tuple[tuple[int, int], ...]:
+    """Returns sizes and times of the files of a history, which change when it is written."""
+    found: list[tuple[int, int]] = []
+    for suffix in ("", "-wal", "-journal"):  # readers change the shared memory, too
+        with suppress(OSError):
+            facts = (folder / f"{HISTORY}{suffix}").stat()
+            found.append((facts.st_size, facts.st_mtime_ns))
+    return tuple(found)
+
+
 def event_files_in(folder: Path) -> list[Path]:
     """Returns TensorBoard's event files in a folder."""
     return sorted(folder.glob(f"{_EVENTS}*"))

@@ -91,7 +91,7 @@ class RunReport:
     def document(self, screen: Screen) -> Document:
         """Returns the tables, the alarms, and the facts about the run last."""
         tables = step_tables(self.shown) if self.at is not None else (trend_table(self.trends, unicode=screen.unicode),)
-        alarms = (Note(label=each.rule, text=_sentence(each), style=BAD) for each in self.alarms)
+        alarms = (Note(label=each.rule, text=alarm_sentence(each), style=BAD) for each in self.alarms)
         facts = tuple(self._facts(screen))
         return (
             *tables, Notes(title=f"Alarms ({len(self.alarms):,})", notes=tuple(alarms)),
@@ -114,7 +114,7 @@ class RunReport:
             "recorded": len(self.steps["step"]),
             "step": self.at,
             "loss": {name: value for name, value in ends.items() if not math.isnan(value)},
-            "alarms": [_alarm_json(alarm) for alarm in self.alarms],
+            "alarms": [alarm_json(alarm) for alarm in self.alarms],
             "resumed_from": self.resumed_from,
             "rows": list(self.rows()),
             "origins": [origin_json(each) for each in self.origins] or None,
@@ -275,13 +275,15 @@ def _shown(value: float) -> str:
     return "not a number" if math.isnan(value) else number(float(value))
 
 
-def _sentence(alarm: Alarm) -> str:
+def alarm_sentence(alarm: Alarm) -> str:
+    """Returns an alarm in words."""
     subject = "" if alarm.key is None else f"{alarm.key} "
     saved = "" if alarm.folder is None else f"; the state before it and its batch are in {alarm.folder}"
     return f"at step {alarm.step} {subject}{alarm.why}{saved}"
 
 
-def _alarm_json(alarm: Alarm) -> dict[str, Json]:
+def alarm_json(alarm: Alarm) -> dict[str, Json]:
+    """Returns an alarm as JSON; what it lacks is left out."""
     family, name = (None, None) if alarm.key is None else naming.split_key(alarm.key)
     facts: dict[str, Json] = {
         "step": alarm.step, "rule": alarm.rule, "family": family, "name": name, "why": alarm.why,

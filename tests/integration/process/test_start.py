@@ -17,6 +17,7 @@ COMMANDS = (
     "show",
     "compare",
     "train",
+    "watch",
     "export",
     "isolate",
     "calibrate",
@@ -45,6 +46,7 @@ OPTIONS = {
     "train": f"{MODEL} --select --exclude --steps --output --optimizer --learning-rate --clip --multiply --only "
     "--freeze --ema --state-updates --every --histograms-every --tensorboard --log-every --save-every --keep --resume "
     "--check-numerics --no-cache --force --format --json --quiet --verbose --traceback",
+    "watch": "--once --select --exclude --format --json --traceback",
     "export": f"{CHOSEN} --to --output --force --traceback",
     "isolate": "--output --force --quiet --traceback",
     "calibrate": f"{MODEL} {CHOSEN} --per-example --output --no-cache --force --quiet --traceback",

@@ -26,6 +26,7 @@ LINES = {
     "recover ref.npz -o saved.npz": 0,
     "explain rel_l2": 0,
     "train model.py --steps 2 --every 1 --optimizer sgd(0.1) -o run --json": 0,
+    "watch run --json": 0,
     "export run --to csv -o run.csv": 0,
     "show none.npz": 3,
 }
