@@ -14,6 +14,9 @@ from gradscope.history.schema import APPLICATION_ID, TABLES, VERSION
 from gradscope.naming import printable
 
 _HEADER: Final = b"SQLite format 3\0"
+#: What is read of it, and where the size of a page is in it.
+_HEADER_BYTES: Final = 20
+_PAGE_SIZE: Final = slice(16, 18)
 #: Offset of the byte in the header that is 2 where readers need the write-ahead log.
 _READ_VERSION: Final = 19
 _WITH_LOG: Final = 2
@@ -35,10 +38,12 @@ def opened(path: Path) -> tuple[sqlite3.Connection, int]:
     """
     with InputFile(path) as file:
         size_bytes = file.size_bytes
-        header = file.read(0, min(size_bytes, _READ_VERSION + 1))
-    if not header.startswith(_HEADER) or len(header) <= _READ_VERSION:
+        header = file.read(0, min(size_bytes, _HEADER_BYTES))
+    if not header.startswith(_HEADER) or len(header) < _HEADER_BYTES:
         raise DumpError("it is not a history: it is no file of SQLite")
     log = path.with_name(f"{path.name}-wal")
+    if _is_cut_short(path, header):
+        raise DumpError("it is cut short: its last page is not whole")
     # Without a log nobody writes to it, and SQLite would make one, which a folder that is read-only refuses.
     mode = "&immutable=1" if header[_READ_VERSION] == _WITH_LOG and not log.exists() else ""
     with suppress(OSError):
@@ -54,6 +59,15 @@ def opened(path: Path) -> tuple[sqlite3.Connection, int]:
     except sqlite3.Error as error:
         raise DumpError(f"it is not a history that can be read: {error}") from error
     return connection, _WORK_PER_BYTE * size_bytes + 10 * WORK_UNIT
+
+
+def _is_cut_short(path: Path, header: bytes) -> bool:
+    """Returns whether the file ends within a page, while nobody writes to it."""
+    page = int.from_bytes(header[_PAGE_SIZE], "big")
+    page = 1 << 16 if page == 1 else page
+    written = any(path.with_name(f"{path.name}{suffix}").exists() for suffix in ("-wal", "-journal"))
+    # The size is looked at last: what was being written before has a log or a journal.
+    return not written and page > 0 and path.stat().st_size % page != 0
 
 
 def require_schema(connection: sqlite3.Connection) -> None:

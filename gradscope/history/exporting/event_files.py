@@ -30,6 +30,10 @@ try:
 except ImportError as missing:
     raise UsageError("event files need the package tensorboardX", hint=install_hint("tensorboardX")) from missing
 
+#: The messages are classes that protobuf makes when it is imported, which a type checker cannot see.
+_EVENTS: Final[Any] = event_pb2
+_SUMMARIES: Final[Any] = summary_pb2
+
 #: How the names of facts begin that are options of the run.
 _OPTION: Final = "option "
 
@@ -58,8 +62,8 @@ class EventFile:
         with self._errors():
             self._writer = EventsWriter(str(folder.absolute() / "events"))
         if from_step is not None:
-            started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._write(event_pb2.Event(step=from_step, wall_time=time.time(), session_log=started))
+            started = _EVENTS.SessionLog(status=_EVENTS.SessionLog.START)
+            self._write(_EVENTS.Event(step=from_step, wall_time=time.time(), session_log=started))
 
     def __enter__(self) -> Self:
         return self
@@ -106,7 +110,7 @@ class EventFile:
         by_key = {key: dict(found) for key, found in stats}
         values = [*_scalars(numbers), *(each for key, found in by_key.items() for each in _statistics(key, found))]
         values += [_histogram(key, each, by_key.get(key, {})) for key, each in histograms.items() if each.bins]
-        self._summary(summary_pb2.Summary(value=values), int(numbers["step"] or 0), numbers.get("time"))
+        self._summary(_SUMMARIES.Summary(value=values), int(numbers["step"] or 0), numbers.get("time"))
 
     def alarm(self, alarm: Alarm) -> None:
         """Writes an alarm as a text at its step.
@@ -128,7 +132,7 @@ class EventFile:
 
     def _summary(self, summary: Any, step: int, wall_time: float | None = None) -> None:
         known = wall_time is not None and not math.isnan(wall_time)
-        self._write(event_pb2.Event(step=step, wall_time=wall_time if known else time.time(), summary=summary))
+        self._write(_EVENTS.Event(step=step, wall_time=wall_time if known else time.time(), summary=summary))
 
     def _write(self, event: Any) -> None:
         with self._errors():
@@ -170,13 +174,13 @@ def export_events(history: History, selects: Callable[[TensorRow], bool], folder
 def _scalars(numbers: Mapping[str, float | int | None]) -> Iterator[Any]:
     for name, value in numbers.items():
         if name not in _NO_SCALARS and value is not None and not math.isnan(value):
-            yield summary_pb2.Summary.Value(tag=name, simple_value=value)
+            yield _SUMMARIES.Summary.Value(tag=name, simple_value=value)
 
 
 def _statistics(key: str, stats: Mapping[str, float | int | None]) -> Iterator[Any]:
     for name, value in stats.items():
         if value is not None and (value or name not in _COUNTS):
-            yield summary_pb2.Summary.Value(tag=f"{key}/{name}", simple_value=value)
+            yield _SUMMARIES.Summary.Value(tag=f"{key}/{name}", simple_value=value)
 
 
 def _histogram(key: str, histogram: ValueHistogram, stats: Mapping[str, float | int | None]) -> Any:
@@ -193,9 +197,9 @@ def _histogram(key: str, histogram: ValueHistogram, stats: Mapping[str, float | 
         limits.append(high if high != low else _LEAST)
         counts.append(float(count))
     total = histogram.total
-    return summary_pb2.Summary.Value(
+    return _SUMMARIES.Summary.Value(
         tag=key,
-        histo=summary_pb2.HistogramProto(
+        histo=_SUMMARIES.HistogramProto(
             min=float(histogram.lower[0]), max=float(histogram.upper[-1]), num=total,
             sum=(stats.get("mean") or 0.0) * total, sum_squares=(stats.get("l2") or 0.0) ** 2,
             bucket_limit=limits, bucket=counts,

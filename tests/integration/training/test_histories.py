@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,108 @@ def test_a_strange_history_is_refused(run: Path, kind: str) -> None:
     done = gradscope("show", run, *(("--tensor", KEYS[0]) if "histogram" in kind else ()), folder=run)
     assert (done.status, done.errors.count("error:")) == (3, 1), done.errors + done.output
     assert message in done.errors
+
+
+def in_log(run: Path, log: bytes) -> None:
+    """Put a write-ahead log beside a history that says that it has one."""
+    path = run / "history.sqlite"
+    header = bytearray(path.read_bytes())
+    header[18:20] = b"\x02\x02"
+    path.write_bytes(header)
+    (run / "history.sqlite-wal").write_bytes(log)
+
+
+def logged(folder: Path, *statements: str) -> bytes:
+    """The write-ahead log of a database that somebody else made, with what these statements change."""
+    folder.mkdir()
+    connection = sqlite3.connect(folder / "other.sqlite", isolation_level=None)
+    connection.execute("PRAGMA journal_mode=WAL")
+    for statement in statements:
+        connection.execute(statement)
+    log = (folder / "other.sqlite-wal").read_bytes()
+    connection.close()
+    return log
+
+
+def test_a_log_of_somebody_else_is_refused_or_harmless(run: Path, tmp_path: Path) -> None:
+    """A log is part of the database: what it brings in is checked as the rest is."""
+    log = logged(tmp_path / "other", "CREATE TABLE t (a)", "CREATE VIEW v AS SELECT load_extension('x')")
+    in_log(run, log)
+    for command in (("show",), ("watch",), ("export", "--to", "csv"), ("compare", run)):
+        name, *options = command
+        done = gradscope(name, run, *options, folder=run)
+        assert (done.status, done.errors.count("error:")) == (3, 1), done.errors
+
+
+@pytest.mark.parametrize("length", [0, 31, 32, 5000])
+def test_a_log_that_is_torn_is_ignored_from_there_on(run: Path, tmp_path: Path, length: int) -> None:
+    in_log(run, logged(tmp_path / "other", "CREATE TABLE t (a)")[:length])
+    with suppress(gs.DumpError), gs.load(run) as found:
+        assert found.steps["step"].tolist() == list(STEPS)
+
+
+def test_a_trigger_runs_nothing_and_a_history_is_never_changed(run: Path) -> None:
+    sql("CREATE TRIGGER t AFTER INSERT ON run BEGIN DELETE FROM steps; END")(run / "history.sqlite")
+    before = (run / "history.sqlite").read_bytes()
+    for command in (("show",), ("watch",), ("export", "--to", "csv"), ("compare", run)):
+        name, *options = command
+        assert gradscope(name, run, *options, folder=run).status == 3
+    assert (run / "history.sqlite").read_bytes() == before
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
+def test_a_history_that_is_cut_short_anywhere_is_refused(run: Path, share: float) -> None:
+    path = run / "history.sqlite"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    done = gradscope("show", run, folder=run)
+    assert (done.status, done.errors.count("error:")) == (3, 1), done.errors + done.output
+
+
+def test_a_history_without_a_log_is_read_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without shared memory: SQLite answers the request for a log with the journal that it has."""
+
+    class NoLog(sqlite3.Connection):
+        def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+            return super().execute(statement.replace("journal_mode=WAL", "journal_mode=DELETE"), *values)
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=NoLog))
+    with HistoryWriter(tmp_path, from_step=0, facts={"model": "net"}) as history:
+        history.describe({}, map(row, KEYS))
+        for step in (0, 10):
+            history.write(lambda step=step: record(step))
+            history.flush()
+            assert not (tmp_path / "history.sqlite-wal").exists()
+            with gs.load(tmp_path) as found:
+                assert found.steps["step"].tolist() == list(range(0, step + 1, 10))
+        killed = (tmp_path / "history.sqlite").read_bytes()
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "history.sqlite").write_bytes(killed)
+    with gs.load(tmp_path / "copy") as found:
+        assert found.steps["step"].tolist() == [0, 10]
+
+
+def test_a_writer_without_a_log_that_is_killed_leaves_whole_steps(tmp_path: Path) -> None:
+    """A process that is killed within a transaction, its journal still there: the next reader sees what was before."""
+    program = (
+        "import os, sqlite3; from pathlib import Path;"
+        "c = sqlite3.connect('run/history.sqlite', isolation_level=None);"
+        "c.execute('PRAGMA journal_mode=DELETE'); c.execute('PRAGMA cache_size=1');"
+        "c.execute('BEGIN IMMEDIATE'); c.execute('UPDATE stats SET l2 = 1e9');"
+        "c.execute('DELETE FROM steps'); os._exit(9)"
+    )
+    keys = tuple(f"param/layer{number}/kernel" for number in range(60))
+    run = write(tmp_path / "run", tuple(range(20)), keys)
+    with gs.load(run) as found:
+        before = found.series(keys[0], "l2")
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False)
+    assert done.returncode == 9
+    assert (run / "history.sqlite-journal").stat().st_size > 0
+    with RunFolder(run), HistoryWriter(run, from_step=20, facts={}) as history:  # as --resume does
+        history.describe({}, map(row, keys))
+    with gs.load(run) as found:
+        np.testing.assert_array_equal(found.series(keys[0], "l2"), before)
+        assert len(found.steps["step"]) == 20
 
 
 @pytest.mark.parametrize("seed", range(3))

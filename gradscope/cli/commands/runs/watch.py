@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 #: Looks at a history that cannot be read before that counts: its writer may be about to close it.
 _PATIENCE: Final = 8
+#: Seconds after a change of the files in which every look reads them, and seconds between two reads otherwise.
+_SETTLING_SECONDS: Final = 2.0
+_AGAIN_SECONDS: Final = 10.0
 
 
 def watch(
@@ -57,12 +62,14 @@ def _report(run: Path, which: Which) -> WatchReport:
 
 
 class _Drawn:
-    """Returns the text of a run when it is called, None where nothing was written since the last time."""
+    """Returns the text of a run when it is called, None where it would be the one that it returned last."""
 
     def __init__(self, run: Path, which: Which) -> None:
         self._run = run
         self._which = which
-        self._shown: object = None
+        self._seen: object = None
+        self._changed_at = 0.0
+        self._read_at = -math.inf
         self._text: Text | None = None
         self._failures = 0
 
@@ -72,19 +79,22 @@ class _Drawn:
         from gradscope.history.run_folder import written_at
         from gradscope.report import to_text
 
-        size = screen()
-        now = (written_at(self._run), size)
-        if now == self._shown:
+        size, now = screen(), time.monotonic()
+        seen = (written_at(self._run), size)
+        if seen != self._seen:
+            self._seen, self._changed_at = seen, now
+        # A commit is on the disk before other processes see it.
+        elif now - self._changed_at > _SETTLING_SECONDS and now - self._read_at < _AGAIN_SECONDS:
             return None
+        self._read_at = now
         try:
-            report = _report(self._run, self._which)
+            text = to_text(_report(self._run, self._which), size)
         except DumpError:
             self._failures += 1
-            if self._shown is None or self._failures > _PATIENCE:
+            if self._text is None or self._failures > _PATIENCE:
                 raise
             return None
-        self._shown, self._failures = now, 0
-        text = to_text(report, size)
+        self._failures = 0
         if text == self._text:
             return None
         self._text = text.copy()
