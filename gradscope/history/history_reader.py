@@ -135,15 +135,6 @@ class History:
             if number is not None
         }
 
-    def column(self, name: str) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """Returns a statistic of every tensor over time, as steps and values, by the tensor's number.
-
-        Raises:
-            UsageError: There is no such statistic.
-            DumpError: The history is damaged.
-        """
-        return {number: (found["step"], found[name]) for number, found in self.columns((name,)).items()}
-
     def columns(self, names: Sequence[str], from_step: int = 0) -> dict[int, dict[str, np.ndarray]]:
         """Returns statistics of every tensor over time, and `step`, by column, by the tensor's number.
 

@@ -230,11 +230,12 @@ def trends_report(path: str, history: History, *, which: Which | None = None) ->
     Raises:
         DumpError: The history is damaged.
     """
-    columns = {name: history.column(name) for name in ("l2", "rms")}
+    found = history.columns(("l2", "rms"))
     rows = tuple(
-        TrendRow(tensor=tensor, column=column, trend=Trend.of(*columns[column][at]))
+        TrendRow(tensor=tensor, column=column, trend=Trend.of(found[at]["step"], found[at][column]))
         for at, tensor in _chosen(history, which).items()
-        if at in columns[column := _TREND_COLUMN.get(tensor.family, "l2")]
+        if at in found
+        for column in [_TREND_COLUMN.get(tensor.family, "l2")]
     )
     return RunReport(command="show", path=path, steps=history.steps(), alarms=history.alarms(), trends=rows)
 
