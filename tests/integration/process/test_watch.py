@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import select
-import signal
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -25,7 +25,9 @@ termios = pytest.importorskip("termios")
 
 COLUMNS, LINES = 80, 24
 DEADLINE = 12.0
-#: Ends a redrawn screen: what comes after it is what is shown.
+#: Makes standard input the terminal that Ctrl-C comes from, then becomes another program.
+CONTROLLED = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+#: What moves the cursor, and colours.
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -33,11 +35,14 @@ class Terminal:
     """`gradscope watch` under a pseudo-terminal."""
 
     def __init__(self, run: Path) -> None:
-        self.child, self.descriptor = pty.fork()
-        if self.child == 0:
-            fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-            os.environ |= {"TERM": "xterm-256color", "PYTHONUTF8": "1"}
-            os.execv(sys.executable, [sys.executable, "-P", "-m", "gradscope", "watch", str(run)])
+        self.descriptor, end = pty.openpty()
+        fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+        line = [sys.executable, "-P", "-m", "gradscope", "watch", str(run)]
+        self.child = subprocess.Popen(
+            [sys.executable, "-c", CONTROLLED, *line], stdin=end, stdout=end, stderr=end, start_new_session=True,
+            env=os.environ | {"TERM": "xterm-256color", "PYTHONUTF8": "1"},
+        )  # fmt: skip
+        os.close(end)
         self.shown = ""
 
     def read(self, seconds: float) -> str:
@@ -63,7 +68,7 @@ class Terminal:
     def ended(self) -> int:
         """The exit status, after all of the output was read."""
         self.read(2)
-        return os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
+        return self.child.wait(DEADLINE)
 
 
 @pytest.fixture
@@ -78,12 +83,9 @@ def terminal(run: Path) -> Iterator[Terminal]:
         pass
     made = Terminal(run)
     yield made
+    made.child.kill()
+    made.child.wait()
     os.close(made.descriptor)
-    try:
-        os.kill(made.child, signal.SIGKILL)
-        os.waitpid(made.child, 0)
-    except (ProcessLookupError, ChildProcessError):
-        pass
 
 
 def echoes(terminal: Terminal) -> bool:
