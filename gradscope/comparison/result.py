@@ -10,19 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from gradscope.comparison.diagnosis.divergence import Blame, Divergence, first_divergence
 from gradscope.comparison.diagnosis.sentence import different_sentence, nothing_sentence, same_sentence
-from gradscope.comparison.judging.rows import ComparisonRow, Status
+from gradscope.comparison.judging.rows import ComparisonRow, Status, Verdict
 from gradscope.comparison.metrics.example_spread import ExampleError
 from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.record import Json
 from gradscope.naming import FAMILIES, printable
 from gradscope.naming.summary import Summary
 from gradscope.naming.wording import counted
-
-Verdict: TypeAlias = Literal["same", "different", "nothing compared"]
 
 #: Version of the JSON that `to_json` returns; its keys are stable within one version.
 SCHEMA: Final = 1

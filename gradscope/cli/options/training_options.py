@@ -166,6 +166,23 @@ class RecordOptions:
             min=1, metavar="K", help="Record the steps that this divides, and the last.", rich_help_panel=_RECORD
         ),
     ] = 10
+    histograms_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="K",
+            help="Record the histogram of every tensor, too, at the steps that this divides, and the last.",
+            rich_help_panel=_RECORD,
+        ),
+    ] = None
+    tensorboard: Annotated[
+        bool,
+        typer.Option(
+            "--tensorboard",
+            help="Write event files of TensorBoard into the folder, too, while the run goes on.",
+            rich_help_panel=_RECORD,
+        ),
+    ] = False
     log_every: Annotated[
         int | None,
         typer.Option(

@@ -14,6 +14,7 @@ from gradscope.naming import key_of
 from gradscope.naming.summary import Summary
 
 Status: TypeAlias = Literal["same", "different", "missing", "extra"]
+Verdict: TypeAlias = Literal["same", "different", "nothing compared"]
 
 #: What each status says of a tensor.
 STATUSES: Final[Mapping[Status, str]] = MappingProxyType(

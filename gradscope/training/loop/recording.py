@@ -14,25 +14,29 @@ from gradscope import naming
 from gradscope.capturing.records.measure import CoreReading
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.instrument.rewriting.core_statistics import core_numbers
+from gradscope.instrument.rewriting.histogram_counts import histogram_of
 from gradscope.training.loop.step_programs import Recorded, StepPrograms
 from gradscope.training.state import TrainState, named_leaves
 from gradscope.training.step_seen import NUMBERS
 
 
 def tensor_rows(programs: StepPrograms, state: TrainState) -> Iterator[TensorRow]:
-    """Yields the tensors that a step observes, in execution order, those of the optimizer last.
+    """Yields the tensors that a step observes: its batch, then in execution order, those of the optimizer last.
 
     Args:
         programs: The step, which has been traced.
         state: A state; its shapes are used.
     """
+    for key, leaf in programs.inputs.items():
+        family, name = naming.split_key(key)
+        yield TensorRow(family=family, name=name, shape=tuple(leaf.shape), dtype=str(leaf.dtype))
     found = {row.key: row for row in _backward_rows(programs)}
     yield from found.values()
     params, own = named_leaves(state.params), state.slots() | state.averages()
     for key in programs.keys:
         family, name = naming.split_key(key)
         leaf = own.get(key, params.get(name))
-        if key not in found:
+        if key not in found and key not in programs.inputs:
             shape, dtype = (None, None) if leaf is None else (tuple(leaf.shape), str(leaf.dtype))
             yield TensorRow(family=family, name=name, shape=shape, dtype=dtype)
 
@@ -75,7 +79,9 @@ def step_record(
         "step": number, "time": time.time(), "examples": examples, "skipped": 0,
         **{name: float(numbers[name]) for name in NUMBERS if name in numbers},
     }  # fmt: skip
-    return StepRecord(numbers=own, stats=stats)
+    histograms = {key: histogram_of(vector) for key, vector in zip(keys, vectors, strict=True)}
+    known = {key: histogram for key, histogram in histograms.items() if histogram is not None}
+    return StepRecord(numbers=own, stats=stats, histograms=known)
 
 
 def _add_ratio(stats: Mapping[str, dict[str, Any]], name: str) -> None:

@@ -1,14 +1,17 @@
-"""A training step compiled twice: as it is, and with everything that is observed as extra outputs."""
+"""A training step compiled for each use: as it is, and with everything that is observed as extra outputs."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from gradscope import naming
 from gradscope.capturing.seen import Seen
+from gradscope.tracing.tracer import leaves_of
 from gradscope.training.state import TrainState, named_leaves
 from gradscope.training.step import TrainStep
 
@@ -17,7 +20,8 @@ class Recorded(NamedTuple):
     """What is recorded of one step, on the device.
 
     Attributes:
-        vectors: Core statistics of each tensor, in the order of `StepPrograms.keys`, [tensors, WIDTH].
+        vectors: Core statistics of each tensor, in the order of `StepPrograms.keys`, [tensors, WIDTH], or longer where
+            histograms were observed, too.
         cosines: Cosine of each gradient with the one of the last recorded step, by parameter.
         numbers: The numbers of the step, by the names of `step_seen.NUMBERS`.
     """
@@ -46,7 +50,7 @@ class Taken(NamedTuple):
 
 
 class StepPrograms:
-    """Two compiled programs of one step, which donate the state.
+    """The compiled programs of one step, which donate the state: plain, observed, and observed with histograms.
 
     Args:
         step: The step.
@@ -54,6 +58,7 @@ class StepPrograms:
 
     Attributes:
         keys: The keys of the observed tensors; empty before the first observed step.
+        inputs: The shapes of the observed leaves of the batch, by key; empty before the first observed step.
         outline: The shapes of the observations of the loss and its gradients; None before the first observed step.
     """
 
@@ -62,8 +67,12 @@ class StepPrograms:
         self._unobserved = step.unobserved()
         self._check = check
         self._plain_program = jax.jit(self._plain_step, donate_argnums=0)
-        self._observed_program = jax.jit(self._observed_step, donate_argnums=(0, 2))
+        self._observed_programs = {
+            histograms: jax.jit(partial(self._observed_step, each), donate_argnums=(0, 2))
+            for histograms, each in ((False, step), (True, step.with_histograms()))
+        }
         self.keys: tuple[str, ...] = ()
+        self.inputs: dict[str, Any] = {}
         self.outline: Seen | None = None
 
     def plain(self, state: TrainState, sound: Any, batch: Any) -> Taken:
@@ -76,7 +85,7 @@ class StepPrograms:
         """
         return self._plain_program(state, sound, batch)
 
-    def observed(self, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:
+    def observed(self, state: TrainState, sound: Any, previous: Any, batch: Any, *, histograms: bool) -> Taken:
         """Takes a step and observes it.
 
         Args:
@@ -84,8 +93,9 @@ class StepPrograms:
             sound: Whether the steps before were sound.
             previous: The gradients of the last observed step, or zeros; donated.
             batch: The batch.
+            histograms: Whether the histogram of each tensor is observed, too.
         """
-        return self._observed_program(state, sound, previous, batch)
+        return self._observed_programs[histograms](state, sound, previous, batch)
 
     def no_gradients(self, state: TrainState) -> Any:
         """Returns zeros of the shapes of a step's gradients."""
@@ -104,13 +114,17 @@ class StepPrograms:
         )
         return Taken(after, sound, numbers)
 
-    def _observed_step(self, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:
-        after, seen, gradients = self._step.with_gradients(state, batch)
-        self.keys, self.outline = tuple(seen), _outline(seen.backward) if isinstance(seen.backward, Seen) else None
+    def _observed_step(self, step: TrainStep, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:
+        after, seen, gradients = step.with_gradients(state, batch)
+        leaves = zip(leaves_of(batch, naming.INPUT), jax.tree_util.tree_leaves(batch), strict=True)
+        named = {naming.key_of(naming.INPUT, leaf.name): array for leaf, array in leaves}
+        inputs = step.observe(named)
+        self.keys, self.inputs = (*inputs, *seen), _shapes({key: named[key] for key in inputs})
+        self.outline = _shapes(seen.backward) if isinstance(seen.backward, Seen) else None
         sound = self._sound(sound, seen.loss, seen.grad_norm, gradients)
         before = named_leaves(previous)
         cosines = {name: _cosine(gradient, before[name]) for name, gradient in named_leaves(gradients).items()}
-        vectors = [seen[key].vector for key in self.keys]
+        vectors = [*inputs.values(), *(seen[key].vector for key in seen)]
         recorded = Recorded(jnp.stack(vectors) if vectors else jnp.zeros((0, 0)), cosines, seen.numbers)
         return Taken(self._kept(sound, after, state), sound, _shown(seen.numbers), recorded, gradients)
 
@@ -145,5 +159,5 @@ def _cosine(one: Any, other: Any) -> Any:
     return jnp.vdot(one, other).real / (jnp.linalg.norm(one.ravel()) * jnp.linalg.norm(other.ravel()))
 
 
-def _outline(seen: Seen) -> Seen:
-    return jax.tree_util.tree_map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype), seen)
+def _shapes(tree: Any) -> Any:
+    return jax.tree_util.tree_map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype), tree)

@@ -6,10 +6,11 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jax.numpy as jnp
 
@@ -17,7 +18,7 @@ from gradscope.capturing.execution.arguments import Arguments
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.errors import GradscopeError
-from gradscope.history.history_rows import Alarm
+from gradscope.history.history_rows import Alarm, StepRecord
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder, state_path
 from gradscope.tracing.loading.model import Model
@@ -28,6 +29,9 @@ from gradscope.training.loop.resuming import Start, option_facts, owned, start
 from gradscope.training.loop.state_files import save_state
 from gradscope.training.loop.step_programs import StepPrograms, Taken
 from gradscope.training.step import TrainStep
+
+if TYPE_CHECKING:
+    from gradscope.history.exporting.event_files import EventFile
 
 #: Steps that may be on their way to the device while the loop goes on.
 _AHEAD: Final = 2
@@ -59,6 +63,9 @@ class TrainRequest:
         step: The step.
         steps: How many steps the run has in the end.
         every: Steps that this number divides are recorded, and the last.
+        histograms_every: Of steps that this number divides, and the last, the histograms are recorded, too; None for
+            none.
+        tensorboard: Whether event files of TensorBoard are written, too.
         saving: When checkpoints are saved.
         check_numerics: Whether the run stops at a loss or a gradient that is not finite.
         options: The options that decide the run's numbers, for its history.
@@ -73,6 +80,8 @@ class TrainRequest:
     step: TrainStep
     steps: int
     every: int
+    histograms_every: int | None = None
+    tensorboard: bool = False
     saving: Saving = field(default_factory=Saving)
     check_numerics: bool = True
     options: Mapping[str, str]
@@ -133,22 +142,40 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
         beginning = start(folder.path, first, programs.no_gradients(first), steps=request.steps)
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in request.facts.items()}
     facts = {**texts, **option_facts(request.options)}
-    with HistoryWriter(folder.path, from_step=beginning.number, facts=facts) as history:
+    with (
+        _event_file(request, folder, beginning.number if resume else None, facts) as events,
+        HistoryWriter(folder.path, from_step=beginning.number, facts=facts) as history,
+    ):
         history.describe(facts)
-        outcome = _Loop(request, folder, history, programs, beginning).run()
+        outcome = _Loop(request, folder, history, programs, beginning, events=events).run()
     return outcome if resume else replace(outcome, resumed_from=None)
+
+
+def _event_file(
+    request: TrainRequest, folder: RunFolder, from_step: int | None, facts: Mapping[str, str]
+) -> AbstractContextManager[EventFile | None]:
+    """Returns the event file of the run, with what the run states about itself; None where none is asked for."""
+    if not request.tensorboard:
+        return nullcontext()
+    from gradscope.history.exporting.event_files import EventFile  # noqa: PLC0415 - it needs tensorboardX
+
+    made = EventFile(folder.path, from_step=from_step)
+    made.describe(facts)
+    return made
 
 
 class _Loop:
     """The loop of one run, from a start to its end."""
 
     def __init__(
-        self, request: TrainRequest, folder: RunFolder, history: HistoryWriter, programs: StepPrograms, begin: Start
-    ) -> None:
+        self, request: TrainRequest, folder: RunFolder, history: HistoryWriter, programs: StepPrograms, begin: Start,
+        *, events: EventFile | None,
+    ) -> None:  # fmt: skip
         self._request = request
         self._folder = folder
         self._history = history
         self._programs = programs
+        self._events = events
         self._begin = begin.number
         self._state = begin.state
         self._previous = begin.previous
@@ -183,12 +210,16 @@ class _Loop:
         request = self._request
         batch = self._batch(number)
         with user_code(f"running {request.model.name}"):
-            if number % request.every == 0 or number == request.steps - 1:
+            if self._divides(request.every, number) or self._divides(request.histograms_every, number):
                 taken = self._observed(number, batch)
             else:
                 taken = self._programs.plain(self._state, self._sound, batch)
         self._state, self._sound = taken.state, taken.sound
         self._on_their_way.append(_OnItsWay(number, batch, taken.sound, taken.numbers))
+
+    def _divides(self, every: int | None, number: int) -> bool:
+        """Returns whether a step is one of those that a number divides, or the last."""
+        return every is not None and (number % every == 0 or number == self._request.steps - 1)
 
     def _batch(self, number: int) -> Any:
         """Returns the batch of a step; where it cannot be had, the state before the step is saved first."""
@@ -202,7 +233,8 @@ class _Loop:
     def _observed(self, number: int, batch: Any) -> Taken:
         follows = self._previous is not None
         previous = self._previous if follows else self._programs.no_gradients(self._state)
-        taken = self._programs.observed(self._state, self._sound, previous, batch)
+        histograms = self._divides(self._request.histograms_every, number)
+        taken = self._programs.observed(self._state, self._sound, previous, batch, histograms=histograms)
         self._previous = taken.gradients
         if not self._described:
             self._history.describe({}, tensor_rows(self._programs, taken.state))
@@ -211,8 +243,17 @@ class _Loop:
         examples = None if size is None else (number + 1) * size
         keys, recorded = self._programs.keys, taken.recorded
         assert recorded is not None
-        self._history.write(partial(step_record, number, keys, recorded, examples=examples, follows=follows))
+        made = partial(step_record, number, keys, recorded, examples=examples, follows=follows)
+        self._history.write(partial(self._with_event, made))
         return taken
+
+    def _with_event(self, made: Callable[[], StepRecord]) -> StepRecord:
+        """Returns the record of a step, which is in the event file then, too; called in the writer's thread."""
+        record = made()
+        if self._events is not None:
+            self._events.step(record.numbers, record.stats.items(), record.histograms)
+            self._events.flush()
+        return record
 
     def _settled(self, ahead: int) -> _OnItsWay | None:
         """Waits until no more than so many steps are on their way; returns the first that was not sound."""
@@ -251,6 +292,8 @@ class _Loop:
             request.model, self._state, unsound.batch, step=number, run=self._folder.path, facts=request.facts
         )
         self._history.alarm(alarm)
+        if self._events is not None:
+            self._events.alarm(alarm)
         return Outcome(
             resumed_from=self._begin, steps=number, state=state_path(self._folder.path, number), alarm=alarm, dump=dump
         )

@@ -119,7 +119,9 @@ def _trained(
         )  # fmt: skip
         request = TrainRequest(
             model=model, arguments=arguments, batch=_batches(model_options, model, arguments), step=step, steps=steps,
-            every=record_options.every, saving=record_options.saving(), check_numerics=record_options.check_numerics,
+            every=record_options.every, histograms_every=record_options.histograms_every,
+            tensorboard=record_options.tensorboard, saving=record_options.saving(),
+            check_numerics=record_options.check_numerics,
             options=chosen, facts=_facts(model, model_options.facts(arguments)), stop=stop.is_set, progress=shown,
         )  # fmt: skip
         with chdir(start):

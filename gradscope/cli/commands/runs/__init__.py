@@ -1,0 +1,1 @@
+"""The commands about training runs alone, one module for each."""
