@@ -15,6 +15,7 @@ from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.history.at_step import manifest_at
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm
+from gradscope.history.value_histograms import ValueHistogram
 
 
 class Run:
@@ -85,6 +86,22 @@ class Run:
         recorded = self.steps["step"]
         known = dict(zip(steps.tolist(), values.tolist(), strict=True))
         return np.array([known.get(step, np.nan) for step in recorded.tolist()])
+
+    def histograms(self, key: str) -> dict[int, ValueHistogram]:
+        """Returns the histograms of a tensor that were recorded with `--histograms-every`.
+
+        Args:
+            key: The tensor's key.
+
+        Returns:
+            By step, in order, an object with `counts` and `lower` and `upper` edges, each [bins]; empty where there
+                are none.
+
+        Raises:
+            UsageError: There is no such tensor.
+            DumpError: The history is damaged.
+        """
+        return self._history.histograms_of(self._history.number_of(key))
 
     def at(self, step: int) -> Dump:
         """Returns what was recorded of a step, as a dump with statistics and no tensors.

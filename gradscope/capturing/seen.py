@@ -28,7 +28,7 @@ from gradscope.instrument.observing_program import Observed, Reached
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.rewriting.core_columns import CoreStatistics, rows_of, scalars_of
-from gradscope.instrument.rewriting.core_statistics import core_statistics
+from gradscope.instrument.taps import whole_tensor
 from gradscope.naming import printable
 from gradscope.naming.patterns import nearest_hint
 from gradscope.naming.summary import Summary
@@ -74,7 +74,7 @@ class Watching:
     @property
     def statistics(self) -> bool:
         """Whether statistics were kept instead of tensors."""
-        return self.plan.observe is core_statistics
+        return self.plan.observe is not whole_tensor
 
     @cached_property
     def indexes(self) -> Mapping[str, ObservationIndex]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gradscope import naming
+from gradscope.history.value_histograms import ValueHistogram
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,7 @@ class StepRecord:
         stats: The columns of `schema.STATS` by the tensor's key, likewise.
         unchanged: Whether the step left a trained parameter as it was, by name, as far as that is known; the rules of
             alarms read it, and no table has it.
+        histograms: The histogram of each tensor by its key, where they are recorded.
     """
 
     numbers: Mapping[str, float | int | None]
@@ -73,3 +75,4 @@ class StepRecord:
         default_factory=dict[str, Mapping[str, float | int | None]]
     )
     unchanged: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    histograms: Mapping[str, ValueHistogram] = field(default_factory=dict[str, ValueHistogram])

@@ -202,6 +202,8 @@ class HistoryWriter:
         with _transaction(self._connection) as connection:
             connection.execute(_insertion("steps", len(STEPS)), tuple(map(made.numbers.get, STEPS)))
             connection.executemany(_insertion("stats", len(STATS) + 2), rows)
+            blobs = ((step, self._ids[key], each.to_bytes()) for key, each in made.histograms.items())
+            connection.executemany(_insertion("histograms", 3), blobs)
 
     def _alarm(self, alarm: Alarm) -> None:
         tensor = None if alarm.key is None else self._ids.get(alarm.key)

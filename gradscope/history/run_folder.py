@@ -18,6 +18,8 @@ HISTORY: Final = "history.sqlite"
 
 #: What an alarm saves: the state before the step, its batch, a dump of it, and the alarm itself.
 ALARM_FILES: Final = ("state.npz", "batch.npz", "dump.npz", "alarm.json")
+#: How the names of TensorBoard's event files begin.
+_EVENTS: Final = "events.out.tfevents."
 
 _LOCK: Final = ".lock"
 _STATE: Final = re.compile(r"state-(\d{6,})\.npz")
@@ -52,6 +54,21 @@ def states_in(folder: Path) -> dict[int, Path]:
     """Returns the checkpoints of a run by the number of steps before them, in order."""
     found = ((_STATE.fullmatch(path.name), path) for path in folder.iterdir())
     return dict(sorted((int(match[1]), path) for match, path in found if match is not None))
+
+
+def written_at(folder: Path) -> tuple[tuple[int, int], ...]:
+    """Returns sizes and times of the files of a history, which change when it is written."""
+    found: list[tuple[int, int]] = []
+    for suffix in ("", "-wal", "-journal"):  # readers change the shared memory, too
+        with suppress(OSError):
+            facts = (folder / f"{HISTORY}{suffix}").stat()
+            found.append((facts.st_size, facts.st_mtime_ns))
+    return tuple(found)
+
+
+def event_files_in(folder: Path) -> list[Path]:
+    """Returns TensorBoard's event files in a folder."""
+    return sorted(folder.glob(f"{_EVENTS}*"))
 
 
 class RunFolder:
@@ -99,14 +116,14 @@ class RunFolder:
         return sorted(path.name for path in self.path.iterdir() if not _is_part(path.name))
 
     def clear(self) -> None:
-        """Removes the history and the checkpoints of a run, and nothing else.
+        """Removes the history, the checkpoints and the event files of a run, and nothing else.
 
         Raises:
             MachineError: They cannot be removed.
         """
         with machine_errors("remove", self.path):
             # The history last: without it the folder is no run, and nothing would remove the rest.
-            for path in states_in(self.path).values():
+            for path in (*states_in(self.path).values(), *event_files_in(self.path)):
                 path.unlink()
             for suffix in (*_COMPANIONS, ""):
                 (self.path / f"{HISTORY}{suffix}").unlink(missing_ok=True)
@@ -141,5 +158,7 @@ class RunFolder:
 def _is_part(name: str) -> bool:
     known = {_LOCK, HISTORY, *(f"{HISTORY}{suffix}" for suffix in _COMPANIONS)}
     return (
-        name in known or name.startswith(".gradscope-") or any(kind.fullmatch(name) for kind in (_STATE, _STEP, _ALARM))
+        name in known
+        or name.startswith((".gradscope-", _EVENTS))
+        or any(kind.fullmatch(name) for kind in (_STATE, _STEP, _ALARM))
     )

@@ -5,7 +5,8 @@ Data goes through the sub-packages in this order:
 1. `tables`: facts become rows of values, and rows become tables.
 2. `reports`: the result of one command becomes a *report*: `DumpReport`, `TensorReport`, `LedgerReport`,
    `ComparisonReport`, `SeriesReport`, `DifferenceReport`, `IsolationReport`, `InspectionReport`, `ProofReport`,
-   `ExplanationReport`, `RunReport`, `RunTensorReport`. Each can be a document, rows, or JSON.
+   `ExplanationReport`, `RunReport`, `RunTensorReport`, `RunDivergenceReport`,
+   `WatchReport`. Each can be a document, rows, or JSON.
 3. `render`: `to_text`, `to_markdown`, `to_json` and `to_csv` render any report, `to_github` those with annotations.
    `graphs` renders an inspection for graph viewers.
 
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradscope.report.render.formats import Report, to_csv, to_github, to_json, to_markdown, to_text
     from gradscope.report.render.screen import Screen
+    from gradscope.report.reports.comparing.compared_runs import RunDivergenceReport
     from gradscope.report.reports.comparing.comparison import ComparisonReport
     from gradscope.report.reports.comparing.difference import DifferenceReport
     from gradscope.report.reports.comparing.isolation import IsolationReport
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
         step_report,
         trends_report,
     )
+    from gradscope.report.reports.run_watch import WatchReport, watch_report
     from gradscope.report.reports.tensor import TensorReport, tensor_report
     from gradscope.report.tables.dump_rows import Row, rows_of
     from gradscope.report.tables.query import Query
@@ -55,11 +58,13 @@ _HOMES = {
     "Query": "tables.query",
     "Report": "render.formats",
     "Row": "tables.dump_rows",
+    "RunDivergenceReport": "reports.comparing.compared_runs",
     "RunReport": "reports.run_report",
     "RunTensorReport": "reports.run_report",
     "Screen": "render.screen",
     "SeriesReport": "reports.comparing.series",
     "TensorReport": "reports.tensor",
+    "WatchReport": "reports.run_watch",
     "Which": "reports.run_report",
     "dump_report": "reports.dump_report",
     "explanation_report": "reports.explanation",
@@ -74,6 +79,7 @@ _HOMES = {
     "to_markdown": "render.formats",
     "to_text": "render.formats",
     "trends_report": "reports.run_report",
+    "watch_report": "reports.run_watch",
 }
 
 __all__ = [
@@ -88,11 +94,13 @@ __all__ = [
     "Query",
     "Report",
     "Row",
+    "RunDivergenceReport",
     "RunReport",
     "RunTensorReport",
     "Screen",
     "SeriesReport",
     "TensorReport",
+    "WatchReport",
     "Which",
     "dump_report",
     "explanation_report",
@@ -107,6 +115,7 @@ __all__ = [
     "to_markdown",
     "to_text",
     "trends_report",
+    "watch_report",
 ]
 
 

@@ -285,6 +285,7 @@ def _print_results(
         report = dump_report(
             "dump", str(path), manifest, findings, query=query, fold=not result_options.no_fold,
             overview=not (result_options.asks_for_rows or selection_options.is_set),
+            checked=result_options.failing_rules(),
         )  # fmt: skip
     except UsageError as error:  # the columns are known only now
         hint = f"the dump is in {path}, and gradscope show sorts it, too; {error.hint}"

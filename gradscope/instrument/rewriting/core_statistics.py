@@ -48,10 +48,10 @@ def core_statistics(value: Any, *, passing: bool = False) -> Any:
     # A second differentiation of a step concerns its gradients, and statistics are no gradients; JAX cannot
     # differentiate a host callback at all.
     constant = jax.lax.stop_gradient(whole_tensor(value))
-    return jax.lax.platform_dependent(_as_bytes(constant), cpu=on_host, default=_on_device)
+    return jax.lax.platform_dependent(as_bytes(constant), cpu=on_host, default=_on_device)
 
 
-def _as_bytes(value: Any) -> Any:
+def as_bytes(value: Any) -> Any:
     """Returns the value, or its magnitude, in a real floating-point type of whole bytes."""
     if jnp.iscomplexobj(value):
         return jnp.abs(value)
@@ -61,9 +61,9 @@ def _as_bytes(value: Any) -> Any:
 
 
 def core_numbers(vector: np.ndarray) -> CoreNumbers:
-    """Returns the numbers that a vector of `core_statistics` represents."""
+    """Returns the numbers that a vector of `core_statistics` represents; what follows them in it is left out."""
     numbers = dict(zip(_NUMBERS, vector[: len(_NUMBERS)].tolist(), strict=True))
-    digits = vector[len(_NUMBERS) :].reshape(-1, 2).astype(np.int64)
+    digits = vector[len(_NUMBERS) : WIDTH].reshape(-1, 2).astype(np.int64)
     counts = dict(zip(_COUNTS, (digits[:, 0] * _BASE + digits[:, 1]).tolist(), strict=True))
     return CoreNumbers(**numbers, **counts)
 

@@ -29,6 +29,8 @@ SCHEMA: Final = 1
 _FINDINGS_PER_RULE: Final = 10
 #: The label of what to do.
 _REPAIR: Final = "repair"
+#: The rules that origins explain.
+_OF_ORIGINS: Final = frozenset({"nonfinite", "overflow"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,7 @@ class DumpReport:
         in_order: Whether the rows are in execution order.
         fold: Whether on a terminal the iterations of a loop share a line.
         overview: Whether a terminal shows an overview and not the tables.
+        checked: The rules whose findings make the command fail, and are errors where they are annotated.
     """
 
     command: str
@@ -54,6 +57,7 @@ class DumpReport:
     in_order: bool
     fold: bool
     overview: bool
+    checked: frozenset[str] = frozenset()
 
     def document(self, screen: Screen) -> Document:
         """Returns the tables, the findings, and the facts about the run last; or an overview of these."""
@@ -101,23 +105,25 @@ class DumpReport:
 
     def annotations(self) -> list[Annotation]:
         """Returns the findings and origins next to their source lines, or that nothing looks wrong."""
-        found = [
-            Annotation(
-                level="warning",
-                title=f"gradscope: {finding.rule}",
-                message=f"{_key(finding)} {finding.why}",
-                source=finding.source,
-            )
-            for finding in self.findings
-        ]
         began = [
             Annotation(
-                level="warning",
+                level="error" if self.checked & _OF_ORIGINS else "warning",
                 title="gradscope: where it began",
                 message=f"{origin.name} {origin.why}" + (f"; {origin.repair}" if origin.repair else ""),
                 source=origin.source,
             )
             for origin in self.manifest.origins
+        ]
+        told = tuple(origin.why for origin in self.manifest.origins if origin.why)
+        found = [
+            Annotation(
+                level="error" if finding.rule in self.checked else "warning",
+                title=f"gradscope: {finding.rule}",
+                message=f"{_key(finding)} {finding.why}",
+                source=finding.source,
+            )
+            for finding in self.findings
+            if not (told and finding.why.startswith(told))
         ]
         fine = Annotation(level="notice", title="gradscope", message=f"nothing looks wrong in {self.path}")
         return [*began, *found] or [fine]
@@ -147,6 +153,7 @@ def dump_report(
     query: Query | None = None,
     fold: bool = True,
     overview: bool = False,
+    checked: frozenset[str] = frozenset(),
 ) -> DumpReport:
     """Returns the report of a dump, with the rows that a query selects.
 
@@ -158,6 +165,7 @@ def dump_report(
         query: The query; None selects all rows in execution order.
         fold: Whether on a terminal the iterations of a loop share a line.
         overview: Whether a terminal shows an overview and not the tables.
+        checked: The rules whose findings make the command fail.
 
     Returns:
         The report.
@@ -178,6 +186,7 @@ def dump_report(
         in_order=query.sort is None,
         fold=fold,
         overview=overview,
+        checked=checked,
     )
 
 

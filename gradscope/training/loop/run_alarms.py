@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import jax.numpy as jnp
 
@@ -23,6 +23,9 @@ from gradscope.training.recording.state_ring import StateRing
 from gradscope.training.recording.step_rows import step_record
 from gradscope.training.state import TrainState
 
+if TYPE_CHECKING:
+    from gradscope.history.exporting.event_files import EventFile
+
 #: What an alarm does.
 OnAlarm: TypeAlias = Literal["stop", "save", "skip", "note"]
 
@@ -39,10 +42,12 @@ class RunAlarms:
         history: Its history.
         programs: Its step.
         is_recorded: Returns whether a step is recorded, and so which of the programs took it.
+        has_histograms: Returns whether a recorded step has histograms, likewise.
         on_alarm: What an alarm does.
         keep: How many folders of alarms are kept.
         facts: What manifests state about the run.
         tell: Called with a line about what was done.
+        events: The event file, to which alarms are written, too; None for none.
 
     Attributes:
         found: The alarms of this run.
@@ -52,15 +57,18 @@ class RunAlarms:
     """
 
     def __init__(
-        self, model: Model, folder: RunFolder, history: HistoryWriter, programs: StepPrograms,
-        is_recorded: Callable[[int], bool], *, on_alarm: OnAlarm, keep: int, facts: Mapping[str, Json],
-        tell: Callable[[str], None],
+        self, model: Model, folder: RunFolder, history: HistoryWriter, programs: StepPrograms, *,
+        is_recorded: Callable[[int], bool], has_histograms: Callable[[int], bool],
+        on_alarm: OnAlarm, keep: int, facts: Mapping[str, Json],
+        tell: Callable[[str], None], events: EventFile | None,
     ) -> None:  # fmt: skip
         self._model = model
         self._folder = folder
         self._history = history
         self._programs = programs
         self._is_recorded = is_recorded
+        self._has_histograms = has_histograms
+        self._events = events
         self._on_alarm: OnAlarm = on_alarm
         self._keep = keep
         self._facts = facts
@@ -106,6 +114,8 @@ class RunAlarms:
         for alarm in alarms:
             self.found.append(alarm)
             self._history.alarm(alarm)
+            if self._events is not None:
+                self._events.alarm(alarm)
             self._tell(f"step {number:,}: {alarm.rule}: {'' if alarm.key is None else f'{alarm.key} '}{alarm.why}")
 
     def state_before(self, number: int) -> TrainState:
@@ -130,12 +140,13 @@ class RunAlarms:
 
     def _advanced(self, number: int, state: TrainState, batch: Any) -> TrainState:
         # By the program that took the step: the two agree to rounding only.
-        return self._observed(state, batch).state if self._is_recorded(number) else self._programs.plain(
+        return self._observed(number, state, batch).state if self._is_recorded(number) else self._programs.plain(
             state, jnp.bool_(True), batch
         ).state  # fmt: skip
 
-    def _observed(self, state: TrainState, batch: Any) -> Any:
-        return self._programs.observed(state, jnp.bool_(True), self._programs.no_gradients(state), batch)
+    def _observed(self, number: int, state: TrainState, batch: Any) -> Any:
+        previous, histograms = self._programs.no_gradients(state), self._has_histograms(number)
+        return self._programs.observed(state, jnp.bool_(True), previous, batch, histograms=histograms)
 
     def _with_tensor(self, alarm: Alarm, state: TrainState, batch: Any) -> Alarm:
         """Returns an alarm about a step that was not recorded with the tensor that deviates, which running it tells."""
@@ -143,7 +154,7 @@ class RunAlarms:
             return alarm
         own = StateRing(1)
         own.keep(alarm.step, state, batch)  # a copy: the program donates the state
-        taken = self._observed(own.state_before(alarm.step, self._advanced), batch)
+        taken = self._observed(alarm.step, own.state_before(alarm.step, self._advanced), batch)
         record = step_record(alarm.step, self._programs.keys, taken.recorded, examples=None, follows=False)
         return self._watch.named(alarm, record.stats)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from gradscope import naming
 from gradscope.capturing.seen import Seen
+from gradscope.tracing.tracer import leaves_of
 from gradscope.training.recording.recorded import Recorded, cosine, outline_of
 from gradscope.training.state import TrainState, named_leaves
 from gradscope.training.step import Gradients, TrainStep
@@ -33,7 +36,7 @@ class Taken(NamedTuple):
 
 
 class StepPrograms:
-    """Two compiled programs of one step, which donate the state.
+    """The compiled programs of one step, which donate the state: plain, observed, and observed with histograms.
 
     Args:
         step: The step.
@@ -41,6 +44,7 @@ class StepPrograms:
 
     Attributes:
         keys: The keys of the observed tensors; empty before the first observed step.
+        inputs: The shapes of the observed leaves of the batch, by key; empty before the first observed step.
         outline: The shapes of the observations of the loss and its gradients; None before the first observed step.
     """
 
@@ -49,8 +53,12 @@ class StepPrograms:
         self._unobserved = step.unobserved()
         self._check = check
         self._plain_program = jax.jit(self._plain_step, donate_argnums=0)
-        self._observed_program = jax.jit(self._observed_step, donate_argnums=(0, 2))
+        self._observed_programs = {
+            histograms: jax.jit(partial(self._observed_step, each), donate_argnums=(0, 2))
+            for histograms, each in ((False, step), (True, step.with_histograms()))
+        }
         self.keys: tuple[str, ...] = ()
+        self.inputs: dict[str, Any] = {}
         self.outline: Seen | None = None
 
     def plain(self, state: TrainState, sound: Any, batch: Any) -> Taken:
@@ -63,7 +71,7 @@ class StepPrograms:
         """
         return self._plain_program(state, sound, batch)
 
-    def observed(self, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:
+    def observed(self, state: TrainState, sound: Any, previous: Any, batch: Any, *, histograms: bool) -> Taken:
         """Takes a step and observes it.
 
         Args:
@@ -71,8 +79,9 @@ class StepPrograms:
             sound: Whether the steps before were sound.
             previous: The gradients of the last observed step, or zeros; donated.
             batch: The batch.
+            histograms: Whether the histogram of each tensor is observed, too.
         """
-        return self._observed_program(state, sound, previous, batch)
+        return self._observed_programs[histograms](state, sound, previous, batch)
 
     def no_gradients(self, state: TrainState) -> Any:
         """Returns zeros of the shapes of a step's gradients."""
@@ -100,13 +109,18 @@ class StepPrograms:
         after, _, updates = self._unobserved.advanced(state, computed)
         return after, optax.tree.norm(updates).astype(jnp.float32)
 
-    def _observed_step(self, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:
-        after, seen, gradients = self._step.with_gradients(state, batch)
-        self.keys, self.outline = tuple(seen), outline_of(seen.backward) if isinstance(seen.backward, Seen) else None
+    def _observed_step(self, step: TrainStep, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:
+        after, seen, gradients = step.with_gradients(state, batch)
+        leaves = zip(leaves_of(batch, naming.INPUT), jax.tree_util.tree_leaves(batch), strict=True)
+        named = {naming.key_of(naming.INPUT, leaf.name): array for leaf, array in leaves}
+        inputs = step.observe(named)
+        self.keys = (*inputs, *seen)
+        self.inputs = {key: jax.ShapeDtypeStruct(named[key].shape, named[key].dtype) for key in inputs}
+        self.outline = outline_of(seen.backward) if isinstance(seen.backward, Seen) else None
         sound = self._sound(sound, seen.loss, seen.grad_norm, gradients)
         before = named_leaves(previous)
         cosines = {name: cosine(gradient, before[name]) for name, gradient in named_leaves(gradients).items()}
-        vectors = [seen[key].vector for key in self.keys]
+        vectors = [*inputs.values(), *(seen[key].vector for key in seen)]
         trained = named_leaves(self._step.trained_of(state))
         new = named_leaves(self._step.trained_of(after))
         unchanged = {name: (new[name] == leaf).all() for name, leaf in trained.items()}

@@ -42,6 +42,8 @@ class TrainRequest:
         step: The step.
         steps: How many steps the run has in the end.
         every: Steps that this number divides are recorded, and the last.
+        histograms_every: Steps that this number divides are recorded with histograms, and the last; None for none.
+        tensorboard: Whether event files are written, too.
         saving: When checkpoints are saved.
         check_numerics: Whether the run stops at a loss or a gradient that is not finite.
         options: The options that decide the run's numbers, for its history.
@@ -60,6 +62,8 @@ class TrainRequest:
     step: TrainStep
     steps: int
     every: int
+    histograms_every: int | None = None
+    tensorboard: bool = False
     saving: Saving = field(default_factory=Saving)
     check_numerics: bool = True
     options: Mapping[str, str]

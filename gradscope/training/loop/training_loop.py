@@ -7,9 +7,10 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jax.numpy as jnp
 
@@ -28,6 +29,9 @@ from gradscope.training.loop.step_programs import StepPrograms, Taken
 from gradscope.training.loop.train_request import Outcome, TrainRequest
 from gradscope.training.recording.step_rows import step_record, tensor_rows
 from gradscope.training.state import TrainState, named_leaves
+
+if TYPE_CHECKING:
+    from gradscope.history.exporting.event_files import EventFile
 
 #: Steps that may be on their way to the device while the loop goes on.
 _AHEAD: Final = 2
@@ -67,22 +71,40 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
         beginning = start(folder.path, first, programs.no_gradients(first), steps=request.steps)
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in request.facts.items()}
     facts = {**texts, **option_facts(request.options)}
-    with HistoryWriter(folder.path, from_step=beginning.number, facts=facts) as history:
+    with (
+        _event_file(request, folder, beginning.number if resume else None, facts) as events,
+        HistoryWriter(folder.path, from_step=beginning.number, facts=facts) as history,
+    ):
         history.describe(facts)
-        outcome = _Loop(request, folder, history, programs, beginning).run()
+        outcome = _Loop(request, folder, history, programs, beginning, events=events).run()
     return outcome if resume else replace(outcome, resumed_from=None)
+
+
+def _event_file(
+    request: TrainRequest, folder: RunFolder, from_step: int | None, facts: Mapping[str, str]
+) -> AbstractContextManager[EventFile | None]:
+    """Returns the event file of the run, with what the run states about itself; None where none is asked for."""
+    if not request.tensorboard:
+        return nullcontext()
+    from gradscope.history.exporting.event_files import EventFile  # noqa: PLC0415 - it needs tensorboardX
+
+    made = EventFile(folder.path, from_step=from_step)
+    made.describe(facts)
+    return made
 
 
 class _Loop:
     """The loop of one run, from a start to its end."""
 
     def __init__(
-        self, request: TrainRequest, folder: RunFolder, history: HistoryWriter, programs: StepPrograms, begin: Start
-    ) -> None:
+        self, request: TrainRequest, folder: RunFolder, history: HistoryWriter, programs: StepPrograms, begin: Start,
+        *, events: EventFile | None,
+    ) -> None:  # fmt: skip
         self._request = request
         self._folder = folder
         self._history = history
         self._programs = programs
+        self._events = events
         self._begin = begin.number
         self._number = begin.number
         self._saved = begin.number or None
@@ -94,8 +116,9 @@ class _Loop:
         self._described = False
         self._again: dict[int, Any] = {}
         self._alarms = RunAlarms(
-            request.model, folder, history, programs, self._is_recorded, on_alarm=request.on_alarm,
-            keep=request.keep_alarms, facts=request.facts, tell=request.tell,
+            request.model, folder, history, programs, is_recorded=self._is_recorded,
+            has_histograms=self._has_histograms, on_alarm=request.on_alarm,
+            keep=request.keep_alarms, facts=request.facts, tell=request.tell, events=events,
         )  # fmt: skip
         if begin.watch is not None:
             self._alarms.restore(begin.watch)
@@ -121,7 +144,14 @@ class _Loop:
         )  # fmt: skip
 
     def _is_recorded(self, number: int) -> bool:
-        return number % self._request.every == 0 or number == self._request.steps - 1
+        return self._divides(self._request.every, number) or self._has_histograms(number)
+
+    def _has_histograms(self, number: int) -> bool:
+        return self._divides(self._request.histograms_every, number)
+
+    def _divides(self, every: int | None, number: int) -> bool:
+        """Returns whether a step is one of those that a number divides, or the last."""
+        return every is not None and (number % every == 0 or number == self._request.steps - 1)
 
     def _take(self, number: int) -> None:
         """Starts a step, observed where it is due."""
@@ -153,7 +183,8 @@ class _Loop:
     def _observed(self, number: int, batch: Any) -> tuple[Taken, Callable[[], StepRecord]]:
         follows = self._previous is not None
         previous = self._previous if follows else self._programs.no_gradients(self._state)
-        taken = self._programs.observed(self._state, self._sound, previous, batch)
+        histograms = self._has_histograms(number)
+        taken = self._programs.observed(self._state, self._sound, previous, batch, histograms=histograms)
         self._previous = taken.gradients
         if not self._described:
             tensors = list(self._tensors(taken.state))
@@ -172,7 +203,15 @@ class _Loop:
         of_params = {naming.key_of(family, name): leaf
                      for name, leaf in named_leaves(state.params).items() for family in families}  # fmt: skip
         outlines = [] if programs.outline is None else [programs.outline]
-        return tensor_rows(outlines, programs.keys, {**of_params, **state.slots(), **state.averages()})
+        leaves = {**programs.inputs, **of_params, **state.slots(), **state.averages()}
+        return tensor_rows(outlines, programs.keys, leaves)
+
+    def _with_event(self, record: StepRecord) -> StepRecord:
+        """Returns the record of a step, which is in the event file then, too; called in the writer's thread."""
+        if self._events is not None:
+            self._events.step(record.numbers, record.stats.items(), record.histograms)
+            self._events.flush()
+        return record
 
     def _settled(self, ahead: int) -> tuple[_OnItsWay, list[Alarm]] | None:
         """Waits until no more than so many steps are on their way; returns the first that the run halts at."""
@@ -189,7 +228,7 @@ class _Loop:
             if record is not None:
                 skipped = self._alarms.skipped + bool(alarms and self._request.on_alarm == "skip")
                 written = replace(record, numbers={**record.numbers, "skipped": skipped})
-                self._history.write(lambda written=written: written)
+                self._history.write(partial(self._with_event, written))
             if alarms and (self._request.on_alarm in {"stop", "skip"} or not sound):
                 return step, alarms
             self._alarms.raised(alarms, before=None, batch=step.batch)

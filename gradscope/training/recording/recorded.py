@@ -14,7 +14,8 @@ class Recorded(NamedTuple):
     """What is recorded of one step, on the device.
 
     Attributes:
-        vectors: Core statistics of each tensor, in the order of their keys, [tensors, WIDTH].
+        vectors: Core statistics of each tensor, in the order of their keys, [tensors, WIDTH], or longer where
+            histograms were observed, too.
         cosines: Cosine of each gradient with the one of the last recorded step, by parameter.
         numbers: The numbers of the step, by the names of `step_seen.NUMBERS`.
         unchanged: Whether the step left a parameter as it was, by parameter, as far as that is known.

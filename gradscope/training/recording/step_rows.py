@@ -15,24 +15,29 @@ from gradscope.capturing.records.measure import CoreReading
 from gradscope.capturing.seen import Seen
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.instrument.rewriting.core_columns import statistics_of
+from gradscope.instrument.rewriting.histogram_counts import histogram_of
 from gradscope.training.recording.recorded import Recorded
 from gradscope.training.step_seen import NUMBERS
 
 
 def tensor_rows(outlines: Sequence[Seen], keys: Sequence[str], leaves: Mapping[str, Any]) -> Iterator[TensorRow]:
-    """Yields the tensors that a step observes, in execution order, those of the optimizer last.
+    """Yields the tensors that a step observes, its batch, then in execution order, those of the optimizer last.
 
     Args:
         outlines: The shapes of the observations of each loss and its gradients.
         keys: The keys of all observed tensors.
         leaves: What has the shapes and dtypes of further tensors, by key.
     """
+    for key in keys:
+        family, name = naming.split_key(key)
+        if family == naming.INPUT:
+            yield TensorRow(family=family, name=name, shape=tuple(leaves[key].shape), dtype=str(leaves[key].dtype))
     found = {row.key: row for outline in reversed(outlines) for row in _backward_rows(outline, frozenset(keys))}
     yield from found.values()
     for key in keys:
         family, name = naming.split_key(key)
         leaf = leaves.get(key)
-        if key not in found:
+        if key not in found and family != naming.INPUT:
             shape, dtype = (None, None) if leaf is None else (tuple(leaf.shape), str(leaf.dtype))
             yield TensorRow(family=family, name=name, shape=shape, dtype=dtype)
 
@@ -75,7 +80,11 @@ def step_record(
         "step": number, "time": time.time(), "examples": examples, "skipped": skipped,
         **{name: float(numbers[name]) for name in NUMBERS if name in numbers},
     }  # fmt: skip
-    return StepRecord(numbers=own, stats=stats, unchanged={name: bool(each) for name, each in unchanged.items()})
+    histograms = {key: histogram_of(vector) for key, vector in zip(keys, vectors, strict=True)}
+    return StepRecord(
+        numbers=own, stats=stats, unchanged={name: bool(each) for name, each in unchanged.items()},
+        histograms={key: histogram for key, histogram in histograms.items() if histogram is not None},
+    )  # fmt: skip
 
 
 def _add_ratio(stats: Mapping[str, dict[str, Any]], name: str) -> None:

@@ -17,6 +17,8 @@ COMMANDS = (
     "show",
     "compare",
     "train",
+    "watch",
+    "export",
     "isolate",
     "calibrate",
     "inspect",
@@ -42,9 +44,11 @@ OPTIONS = {
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
     "--exclude --all --worst-first --as --isolate --full --format --json --verbose --traceback",
     "train": f"{MODEL} --select --exclude --steps --output --optimizer --learning-rate --clip --multiply --only "
-    "--freeze --ema --state-updates --every --dump-every --dump-at --log-every --save-every --keep --resume "
-    "--check-numerics --on-alarm --check --keep-alarms --no-cache "
-    "--force --format --json --quiet --verbose --traceback",
+    "--freeze --ema --state-updates --every --histograms-every --tensorboard --dump-every --dump-at --log-every "
+    "--save-every --keep --resume --check-numerics --on-alarm --check --keep-alarms --no-cache --force --format --json "
+    "--quiet --verbose --traceback",
+    "watch": "--once --select --exclude --format --json --traceback",
+    "export": f"{CHOSEN} --to --output --force --traceback",
     "isolate": "--output --force --quiet --traceback",
     "calibrate": f"{MODEL} {CHOSEN} --per-example --output --no-cache --force --quiet --traceback",
     "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --gradients --sort --format --json "

@@ -26,6 +26,8 @@ LINES = {
     "recover ref.npz -o saved.npz": 0,
     "explain rel_l2": 0,
     "train model.py --steps 2 --every 1 --optimizer sgd(0.1) -o run --json": 0,
+    "watch run --json": 0,
+    "export run --to csv -o run.csv": 0,
     "show none.npz": 3,
 }
 
@@ -34,7 +36,8 @@ PLACES = {"process": gradscope_process, "here": gradscope}
 
 #: What a clock says, and where the folder is.
 VARYING = re.compile(
-    r"\b(trace|compile|initialise|run|write) <?[\d.]+|[\d,]+ bytes|\"timings\": \{[^}]*\}|/\S*/(process|here)\b"
+    r"\b(trace|compile|initialise|run|write) <?[\d.]+|[\d,]+ bytes|"
+    r"\"timings\": \{[^}]*\}|\"time\": [\d.]+|/\S*/(process|here)\b"
 )
 
 

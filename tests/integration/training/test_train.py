@@ -275,3 +275,26 @@ def test_frozen_and_multiplied_parameters(folder: Path) -> None:
         np.testing.assert_allclose(half, 0.5, rtol=1e-6)
         first = module(folder / "net.py").init(jax.random.split(jax.random.key(0))[0])
         np.testing.assert_array_equal(state["param/hidden/kernel"], first["params"]["hidden"]["kernel"])
+
+
+def test_histograms_are_those_of_the_state_before_the_step(folder: Path) -> None:
+    line = (*TRAIN, "--steps", 8, "--every", 4, "--histograms-every", 3, "--save-every", 3, "--keep", 9)
+    assert gradscope(*line, "-o", "drawn", folder=folder).status == 0
+    key = "param/hidden/kernel"
+    with gs.Run(folder / "drawn") as run, gs.load(folder / "drawn" / "state-000006.npz") as state:
+        assert run.steps["step"].tolist() == [0, 3, 4, 6, 7]
+        found = run.histograms(key)
+        assert list(found) == [0, 3, 6, 7]
+        assert all(run.histograms(each) for each in run.keys())  # noqa: SIM118 - a run is no mapping
+        edges = np.unique([*found[6].lower, *found[6].upper])
+        expected, _ = np.histogram(state[key], edges)
+        assert expected[expected > 0].tolist() == list(found[6].counts)
+    with gs.Run(folder / "drawn") as run:  # what is drawn changes no number
+        drawn = run.series(key, "l2")
+    assert gradscope(*TRAIN, "--steps", 8, "--every", 1, "-o", "plain", folder=folder).status == 0
+    with gs.Run(folder / "plain") as run:
+        np.testing.assert_allclose(drawn, run.series(key, "l2")[[0, 3, 4, 6, 7]], rtol=1e-6)
+    shown = gradscope("show", "drawn", "--tensor", key, folder=folder).output
+    assert "Histograms (4)" in shown
+    rows = gradscope("show", "drawn", "--tensor", key, "--json", folder=folder).json["histograms"]
+    assert [sum(each["counts"]) for each in rows] == [96] * 4

@@ -95,8 +95,10 @@ class ComparisonReport:
         )
 
     def annotations(self) -> list[Annotation]:
-        """Returns the verdict; a comparison knows names and no source lines."""
-        return [verdict_annotation(self.comparison.verdict, self.comparison.sentence)]
+        """Returns the verdict, next to the source line of the first divergence."""
+        first = self.comparison.first_divergence.forward or self.comparison.first_divergence.backward
+        source = None if first is None else first.source
+        return [verdict_annotation(self.comparison.verdict, self.comparison.sentence, source)]
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns every row, also those that are the same."""

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from gradscope.cli.commands.runs.recording_options import RecordOptions
 from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.options import shared as options
 from gradscope.cli.options.model_options import ModelOptions
 from gradscope.cli.options.report_options import FormatOptions, NameOptions
-from gradscope.cli.options.training_options import RecordOptions, StepOptions
+from gradscope.cli.options.training_options import StepOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,8 +123,9 @@ def _trained(
         )  # fmt: skip
         request = TrainRequest(
             model=model, arguments=arguments, batch=_batches(model_options, model, arguments), step=step, steps=steps,
-            every=record_options.every, saving=record_options.saving(), check_numerics=record_options.check_numerics,
-            is_dumped=record_options.dumped(),
+            every=record_options.every, histograms_every=record_options.histograms_every,
+            tensorboard=record_options.tensorboard, saving=record_options.saving(),
+            check_numerics=record_options.check_numerics, is_dumped=record_options.dumped(),
             on_alarm=record_options.on_alarm.value, keep_alarms=record_options.keep_alarms, tell=tell,
             options=chosen, facts=_facts(model, model_options.facts(arguments)), stop=stop.is_set, progress=shown,
         )  # fmt: skip
