@@ -62,19 +62,20 @@ class DumpReport:
     def document(self, screen: Screen) -> Document:
         """Returns the tables, the findings, and the facts about the run last; or an overview of these."""
         if self.overview and screen.width is not None and self.selected:
-            return overview_document(self._overview(), screen)
+            return overview_document(self.overview_facts(), screen)
         tables = self.tables(screen)
         nothing = Notes(notes=() if tables else (Note(label="tensors", text="none"),))
         about_run = (Note(label=label, text=text) for label, text in facts(self.path, self.manifest))
         origins = Notes(title="Where it began", notes=origin_notes(self.manifest.origins))
         return (*tables, nothing, _findings(self.findings), origins, Notes(notes=tuple(about_run)))
 
-    def _overview(self) -> OverviewFacts:
+    def overview_facts(self) -> OverviewFacts:
+        """Returns what an overview tells: findings as notes in their order, origins, facts, and the numbers by block."""
         return OverviewFacts(
             findings=tuple(map(_finding_note, self.findings)),
             origins=self._where_it_began(),
             facts=dict(facts(self.path, self.manifest)),
-            overview=Overview(self.selected, self.manifest.layers, self._rules_by_key()),
+            overview=Overview(self.selected, self.manifest.layers, self.rules_by_key()),
             path=self.path,
         )
 
@@ -89,7 +90,8 @@ class DumpReport:
         text = f"{remedy[:1].lower()}{remedy[1:]}".removesuffix(".")
         return (*notes, *([Note(label=_REPAIR, text=text, style=style_of_words(worst.rule))] if text else ()))
 
-    def _rules_by_key(self) -> dict[str, list[str]]:
+    def rules_by_key(self) -> dict[str, list[str]]:
+        """Returns the rules that found something in a tensor, by its key, the worst first."""
         rules: dict[str, list[str]] = {}
         for finding in self.findings:
             rules.setdefault(_key(finding), []).append(finding.rule)
@@ -97,7 +99,7 @@ class DumpReport:
 
     def tables(self, screen: Screen) -> tuple[Table, ...]:
         """Returns one table per family of values."""
-        tables = sections(self.selected, self._rules_by_key(), in_order=self.in_order)
+        tables = sections(self.selected, self.rules_by_key(), in_order=self.in_order)
         if not self.fold or not self.in_order or screen.width is None:
             return tables
         iterated = {row.key for row in self.selected if "iteration" in row.values}

@@ -69,10 +69,10 @@ class ComparisonReport:
     def document(self, screen: Screen) -> Document:
         """Returns verdict, provenance, tables, reasons and what would pass; or some names, where no name is common."""
         if self.overview and screen.width is not None:
-            return fitted(partial(self._document, screen), screen, most=_MOST_ROWS, fewest=_FEWEST_ROWS)
-        return self._document(screen, None)
+            return fitted(partial(self.shortened, screen), screen, most=_MOST_ROWS, fewest=_FEWEST_ROWS)
+        return self.shortened(screen, None)
 
-    def _document(self, screen: Screen, most: int | None) -> Document:
+    def shortened(self, screen: Screen, most: int | None) -> Document:
         """Returns the document with at most so many rows, chosen from all families; None for all rows."""
         verdict = self.comparison.verdict
         judged = Notes(

@@ -1,0 +1,87 @@
+"""Lines along depth as content: a number of each layer, in execution order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gradscope import naming
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.record import Json
+from gradscope.report.page.page_parts import Keys, rounded, shortened
+
+#: The most scopes of a name; one from a file may have any number.
+_MOST_SCOPES: Final = 64
+#: What is shown along depth, by family, and how the direction is called.
+DIRECTIONS: Final = {naming.ACTIVATION: "forward", naming.ACTIVATION_GRAD: "backward"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A dump with a name, such as its file or its step."""
+
+    name: str
+    manifest: Manifest
+
+
+def depth_content(title: str, dumps: Sequence[Measured], keys: Keys, families: Collection[str] = DIRECTIONS) -> Json:
+    """Returns the rms of activations and of their gradients along depth, a line for each dump and direction.
+
+    Args:
+        title: The title of the chart.
+        dumps: The dumps; the layers are those of the first.
+        keys: Numbers the tensors.
+        families: Which of the two.
+
+    Returns:
+        `title`; `names`: the layers; `lines`: each with its `label`, `direction`, `keys` and `values`.
+    """
+    names = _layers(dumps[0].manifest)
+    lines: list[Json] = []
+    for dump in dumps:
+        for family, direction in DIRECTIONS.items():
+            label = _LABELS[family] if len(dumps) == 1 else dump.name
+            lines += _line(label, direction, family, names, dump.manifest, keys) if family in families else []
+    return {"title": title, "names": [shortened(name) for name in names], "lines": lines}
+
+
+_LABELS: Final = {naming.ACTIVATION: "activation rms", naming.ACTIVATION_GRAD: "gradient rms"}
+
+
+def innermost(names: Iterable[str]) -> list[str]:
+    """Returns the names that are no scope of another one."""
+    found = list(names)
+    around = {scope for name in found for scope in _scopes(name)}
+    return [name for name in found if name not in around]
+
+
+def _scopes(name: str) -> Iterator[str]:
+    components = name.split("/", _MOST_SCOPES)
+    for number in range(1, len(components)):
+        yield "/".join(components[:number])
+
+
+def _layers(manifest: Manifest) -> list[str]:
+    own = [entry for entry in manifest.entries if entry.family in DIRECTIONS and entry.alias_of is None]
+    order: dict[str, int] = {}
+    for entry in sorted(own, key=_position):
+        order.setdefault(entry.name, len(order))
+    return innermost(order)
+
+
+def _position(entry: Entry) -> int:
+    return entry.site.index
+
+
+def _line(
+    label: str, direction: str, family: str, names: Sequence[str], manifest: Manifest, keys: Keys
+) -> list[Json]:
+    found = {entry.name: entry.stats["rms"] for entry in manifest.entries
+             if entry.family == family and "rms" in entry.stats}  # fmt: skip
+    values: list[Json] = [rounded(as_float(found[name])) if name in found else None for name in names]
+    if not found:
+        return []
+    numbers: list[Json] = [keys.number(naming.key_of(family, name)) for name in names]
+    return [{"label": label, "direction": direction, "keys": numbers, "values": values}]

@@ -1,0 +1,105 @@
+"""The page of one dump."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Final
+
+from gradscope import naming
+from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.record import Json
+from gradscope.report.page.block_content import blocks_content
+from gradscope.report.page.depth_content import Measured, depth_content
+from gradscope.report.page.graph_content import graph_content
+from gradscope.report.page.page_parts import Keys, Page, PageMaker, PageNotes
+from gradscope.report.page.table_content import tables_content
+from gradscope.report.page.tensor_content import tensors_content
+from gradscope.report.render.document import Note
+from gradscope.report.render.screen import Screen
+from gradscope.report.reports.dump_overview import verdict_note
+from gradscope.report.reports.dump_report import DumpReport, dump_report
+from gradscope.report.tables.dump_rows import Row
+from gradscope.report.tables.table import Table
+from gradscope.stats import Finding
+
+#: Lines of the table of blocks that is read without JavaScript.
+_OVERVIEW_LINES: Final = 40
+#: The most findings that are read without JavaScript.
+_MOST_FINDINGS: Final = 200
+_DEPTH_TITLE: Final = "Activations and gradients along depth"
+#: The most scopes of a name at the levels of detail that leave out what is deeper.
+_DEPTHS: Final = {2: 6, 3: 4, 4: 2}
+
+
+def dump_page(path: str, manifest: Manifest, findings: Sequence[Finding]) -> PageMaker:
+    """Returns the maker of a dump's page.
+
+    Args:
+        path: The dump's file, as the user named it.
+        manifest: Its manifest, with statistics.
+        findings: The findings that `gradscope.stats.find` returned for it.
+
+    Raises:
+        DumpError: A statistic in the manifest is not a number.
+    """
+    report = dump_report("show", path, manifest, findings)
+
+    def made(level: int) -> Page:
+        keys = Keys()
+        rows, left_out = fewer_rows(report.selected, level, report.rules_by_key())
+        octaves = level < 1
+        if not octaves:
+            left_out = ("the histograms of tensors", *left_out)
+        tables = replace(report, selected=rows).tables(Screen())
+        content: dict[str, Json] = {
+            "sets": [{"name": path, "tables": tables_content(tables, keys)}],
+            "depth": [depth_content(_DEPTH_TITLE, [Measured(name=path, manifest=manifest)], keys)],
+            "blocks": blocks_content(rows, manifest.layers, report.rules_by_key(), keys),
+            "sides": [{"name": path, "tensors": tensors_content(rows, manifest, keys, octaves=octaves)}],
+            "graph": graph_content(manifest, rows, keys),
+        }
+        return Page(
+            kind="dump",
+            title=path or "dump",
+            summary=dump_summary(report),
+            content={**content, "keys": keys.to_json()},
+            left_out=left_out,
+        )
+
+    return made
+
+
+def dump_summary(report: DumpReport) -> tuple[PageNotes | Table, ...]:
+    """Returns what of a dump is read without JavaScript: verdict, findings, facts, and the table of blocks.
+
+    Args:
+        report: The report of the dump.
+    """
+    told = report.overview_facts()
+    keys = [naming.key_of(each.family, each.name) for each in report.findings]
+    facts = [Note(label=label, text=text) for label, text in told.facts.items()]
+    more = max(len(keys) - _MOST_FINDINGS, 0)
+    others = [*told.findings[:_MOST_FINDINGS], *([Note(label="", text=f"and {more:,} more")] if more else [])]
+    verdict = [verdict_note(told.findings), *told.origins]
+    return (
+        PageNotes(notes=verdict, keys=keys[:1]),
+        PageNotes(title=f"Findings ({len(keys):,})", notes=others, keys=keys[:_MOST_FINDINGS]),
+        told.overview.table(_OVERVIEW_LINES),
+        PageNotes(title="The run", notes=facts),
+    )
+
+
+def fewer_rows(rows: Sequence[Row], level: int, kept: Collection[str]) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    """Returns the rows that a level of detail has, and sentences about the others.
+
+    Args:
+        rows: The rows of a dump.
+        level: The level of detail.
+        kept: Keys that every level has.
+    """
+    deepest = _DEPTHS.get(level)
+    if deepest is None:
+        return tuple(rows), ()
+    found = tuple(row for row in rows if row.name.count("/") < deepest or row.key in kept)
+    return found, (f"{len(rows) - len(found):,} of {len(rows):,} tensors, of names with more than {deepest} parts",)
