@@ -86,7 +86,7 @@ _PARAMETERS: Final[tuple[_Spec, ...]] = (
 )
 _VALUES: Final = ("mean", "rms", "amax", "nan", "inf")
 #: How families are called above their columns.
-_GROUPS: Final = {
+GROUPS: Final = {
     naming.ACTIVATION: "activation", naming.ACTIVATION_GRAD: "gradient", naming.PARAM: "param",
     naming.PARAM_GRAD: "gradient", naming.CLIPPED_GRAD: "clipped", naming.UPDATE: "update", naming.AVERAGE: "average",
 }  # fmt: skip
@@ -155,7 +155,7 @@ def _stages(title: str, specs: Sequence[_Spec], rows: Sequence[StepRow]) -> Tabl
     for row in rows:
         if row.tensor.family in families:
             by_name.setdefault(row.tensor.name, {})[row.tensor.family] = row
-    columns = [_statistic(name, kind, priority, _GROUPS[family]) for family, name, kind, priority in specs]
+    columns = [_statistic(name, kind, priority, GROUPS[family]) for family, name, kind, priority in specs]
     lines = [_line(name, found, specs) for name, found in by_name.items()]
     shape = Column(heading="shape", kind="shape", priority=8)
     source = Column(heading="source", kind="text", priority=9)

@@ -23,6 +23,7 @@ export class RunView {
     const plane = 2 * run.keys.length * run.steps.length;
     /** @type {Map<string, Float32Array>} */
     this.statistics = new Map(run.packed.map((name, at) => [name, unpacked(packed.subarray(at * plane, (at + 1) * plane), run.keys.length, run.steps.length, run.octave_parts)]));
+    if (this.statistics.has("rms")) this.statistics.set("l2", this.norms());
     this.from = 0;
     this.to = run.steps.length - 1;
     this.families = [...new Set(run.keys.map((key) => family(keys[key] ?? "")))];
@@ -40,7 +41,7 @@ export class RunView {
       this.family = name;
       this.drawHeat();
     });
-    const ofStatistic = choice("statistic", this.run.packed, (name) => {
+    const ofStatistic = choice("statistic", [...this.statistics.keys()], (name) => {
       this.statistic = name;
       this.drawHeat();
     });
@@ -55,6 +56,16 @@ export class RunView {
     /** @type {LineChart[]} */
     this.charts = [];
     this.address();
+  }
+
+  /** The l2 norms: those of the finite elements, of which the rms is known. */
+  norms() {
+    const columns = this.run.steps.length;
+    const [rms, nan, inf] = ["rms", "nan", "inf"].map((name) => this.statistics.get(name));
+    return Float32Array.from(rms ?? [], (value, at) => {
+      const size = this.run.sizes[Math.floor(at / columns)] ?? NaN;
+      return value * Math.sqrt(size - (nan?.[at] || 0) - (inf?.[at] || 0));
+    });
   }
 
   rangeControls() {
@@ -95,33 +106,37 @@ export class RunView {
   }
 
   drawCurves() {
-    const columns = this.run.columns.filter((column) => column.name === "loss");
-    const norms = this.run.columns.filter((column) => column.name.endsWith("_norm"));
-    const rates = this.run.columns.filter((column) => column.name === "learning_rate" && new Set(column.values).size > 1);
+    const all = this.run.curves.columns;
+    const columns = all.filter((column) => column.name === "loss");
+    const norms = all.filter((column) => column.name.endsWith("_norm") || column.name.endsWith("_clipped"));
+    const rates = all.filter((column) => column.name === "learning_rate" && new Set(column.values).size > 1);
     const parts = [
       { title: "Loss", columns, logarithmic: columns.every((column) => column.values.every((value) => typeof value !== "number" || value > 0)) },
       { title: "Norms", columns: norms, logarithmic: true },
       { title: "Learning rate", columns: rates, logarithmic: false },
     ];
-    this.charts = parts.filter((part) => part.columns.length > 0).map((part) => this.curve(part.title, part.columns.map((column) => ({ label: column.name, values: lineValues(column.values) })), part.logarithmic));
+    this.charts = parts.filter((part) => part.columns.length > 0).map((part) => this.curve(part.title, this.run.curves.steps, part.columns.map((column) => ({ label: column.name, values: lineValues(column.values) })), part.logarithmic));
     this.curves.replaceChildren(...this.charts.map((chart) => chart.box));
   }
 
   /**
    * Returns a chart over the chosen steps, with alarms as marks.
    * @param {string} title
+   * @param {number[]} all
    * @param {{label: string, values: (number | null)[]}[]} lines
    * @param {boolean} logarithmic
    */
-  curve(title, lines, logarithmic) {
-    const steps = this.run.steps.slice(this.from, this.to + 1);
+  curve(title, all, lines, logarithmic) {
+    const [low, high] = [this.run.steps[this.from] ?? 0, this.run.steps[this.to] ?? 0];
+    const chosen = all.map((_, at) => at).filter((at) => low <= (all[at] ?? 0) && (all[at] ?? 0) <= high);
+    const steps = chosen.map((at) => all[at] ?? 0);
     const marks = this.run.alarms.map((alarm) => ({ at: alarm.step, text: `step ${alarm.step}: ${alarm.rule}` }));
     return new LineChart({
       title,
       across: "step",
       names: steps.map((step) => `step ${step}`),
       positions: steps,
-      lines: lines.map((line) => ({ ...line, values: line.values.slice(this.from, this.to + 1) })),
+      lines: lines.map((line) => ({ ...line, values: chosen.map((at) => line.values[at] ?? null) })),
       marks: marks.filter((mark) => mark.at >= (steps[0] ?? 0) && mark.at <= (steps.at(-1) ?? 0)),
       logarithmic,
       chosen: (_line, at) => select({ step: String(steps[at] ?? "") }),
@@ -148,7 +163,7 @@ export class RunView {
       const keys = table.table.keys;
       const cells = table.table.columns.map((column, number) => {
         const families = this.run.groups[column.group] ?? [];
-        if (!this.run.packed.includes(column.heading)) return table.table.cells[number] ?? [];
+        if (!this.statistics.has(column.heading)) return table.table.cells[number] ?? [];
         return keys.map((line) => this.cell(this.rowOf(line, families), column.heading, column.kind, at));
       });
       table.replaceCells(cells);
@@ -204,13 +219,13 @@ export class RunView {
     const row = this.run.keys.map((number) => this.keys[number]).indexOf(key);
     if (row < 0) return [];
     const columns = this.run.steps.length;
-    const lines = this.run.packed.map((name) => ({ label: name, values: [...(this.statistics.get(name)?.subarray(row * columns, (row + 1) * columns) ?? [])].map((value) => (Number.isNaN(value) ? null : value)) }));
+    const lines = [...this.statistics].map(([name, values]) => ({ label: name, values: [...values.subarray(row * columns, (row + 1) * columns)].map((value) => (Number.isNaN(value) ? null : value)) }));
     const known = lines.filter((line) => line.values.some((value) => value !== null && value !== 0));
     const signed = known.filter((line) => line.values.some((value) => value !== null && value < 0));
     const positive = known.filter((line) => !signed.includes(line));
     return [
-      ...(positive.length > 0 ? [this.curve("Statistics over steps", positive, true)] : []),
-      ...(signed.length > 0 ? [this.curve("Statistics with a sign over steps", signed, false)] : []),
+      ...(positive.length > 0 ? [this.curve("Statistics over steps", this.run.steps, positive, true)] : []),
+      ...(signed.length > 0 ? [this.curve("Statistics with a sign over steps", this.run.steps, signed, false)] : []),
     ];
   }
 

@@ -67,7 +67,7 @@ interface GraphContent {
 
 interface RunContent {
   steps: number[];
-  columns: { name: string; values: Cell[] }[];
+  curves: { steps: number[]; columns: { name: string; values: Cell[] }[] };
   keys: number[];
   sizes: (number | null)[];
   /** The statistics that are packed one after the other: a plane of tensors by steps for each. */

@@ -89,7 +89,7 @@ class ComparisonReport:
             judged,
             Notes(title="The runs differ in", notes=(*extent, *provenance)),
             *heat_strips(self.comparison, screen),
-            *(self._tables() if most is None else overview_tables(self.comparison, most)),
+            *(self.tables() if most is None else overview_tables(self.comparison, most)),
             Notes(title="Reasons", notes=tuple(self._reasons()), at_most=_REASONS_PER_STATUS if most is None else 2),
             Notes(notes=tuple(self._outlook(most))),
         )
@@ -112,7 +112,8 @@ class ComparisonReport:
         rows = [row for row in self.comparison.rows if self.everything or row.status != "same"]
         return sorted(rows, key=badness, reverse=True) if self.worst_first else in_tree_order(rows)
 
-    def _tables(self) -> Iterator[Table]:
+    def tables(self) -> Iterator[Table]:
+        """Yields a table of each family, with every row that is shown."""
         totals = Counter(row.family for row in self.comparison.rows)
         families: dict[str, list[ComparisonRow]] = {}
         for row in self._shown():
