@@ -29,6 +29,7 @@ _COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "dump": "dump",
         "show": "show",
         "compare": "compare",
+        "report": "report",
         "train": "runs.train",
         "watch": "runs.watch",
         "export": "runs.export",
@@ -36,8 +37,8 @@ _COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "calibrate": "calibrate",
         "inspect": "inspect",
         "check": "check",
-        "verify": "verify",
-        "recover": "recover",
+        "verify": "files.verify",
+        "recover": "files.recover",
         "explain": "explain",
     }
 )

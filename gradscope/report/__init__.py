@@ -9,6 +9,7 @@ Data goes through the sub-packages in this order:
    `WatchReport`. Each can be a document, rows, or JSON.
 3. `render`: `to_text`, `to_markdown`, `to_json` and `to_csv` render any report, `to_github` those with annotations.
    `graphs` renders an inspection for graph viewers.
+4. `page`: `dump_page`, `comparison_page` and `run_page` make pages for a browser, and `page_html` the file of one.
 
 Nothing here prints or opens a file. Only names that went through `Screen.show` or an escape of Markdown, JSON, CSV or
 dot leave this package, and in rich they are `Text`, never markup: names come from untrusted files.
@@ -21,6 +22,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gradscope.report.page.comparison_page import Compared, comparison_page
+    from gradscope.report.page.dump_page import dump_page
+    from gradscope.report.page.html_page import page_html
+    from gradscope.report.page.page_parts import PageMaker
+    from gradscope.report.page.run_page import run_page
     from gradscope.report.render.formats import Report, to_csv, to_github, to_json, to_markdown, to_text
     from gradscope.report.render.screen import Screen
     from gradscope.report.reports.comparing.compared_runs import RunDivergenceReport
@@ -47,6 +53,7 @@ if TYPE_CHECKING:
     from gradscope.report.tables.query import Query
 
 _HOMES = {
+    "Compared": "page.comparison_page",
     "ComparisonReport": "reports.comparing.comparison",
     "DifferenceReport": "reports.comparing.difference",
     "DumpReport": "reports.dump_report",
@@ -55,6 +62,7 @@ _HOMES = {
     "IsolationReport": "reports.comparing.isolation",
     "LedgerReport": "reports.ledger",
     "ProofReport": "reports.proof",
+    "PageMaker": "page.page_parts",
     "Query": "tables.query",
     "Report": "render.formats",
     "Row": "tables.dump_rows",
@@ -66,10 +74,14 @@ _HOMES = {
     "TensorReport": "reports.tensor",
     "WatchReport": "reports.run_watch",
     "Which": "reports.run_report",
+    "comparison_page": "page.comparison_page",
+    "dump_page": "page.dump_page",
     "dump_report": "reports.dump_report",
     "explanation_report": "reports.explanation",
     "inspection_report": "reports.inspection",
+    "page_html": "page.html_page",
     "rows_of": "tables.dump_rows",
+    "run_page": "page.run_page",
     "run_tensor_report": "reports.run_report",
     "step_report": "reports.run_report",
     "tensor_report": "reports.tensor",
@@ -83,6 +95,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Compared",
     "ComparisonReport",
     "DifferenceReport",
     "DumpReport",
@@ -91,6 +104,7 @@ __all__ = [
     "IsolationReport",
     "LedgerReport",
     "ProofReport",
+    "PageMaker",
     "Query",
     "Report",
     "Row",
@@ -102,10 +116,14 @@ __all__ = [
     "TensorReport",
     "WatchReport",
     "Which",
+    "comparison_page",
+    "dump_page",
     "dump_report",
     "explanation_report",
     "inspection_report",
+    "page_html",
     "rows_of",
+    "run_page",
     "run_tensor_report",
     "step_report",
     "tensor_report",

@@ -142,30 +142,20 @@ def _run_report(found: RunDivergence, *, everything: bool, verbose: bool) -> Rep
 
 def _compared(ref: Path, cands: list[Path], compare_options: CompareOptions) -> Comparison | Series:
     """Returns one comparison, or a series of several candidates or of the steps in two folders."""
-    from gradscope.dump.reader import dumps_in
+    from gradscope.cli.running.compared_paths import compared_paths
 
-    if len(cands) > 1:
-        from gradscope.comparison.result import Series, SeriesMember
-
-        return Series(
-            members=tuple(SeriesMember(name=str(cand), comparison=_one(ref, cand, compare_options)) for cand in cands)
-        )
-    ref_steps, cand_steps = dumps_in(ref), dumps_in(cands[0])
-    if not ref_steps or not cand_steps:
+    paths = compared_paths(ref, cands)
+    if not paths.series:
         return _one(ref, cands[0], compare_options)
     from gradscope.comparison.result import Series, SeriesMember
 
     return Series(
         members=tuple(
-            SeriesMember(name=name, comparison=_one(path, cand_steps[name], compare_options))
-            for name, path in ref_steps.items()
-            if name in cand_steps
+            SeriesMember(name=name, comparison=_one(one, other, compare_options)) for name, one, other in paths.members
         ),
-        steps=True,
-        missing=tuple(
-            name for name in ref_steps if name not in cand_steps and not compare_options.may_be_missing(name)
-        ),
-        extra=tuple(name for name in cand_steps if name not in ref_steps and not compare_options.may_be_missing(name)),
+        steps=paths.steps,
+        missing=tuple(name for name in paths.missing if not compare_options.may_be_missing(name)),
+        extra=tuple(name for name in paths.extra if not compare_options.may_be_missing(name)),
     )
 
 

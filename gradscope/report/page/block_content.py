@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from gradscope.dump.manifest.manifest import Layer
@@ -20,7 +21,11 @@ _MOST_SUMMED: Final = 6_000
 
 
 def blocks_content(
-    rows: Sequence[Row], layers: Sequence[Layer], notes: Mapping[str, Sequence[str]], keys: Keys
+    rows: Sequence[Row],
+    layers: Sequence[Layer],
+    notes: Mapping[str, Sequence[str]],
+    keys: Keys,
+    errors: Mapping[str, float] = MappingProxyType({}),
 ) -> Json:
     """Returns the tree of the blocks of a dump as content.
 
@@ -29,6 +34,7 @@ def blocks_content(
         layers: Its layers.
         notes: The rules that found something in a tensor, by its key.
         keys: Numbers the tensors.
+        errors: Of a comparison, the error in each tensor, by its key; a column has the largest in each block.
 
     Returns:
         `names` and `parents` (the position of the block around; -1 at the top) by block, `keys` of its tensors, `words`
@@ -43,7 +49,7 @@ def blocks_content(
         "parents": list(parents),
         "keys": [[keys.number(row.key) for row in tree.contents.get(block, _NOTHING).rows] for block in blocks],
         "words": [", ".join(each.words()) for each in facts],
-        "columns": list(_columns(facts)),
+        "columns": [*_errors(facts, errors), *_columns(facts)],
         "flow": _flow(paths, parents, layers),
     }
 
@@ -69,6 +75,14 @@ def _facts(tree: BlockTree, block: Block, *, summed: bool) -> BlockFacts:
     return BlockFacts(
         own=[tree.contents.get(block, _NOTHING)], instances=[[tree.contents.get(each, _NOTHING) for each in instance]]
     )
+
+
+def _errors(facts: Sequence[BlockFacts], errors: Mapping[str, float]) -> Iterator[Json]:
+    if errors:
+        found = ([errors.get(row.key) for instance in each.instances for part in instance for row in part.rows]
+                 for each in facts)  # fmt: skip
+        worst = [max((error for error in each if error is not None), default=None) for each in found]
+        yield {"name": "rel_l2", "kind": "number", "cells": [cell_content(each) for each in worst]}
 
 
 def _columns(facts: Sequence[BlockFacts]) -> Iterator[Json]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from gradscope import naming
@@ -20,10 +20,17 @@ DIRECTIONS: Final = {naming.ACTIVATION: "forward", naming.ACTIVATION_GRAD: "back
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A dump with a name, such as its file or its step."""
+    """A dump with a name.
+
+    Attributes:
+        name: Its file, or its step.
+        manifest: Its manifest.
+        counterparts: The keys of the tensors that have another key than in the first dump, by that key.
+    """
 
     name: str
     manifest: Manifest
+    counterparts: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def depth_content(title: str, dumps: Sequence[Measured], keys: Keys, families: Collection[str] = DIRECTIONS) -> Json:
@@ -43,7 +50,7 @@ def depth_content(title: str, dumps: Sequence[Measured], keys: Keys, families: C
     for dump in dumps:
         for family, direction in DIRECTIONS.items():
             label = _LABELS[family] if len(dumps) == 1 else dump.name
-            lines += _line(label, direction, family, names, dump.manifest, keys) if family in families else []
+            lines += _line(label, direction, family, names, dump, keys) if family in families else []
     return {"title": title, "names": [shortened(name) for name in names], "lines": lines}
 
 
@@ -75,13 +82,13 @@ def _position(entry: Entry) -> int:
     return entry.site.index
 
 
-def _line(
-    label: str, direction: str, family: str, names: Sequence[str], manifest: Manifest, keys: Keys
-) -> list[Json]:
-    found = {entry.name: entry.stats["rms"] for entry in manifest.entries
-             if entry.family == family and "rms" in entry.stats}  # fmt: skip
-    values: list[Json] = [rounded(as_float(found[name])) if name in found else None for name in names]
-    if not found:
+def _line(label: str, direction: str, family: str, names: Sequence[str], dump: Measured, keys: Keys) -> list[Json]:
+    found = {naming.key_of(entry.family, entry.name): entry.stats["rms"] for entry in dump.manifest.entries
+             if "rms" in entry.stats}  # fmt: skip
+    tensors = [naming.key_of(family, name) for name in names]
+    own = [dump.counterparts.get(key, key) for key in tensors]
+    if not any(key in found for key in own):
         return []
-    numbers: list[Json] = [keys.number(naming.key_of(family, name)) for name in names]
+    values: list[Json] = [rounded(as_float(found[key])) if key in found else None for key in own]
+    numbers: list[Json] = [keys.number(key) for key in tensors]
     return [{"label": label, "direction": direction, "keys": numbers, "values": values}]

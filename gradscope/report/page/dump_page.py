@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 from gradscope import naming
@@ -27,18 +28,22 @@ from gradscope.stats import Finding
 _OVERVIEW_LINES: Final = 40
 #: The most findings that are read without JavaScript.
 _MOST_FINDINGS: Final = 200
-_DEPTH_TITLE: Final = "Activations and gradients along depth"
+#: The most steps with a line of their own along depth.
+_MOST_STEPS: Final = 8
 #: The most scopes of a name at the levels of detail that leave out what is deeper.
 _DEPTHS: Final = {2: 6, 3: 4, 4: 2}
 
 
-def dump_page(path: str, manifest: Manifest, findings: Sequence[Finding]) -> PageMaker:
+def dump_page(
+    path: str, manifest: Manifest, findings: Sequence[Finding], *, before: Mapping[str, Manifest] = MappingProxyType({})
+) -> PageMaker:
     """Returns the maker of a dump's page.
 
     Args:
         path: The dump's file, as the user named it.
         manifest: Its manifest, with statistics.
         findings: The findings that `gradscope.stats.find` returned for it.
+        before: The dumps of earlier steps, by name; they have lines along depth.
 
     Raises:
         DumpError: A statistic in the manifest is not a number.
@@ -54,7 +59,7 @@ def dump_page(path: str, manifest: Manifest, findings: Sequence[Finding]) -> Pag
         tables = replace(report, selected=rows).tables(Screen())
         content: dict[str, Json] = {
             "sets": [{"name": path, "tables": tables_content(tables, keys)}],
-            "depth": [depth_content(_DEPTH_TITLE, [Measured(name=path, manifest=manifest)], keys)],
+            "depth": _depth(path, manifest, before, keys),
             "blocks": blocks_content(rows, manifest.layers, report.rules_by_key(), keys),
             "sides": [{"name": path, "tensors": tensors_content(rows, manifest, keys, octaves=octaves)}],
             "graph": graph_content(manifest, rows, keys),
@@ -68,6 +73,23 @@ def dump_page(path: str, manifest: Manifest, findings: Sequence[Finding]) -> Pag
         )
 
     return made
+
+
+def _depth(path: str, manifest: Manifest, before: Mapping[str, Manifest], keys: Keys) -> list[Json]:
+    """Returns one chart of a dump, or of several steps one for each direction."""
+    last = Measured(name=path if not before else "last", manifest=manifest)
+    if not before:
+        return [depth_content("Activations and gradients along depth", [last], keys)]
+    names = list(before)
+    every = -(-len(names) // (_MOST_STEPS - 1))
+    steps = [Measured(name=name, manifest=before[name]) for name in names[::every]]
+    return [
+        depth_content(title, [last, *steps], keys, (family,))
+        for family, title in (
+            (naming.ACTIVATION, "Activation rms along depth, by step"),
+            (naming.ACTIVATION_GRAD, "Gradient rms along depth, by step"),
+        )
+    ]
 
 
 def dump_summary(report: DumpReport) -> tuple[PageNotes | Table, ...]:
