@@ -16,6 +16,8 @@ from gradscope.history.at_step import manifest_at
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm
 from gradscope.history.value_histograms import ValueHistogram
+from gradscope.report import PageMaker, run_page, trends_report
+from gradscope.report.page.notebook import run_html
 
 
 class Run:
@@ -115,12 +117,19 @@ class Run:
         """
         return Dump(MemoryDump(manifest_at(self._history, step), {}))
 
+    def page(self) -> PageMaker:
+        """Returns the maker of the run's page, of which `gradscope.report` makes a file."""
+        return run_page(self.path, self._history)
+
     def close(self) -> None:
         """Closes the history."""
         self._history.close()
 
     def __repr__(self) -> str:
         return f"<gradscope.Run {self.path}: {len(self.steps['step'])} recorded steps>"
+
+    def _repr_html_(self) -> str:
+        return run_html(repr(self), trends_report(self.path, self._history))
 
     def __enter__(self) -> Self:
         return self

@@ -31,6 +31,7 @@ from gradscope.instrument.rewriting.core_columns import CoreStatistics, rows_of,
 from gradscope.instrument.taps import whole_tensor
 from gradscope.naming import printable
 from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.small_chart import SmallChart
 from gradscope.naming.summary import Summary
 from gradscope.naming.wording import counted
 from gradscope.tracing.jaxpr.frames import iterations
@@ -182,7 +183,21 @@ class Seen(Mapping[str, Kept]):
         kind = "statistics" if self.watching.statistics else "tensors"
         first: list[tuple[str, Any]] = [(key, self[key]) for key in islice(self, Summary.most())]
         headings, rows = rows_of(first) if self.watching.statistics else (("tensor", "type"), _types(first))
-        return Summary(line=f"{kind}: {counted(len(self), 'key')}", headings=headings, rows=rows, total=len(self))
+        return Summary(
+            line=f"{kind}: {counted(len(self), 'key')}", headings=headings, rows=rows, total=len(self),
+            chart=SmallChart(title="rms along depth", lines=self._along_depth()) if "rms" in headings else None,
+        )  # fmt: skip
+
+    def _along_depth(self) -> dict[str, list[float | None]]:
+        """Returns the rms of the first activations and of their gradients, in execution order."""
+        families = (naming.ACTIVATION, naming.ACTIVATION_GRAD)
+        split = [naming.split_key(key) for key in self]
+        names = list(dict.fromkeys(name for family, name in split if family == naming.ACTIVATION))[:_MOST_DRAWN]
+        keys = {family: [naming.key_of(family, name) for name in names] for family in families}
+        known = self.watching.indexes
+        headings, rows = rows_of((key, self[key]) for each in keys.values() for key in each if key in known)
+        rms = {row[0]: row[headings.index("rms")] for row in rows}
+        return {family: [cast("float | None", rms.get(key)) for key in each] for family, each in keys.items()}
 
     def __repr__(self) -> str:
         kind = "statistics of" if self.watching.statistics else "with"
@@ -260,6 +275,8 @@ def _types(found: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
 
 
 #: The families that a step observes. The caller has all other arguments and auxiliary outputs.
+#: The most layers in the chart of a notebook; each is read from the device.
+_MOST_DRAWN: Final = 200
 _SEEN: Final = (naming.ACTIVATION, naming.ACTIVATION_GRAD, naming.PARAM, naming.PARAM_GRAD)
 
 

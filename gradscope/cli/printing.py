@@ -19,7 +19,7 @@ _USUAL_WIDTH = 80
 
 def print_report(report: Report, output_format: Format) -> None:
     """Prints the report of a command."""
-    from gradscope import report as render
+    from gradscope.report.render import formats as render
 
     if output_format is Format.TABLE:
         _print_text(render.to_text(report, screen()))

@@ -18,7 +18,8 @@ from gradscope.comparison.judging.rows import ComparisonRow, Status, Verdict
 from gradscope.comparison.metrics.example_spread import ExampleError
 from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.record import Json
-from gradscope.naming import FAMILIES, printable
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, FAMILIES, printable
+from gradscope.naming.small_chart import SmallChart
 from gradscope.naming.summary import Summary
 from gradscope.naming.wording import counted
 
@@ -86,7 +87,23 @@ class Comparison:
             family: Counter(row.status for row in self.rows if row.family == family) for family in _families(self)
         }
         rows = tuple((family, *(statuses[status] for status in _STATUSES)) for family, statuses in counts.items())
-        return Summary(line=f"{self.verdict}: {self.sentence}", headings=("family", *_STATUSES), rows=rows)
+        return Summary(
+            line=f"{self.verdict}: {self.sentence}",
+            headings=("family", *_STATUSES),
+            rows=rows,
+            chart=SmallChart(title="rel_l2 along depth", lines=self._errors()),
+        )
+
+    def _errors(self) -> dict[str, list[float | None]]:
+        """Returns the errors of activations and of their gradients, in execution order."""
+        by_family = {name: {row.name: row for row in self.rows if row.family == name and row.compared}
+                     for name in (ACTIVATION, ACTIVATION_GRAD)}  # fmt: skip
+        every = {row.name: row.index for rows in by_family.values() for row in rows.values()}
+        order = sorted(every, key=lambda name: every[name])
+        return {
+            family: [rows[name].needed if name in rows else None for name in order]
+            for family, rows in by_family.items()
+        }
 
     @property
     def verdict(self) -> Verdict:

@@ -2,9 +2,8 @@
 
 - `dump_page`, `comparison_page` and `run_page` make a `Page` (`page_parts`) of facts: what people read without
   JavaScript, and *content*, the JSON and the packed numbers that the page's own scripts show.
-- `table_content` writes tables as content, `tensor_content` all statistics of tensors, `block_content` the tree of
-  layers with the flow of data between siblings, `depth_content` lines along depth, `packed_series` statistics over time.
-- `static_html` writes tables and notes as HTML, and `html_page` the file.
+- `content` writes tables, tensors, the tree of layers, and statistics over steps as content.
+- `static_html` writes tables and notes as HTML, `html_page` the file, `notebook` what a notebook shows of an object.
 - `script/` has the page's own JavaScript modules and styles, `uplot/` the library that draws lines, with its licence.
 
 What the browser gets:

@@ -12,13 +12,14 @@ from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.comparison.result import Series
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
-from gradscope.report.page.block_content import blocks_content
-from gradscope.report.page.depth_content import DIRECTIONS, Measured, depth_content, innermost
+from gradscope.report.page.content.block_content import blocks_content
+from gradscope.report.page.content.depth_content import DIRECTIONS, Measured, depth_content, innermost
+from gradscope.report.page.content.graph_content import graph_content
+from gradscope.report.page.content.json_values import Keys, rounded, shortened
+from gradscope.report.page.content.table_content import tables_content
+from gradscope.report.page.content.tensor_content import tensors_content
 from gradscope.report.page.dump_page import fewer_rows
-from gradscope.report.page.graph_content import graph_content
-from gradscope.report.page.page_parts import Keys, Page, PageMaker, PageNotes, rounded, shortened
-from gradscope.report.page.table_content import tables_content
-from gradscope.report.page.tensor_content import tensors_content
+from gradscope.report.page.page_parts import Page, PageMaker, PageNotes
 from gradscope.report.render.document import Document
 from gradscope.report.render.screen import Screen
 from gradscope.report.reports.comparing.comparison import ComparisonReport
@@ -190,7 +191,11 @@ def _marks(direction: str, compared: Sequence[Compared], order: Mapping[str, int
         row = divergence.forward if direction == "forward" else divergence.backward
         if row is not None and _key(row) in order:
             of = "" if len(compared) == 1 else f" of {each.name}"
-            yield {"at": order[_key(row)], "text": f"{_FIRST[direction]}{of}: {row.name}", "key": keys.number(_key(row))}
+            yield {
+                "at": order[_key(row)],
+                "text": f"{_FIRST[direction]}{of}: {row.name}",
+                "key": keys.number(_key(row)),
+            }
 
 
 def _values(dumps: Sequence[Measured], keys: Keys) -> list[Json]:
@@ -202,7 +207,7 @@ def _summary(series: Series, first: Compared) -> Iterator[PageNotes | Table]:
     divergence = first.comparison.first_divergence
     row = divergence.forward or divergence.backward
     keys = [] if row is None else [_key(row)]
-    details = ComparisonReport(comparison=first.comparison).shortened(Screen(), _MOST_ROWS)
+    details = ComparisonReport(comparison=first.comparison, verbose=True).shortened(Screen(), _MOST_ROWS)
     if len(series.members) == 1 and not series.steps:
         yield from _blocks(details, keys)
         return
@@ -217,4 +222,5 @@ def _blocks(document: Document, keys: Sequence[str]) -> Iterator[PageNotes | Tab
         if isinstance(block, Table):
             yield block
         else:
-            yield PageNotes(title=block.title, notes=block.notes, keys=() if at else keys)
+            notes = [note for note in block.notes if note.label != "more"]  # it is about options of the command line
+            yield PageNotes(title=block.title, notes=notes, keys=() if at else keys)

@@ -10,12 +10,13 @@ from typing import Final
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
-from gradscope.report.page.block_content import blocks_content
-from gradscope.report.page.depth_content import Measured, depth_content
-from gradscope.report.page.graph_content import graph_content
-from gradscope.report.page.page_parts import Keys, Page, PageMaker, PageNotes
-from gradscope.report.page.table_content import tables_content
-from gradscope.report.page.tensor_content import tensors_content
+from gradscope.report.page.content.block_content import blocks_content
+from gradscope.report.page.content.depth_content import Measured, depth_content
+from gradscope.report.page.content.graph_content import graph_content
+from gradscope.report.page.content.json_values import Keys
+from gradscope.report.page.content.table_content import tables_content
+from gradscope.report.page.content.tensor_content import tensors_content
+from gradscope.report.page.page_parts import Page, PageMaker, PageNotes
 from gradscope.report.render.document import Note
 from gradscope.report.render.screen import Screen
 from gradscope.report.reports.dump_overview import verdict_note

@@ -51,7 +51,11 @@ def page_html(make: PageMaker, largest_bytes: int = LARGEST_PAGE_BYTES) -> str:
 
 
 def _document(page: Page, *, scripted: bool) -> str:
-    style, library, own = _text("uplot/uPlot.min.css") + _text("script/page.css"), _text("uplot/uPlot.iife.min.js"), _own()
+    style, library, own = (
+        _text("uplot/uPlot.min.css") + _text("script/page.css"),
+        _text("uplot/uPlot.iife.min.js"),
+        _own(),
+    )
     policy = "; ".join(
         (
             "default-src 'none'",

@@ -12,9 +12,10 @@ from gradscope.dump.record import Json
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
 from gradscope.naming import SLOT_PREFIX
-from gradscope.report.page.packed_series import OCTAVE_PARTS, packed
-from gradscope.report.page.page_parts import Keys, Page, PageMaker, PageNotes, rounded
-from gradscope.report.page.table_content import tables_content
+from gradscope.report.page.content.json_values import Keys, rounded
+from gradscope.report.page.content.packed_series import OCTAVE_PARTS, packed
+from gradscope.report.page.content.table_content import tables_content
+from gradscope.report.page.page_parts import Page, PageMaker, PageNotes
 from gradscope.report.render.document import Note
 from gradscope.report.render.screen import BAD, GOOD
 from gradscope.report.reports.run_report import RunReport, alarm_sentence, trends_report
@@ -117,7 +118,10 @@ def _curves(steps: Mapping[str, np.ndarray]) -> Json:
     kept = np.isin(steps["step"], _some(steps["step"], _MOST_CURVE_STEPS))
     shown = [name for name in steps if name == "loss" or name.endswith("_norm") or name == "learning_rate"]
     columns: list[Json] = [
-        {"name": name, "values": [None if math.isnan(value) else rounded(value) for value in steps[name][kept].tolist()]}
+        {
+            "name": name,
+            "values": [None if math.isnan(value) else rounded(value) for value in steps[name][kept].tolist()],
+        }
         for name in shown
         if not np.isnan(steps[name]).all()
     ]
@@ -152,8 +156,6 @@ def _families_by_group() -> dict[str, Json]:
 def _summary(report: RunReport, path: str) -> tuple[PageNotes | Table, ...]:
     alarms = report.alarms
     losses = report.steps["loss"][~np.isnan(report.steps["loss"])].tolist()
-    told = f"{alarms[0].rule}: {alarm_sentence(alarms[0])}" if alarms else "no alarm"
-    verdict = Note(label="verdict", text=told, style=BAD if alarms else GOOD)
     facts = [Note(label="loss", text=f"{number(losses[0])} to {number(losses[-1])}")] if losses else []
     facts += [
         Note(label="recorded", text=f"{count(len(report.steps['step']))} steps"),
@@ -164,15 +166,22 @@ def _summary(report: RunReport, path: str) -> tuple[PageNotes | Table, ...]:
     more = len(alarms) - len(shown)
     notes += [Note(label="", text=f"and {more:,} more")] if more else []
     return (
-        PageNotes(notes=[verdict, *facts], keys=[alarms[0].key or ""] if alarms else []),
+        PageNotes(notes=[run_verdict(report), *facts], keys=[alarms[0].key or ""] if alarms else []),
         PageNotes(title=f"Alarms ({len(alarms):,})", notes=notes, keys=[each.key or "" for each in shown]),
-        _steepest(report),
+        steepest_trends(report, _MOST_TRENDS),
     )
 
 
-def _steepest(report: RunReport) -> Table:
-    """Returns the table of the trends that are steepest."""
+def run_verdict(report: RunReport) -> Note:
+    """Returns the verdict on a run: its first alarm, or that there was none."""
+    first = report.alarms[0] if report.alarms else None
+    told = "no alarm" if first is None else f"{first.rule}: {alarm_sentence(first)}"
+    return Note(label="verdict", text=told, style=GOOD if first is None else BAD)
+
+
+def steepest_trends(report: RunReport, most: int) -> Table:
+    """Returns the table of the steepest trends of a run, at most so many."""
     ordered = sorted(report.trends, key=lambda row: -abs(row.trend.slope or 0.0))
-    table = trend_table(ordered[:_MOST_TRENDS], unicode=True)
+    table = trend_table(ordered[:most], unicode=True)
     title = f"The steepest trends ({len(table.lines):,} of {len(ordered):,})"
     return Table(title=title, columns=table.columns, lines=table.lines, in_order=False, notes=table.notes)

@@ -8,7 +8,8 @@ from typing import Final
 from urllib.parse import quote
 
 from gradscope.naming import printable
-from gradscope.report.page.page_parts import PageNotes, shortened
+from gradscope.report.page.content.json_values import shortened
+from gradscope.report.page.page_parts import PageNotes
 from gradscope.report.render.cells import RIGHT, column_texts
 from gradscope.report.render.screen import BAD, DOUBTFUL, GOOD, Screen
 from gradscope.report.tables.table import Column, Table

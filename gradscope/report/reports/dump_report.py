@@ -70,7 +70,7 @@ class DumpReport:
         return (*tables, nothing, _findings(self.findings), origins, Notes(notes=tuple(about_run)))
 
     def overview_facts(self) -> OverviewFacts:
-        """Returns what an overview tells: findings as notes in their order, origins, facts, and the numbers by block."""
+        """Returns what an overview tells: findings as notes in their order, origins, facts, numbers by block."""
         return OverviewFacts(
             findings=tuple(map(_finding_note, self.findings)),
             origins=self._where_it_began(),

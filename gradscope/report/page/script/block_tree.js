@@ -20,7 +20,7 @@ export class BlockTree {
     /** @type {number[]} */
     this.top = [];
     blocks.parents.forEach((parent, at) => (parent < 0 ? this.top : (this.parts[parent] ?? [])).push(at));
-    this.column = Math.max(blocks.columns.findIndex((column) => column.name === "gradient rms"), 0);
+    this.column = Math.max(...["rel_l2", "gradient rms"].map((name) => blocks.columns.findIndex((column) => column.name === name)).filter((at) => at >= 0).slice(0, 1), 0);
     const names = blocks.columns.map((column) => column.name);
     const { box, list } = choice("coloured by", names, (name) => {
       this.column = names.indexOf(name);

@@ -3,6 +3,9 @@
 import { select } from "./address.js";
 import { LineChart, lineValues } from "./line_chart.js";
 
+/** Among so few lines, all but the first are dashed, so that equal ones are both seen. */
+const MOST_DASHED = 3;
+
 /**
  * Returns the charts of a page along depth.
  * @param {DepthContent[]} depths
@@ -21,7 +24,7 @@ function depthChart(depth, keys) {
     across: "layer, in execution order",
     names: depth.names,
     positions: depth.names.map((_, at) => at),
-    lines: depth.lines.map((line) => ({ label: line.label, values: lineValues(line.values), dashed: directions.size > 1 && line.direction === "backward" })),
+    lines: depth.lines.map((line, at) => ({ label: line.label, values: lineValues(line.values), dashed: directions.size > 1 ? line.direction === "backward" : at > 0 && depth.lines.length <= MOST_DASHED })),
     marks: depth.marks ?? [],
     logarithmic: true,
     chosen: (line, at) => {

@@ -100,7 +100,7 @@ export class LineChart {
       ],
       axes: [
         { ...axis, label: across, labelSize: 18, size: 34, values: (_plot, splits) => splits.map((at) => (Number.isInteger(at) ? String(at) : "")) },
-        { ...axis, size: 64, values: (_plot, splits) => splits.map((value) => (value === null || value === undefined ? "" : tick(value, logarithmic))) },
+        { ...axis, size: 64, grid: { ...axis.grid, filter: (_plot, splits) => splits.map((value) => (logarithmic && !isDecade(value) ? null : value)) }, values: (_plot, splits) => splits.map((value) => (value === null || value === undefined ? "" : tick(value, logarithmic))) },
       ],
       hooks: {
         setCursor: [(plot) => this.tell(plot.cursor.idx ?? null)],
@@ -205,9 +205,14 @@ function decades(low, high) {
   return [10 ** (from - margin), 10 ** (to + margin)];
 }
 
+/** @param {number | null | undefined} value */
+function isDecade(value) {
+  return value !== null && value !== undefined && Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6;
+}
+
 /** @param {number} value @param {boolean} logarithmic */
 function tick(value, logarithmic) {
-  return logarithmic && value > 0 && (value < 1e-3 || value >= 1e4) ? value.toExponential(0).replace("e+", "e") : numberText(value);
+  return logarithmic && value > 0 && (value < 0.1 || value >= 1e4) ? value.toExponential(0).replace("e+", "e") : numberText(value);
 }
 
 /** @param {string} title */

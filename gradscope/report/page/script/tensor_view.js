@@ -1,8 +1,7 @@
 /** One tensor in detail, from every dump on the page: statistics side by side, histogram, neighbours in the graph. */
 
 import { select, tensorAddress } from "./address.js";
-import { element } from "./elements.js";
-import { lineColour } from "./elements.js";
+import { element, lineColour } from "./elements.js";
 import { csv, save } from "./saving.js";
 import { cellText, printable } from "./text.js";
 
@@ -38,7 +37,7 @@ export class TensorView {
     if (number === undefined) return;
     this.title.replaceChildren(element("bdi", {}, printable(key)));
     const rows = this.sides.map((side) => side.rows.get(side.counterparts?.[number] ?? number));
-    this.body.replaceChildren(...this.relatives(key), ...more, ...this.histogram(rows), ...this.statistics(key, rows), ...this.neighbours(number));
+    this.body.replaceChildren(...this.relatives(key), ...this.judgements(number), ...more, ...this.histogram(rows), ...this.statistics(key, rows), ...this.neighbours(number));
     this.box.scrollTop = 0;
   }
 
@@ -50,6 +49,22 @@ export class TensorView {
     const found = others.map((other) => `${other}/${name}`).filter((other) => this.numbers.has(other));
     const links = found.flatMap((other) => [element("a", { href: tensorAddress(other) }, other.slice(0, other.indexOf("/"))), " "]);
     return links.length === 0 ? [] : [element("p", { class: "note" }, "also: ", ...links)];
+  }
+
+  /** Of a comparison: what each candidate's table says of the tensor. @param {number} number */
+  judgements(number) {
+    if (this.content.kind !== "comparison") return [];
+    const found = this.content.sets.flatMap((set) =>
+      set.tables.flatMap((table) => {
+        const line = table.keys.findIndex((keys) => keys.includes(number));
+        return line < 0 ? [] : [{ name: set.name, cells: table.columns.slice(1).map((column, at) => ({ name: column.heading, text: cellText(table.cells[at + 1]?.[line], column.kind) })) }];
+      }),
+    );
+    const names = new Set(found.flatMap((each) => each.cells.filter((cell) => cell.text !== "").map((cell) => cell.name)));
+    if (names.size === 0) return [];
+    const heads = element("tr", {}, element("td", {}), ...found.map((each) => element("th", { scope: "col" }, printable(each.name))));
+    const lines = [...names].map((name) => element("tr", {}, element("th", { scope: "row" }, name), ...found.map((each) => element("td", {}, each.cells.find((cell) => cell.name === name)?.text ?? ""))));
+    return [element("h3", {}, "Comparison"), element("div", { class: "wide" }, element("table", { class: "facts" }, element("thead", {}, heads), element("tbody", {}, ...lines)))];
   }
 
   /** @param {string} key @param {(number | undefined)[]} rows */

@@ -114,8 +114,6 @@ export class VirtualTable {
     this.grid.setAttribute("aria-rowcount", String(this.lines.length));
     const all = this.table.keys.length;
     this.count.textContent = this.lines.length === all ? "" : `${this.lines.length.toLocaleString("en-US")} of ${all.toLocaleString("en-US")}`;
-    const rows = Math.min(Math.max(this.lines.length, 1), ROWS_IN_SIGHT);
-    this.scroller.style.height = `${(rows + 2.6) * ROW_PIXELS}px`;
     this.drawRows();
   }
 

@@ -8,7 +8,7 @@ from typing import Final
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
-from gradscope.report.page.page_parts import Keys
+from gradscope.report.page.content.json_values import Keys
 from gradscope.report.tables.dump_rows import Row
 
 #: The most sources of one tensor.

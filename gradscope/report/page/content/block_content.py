@@ -8,8 +8,8 @@ from typing import Final
 
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.dump.record import Json
-from gradscope.report.page.page_parts import Keys, shortened
-from gradscope.report.page.table_content import cell_content
+from gradscope.report.page.content.json_values import Keys, shortened
+from gradscope.report.page.content.table_content import cell_content
 from gradscope.report.tables.by_block.block_cells import CELLS, BlockFacts
 from gradscope.report.tables.by_block.contents import BlockTree, Contents, block_tree
 from gradscope.report.tables.by_block.folded_blocks import Block
@@ -105,9 +105,7 @@ def _flow(paths: Sequence[str], parents: Sequence[int], layers: Sequence[Layer])
     return [list(each) for each in read]
 
 
-def _siblings(
-    maker: str, reader: str, positions: Mapping[str, int], parents: Sequence[int]
-) -> tuple[int, int] | None:
+def _siblings(maker: str, reader: str, positions: Mapping[str, int], parents: Sequence[int]) -> tuple[int, int] | None:
     """Returns the two blocks beside each other that a value goes between; None where there are none."""
     if maker not in positions or reader not in positions:
         return None

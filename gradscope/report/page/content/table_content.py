@@ -7,7 +7,7 @@ from typing import Final
 
 from gradscope.comparison.metrics.metrics import METRICS
 from gradscope.dump.record import Json
-from gradscope.report.page.page_parts import Keys, rounded, shortened
+from gradscope.report.page.content.json_values import Keys, rounded, shortened
 from gradscope.report.tables.numbers import Range
 from gradscope.report.tables.table import Cell, Table
 from gradscope.stats.columns import COLUMNS

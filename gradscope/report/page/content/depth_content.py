@@ -10,7 +10,7 @@ from gradscope import naming
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import Json
-from gradscope.report.page.page_parts import Keys, rounded, shortened
+from gradscope.report.page.content.json_values import Keys, rounded, shortened
 
 #: The most scopes of a name; one from a file may have any number.
 _MOST_SCOPES: Final = 64
@@ -45,12 +45,12 @@ def depth_content(title: str, dumps: Sequence[Measured], keys: Keys, families: C
     Returns:
         `title`; `names`: the layers; `lines`: each with its `label`, `direction`, `keys` and `values`.
     """
-    names = _layers(dumps[0].manifest)
+    names = layers_along_depth(dumps[0].manifest)
     lines: list[Json] = []
     for dump in dumps:
-        for family, direction in DIRECTIONS.items():
+        for family in DIRECTIONS:
             label = _LABELS[family] if len(dumps) == 1 else dump.name
-            lines += _line(label, direction, family, names, dump, keys) if family in families else []
+            lines += _line(label, family, names, dump, keys) if family in families else []
     return {"title": title, "names": [shortened(name) for name in names], "lines": lines}
 
 
@@ -70,7 +70,8 @@ def _scopes(name: str) -> Iterator[str]:
         yield "/".join(components[:number])
 
 
-def _layers(manifest: Manifest) -> list[str]:
+def layers_along_depth(manifest: Manifest) -> list[str]:
+    """Returns the names of the layers in execution order, without those around others."""
     own = [entry for entry in manifest.entries if entry.family in DIRECTIONS and entry.alias_of is None]
     order: dict[str, int] = {}
     for entry in sorted(own, key=_position):
@@ -82,7 +83,7 @@ def _position(entry: Entry) -> int:
     return entry.site.index
 
 
-def _line(label: str, direction: str, family: str, names: Sequence[str], dump: Measured, keys: Keys) -> list[Json]:
+def _line(label: str, family: str, names: Sequence[str], dump: Measured, keys: Keys) -> list[Json]:
     found = {naming.key_of(entry.family, entry.name): entry.stats["rms"] for entry in dump.manifest.entries
              if "rms" in entry.stats}  # fmt: skip
     tensors = [naming.key_of(family, name) for name in names]
@@ -91,4 +92,4 @@ def _line(label: str, direction: str, family: str, names: Sequence[str], dump: M
         return []
     values: list[Json] = [rounded(as_float(found[key])) if key in found else None for key in own]
     numbers: list[Json] = [keys.number(key) for key in tensors]
-    return [{"label": label, "direction": direction, "keys": numbers, "values": values}]
+    return [{"label": label, "direction": DIRECTIONS[family], "keys": numbers, "values": values}]

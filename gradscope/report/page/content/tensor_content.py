@@ -8,7 +8,7 @@ from typing import Final
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
-from gradscope.report.page.page_parts import Keys, rounded, shortened
+from gradscope.report.page.content.json_values import Keys, rounded, shortened
 from gradscope.report.tables.dump_rows import Row
 from gradscope.stats import TensorStats
 from gradscope.stats.columns import base_of, column_kinds
