@@ -51,6 +51,8 @@ def dump_page(
     """
     report = dump_report("show", path, manifest, findings)
 
+    summary = dump_summary(report)
+
     def made(level: int) -> Page:
         keys = Keys()
         rows, left_out = fewer_rows(report.selected, level, report.rules_by_key())
@@ -68,7 +70,7 @@ def dump_page(
         return Page(
             kind="dump",
             title=path or "dump",
-            summary=dump_summary(report),
+            summary=summary,
             content={**content, "keys": keys.to_json()},
             left_out=left_out,
         )

@@ -47,8 +47,9 @@ def run_page(path: str, history: History) -> PageMaker:
     """
     report = trends_report(path, history)
     recorded = report.steps["step"]
-    columns = {name: history.column(name) for name in _PACKED}
-    tensors = {at: row for at, row in history.tensors.items() if any(at in each for each in columns.values())}
+    series = history.columns(_PACKED)
+    columns = {name: {at: (each["step"], each[name]) for at, each in series.items()} for name in _PACKED}
+    tensors = {at: row for at, row in history.tensors.items() if at in series}
 
     def made(level: int) -> Page:
         keys = Keys()

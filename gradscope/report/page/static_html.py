@@ -34,7 +34,7 @@ def summary_html(summary: Sequence[PageNotes | Table]) -> str:
 
 def link_to(key: str) -> str:
     """Returns the address on the page at which a tensor is selected, as an attribute's value."""
-    return html.escape(f"#tensor={quote(shortened(key), safe='/')}")
+    return html.escape(f"#tensor={quote(shortened(key), safe='/', errors='replace')}")
 
 
 def _notes(block: PageNotes) -> Iterator[str]:

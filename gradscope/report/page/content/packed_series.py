@@ -1,8 +1,8 @@
-"""Packs statistics of many tensors over many steps in two bytes each, which compress well.
+"""Packs statistics of many tensors over many steps in three bytes each, which compress well.
 
-A magnitude is a whole number of hundredths of an octave, so that it is right to within 0.35 %, less than the three
-digits that people see. Series change little from step to step: what is written is the difference to the step before,
-first the low bytes of all, then the high ones, which are nearly all zero.
+A magnitude is a whole number of 500ths of an octave, so that it is right to within 0.07 %. Series change little
+from step to step: what is written is the difference to the step before, first the low bytes of all, then the middle
+ones, then the high ones, which are nearly all zero.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final
 import numpy as np
 
 #: The parts of an octave.
-OCTAVE_PARTS: Final = 100
+OCTAVE_PARTS: Final = 500
 #: Magnitudes are between these powers of two; what is beyond counts as the nearest.
 _LOWEST: Final = -160
-_LARGEST_CODE: Final = 32_000
-_INFINITE: Final = 32_766
-_MISSING: Final = 32_767
+_LARGEST_CODE: Final = 160_000
+_INFINITE: Final = 400_000
+_MISSING: Final = 400_001
 
 
 def packed(values: np.ndarray) -> bytes:
@@ -27,12 +27,12 @@ def packed(values: np.ndarray) -> bytes:
         values: Of shape (tensors, steps); NaN where a value is missing.
 
     Returns:
-        Two bytes for each, which `unpacked` in `script/content.js` reads.
+        Three bytes for each, which `unpacked` in `script/content.js` reads.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         octaves = np.log2(np.abs(values)) - _LOWEST
         scaled = np.clip(np.rint(octaves * OCTAVE_PARTS) + 1, 1, _LARGEST_CODE)
     codes = np.where(values == 0, 0, np.where(np.isinf(values), _INFINITE, np.where(np.isnan(values), 0, scaled)))
-    codes = np.where(np.isnan(values), _MISSING, np.copysign(codes, values)).astype(np.int16)
-    steps = np.diff(codes, axis=1, prepend=np.int16(0)).astype("<u2")
-    return (steps & 0xFF).astype(np.uint8).tobytes() + (steps >> 8).astype(np.uint8).tobytes()
+    codes = np.where(np.isnan(values), _MISSING, np.copysign(codes, values)).astype(np.int64)
+    steps = np.diff(codes, axis=1, prepend=0)
+    return b"".join((steps >> shift & 0xFF).astype(np.uint8).tobytes() for shift in (0, 8, 16))

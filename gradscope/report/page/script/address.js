@@ -2,9 +2,9 @@
 
 /** @type {Set<(changed: Set<string>) => void>} */
 const watchers = new Set();
-let before = parameters();
+let now = fromAddress();
 
-function parameters() {
+function fromAddress() {
   return new URLSearchParams(location.hash.slice(1));
 }
 
@@ -14,7 +14,7 @@ function parameters() {
  * @returns {string}
  */
 export function selected(name) {
-  return parameters().get(name) ?? "";
+  return now.get(name) ?? "";
 }
 
 /**
@@ -23,23 +23,21 @@ export function selected(name) {
  * @param {{quiet?: boolean}} how quiet adds no entry to the history of the browser
  */
 export function select(parts, how = {}) {
-  const found = parameters();
+  const changed = new URLSearchParams(now);
   for (const [name, value] of Object.entries(parts)) {
-    if (value === "") found.delete(name);
-    else found.set(name, value);
+    if (value === "") changed.delete(name);
+    else changed.set(name, value);
   }
-  const hash = found.toString().replaceAll("%2F", "/");
-  if (hash === location.hash.slice(1)) return;
-  const address = hash === "" ? location.pathname + location.search : `#${hash}`;
+  const hash = written(changed);
+  if (hash === written(now)) return;
   try {
+    const address = hash === "" ? location.pathname + location.search : `#${hash}`;
     if (how.quiet) history.replaceState(null, "", address);
     else history.pushState(null, "", address);
   } catch {
-    // In a notebook's frame there is no address to change, only the part of it that is the page's own.
-    location.hash = hash;
-    return;
+    // The frame of a notebook has no address of its own; what is selected is only remembered there.
   }
-  announce();
+  become(changed);
 }
 
 /**
@@ -48,9 +46,9 @@ export function select(parts, how = {}) {
  * @returns {string}
  */
 export function tensorAddress(key) {
-  const found = parameters();
-  found.set("tensor", key);
-  return `#${found.toString().replaceAll("%2F", "/")}`;
+  const changed = new URLSearchParams(now);
+  changed.set("tensor", key);
+  return `#${written(changed)}`;
 }
 
 /**
@@ -61,13 +59,26 @@ export function whenSelected(watcher) {
   watchers.add(watcher);
 }
 
-function announce() {
-  const now = parameters();
-  const names = new Set([...before.keys(), ...now.keys()]);
-  const changed = new Set([...names].filter((name) => before.get(name) !== now.get(name)));
-  before = now;
+/** @param {URLSearchParams} parts */
+function written(parts) {
+  return parts.toString().replaceAll("%2F", "/");
+}
+
+/** @param {URLSearchParams} parts */
+function become(parts) {
+  const names = new Set([...now.keys(), ...parts.keys()]);
+  const changed = new Set([...names].filter((name) => now.get(name) !== parts.get(name)));
+  now = parts;
   if (changed.size > 0) watchers.forEach((watcher) => watcher(changed));
 }
 
-addEventListener("popstate", announce);
-addEventListener("hashchange", announce);
+addEventListener("popstate", () => become(fromAddress()));
+addEventListener("hashchange", () => become(fromAddress()));
+
+// Where the page has no address, a link to a part of it would lead to the document around it.
+document.addEventListener("click", (event) => {
+  const link = event.target instanceof Element ? event.target.closest("a[href^='#']") : null;
+  if (link === null || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  select(Object.fromEntries(new URLSearchParams(link.getAttribute("href")?.slice(1))));
+});

@@ -6,7 +6,9 @@
  * @returns {Promise<{content: Content, packed: Uint8Array}>}
  */
 export async function readContent(encoded) {
-  const bytes = Uint8Array.from(atob(encoded), (character) => character.charCodeAt(0));
+  const characters = atob(encoded);
+  const bytes = new Uint8Array(characters.length);
+  for (let at = 0; at < bytes.length; at++) bytes[at] = characters.charCodeAt(at);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const whole = new Uint8Array(await new Response(stream).arrayBuffer());
   const size = new DataView(whole.buffer).getUint32(0, true);
@@ -14,13 +16,14 @@ export async function readContent(encoded) {
   return { content: JSON.parse(text), packed: whole.subarray(4 + size) };
 }
 
-const MISSING = 32767;
-const INFINITE = 32766;
+const MISSING = 400_001;
+const INFINITE = 400_000;
+const BITS_BEYOND = 8;
 const LOWEST_EXPONENT = -160;
 
 /**
  * Returns packed statistics: by row and step, as `gradscope.report.page.packed_series` writes them.
- * @param {Uint8Array} packed two planes of bytes, the low and the high ones of differences between steps
+ * @param {Uint8Array} packed planes of the low, middle and high bytes of differences between steps
  * @param {number} rows
  * @param {number} steps
  * @param {number} parts the parts of an octave
@@ -32,12 +35,13 @@ export function unpacked(packed, rows, steps, parts) {
   for (let code = 1; code < INFINITE; code++) powers[code] = 2 ** ((code - 1) / parts + LOWEST_EXPONENT);
   powers[INFINITE] = Infinity;
   powers[MISSING] = NaN;
-  const high = rows * steps;
+  const plane = rows * steps;
   for (let row = 0; row < rows; row++) {
     let code = 0;
     for (let step = 0; step < steps; step++) {
       const at = row * steps + step;
-      code = ((code + (packed[at] ?? 0) + ((packed[high + at] ?? 0) << 8)) << 16) >> 16;
+      const change = (packed[at] ?? 0) | ((packed[plane + at] ?? 0) << 8) | ((packed[2 * plane + at] ?? 0) << 16);
+      code = ((code + change) << BITS_BEYOND) >> BITS_BEYOND;
       values[at] = code < 0 ? -(powers[-code] ?? NaN) : (powers[code] ?? NaN);
     }
   }

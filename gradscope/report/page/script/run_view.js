@@ -20,10 +20,10 @@ export class RunView {
     this.run = run;
     this.keys = keys;
     this.rows = new Map(run.keys.map((key, row) => [key, row]));
-    const plane = 2 * run.keys.length * run.steps.length;
+    this.packed = packed;
+    this.names = run.packed.includes("rms") ? [...run.packed, "l2"] : run.packed;
     /** @type {Map<string, Float32Array>} */
-    this.statistics = new Map(run.packed.map((name, at) => [name, unpacked(packed.subarray(at * plane, (at + 1) * plane), run.keys.length, run.steps.length, run.octave_parts)]));
-    if (this.statistics.has("rms")) this.statistics.set("l2", this.norms());
+    this.unpacked = new Map();
     this.from = 0;
     this.to = run.steps.length - 1;
     this.families = [...new Set(run.keys.map((key) => family(keys[key] ?? "")))];
@@ -41,27 +41,43 @@ export class RunView {
       this.family = name;
       this.drawHeat();
     });
-    const ofStatistic = choice("statistic", [...this.statistics.keys()], (name) => {
-      this.statistic = name;
+    const ofStatistic = choice("statistic", this.names, (name) => {
+      this.heatStatistic = name;
       this.drawHeat();
     });
     this.heatSection = section("heat", "Layers against steps", ofFamily.box, ofStatistic.box);
     this.heatSection.append(this.heat.box);
     this.stepSection = section("step", "One step", element("label", { class: "slider" }, "step ", this.slider, " ", this.place));
     this.stepSection.append(this.depth, ...this.tables.map((table) => table.box));
-    this.statistic = "rms";
+    this.heatStatistic = "rms";
     this.family = this.families.includes("activation_grad") ? "activation_grad" : (this.families[0] ?? "");
     ofFamily.list.value = this.family;
-    ofStatistic.list.value = this.statistic;
+    ofStatistic.list.value = this.heatStatistic;
     /** @type {LineChart[]} */
     this.charts = [];
     this.address();
   }
 
+  /**
+   * Returns a statistic by tensor and step; it is unpacked when it is first asked for.
+   * @param {string} name
+   * @returns {Float32Array | undefined}
+   */
+  statistic(name) {
+    const at = this.run.packed.indexOf(name);
+    const found = this.unpacked.get(name);
+    if (found !== undefined || !this.names.includes(name)) return found;
+    const [rows, steps] = [this.run.keys.length, this.run.steps.length];
+    const plane = 3 * rows * steps;
+    const made = at < 0 ? this.norms() : unpacked(this.packed.subarray(at * plane, (at + 1) * plane), rows, steps, this.run.octave_parts);
+    this.unpacked.set(name, made);
+    return made;
+  }
+
   /** The l2 norms: those of the finite elements, of which the rms is known. */
   norms() {
     const columns = this.run.steps.length;
-    const [rms, nan, inf] = ["rms", "nan", "inf"].map((name) => this.statistics.get(name));
+    const [rms, nan, inf] = ["rms", "nan", "inf"].map((name) => this.statistic(name));
     return Float32Array.from(rms ?? [], (value, at) => {
       const size = this.run.sizes[Math.floor(at / columns)] ?? NaN;
       return value * Math.sqrt(size - (nan?.[at] || 0) - (inf?.[at] || 0));
@@ -144,7 +160,7 @@ export class RunView {
   }
 
   drawHeat() {
-    const values = this.statistics.get(this.statistic);
+    const values = this.statistic(this.heatStatistic);
     if (values === undefined) return;
     const rows = this.run.keys.map((_, row) => row).filter((row) => family(this.keys[this.run.keys[row] ?? -1] ?? "") === this.family);
     this.heatRows = rows;
@@ -163,7 +179,7 @@ export class RunView {
       const keys = table.table.keys;
       const cells = table.table.columns.map((column, number) => {
         const families = this.run.groups[column.group] ?? [];
-        if (!this.statistics.has(column.heading)) return table.table.cells[number] ?? [];
+        if (!this.names.includes(column.heading)) return table.table.cells[number] ?? [];
         return keys.map((line) => this.cell(this.rowOf(line, families), column.heading, column.kind, at));
       });
       table.replaceCells(cells);
@@ -180,7 +196,7 @@ export class RunView {
   /** @param {number | undefined} row @param {string} name @param {string} kind @param {number} at @returns {Cell} */
   cell(row, name, kind, at) {
     if (row === undefined) return null;
-    const value = this.statistics.get(name)?.[row * this.run.steps.length + at] ?? NaN;
+    const value = this.statistic(name)?.[row * this.run.steps.length + at] ?? NaN;
     if (Number.isNaN(value)) return null;
     const size = this.run.sizes[row] ?? null;
     if (kind === "share" && COUNTED.includes(name)) return size ? value / size : null;
@@ -219,7 +235,7 @@ export class RunView {
     const row = this.run.keys.map((number) => this.keys[number]).indexOf(key);
     if (row < 0) return [];
     const columns = this.run.steps.length;
-    const lines = [...this.statistics].map(([name, values]) => ({ label: name, values: [...values.subarray(row * columns, (row + 1) * columns)].map((value) => (Number.isNaN(value) ? null : value)) }));
+    const lines = this.names.map((name) => ({ label: name, values: [...(this.statistic(name) ?? []).slice(row * columns, (row + 1) * columns)].map((value) => (Number.isNaN(value) ? null : value)) }));
     const known = lines.filter((line) => line.values.some((value) => value !== null && value !== 0));
     const signed = known.filter((line) => line.values.some((value) => value !== null && value < 0));
     const positive = known.filter((line) => !signed.includes(line));

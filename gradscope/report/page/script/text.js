@@ -45,7 +45,7 @@ export function numberText(value) {
     const exponent = Number(power);
     return `${digits}e${exponent < 0 ? "-" : "+"}${String(Math.abs(exponent)).padStart(2, "0")}`;
   }
-  return value.toPrecision(3);
+  return size >= 999.5 ? value.toFixed(0) : value.toPrecision(3);
 }
 
 /**
