@@ -16,6 +16,7 @@ COMMANDS = (
     "dump",
     "show",
     "compare",
+    "report",
     "train",
     "watch",
     "export",
@@ -43,6 +44,7 @@ OPTIONS = {
     "show": f"{CHOSEN} --tensor --step --diff --ledger --check --sort --no-fold --full --format --json --traceback",
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
     "--exclude --all --worst-first --as --isolate --full --format --json --verbose --traceback",
+    "report": "--output --open --force --traceback",
     "train": f"{MODEL} --select --exclude --steps --output --optimizer --learning-rate --clip --multiply --only "
     "--freeze --ema --state-updates --every --histograms-every --tensorboard --dump-every --dump-at --log-every "
     "--save-every --keep --resume --check-numerics --on-alarm --check --keep-alarms --no-cache --force --format --json "

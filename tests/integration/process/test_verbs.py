@@ -18,6 +18,7 @@ LINES = {
     "dump model.py --seed 1 -o b.npz --json": 0,
     "show model.npz": 0,
     "compare model.npz b.npz --json": 1,
+    "report model.npz b.npz -o page.html": 0,
     "isolate last model.npz model.py": 0,
     "calibrate model.py -o ref.npz": 0,
     "inspect model.py": 0,

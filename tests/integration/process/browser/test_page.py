@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gradscope.report import page_html
-from tests.integration.browser.conftest import Opened
+from tests.integration.process.browser.conftest import Opened
 from tests.support.page_samples import HOSTILE, content_of, dump_maker
 
 Open = Callable[..., Opened]
