@@ -195,7 +195,8 @@ class Seen(Mapping[str, Kept]):
         names = list(dict.fromkeys(name for family, name in split if family == naming.ACTIVATION))[:_MOST_DRAWN]
         keys = {family: [naming.key_of(family, name) for name in names] for family in families}
         known = self.watching.indexes
-        headings, rows = rows_of((key, self[key]) for each in keys.values() for key in each if key in known)
+        found: list[tuple[str, Any]] = [(key, self[key]) for each in keys.values() for key in each if key in known]
+        headings, rows = rows_of(found)
         rms = {row[0]: row[headings.index("rms")] for row in rows}
         return {family: [cast("float | None", rms.get(key)) for key in each] for family, each in keys.items()}
 

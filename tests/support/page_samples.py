@@ -118,7 +118,7 @@ def write_pages(folder: Path) -> dict[str, Path]:
         "comparison": comparison_maker(),
         "run": run_maker(run_folder(folder / "run")),
         "hostile": dump_maker(hostile_manifest(), path=MARKUP["script"]),
-        "long": dump_maker(deep_manifest(10_000)),
+        "long": dump_maker(deep_manifest(5_000)),
     }
     for kind, maker in makers.items():
         (folder / f"{kind}.html").write_text(page_html(maker), encoding="utf-8")

@@ -100,7 +100,7 @@ export class LineChart {
       ],
       axes: [
         { ...axis, label: across, labelSize: 18, size: 34, values: (_plot, splits) => splits.map((at) => (Number.isInteger(at) ? String(at) : "")) },
-        { ...axis, size: 64, grid: { ...axis.grid, filter: (_plot, splits) => splits.map((value) => (logarithmic && !isDecade(value) ? null : value)) }, values: (_plot, splits) => splits.map((value) => (value === null || value === undefined ? "" : tick(value, logarithmic))) },
+        { ...axis, size: 72, grid: { ...axis.grid, filter: (_plot, splits) => splits.map((value) => (logarithmic && !isDecade(value) ? null : value)) }, values: (_plot, splits) => splits.map((value) => (value === null || value === undefined ? "" : tick(value, logarithmic))) },
       ],
       hooks: {
         setCursor: [(plot) => this.tell(plot.cursor.idx ?? null)],
