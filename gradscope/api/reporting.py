@@ -31,6 +31,13 @@ class ReportPage:
 
     Attributes:
         html: The file.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradscope as gs
+        >>> np.savez("weights.npz", kernel=np.eye(2), bias=np.zeros(2))
+        >>> gs.report(gs.load("weights.npz")).html[:15]
+        '<!doctype html>'
     """
 
     html: str = field(repr=False)

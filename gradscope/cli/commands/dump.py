@@ -105,6 +105,12 @@ class RunOptions:
             rich_help_panel="Output",
         ),
     ] = None
+    source: Annotated[
+        bool,
+        typer.Option(
+            "--source", help="Keep the source lines of layers, for gradscope report.", rich_help_panel="Output"
+        ),
+    ] = False
     force: options.Force = False
     quiet: options.Quiet = False
     verbose: options.Verbose = False
@@ -218,6 +224,7 @@ def _dump_request(spec: CaptureSpec, run_options: RunOptions, query_options: Que
         query=query_options.trace_query(),
         self_check=run_options.self_check,
         explain=not run_options.no_origin,
+        source=run_options.source,
         tell=run_options.say,
         reading=reading,
     )

@@ -14,7 +14,7 @@ from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.report.page.content.block_content import blocks_content
 from gradscope.report.page.content.depth_content import DIRECTIONS, Measured, depth_content, innermost
-from gradscope.report.page.content.graph_content import graph_content
+from gradscope.report.page.content.graph_content import graph_content, sources_content
 from gradscope.report.page.content.json_values import Keys, rounded, shortened
 from gradscope.report.page.content.table_content import tables_content
 from gradscope.report.page.content.tensor_content import tensors_content
@@ -88,6 +88,7 @@ def comparison_page(ref: str, series: Series, compared: Sequence[Compared]) -> P
                 *(_side(each, keys, level, octaves=octaves) for each in sides),
             ],
             "graph": graph_content(first.ref, rows, keys),
+            "sources": sources_content(first.ref),
         }
         return Page(
             kind="comparison",

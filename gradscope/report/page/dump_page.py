@@ -12,7 +12,7 @@ from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.report.page.content.block_content import blocks_content
 from gradscope.report.page.content.depth_content import Measured, depth_content
-from gradscope.report.page.content.graph_content import graph_content
+from gradscope.report.page.content.graph_content import graph_content, sources_content
 from gradscope.report.page.content.json_values import Keys
 from gradscope.report.page.content.table_content import tables_content
 from gradscope.report.page.content.tensor_content import tensors_content
@@ -66,6 +66,7 @@ def dump_page(
             "blocks": blocks_content(rows, manifest.layers, report.rules_by_key(), keys),
             "sides": [{"name": path, "tensors": tensors_content(rows, manifest, keys, octaves=octaves)}],
             "graph": graph_content(manifest, rows, keys),
+            "sources": sources_content(manifest),
         }
         return Page(
             kind="dump",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gradscope as gs
+from tests.integration import models
 from tests.integration.command import gradscope
 from tests.support.page_samples import content_of, run_folder
 
@@ -43,6 +44,23 @@ def test_a_page_is_of_a_dump_of_steps_or_of_a_comparison(folder: Path, what: str
     content, _ = content_of(page.read_text(encoding="utf-8"))
     assert content["kind"] == kind
     assert [each["name"] for each in content["sets"]] == sets
+
+
+def test_source_lines_are_in_a_dump_and_on_its_page_where_they_were_requested(tmp_path: Path) -> None:
+    models.write(tmp_path, models.source())
+    for options in ("", "--source"):
+        dump = f"with{options}.npz"
+        assert gradscope("dump", "model.py", *options.split(), "-q", "-o", dump, folder=tmp_path).status == 0
+        gradscope("report", dump, "--force", folder=tmp_path)
+        sources = content_of((tmp_path / "report.html").read_text(encoding="utf-8"))[0]["sources"]
+        assert bool(sources) == bool(options)
+    written = (tmp_path / "model.py").read_text().splitlines()
+    (label,) = (each for each in sources if written[int(each.split(":")[1]) - 1].strip() == "x = jax.nn.relu(x)")
+    first, lines = sources[label]
+    assert lines == written[first - 1 : first + 6]
+    compared = gradscope("compare", "with.npz", "with--source.npz", "--json", folder=tmp_path)
+    assert compared.status == 0
+    assert "source_lines" not in compared.output
 
 
 def test_a_page_of_a_run_is_made_without_jax(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ CHOSEN = "--select --exclude --depth --families"
 OPTIONS = {
     "dump": f"{MODEL} {CHOSEN} --output --self-check --no-cache --distributed --of --wrt --cotangent --stop-gradient "
     "--fetch --feed --ops --terms --per-example --stats-only --exact-quantiles --cast --check --strict --sort "
-    "--no-fold --full --no-origin --max-memory --force --format --json --quiet --verbose --traceback",
+    "--no-fold --full --no-origin --max-memory --source --force --format --json --quiet --verbose --traceback",
     "show": f"{CHOSEN} --tensor --step --diff --ledger --check --sort --no-fold --full --format --json --traceback",
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
     "--exclude --all --worst-first --as --isolate --full --format --json --verbose --traceback",

@@ -37,7 +37,7 @@ export class TensorView {
     if (number === undefined) return;
     this.title.replaceChildren(element("bdi", {}, printable(key)));
     const rows = this.sides.map((side) => side.rows.get(side.counterparts?.[number] ?? number));
-    this.body.replaceChildren(...this.relatives(key), ...this.judgements(number), ...more, ...this.histogram(rows), ...this.statistics(key, rows), ...this.neighbours(number));
+    this.body.replaceChildren(...this.relatives(key), ...this.judgements(number), ...this.source(rows), ...more, ...this.histogram(rows), ...this.statistics(key, rows), ...this.neighbours(number));
     this.box.scrollTop = 0;
   }
 
@@ -83,6 +83,18 @@ export class TensorView {
     const body = lines.map((line) => element("tr", {}, element("th", { scope: "row" }, line.name), ...line.texts.map((text) => element("td", { class: line.texts.some((other) => other !== text) ? "differs" : "" }, text))));
     const saved = () => save("tensor.csv", "text/csv", csv([[key, ...this.sides.map((side) => side.name)], ...lines.map((line) => [line.name, ...line.texts])]));
     return [element("div", { class: "wide" }, element("table", { class: "facts" }, ...heads, element("tbody", {}, ...body))), element("button", { type: "button", click: saved }, "CSV")];
+  }
+
+  /** The source line with those around it, where the dump has them. @param {(number | undefined)[]} rows */
+  source(rows) {
+    const [side, row] = [this.sides[0], rows[0]];
+    const label = row === undefined ? null : side?.tensors.columns.find((column) => column.name === "source")?.cells[row];
+    const found = typeof label === "string" ? this.content.sources?.[label] : undefined;
+    if (found === undefined) return [];
+    const [first, lines] = found;
+    const own = Number(String(label).split(":").at(-1));
+    const texts = lines.map((line, at) => element("span", { class: first + at === own ? "own" : "" }, `${String(first + at).padStart(5)}  ${printable(line)}\n`));
+    return [element("h3", {}, printable(String(label))), element("pre", { class: "source" }, ...texts)];
   }
 
   /** Elements by magnitude: bars of one dump, or those of all beside each other. @param {(number | undefined)[]} rows */

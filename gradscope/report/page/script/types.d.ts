@@ -86,5 +86,7 @@ interface Content {
   blocks?: BlocksContent;
   sides?: Side[];
   graph?: GraphContent;
+  /** For a source, the number of the first line and the lines. */
+  sources?: Record<string, [number, string[]]>;
   run?: RunContent;
 }
