@@ -13,8 +13,8 @@ from gradscope.api.training_run import Run
 from gradscope.comparison import CompareOptions, Comparison, compare
 from gradscope.comparison.result import Series, SeriesMember
 from gradscope.dump.manifest.manifest import Manifest
-from gradscope.dump.storage.partial_file import write_whole
 from gradscope.dump.storage.target_path import checked_target
+from gradscope.dump.storage.whole_file import write_whole
 from gradscope.errors import UsageError
 from gradscope.report import Compared, PageMaker, comparison_page, dump_page, page_html
 from gradscope.stats import find, measured
@@ -53,7 +53,7 @@ class ReportPage:
             UsageError: It exists and is not to be replaced, or is no regular file.
             MachineError: It cannot be written.
         """
-        write_whole(checked_target(Path(path), force=force), self.html.encode())
+        write_whole(checked_target(Path(path), force=force), self.html.encode(), replace=force)
 
     def _repr_html_(self) -> str:
         # The frame has no origin: nothing in it reaches the notebook.

@@ -105,12 +105,6 @@ class RunOptions:
             rich_help_panel="Output",
         ),
     ] = None
-    source: Annotated[
-        bool,
-        typer.Option(
-            "--source", help="Keep the source lines of layers, for gradscope report.", rich_help_panel="Output"
-        ),
-    ] = False
     force: options.Force = False
     quiet: options.Quiet = False
     verbose: options.Verbose = False
@@ -198,7 +192,7 @@ def dump(
         operations=operation_options.operations, operands=operation_options.operands, terms=operation_options.terms,
         per_example=operation_options.per_example, wrt=query_options.wrt_selection(),
     )  # fmt: skip
-    request = _dump_request(spec, run_options, query_options)
+    request = _dump_request(spec, run_options, query_options, source=operation_options.source)
     run_options.say(*notes)
     path, manifest = _run(target, model_request, model_options, run_options, request, context.obj)
     findings = find(manifest)
@@ -210,7 +204,9 @@ def dump(
         raise typer.Exit(1)
 
 
-def _dump_request(spec: CaptureSpec, run_options: RunOptions, query_options: QueryOptions) -> DumpRequest:
+def _dump_request(
+    spec: CaptureSpec, run_options: RunOptions, query_options: QueryOptions, *, source: bool
+) -> DumpRequest:
     from gradscope.capturing.dump_model import DumpRequest
     from gradscope.capturing.records.measure import TensorReading
 
@@ -224,7 +220,7 @@ def _dump_request(spec: CaptureSpec, run_options: RunOptions, query_options: Que
         query=query_options.trace_query(),
         self_check=run_options.self_check,
         explain=not run_options.no_origin,
-        source=run_options.source,
+        source=source,
         tell=run_options.say,
         reading=reading,
     )

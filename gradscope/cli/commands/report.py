@@ -38,8 +38,8 @@ def report(
     """
     keep_single_threaded()
     from gradscope.cli.printing import print_line
-    from gradscope.dump.storage.whole_file import write_whole
     from gradscope.dump.storage.target_path import checked_target
+    from gradscope.dump.storage.whole_file import write_whole
     from gradscope.report import page_html
 
     target = checked_target(output, force=force)
