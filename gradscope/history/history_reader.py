@@ -173,6 +173,29 @@ class History:
             for (step,), (blob,) in zip(steps, blobs, strict=True)
         }
 
+    def histogram_steps(self) -> np.ndarray:
+        """Returns the steps of which histograms were recorded.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        return self._columns("histograms", ("step", "tensor"), "GROUP BY step ORDER BY step")["step"]
+
+    def histograms_at(self, step: int) -> dict[int, ValueHistogram]:
+        """Returns the histogram of each tensor at a step, by its number; empty where none were recorded.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        with self._reading():
+            which = "WHERE step = ? ORDER BY tensor"
+            blobs = self._rows("histograms", ("counts",), bytes, which, step)
+            numbers = self._rows("histograms", ("tensor",), float, which, step)
+        return {
+            int(number or 0): ValueHistogram.from_bytes(blob or b"")
+            for (number,), (blob,) in zip(numbers, blobs, strict=True)
+        }
+
     def alarms(self) -> tuple[Alarm, ...]:
         """Returns what was wrong, in the order of the steps.
 

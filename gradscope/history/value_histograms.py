@@ -73,6 +73,18 @@ class ValueHistogram:
         """Number of counted elements: the finite ones."""
         return sum(self.counts)
 
+    def octaves(self) -> list[tuple[int, int]]:
+        """Returns pairs of an exponent `e` and the number of magnitudes in `[2^e, 2^(e+1))`, in order, without gaps.
+
+        Zeros are in none of them; what is smaller than `2^-126` is in that of -127.
+        """
+        counts: dict[int, int] = {}
+        for number, count in zip(self.bins, self.counts, strict=True):
+            exponent = (abs(number) - 1) // 2 - 127
+            if number:
+                counts[exponent] = counts.get(exponent, 0) + count
+        return [(each, counts.get(each, 0)) for each in range(min(counts), max(counts) + 1)] if counts else []
+
     def to_bytes(self) -> bytes:
         """Returns the blob."""
         made = np.empty(len(self.bins), _BLOB)

@@ -10,12 +10,15 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gradscope.comparison.result import Series, SeriesMember
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import SiteFacts
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
+from gradscope.history.value_histograms import ValueHistogram, counted
 from gradscope.report import Compared, PageMaker, comparison_page, dump_page, page_html, run_page
 from gradscope.stats import find
 from tests.support.report_samples import HOSTILE_NAMES, different_runs, entry, same_runs, small_network, stats_of
@@ -87,7 +90,10 @@ def run_folder(folder: Path, steps: int = 8, layers: int = 3) -> Path:
         for step in range(steps):
             stats = {key: _at(step, key, last=step == steps - 1) for key in keys}
             numbers = {"step": step, "loss": 4.0 / (step + 1), "grad_norm": 1.0 + step}
-            history.write(lambda step=step, numbers=numbers, stats=stats: StepRecord(numbers=numbers, stats=stats))
+            values = counted(np.array([0.0, *[2.0**step] * 3, -(2.0**step)], np.float32))
+            found = {key: ValueHistogram.of(values) for key in keys if step % 2 == 0}
+            made = StepRecord(numbers=numbers, stats=stats, histograms=found)
+            history.write(lambda made=made: made)
         history.alarm(Alarm(step=steps - 1, rule="nonfinite", why="has 2 NaN", key=keys[1]))
     return folder
 

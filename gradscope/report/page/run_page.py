@@ -11,6 +11,7 @@ import numpy as np
 from gradscope.dump.record import Json
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
+from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import SLOT_PREFIX
 from gradscope.report.page.content.json_values import Keys, rounded
 from gradscope.report.page.content.packed_series import OCTAVE_PARTS, packed
@@ -28,6 +29,8 @@ _PACKED: Final = ("rms", "amax", "zeros", "mean", "nan", "inf", "ratio", "cosine
 #: By level of detail, the most recorded steps and the number of statistics.
 _STEPS: Final = (256, 128, 64, 64, 24, 0)
 _STATISTICS: Final = (9, 9, 9, 3, 1, 0)
+#: The most steps of which a page has the histograms of tensors, at the first level of detail.
+_HISTOGRAM_STEPS: Final = 8
 #: The most steps of the curves of a run.
 _MOST_CURVE_STEPS: Final = 5_000
 #: The most tensors and alarms that are read without JavaScript.
@@ -51,6 +54,10 @@ def run_page(path: str, history: History) -> PageMaker:
     columns = {name: {at: (each["step"], each[name]) for at, each in series.items()} for name in _PACKED}
     tensors = {at: row for at, row in history.tensors.items() if at in series}
 
+    with_histograms = history.histogram_steps()
+    histogram_steps = _some(with_histograms, _HISTOGRAM_STEPS)
+    histograms = [history.histograms_at(step) for step in histogram_steps.tolist()]
+
     def made(level: int) -> Page:
         keys = Keys()
         steps = _some(recorded, _STEPS[level])
@@ -60,6 +67,10 @@ def run_page(path: str, history: History) -> PageMaker:
         left_out = [f"statistics of {count(len(recorded) - len(steps))} of {count(len(recorded))} recorded steps"]
         left_out = left_out if len(steps) < len(recorded) else []
         left_out += [f"the statistics {', '.join(_PACKED[len(names) :])}"] if len(names) < len(_PACKED) else []
+        shown_histograms = 0 if level else len(histograms)
+        if shown_histograms < len(with_histograms):
+            fewer = len(with_histograms) - shown_histograms
+            left_out.append(f"the histograms of {count(fewer)} of {count(len(with_histograms))} steps")
         run: dict[str, Json] = {
             "steps": steps.tolist(),
             "curves": _curves(report.steps),
@@ -73,6 +84,10 @@ def run_page(path: str, history: History) -> PageMaker:
                 for each in report.alarms
             ],
             "groups": _families_by_group(),
+            "histograms": [
+                {"step": step, "octaves": [_octaves(found.get(at)) for at in tensors]}
+                for step, found in zip(histogram_steps.tolist()[:shown_histograms], histograms, strict=False)
+            ],
         }  # fmt: skip
         tables = step_tables(_rows_at_the_end(tensors, columns))
         return Page(
@@ -112,6 +127,12 @@ def _plane(column: _Column, tensors: Mapping[int, TensorRow], steps: np.ndarray)
             found = np.searchsorted(known, steps).clip(max=len(known) - 1)
             plane[row] = np.where(known[found] == steps, values[found], np.nan)
     return plane
+
+
+def _octaves(histogram: ValueHistogram | None) -> Json:
+    """Returns the exponent of the first octave, and the counts from there; None without elements that are not zero."""
+    octaves = [] if histogram is None else histogram.octaves()
+    return [octaves[0][0], *(number for _, number in octaves)] if octaves else None
 
 
 def _curves(steps: Mapping[str, np.ndarray]) -> Json:

@@ -50,9 +50,9 @@ function build(content, packed, main) {
       if (search.value !== query) search.value = query;
       [...tables, ...(tree === null ? [] : [tree])].forEach((each) => each.filter(query));
     }
-    if (changed.has("tensor")) {
+    if (changed.has("tensor") || (changed.has("step") && run !== null)) {
       const known = run?.tensorCharts(selected("tensor")) ?? [];
-      tensor.show(selected("tensor"), known.map((chart) => chart.box));
+      tensor.show(selected("tensor"), [...known.map((chart) => chart.box), ...(run?.tensorHistogram(selected("tensor")) ?? [])]);
       document.body.classList.toggle("has-tensor", !tensor.box.hidden);
       tables.forEach((table) => table.drawRows());
     }

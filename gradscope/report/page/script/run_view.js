@@ -5,6 +5,7 @@ import { unpacked } from "./content.js";
 import { choice, element, section } from "./elements.js";
 import { HeatMap } from "./heat_map.js";
 import { LineChart, lineValues } from "./line_chart.js";
+import { magnitudeBars } from "./tensor_view.js";
 import { VirtualTable } from "./virtual_table.js";
 
 const COUNTED = ["zeros", "nan", "inf"];
@@ -243,6 +244,19 @@ export class RunView {
       ...(positive.length > 0 ? [this.curve("Statistics over steps", this.run.steps, positive, true)] : []),
       ...(signed.length > 0 ? [this.curve("Statistics with a sign over steps", this.run.steps, signed, false)] : []),
     ];
+  }
+
+  /**
+   * Returns the histogram of a tensor at the chosen step, or at the last one before it that has histograms.
+   * @param {string} key
+   * @returns {Element[]}
+   */
+  tensorHistogram(key) {
+    const row = this.run.keys.map((number) => this.keys[number]).indexOf(key);
+    const step = this.run.steps[Number(this.slider.value)] ?? 0;
+    const found = this.run.histograms.filter((each) => each.step <= step).at(-1) ?? this.run.histograms[0];
+    const octaves = found?.octaves[row] ?? null;
+    return octaves === null || found === undefined ? [] : magnitudeBars(`Elements by magnitude at step ${found.step}`, [{ at: 0, first: octaves[0] ?? 0, counts: octaves.slice(1) }]);
   }
 
   allCharts() {

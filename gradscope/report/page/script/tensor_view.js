@@ -29,7 +29,7 @@ export class TensorView {
   /**
    * Shows a tensor; hides the panel where there is none of that key.
    * @param {string} key
-   * @param {HTMLElement[]} more what else is known of it
+   * @param {Element[]} more what else is known of it
    */
   show(key, more) {
     const number = this.numbers.get(key);
@@ -104,30 +104,7 @@ export class TensorView {
       const octaves = row === undefined ? null : (side.tensors.octaves[row] ?? null);
       return octaves === null ? [] : [{ name: side.name, at, first: octaves[0] ?? 0, counts: octaves.slice(1) }];
     });
-    if (found.length === 0) return [];
-    const first = Math.min(...found.map((each) => each.first));
-    const last = Math.max(...found.map((each) => each.first + each.counts.length));
-    const most = Math.max(...found.flatMap((each) => each.counts), 1);
-    const width = BAR_WIDTH / (last - first);
-    const bars = found.flatMap((each, order) =>
-      each.counts.map((count, octave) => {
-        const height = (count / most) * BAR_HEIGHT;
-        const x = (each.first + octave - first + order / found.length) * width;
-        const bar = shape("rect", { x, y: BAR_HEIGHT - height, width: Math.max(width / found.length - 0.5, 0.5), height, fill: lineColour(each.at) });
-        const low = each.first + octave;
-        const title = shape("title", {});
-        title.textContent = `2^${low} .. 2^${low + 1}: ${count.toLocaleString("en-US")}`;
-        bar.append(title);
-        return bar;
-      }),
-    );
-    const picture = shape("svg", { viewBox: `0 0 ${BAR_WIDTH} ${BAR_HEIGHT + 16}`, class: "bars", role: "img", "aria-label": "elements by magnitude" });
-    const from = shape("text", { x: 0, y: BAR_HEIGHT + 13 });
-    from.textContent = `2^${first}`;
-    const to = shape("text", { x: BAR_WIDTH, y: BAR_HEIGHT + 13, "text-anchor": "end" });
-    to.textContent = `2^${last}`;
-    picture.append(...bars, from, to);
-    return [element("h3", {}, "Elements by magnitude"), picture];
+    return magnitudeBars("Elements by magnitude", found);
   }
 
   /** @param {number} number */
@@ -143,6 +120,39 @@ export class TensorView {
       return [element("h3", {}, title), element("ul", { class: "plain" }, ...items, ...more)];
     });
   }
+}
+
+/**
+ * Returns bars of elements by magnitude, an octave each: of one histogram, or of several beside each other.
+ * @param {string} title
+ * @param {{at: number, first: number, counts: number[]}[]} found
+ * @returns {Element[]}
+ */
+export function magnitudeBars(title, found) {
+  if (found.length === 0) return [];
+  const first = Math.min(...found.map((each) => each.first));
+  const last = Math.max(...found.map((each) => each.first + each.counts.length));
+  const most = Math.max(...found.flatMap((each) => each.counts), 1);
+  const width = BAR_WIDTH / (last - first);
+  const bars = found.flatMap((each, order) =>
+    each.counts.map((count, octave) => {
+      const height = (count / most) * BAR_HEIGHT;
+      const x = (each.first + octave - first + order / found.length) * width;
+      const bar = shape("rect", { x, y: BAR_HEIGHT - height, width: Math.max(width / found.length - 0.5, 0.5), height, fill: lineColour(each.at) });
+      const low = each.first + octave;
+      const told = shape("title", {});
+      told.textContent = `2^${low} .. 2^${low + 1}: ${count.toLocaleString("en-US")}`;
+      bar.append(told);
+      return bar;
+    }),
+  );
+  const picture = shape("svg", { viewBox: `0 0 ${BAR_WIDTH} ${BAR_HEIGHT + 16}`, class: "bars", role: "img", "aria-label": "elements by magnitude" });
+  const from = shape("text", { x: 0, y: BAR_HEIGHT + 13 });
+  from.textContent = `2^${first}`;
+  const to = shape("text", { x: BAR_WIDTH, y: BAR_HEIGHT + 13, "text-anchor": "end" });
+  to.textContent = `2^${last}`;
+  picture.append(...bars, from, to);
+  return [element("h3", {}, title), picture];
 }
 
 /**

@@ -76,6 +76,8 @@ interface RunContent {
   alarms: { step: number; rule: string; why: string; key: number | null }[];
   /** The families whose statistics the columns of a group show. */
   groups: Record<string, string[]>;
+  /** By step, for each tensor the exponent of its first octave and the counts from there. */
+  histograms: { step: number; octaves: (number[] | null)[] }[];
 }
 
 interface Content {

@@ -151,6 +151,8 @@ def test_a_run_is_followed_step_by_step(opened: Open) -> None:
     assert page.evaluate("location.hash").endswith("step=5")
     assert "1.00e+05" in gradient.inner_text()
     assert page.locator("#tensor .plot canvas").count() == 2
+    assert page.locator("#tensor h3").inner_text() == "Elements by magnitude at step 4"
+    assert page.locator("#tensor .bars rect title").first.text_content() == "2^4 .. 2^5: 4"
     assert page.locator(".legend .mark").first.inner_text() == "step 7: nonfinite"
     heat = page.locator("canvas.heat")
     assert heat.evaluate("canvas => [canvas.width, canvas.height]") == [8, 3]

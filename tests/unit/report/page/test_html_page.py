@@ -181,3 +181,4 @@ def test_a_run_has_its_series_and_alarms(pages: dict[str, str]) -> None:
         {"step": 7, "rule": "nonfinite", "why": "has 2 NaN", "key": content["keys"].index("activation_grad/layer0")}
     ]
     assert [column["name"] for column in run["curves"]["columns"]] == ["loss", "grad_norm"]
+    assert [(each["step"], each["octaves"][0]) for each in run["histograms"]] == [(at, [at, 4]) for at in (0, 2, 4, 6)]
