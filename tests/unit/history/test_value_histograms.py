@@ -95,8 +95,8 @@ def test_a_strange_blob_is_refused(pairs: list[tuple[int, int]]) -> None:
 
 
 def test_octaves_are_those_of_the_magnitudes() -> None:
-    values = np.random.default_rng(0).normal(size=500).astype(np.float32) * np.float32(2.0) ** np.arange(-250, 250)
-    values = np.concatenate([values[np.isfinite(values)], np.zeros(3)]).astype(np.float32)
+    values = np.concatenate([wide(0), np.zeros(3, np.float32)])
+    values = values[np.isfinite(values)]
     mantissas, exponents = np.frexp(np.abs(values[values != 0]).astype(np.float64))
     expected = np.unique(np.maximum(exponents - 1, -127), return_counts=True)
     found = {exponent: number for exponent, number in ValueHistogram.of(counted(values)).octaves() if number}
