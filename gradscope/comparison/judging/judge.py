@@ -58,7 +58,7 @@ def judge(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Unmatched:
     """Unmatched is a tensor that only one dump has.
 

@@ -19,6 +19,7 @@ from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.judging.judge import Unmatched
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax
+from gradscope.comparison.pairing.values.sums import sums
 from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
@@ -62,12 +63,13 @@ def unmatched(
     )
     ref = _PairedDump(dumps.ref, in_ref, loop_outputs, facts)
     cand = _PairedDump(dumps.cand, in_cand, {match.ref: match for match in pairing.inverse}, facts)
+    summed = sums(dumps, pairing.only_ref, pairing.only_cand)
     missing = [
-        Unmatched(entry=ref.source.entry(key), status="missing", why_redundant=_why_redundant(key, ref, cand))
+        Unmatched(ref.source.entry(key), "missing", summed.get(key) or _why_redundant(key, ref, cand))
         for key in pairing.only_ref
     ]
     extra = [
-        Unmatched(entry=cand.source.entry(key), status="extra", why_redundant=_why_redundant(key, cand, ref))
+        Unmatched(cand.source.entry(key), "extra", summed.get(key) or _why_redundant(key, cand, ref))
         for key in pairing.only_cand
     ]
     return missing, extra

@@ -59,8 +59,16 @@ def by_sibling(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
         match = None if subject is None else recipes.get(key_of(subject, name))
         if match is not None and all(split_key(each)[0] == subject for each in match.recipe.keys):
             keys = tuple(key_of(family, split_key(each)[1]) for each in match.recipe.keys)
+            # A program can return a value twice, and the loss reads one of them: equal values are no equal uses.
+            if match.matched_by != "name" and _is_used(dumps.ref, key) is not _is_used(dumps.cand, keys[0]):
+                continue
             if free.issuperset(keys) and _shapes(dumps, key, keys[0]) == _shapes(dumps, match.ref, match.cand):
                 yield Match(ref=key, recipe=replace(match.recipe, keys=keys), matched_by=match.matched_by)
+
+
+def _is_used(source: DumpSource, key: str) -> bool:
+    """Returns whether the loss depends on a value, by the key of its gradient; also where that is not in the dump."""
+    return key not in source.keys() or source.entry(source.resolve(key)).absent is None  # noqa: SIM118 - no mapping
 
 
 def by_updated_state(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:  # noqa: ARG001 - only names are compared

@@ -1,6 +1,6 @@
 """`uneven_parts` matches a tensor of one dump with tensors of several sizes of the other that are joined in it.
 
-Where several queries share a key and a value, one kernel `[in, queries + keys + values]` is the other framework's three.
+Where several queries share a key and a value, one kernel `[in, queries + keys + values]` is three of the other framework.
 The parts are found one after the other along an axis, by their values, all as they are or all with the same order of
 axes.
 """
@@ -85,7 +85,9 @@ def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[s
     for order in permutations(range(whole.ndim)):
         ordered = {single: array.transpose(order) for single, array in arrays.items()}
         for axis in range(whole.ndim):
-            parts = _cover(np.moveaxis(whole, axis, 0), {n: np.moveaxis(a, axis, 0) for n, a in ordered.items()}, tolerance)
+            parts = _cover(
+                np.moveaxis(whole, axis, 0), {n: np.moveaxis(a, axis, 0) for n, a in ordered.items()}, tolerance
+            )
             if len(parts) > 1:
                 sizes = tuple(ordered[part].shape[axis] for part in parts)
                 return _Joined(key, parts, sizes, axis, order)
