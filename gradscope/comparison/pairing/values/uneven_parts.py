@@ -1,6 +1,6 @@
 """`uneven_parts` matches a tensor of one dump with tensors of several sizes of the other that are joined in it.
 
-Where several queries share a key and a value, one kernel `[in, queries + keys + values]` is three of the other framework.
+Where several queries share a key and a value, one kernel `[in, queries + keys + values]` is three of another framework.
 The parts are found one after the other along an axis, by their values, all as they are or all with the same order of
 axes.
 """
