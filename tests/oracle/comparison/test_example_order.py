@@ -22,7 +22,7 @@ WEIGHTS = {
     "merged": _draw(size=(WIDTH, WIDTH)).astype(np.float32),
     "norm": np.ones((1, WIDTH), np.float32),
 }
-BATCH = {
+BATCH: dict[str, Any] = {
     "x": _draw(size=(EXAMPLES, STEPS, WIDTH)).astype(np.float32),
     "labels": np.array([0, 1, 1, 0, 1, 0], np.int32),
     "scale": np.float32(0.5),

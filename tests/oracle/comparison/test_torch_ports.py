@@ -69,7 +69,8 @@ def reference() -> Dump:
 def bare(reference: Dump, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tensors of the reference by their keys, as `numpy.savez` writes them."""
     path = tmp_path_factory.mktemp("bare") / "bare.npz"
-    np.savez(path, **{key: np.asarray(reference[key]) for key in reference})
+    tensors: dict[str, Any] = {key: np.asarray(reference[key]) for key in reference}
+    np.savez(path, **tensors)
     return path
 
 
