@@ -7,6 +7,8 @@ axes.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -25,6 +27,9 @@ from gradscope.naming import PARAM
 
 #: The most axes of a tensor whose parts are tried with their axes in every order.
 _MOST_AXES: Final = 3
+
+#: The most tensors that are tried as parts of one: all of them are read.
+_MOST_PARTS: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +74,18 @@ def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: 
         fitting = [
             single
             for single in free
-            if len(other.entry(single).shape) == len(entry.shape) and comparable(other.entry(single).dtype, entry.dtype)
+            if _may_be_part(other.entry(single).shape, entry.shape)
+            and comparable(other.entry(single).dtype, entry.dtype)
         ]
-        if len(fitting) > 1 and (joined := _joined(holder, key, other, fitting)) is not None:
+        if 1 < len(fitting) <= _MOST_PARTS and (joined := _joined(holder, key, other, fitting)) is not None:
             free = [single for single in free if single not in joined.parts]
             yield joined
+
+
+def _may_be_part(part: Sequence[int], whole: Sequence[int]) -> bool:
+    """Returns whether a shape is that of a part: smaller along one axis, and the same along the others."""
+    others = Counter(whole) - Counter(part)
+    return len(part) == len(whole) and others.total() == 1 and math.prod(part) < math.prod(whole)
 
 
 def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[str]) -> _Joined | None:
