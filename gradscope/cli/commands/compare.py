@@ -78,7 +78,7 @@ def compare(
     if judge_options.write_map is not None:
         from gradscope.dump.storage.target_path import checked_file
 
-        checked_file(judge_options.write_map, force=False)  # before the work
+        checked_file(judge_options.write_map, force=None)  # before the work
     found = _compared(ref, cand, compare_options)
     if judge_options.write_map is not None:
         _save_map(judge_options.write_map, found)

@@ -80,7 +80,7 @@ def write_map(path: Path, matches: Iterable[Match]) -> None:
     text = "# Which tensors of the candidate are which of the reference: gradscope compare REF CAND --map FILE\n"
     for rule in written_rules(matches):
         text += "\n[[rule]]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in rule.items())
-    write_whole(checked_file(path, force=False), text.encode(), replace=False)
+    write_whole(checked_file(path, force=None), text.encode(), replace=False)
 
 
 def _text(path: Path) -> str:

@@ -14,12 +14,12 @@ from gradscope.errors import MachineError, UsageError
 from gradscope.naming import printable
 
 
-def checked_target(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> Path:
+def checked_target(path: Path, *, force: bool | None, inputs: Iterable[Path] = ()) -> Path:
     """Returns the regular file, existing or not, that a path refers to; symbolic links are followed.
 
     Args:
         path: The path as the user wrote it.
-        force: Whether a file that exists may be replaced.
+        force: Whether a file that exists may be replaced; None where the user cannot say so.
         inputs: Files that are read, which are not replaced in any case. The sources of imported modules never are.
 
     Raises:
@@ -43,7 +43,8 @@ def checked_target(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> P
     if mode is not None and not stat.S_ISREG(mode):
         raise UsageError(f"cannot write to {shown}: it is {_kind(mode)}, not a regular file")
     if mode is not None and not force:
-        raise UsageError(f"{shown} exists", hint="give another path, or replace it with --force")
+        instead = "give another path" if force is None else "give another path, or replace it with --force"
+        raise UsageError(f"{shown} exists", hint=instead)
     if mode is not None and (role := _role(target, inputs)):
         raise UsageError(f"cannot write to {shown}: it is {role}", hint="give another path")
     if parent is None or not stat.S_ISDIR(parent):
@@ -53,7 +54,7 @@ def checked_target(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> P
     return target
 
 
-def checked_file(path: Path, *, force: bool) -> Path:
+def checked_file(path: Path, *, force: bool | None) -> Path:
     """Returns the path of a file other than a dump; a symbolic link is refused. See `checked_target`."""
     # A dump's path is the user's own. A file with a fixed name in a folder of others may be a link that they made.
     if path.is_symlink():
