@@ -47,6 +47,11 @@ class Run:
         self._history = History(Path(path))
 
     @property
+    def history(self) -> History:
+        """The history that is read."""
+        return self._history
+
+    @property
     def steps(self) -> dict[str, np.ndarray]:
         """The recorded steps: by column, `step`, `loss`, `grad_norm`, ..., an array; NaN where a value is missing.
 
