@@ -22,7 +22,7 @@ from gradscope.dump.storage.storage_errors import located
 from gradscope.errors import DumpError, MissingKeyError, UsageError
 from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.run_folder import HISTORY
-from gradscope.history.schema import STATS, STEPS
+from gradscope.history.schema import ALL_PARAMETERS, NOISE, STATS, STEPS
 from gradscope.history.strange_database import WORK_UNIT, opened, require_schema
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import printable
@@ -32,7 +32,9 @@ from gradscope.naming.patterns import nearest_hint
 _DAMAGED: Final = (sqlite3.Error, UnicodeDecodeError)
 
 #: Columns that have integers only.
-_INTEGERS: Final = frozenset({"id", "tensor", "step", "examples", "skipped", "zeros", "nan", "inf"})
+_INTEGERS: Final = frozenset(
+    {"id", "tensor", "step", "examples", "skipped", "zeros", "nan", "inf", "groups", "group_size"}
+)
 
 _SHAPE: Final = re.compile(r"\[(?:\d{1,18}(?:, ?\d{1,18}){0,63})?\]")
 
@@ -194,6 +196,34 @@ class History:
         return {
             int(number or 0): ValueHistogram.from_bytes(blob or b"")
             for (number,), (blob,) in zip(numbers, blobs, strict=True)
+        }
+
+    def noise(self, number: int | None) -> dict[str, np.ndarray]:
+        """Returns the noise of gradients over time: by column an array, and `step`; NaN where a value is missing.
+
+        Args:
+            number: The number of a parameter's gradient; None for all trained parameters together.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        which = ALL_PARAMETERS if number is None else number
+        return self._columns("noise", ("step", *NOISE), "WHERE tensor = ? ORDER BY step", which)
+
+    def noise_at(self, step: int) -> dict[int | None, dict[str, float | int]]:
+        """Returns the noise of gradients at a step, by the tensor's number, of all together by None.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        with self._reading():
+            rows = self._rows("noise", ("tensor", *NOISE), float, "WHERE step = ? ORDER BY tensor", step)
+        return {
+            None if number == ALL_PARAMETERS else int(number): {
+                name: value for name, value in zip(NOISE, values, strict=True) if value is not None
+            }
+            for number, *values in rows
+            if number is not None
         }
 
     def alarms(self) -> tuple[Alarm, ...]:

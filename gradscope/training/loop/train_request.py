@@ -43,6 +43,8 @@ class TrainRequest:
         steps: How many steps the run has in the end.
         every: Steps that this number divides are recorded, and the last.
         histograms_every: Steps that this number divides are recorded with histograms, and the last; None for none.
+        noise_every: At steps that this number divides, and the last, the noise of gradients is recorded; None for none.
+        microbatch: Examples in each of the gradients that it is computed from.
         tensorboard: Whether event files are written, too.
         saving: When checkpoints are saved.
         check_numerics: Whether the run stops at a loss or a gradient that is not finite.
@@ -63,6 +65,8 @@ class TrainRequest:
     steps: int
     every: int
     histograms_every: int | None = None
+    noise_every: int | None = None
+    microbatch: int = 1
     tensorboard: bool = False
     saving: Saving = field(default_factory=Saving)
     check_numerics: bool = True

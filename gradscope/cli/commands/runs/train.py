@@ -107,6 +107,7 @@ def _trained(
     from gradscope.training.loop.resuming import opened
     from gradscope.training.loop.train_request import TrainRequest
     from gradscope.training.loop.training_loop import train
+    from gradscope.training.recording.noise_rows import noise_cost
 
     with stdout_to_stderr(), Progress(quiet=quiet) as progress:
         model = model_options.model(target, model_request)
@@ -118,12 +119,18 @@ def _trained(
             say(note)
         chosen = {"TARGET": target, **_described(model, model_options), **step_options.described()}
         tell: Callable[[str], None] = (lambda _line: None) if quiet else say
+        if record_options.per_example_every is not None:
+            tell(noise_cost(
+                arguments.shapes[1], arguments.batch_size, every=record_options.per_example_every,
+                group_size=record_options.microbatch,
+            ))  # fmt: skip
         shown = TrainingProgress(
             progress, tell, steps=steps, log_every=record_options.log_every
         )  # fmt: skip
         request = TrainRequest(
             model=model, arguments=arguments, batch=_batches(model_options, model, arguments), step=step, steps=steps,
             every=record_options.every, histograms_every=record_options.histograms_every,
+            noise_every=record_options.per_example_every, microbatch=record_options.microbatch,
             tensorboard=record_options.tensorboard, saving=record_options.saving(),
             check_numerics=record_options.check_numerics, is_dumped=record_options.dumped(),
             on_alarm=record_options.on_alarm.value, keep_alarms=record_options.keep_alarms, tell=tell,
