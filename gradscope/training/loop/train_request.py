@@ -12,6 +12,7 @@ from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.history.history_rows import Alarm
 from gradscope.tracing.loading.model import Model
+from gradscope.training.loop.placement import Placement
 from gradscope.training.loop.run_alarms import OnAlarm
 from gradscope.training.step import TrainStep
 
@@ -46,6 +47,7 @@ class TrainRequest:
         noise_every: At steps that this number divides, and the last, the noise of gradients is recorded; None for none.
         microbatch: Examples in each of the gradients that it is computed from.
         tensorboard: Whether event files are written, too.
+        placement: Where arrays are; None for JAX's default device.
         saving: When checkpoints are saved.
         check_numerics: Whether the run stops at a loss or a gradient that is not finite.
         options: The options that decide the run's numbers, for its history.
@@ -68,6 +70,7 @@ class TrainRequest:
     noise_every: int | None = None
     microbatch: int = 1
     tensorboard: bool = False
+    placement: Placement | None = None
     saving: Saving = field(default_factory=Saving)
     check_numerics: bool = True
     options: Mapping[str, str]

@@ -65,8 +65,12 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
         ModelError: The model failed.
         MachineError: Memory or disk ran out; the checkpoint before is whole.
     """
-    programs = StepPrograms(request.step, check=request.check_numerics)
-    first = owned(request.step.init(request.arguments.make()[0]))  # nothing else keeps the variables in memory
+    place = request.placement
+    programs = StepPrograms(
+        request.step, check=request.check_numerics, sharding=None if place is None else place.everywhere
+    )
+    first = request.step.init(request.arguments.make()[0])
+    first = owned(first if place is None else place.whole(first))  # nothing else keeps the variables in memory
     beginning = Start(state=first, previous=None, number=0)
     if resume:
         beginning = start(folder.path, first, programs.no_gradients(first), steps=request.steps)
@@ -163,6 +167,8 @@ class _Loop:
         """Starts a step, observed where it is due."""
         request = self._request
         batch = self._batch(number)
+        if request.placement is not None:
+            batch = request.placement.spread(batch)
         self._alarms.keep(number, self._state, batch)
         if request.is_dumped(number):
             save_dump(request.model, self._state, batch, path=dump_path(self._folder.path, number), facts=request.facts)
