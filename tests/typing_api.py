@@ -39,7 +39,7 @@ def judge(one: gs.Dump, other: gs.Dump) -> bool:
 def judge_runs(one: gs.Run, other: gs.Run) -> int | None:
     found = gs.compare(one, other, tol=1e-3, select="param/*")
     assert_type(found, gs.RunDivergence)
-    gs.compare(one, other, map_file="map.json")  # pyright: ignore[reportCallIssue, reportArgumentType] - of dumps
+    gs.compare(one, other, map_file="map.json")  # pyright: ignore[reportArgumentType] - of dumps
     return found.first_step
 
 

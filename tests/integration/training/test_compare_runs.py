@@ -190,7 +190,7 @@ def test_python_compares_runs_as_the_command_does(tmp_path: Path) -> None:
     steps = {number: {"param/w": np.full(3, 1.0 + number)} for number in range(3)}
     other = {**steps, 2: {"param/w": np.full(3, 30.0)}}
     paths = [recorded(tmp_path / name, each) for name, each in (("one", steps), ("same", steps), ("other", other))]
-    with gs.load(paths[0]) as one, gs.load(paths[1]) as same, gs.load(paths[2]) as changed:
+    with gs.Run(paths[0]) as one, gs.Run(paths[1]) as same, gs.Run(paths[2]) as changed:
         assert gs.compare(one, same)
         found = gs.compare(one, changed)
         assert isinstance(found, gs.RunDivergence)

@@ -28,7 +28,7 @@ def test_two_devices_have_the_numbers_of_one(tmp_path: Path) -> None:
         options = ("--steps", 5, "--devices", devices, "-o", f"on{devices}")
         done = gradscope(*line, *options, folder=tmp_path)
         assert done.status == 0, done.errors
-    with gs.load(tmp_path / "on1") as one, gs.load(tmp_path / "on2") as two:
+    with gs.Run(tmp_path / "on1") as one, gs.Run(tmp_path / "on2") as two:
         assert one.keys() == two.keys()
         np.testing.assert_allclose(one.steps["loss"], two.steps["loss"], rtol=1e-5)
         np.testing.assert_allclose(one.noise()["variance"], two.noise()["variance"], rtol=1e-4)

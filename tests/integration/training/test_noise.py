@@ -35,7 +35,7 @@ def folder(usual_promotion: None, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def test_noise_has_a_clock_of_its_own_and_averages_before_the_ratio(folder: Path) -> None:
-    with gs.load(folder / "run") as run:
+    with gs.Run(folder / "run") as run:
         noise, weight = run.noise(), run.noise("param_grad/weight")
         assert run.steps["step"].tolist() == [0, 3, 4, 6, 8, 9, 10]
         assert noise["step"].tolist() == weight["step"].tolist() == [0, 3, 6, 9, 10]
@@ -61,7 +61,7 @@ def test_a_resumed_run_has_the_noise_of_one_that_was_not_stopped(folder: Path) -
 
 
 def test_noise_is_shown_and_exported(folder: Path) -> None:
-    with gs.load(folder / "run") as run:
+    with gs.Run(folder / "run") as run:
         noise = run.noise()
     for line, at in ((("show", "run"), -1), (("show", "run", "--step", 6), 2)):
         shown = json.loads(gradscope(*line, "--json", folder=folder).output)["noise"]
@@ -82,7 +82,7 @@ def test_a_model_with_batch_norm_is_told_about_microbatches(tmp_path: Path) -> N
     done = gradscope(*line, "--steps", 3, "--microbatch", 4, "-o", "halves", folder=tmp_path)
     assert done.status == 0, done.errors
     assert done.errors.count("couples examples") == 1
-    with gs.load(tmp_path / "halves") as run:
+    with gs.Run(tmp_path / "halves") as run:
         noise: dict[str, Any] = run.noise("param_grad/hidden/kernel")  # not among what is selected
         assert noise["groups"].tolist() == [2, 2]
         assert np.isnan(noise["gsnr"]).all()
