@@ -199,4 +199,4 @@ def test_python_compares_runs_as_the_command_does(tmp_path: Path) -> None:
         with pytest.raises(gs.UsageError, match="rtol is of dumps"):
             gs.compare(one, changed, rtol=1e-3)  # pyright: ignore[reportCallIssue]
         with pytest.raises(gs.UsageError, match="compared with a dump"):
-            gs.compare(one, changed.at(1))  # pyright: ignore[reportArgumentType]
+            gs.compare(one, changed.at(1))  # pyright: ignore[reportCallIssue, reportArgumentType]
