@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gradscope.api.training_run import Run
     from gradscope.capturing.seen import Seen
     from gradscope.comparison import Comparison
+    from gradscope.comparison.diagnosis.run_divergence import RunDivergence
     from gradscope.errors import DumpError, GradscopeError, MachineError, MissingKeyError, ModelError, UsageError
     from gradscope.instrument.rewriting.core_columns import CoreStatistics
     from gradscope.report import Query
@@ -49,6 +50,7 @@ _HOMES = {
     "Query": "gradscope.report",
     "ReportPage": "gradscope.api.reporting",
     "Run": "gradscope.api.training_run",
+    "RunDivergence": "gradscope.comparison.diagnosis.run_divergence",
     "Seen": "gradscope.capturing.seen",
     "TensorStats": "gradscope.stats",
     "Thresholds": "gradscope.stats",
@@ -78,6 +80,7 @@ __all__ = [
     "Query",
     "ReportPage",
     "Run",
+    "RunDivergence",
     "Seen",
     "TensorStats",
     "Thresholds",

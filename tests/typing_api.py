@@ -36,6 +36,13 @@ def judge(one: gs.Dump, other: gs.Dump) -> bool:
     return bool(gs.compare(one, other, tol=[".*=rel_l2 < 1e-3"])) and bool(result)
 
 
+def judge_runs(one: gs.Run, other: gs.Run) -> int | None:
+    found = gs.compare(one, other, tol=1e-3, select="param/*")
+    assert_type(found, gs.RunDivergence)
+    gs.compare(one, other, map_file="map.json")  # pyright: ignore[reportArgumentType] - of dumps
+    return found.first_step
+
+
 def observe(params: dict[str, Any], x: np.ndarray) -> jax.Array:
     _, seen = gs.value_and_grad(loss)(params, x)
     assert_type(seen, gs.Seen[gs.CoreStatistics])

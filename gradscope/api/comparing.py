@@ -1,18 +1,38 @@
-"""Comparing two dumps: tensors are matched and judged one by one."""
+"""Comparing two dumps, whose tensors are matched and judged one by one, or two training runs, step by step."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import overload
 
 from gradscope.api.reading import Dump
+from gradscope.api.training_run import Run
 from gradscope.comparison import CompareOptions, Comparison, ToleranceRule
 from gradscope.comparison import compare as compare_sources
+from gradscope.comparison.diagnosis.run_divergence import RunDivergence, compare_runs
 from gradscope.comparison.pairing.map_file import read_map
+from gradscope.errors import UsageError
 from gradscope.naming import Selection, as_tuple
 
 
+@overload
+def compare(
+    ref: Run,
+    cand: Run,
+    *,
+    tol: float | str | Sequence[str] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    bitwise: bool = False,
+    select: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    allow_missing: str | Sequence[str] = (),
+) -> RunDivergence: ...
+
+
+@overload
 def compare(
     ref: Dump,
     cand: Dump,
@@ -26,12 +46,31 @@ def compare(
     allow_missing: str | Sequence[str] = (),
     map_file: str | os.PathLike[str] | None = None,
     cand_dtype: str | None = None,
-) -> Comparison:
+) -> Comparison: ...
+
+
+def compare(
+    ref: Dump | Run,
+    cand: Dump | Run,
+    *,
+    tol: float | str | Sequence[str] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    bitwise: bool = False,
+    select: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    allow_missing: str | Sequence[str] = (),
+    map_file: str | os.PathLike[str] | None = None,
+    cand_dtype: str | None = None,
+) -> Comparison | RunDivergence:
     """Matches two dumps tensor by tensor and judges them; the result's truth value is the verdict.
 
+    Of two training runs it finds the first recorded step that differs, and the first tensor in it, by the statistics in
+    their histories; these have no elements, so that `rtol`, `atol`, `map_file` and `cand_dtype` are of dumps.
+
     Args:
-        ref: The reference.
-        cand: The candidate.
+        ref: The reference: a dump, or a run.
+        cand: The candidate, likewise.
         tol: One tolerance for every tensor on `rel_l2`, the norm of the difference as a share of the reference's; or
             rules, `"param_grad/.*=rel_l2 < 1e-3 and max_abs < 1"`, of which the first that matches a tensor counts;
             None for the defaults by dtype and family.
@@ -48,11 +87,12 @@ def compare(
 
     Returns:
         The comparison: its `verdict` and `sentence`, `first_divergence`, and one row for each tensor with the metrics
-        that were measured.
+        that were measured. Of runs their `first_step` that differs, and `rows` of that step in its order.
 
     Raises:
-        UsageError: A pattern selects nothing or is not one, or a tolerance is negative or not one.
-        DumpError: One of the dumps, or the map file, is damaged.
+        UsageError: A pattern selects nothing or is not one, a tolerance is negative or not one, a dump is compared with
+            a run, or an argument is of dumps.
+        DumpError: One of the dumps or histories, or the map file, is damaged.
 
     Example:
         >>> import jax.numpy as jnp
@@ -75,7 +115,15 @@ def compare(
         atol=atol,
         cand_dtype=cand_dtype,
     )
-    return compare_sources(ref.source, cand.source, options=options)
+    if isinstance(ref, Dump) and isinstance(cand, Dump):
+        return compare_sources(ref.source, cand.source, options=options)
+    if isinstance(ref, Dump) or isinstance(cand, Dump):
+        raise UsageError("a training run is compared with a dump", hint="pass two runs, or run.at(step) for a dump")
+    of_dumps = {"rtol": rtol, "atol": atol, "map_file": map_file, "cand_dtype": cand_dtype}
+    wrong = next((name for name, value in of_dumps.items() if value is not None), None)
+    if wrong is not None:
+        raise UsageError(f"{wrong} is of dumps, and these are training runs", hint="leave it out")
+    return compare_runs(ref.history, cand.history, options)
 
 
 def _rules(tol: float | str | Sequence[str] | None) -> tuple[ToleranceRule, ...]:

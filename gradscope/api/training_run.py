@@ -47,6 +47,11 @@ class Run:
         self._history = History(Path(path))
 
     @property
+    def history(self) -> History:
+        """The history that is read."""
+        return self._history
+
+    @property
     def steps(self) -> dict[str, np.ndarray]:
         """The recorded steps: by column, `step`, `loss`, `grad_norm`, ..., an array; NaN where a value is missing.
 
@@ -104,6 +109,25 @@ class Run:
             DumpError: The history is damaged.
         """
         return self._history.histograms_of(self._history.number_of(key))
+
+    def noise(self, key: str | None = None) -> dict[str, np.ndarray]:
+        """Returns the noise of gradients that was recorded with `--per-example-every`.
+
+        Args:
+            key: The key of a parameter's gradient, `param_grad/head/kernel`; None for all trained parameters together.
+
+        Returns:
+            By column an array over the steps at which it was measured, `step` among them, empty where none was:
+            `noise_scale`, in examples, `gsnr`, `variance`, `signal` and others; NaN where a value is missing.
+
+        Raises:
+            UsageError: There is no such tensor.
+            DumpError: The history is damaged.
+
+        References:
+            https://arxiv.org/abs/1812.06162 (noise scale), https://arxiv.org/abs/2001.07384 (GSNR)
+        """
+        return self._history.noise(None if key is None else self._history.number_of(key))
 
     def at(self, step: int) -> Dump:
         """Returns what was recorded of a step, as a dump with statistics and no tensors.

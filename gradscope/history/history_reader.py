@@ -7,7 +7,6 @@ sound file of that size could cause.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -22,19 +21,14 @@ from gradscope.dump.storage.storage_errors import located
 from gradscope.errors import DumpError, MissingKeyError, UsageError
 from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.run_folder import HISTORY
-from gradscope.history.schema import STATS, STEPS
-from gradscope.history.strange_database import WORK_UNIT, opened, require_schema
+from gradscope.history.schema import ALL_PARAMETERS, NOISE, STATS, STEPS
+from gradscope.history.strange_database import WORK_UNIT, opened, require_schema, stored_shape, types_of
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import printable
 from gradscope.naming.patterns import nearest_hint
 
 #: What a damaged file makes SQLite and its texts raise.
 _DAMAGED: Final = (sqlite3.Error, UnicodeDecodeError)
-
-#: Columns that have integers only.
-_INTEGERS: Final = frozenset({"id", "tensor", "step", "examples", "skipped", "zeros", "nan", "inf"})
-
-_SHAPE: Final = re.compile(r"\[(?:\d{1,18}(?:, ?\d{1,18}){0,63})?\]")
 
 
 class History:
@@ -196,6 +190,34 @@ class History:
             for (number,), (blob,) in zip(numbers, blobs, strict=True)
         }
 
+    def noise(self, number: int | None) -> dict[str, np.ndarray]:
+        """Returns the noise of gradients over time: by column an array, and `step`; NaN where a value is missing.
+
+        Args:
+            number: The number of a parameter's gradient; None for all trained parameters together.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        which = ALL_PARAMETERS if number is None else number
+        return self._columns("noise", ("step", *NOISE), "WHERE tensor = ? ORDER BY step", which)
+
+    def noise_at(self, step: int) -> dict[int | None, dict[str, float | int]]:
+        """Returns the noise of gradients at a step, by the tensor's number, of all together by None.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        with self._reading():
+            rows = self._rows("noise", ("tensor", *NOISE), float, "WHERE step = ? ORDER BY tensor", step)
+        return {
+            None if number == ALL_PARAMETERS else int(number): {
+                name: value for name, value in zip(NOISE, values, strict=True) if value is not None
+            }
+            for number, *values in rows
+            if number is not None
+        }
+
     def alarms(self) -> tuple[Alarm, ...]:
         """Returns what was wrong, in the order of the steps.
 
@@ -234,7 +256,7 @@ class History:
         """Returns rows of a table whose columns are all texts, all numbers, or all blobs; the first two may be NULL."""
         self._work = 0
         # SQLite stores any value in any column. The check is SQLite's, as Python takes a second for a million values.
-        wrong = " OR ".join(f"typeof({column}) NOT IN ({_types(column, kind)})" for column in columns)
+        wrong = " OR ".join(f"typeof({column}) NOT IN ({types_of(column, kind)})" for column in columns)
         listed = ", ".join(columns)
         query = f"SELECT {wrong}, {listed} FROM {table} {which}"  # noqa: S608 - our own names
         rows = self._connection.execute(query, values).fetchall()
@@ -250,7 +272,7 @@ class History:
                 raise DumpError("a tensor in its table tensors has no name")
             yield (
                 number,
-                TensorRow(family=family, name=name, shape=_shape(shape), dtype=dtype, layer=layer, source=source),
+                TensorRow(family=family, name=name, shape=stored_shape(shape), dtype=dtype, layer=layer, source=source),
             )
 
     def _worked(self) -> bool:
@@ -259,23 +281,6 @@ class History:
         return self._work > self._most_work
 
 
-def _types(column: str, kind: type) -> str:
-    """Returns SQLite's types of the values that a column may have."""
-    if kind is str:
-        return "'text', 'null'"
-    if kind is bytes:
-        return "'blob'"
-    return "'integer', 'null'" if column in _INTEGERS else "'integer', 'real', 'null'"
-
-
 def _require_column(name: str) -> None:
     if name not in STATS:
         raise UsageError(f"a history has no column {name!r}", hint=nearest_hint(name, STATS))
-
-
-def _shape(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    if not _SHAPE.fullmatch(text):
-        raise DumpError("a shape in its table tensors is none")
-    return tuple(int(size) for size in re.findall(r"\d+", text))

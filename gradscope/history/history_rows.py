@@ -59,6 +59,21 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Smoothed:
+    """The moving averages of the noise of a gradient.
+
+    Attributes:
+        variance: That of the variance.
+        signal: That of the signal.
+        count: How many measurements are in them.
+    """
+
+    variance: float = 0.0
+    signal: float = 0.0
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """Everything that is recorded of one step.
 
@@ -68,6 +83,8 @@ class StepRecord:
         unchanged: Whether the step left a trained parameter as it was, by name, as far as that is known; the rules of
             alarms read it, and no table has it.
         histograms: The histogram of each tensor by its key, where they are recorded.
+        noise: The columns of `schema.NOISE` by the key of a parameter's gradient, of all trained parameters together by
+            None; where it is recorded.
     """
 
     numbers: Mapping[str, float | int | None]
@@ -76,3 +93,6 @@ class StepRecord:
     )
     unchanged: Mapping[str, bool] = field(default_factory=dict[str, bool])
     histograms: Mapping[str, ValueHistogram] = field(default_factory=dict[str, ValueHistogram])
+    noise: Mapping[str | None, Mapping[str, float | int | None]] = field(
+        default_factory=dict[str | None, Mapping[str, float | int | None]]
+    )

@@ -13,9 +13,9 @@ from typing import Final, Self, TypeVar
 
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.errors import MachineError
-from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
+from gradscope.history.history_rows import Alarm, Smoothed, StepRecord, TensorRow
 from gradscope.history.run_folder import HISTORY
-from gradscope.history.schema import APPLICATION_ID, STATS, STEPS, TABLES, VERSION
+from gradscope.history.schema import ALL_PARAMETERS, APPLICATION_ID, NOISE, STATS, STEPS, TABLES, VERSION
 from gradscope.naming import printable
 
 _Result = TypeVar("_Result")
@@ -114,6 +114,15 @@ class HistoryWriter:
         """
         self._done(self._release, folder)
 
+    def smoothed_noise(self) -> dict[str | None, Smoothed]:
+        """Returns the moving averages after what is written, by the key of a parameter's gradient; of all by None.
+
+        Raises:
+            MachineError: The disk fails.
+        """
+        self.flush()
+        return self._done(self._smoothed_noise)
+
     def forget(self, from_step: int) -> None:
         """Removes what was written of a step and of all later ones.
 
@@ -159,7 +168,7 @@ class HistoryWriter:
         """Makes a history without steps, under another name first: one that exists has its tables."""
         made = self._path.with_name(f".gradscope-{HISTORY}")
         made.unlink(missing_ok=True)
-        units = [(column, unit, meaning) for column, (unit, meaning) in {**STEPS, **STATS}.items()]
+        units = [(column, unit, meaning) for column, (unit, meaning) in {**STEPS, **STATS, **NOISE}.items()]
         connection = self._connected(made)
         with closing(connection), _transaction(connection):
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
@@ -172,7 +181,7 @@ class HistoryWriter:
 
     def _forget(self, from_step: int) -> None:
         with _transaction(self._connection) as connection:
-            for table in ("steps", "stats", "histograms", "alarms"):
+            for table in ("steps", "stats", "histograms", "noise", "alarms"):
                 connection.execute(f"DELETE FROM {table} WHERE step >= ?", (from_step,))  # noqa: S608 - our own names
 
     def _to_one_file(self) -> None:
@@ -204,6 +213,22 @@ class HistoryWriter:
             connection.executemany(_insertion("stats", len(STATS) + 2), rows)
             blobs = ((step, self._ids[key], each.to_bytes()) for key, each in made.histograms.items())
             connection.executemany(_insertion("histograms", 3), blobs)
+            noise = (
+                (step, ALL_PARAMETERS if key is None else self._ids[key], *map(each.get, NOISE))
+                for key, each in made.noise.items()
+            )
+            connection.executemany(_insertion("noise", len(NOISE) + 2), noise)
+
+    def _smoothed_noise(self) -> dict[str | None, Smoothed]:
+        # Beside max(step), SQLite takes the other columns from the row of that step.
+        rows = self._connection.execute(
+            "SELECT max(step), family, name, variance_smoothed, signal_smoothed, count(*) FROM noise "
+            "LEFT JOIN tensors ON id = tensor WHERE variance_smoothed IS NOT NULL GROUP BY tensor"
+        )
+        return {
+            None if family is None else f"{family}/{name}": Smoothed(variance=variance, signal=signal, count=count)
+            for _, family, name, variance, signal, count in rows
+        }
 
     def _alarm(self, alarm: Alarm) -> None:
         tensor = None if alarm.key is None else self._ids.get(alarm.key)

@@ -43,6 +43,23 @@ STATS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     }
 )
 
+#: Of the noise of gradients, per parameter and step: unit and meaning by column; `gradient_noise.py` has the formulas.
+NOISE: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "groups": ("count", "gradients that the noise was computed from"),
+        "group_size": ("count", "examples in each of them"),
+        "variance": ("", "trace of the covariance of the gradient of one example"),
+        "signal": ("", "square of the l2 norm of the expected gradient; unbiased, negative where noise hides it"),
+        "variance_smoothed": ("", "exponential moving average of the variance"),
+        "signal_smoothed": ("", "exponential moving average of the signal"),
+        "noise_scale": ("examples", "variance_smoothed / signal_smoothed, where that is positive"),
+        "gsnr": ("", "mean over the elements of the signal-to-noise ratio of the gradient of one example"),
+        "coupling": ("", "distance of the groups' mean gradient from the batch's, as a share of the latter's norm"),
+    }
+)
+#: What stands for all trained parameters together in place of the number of a tensor.
+ALL_PARAMETERS: Final = -1
+
 #: The statement of each table, letter by letter as a history has it.
 TABLES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -55,6 +72,9 @@ TABLES: Final[Mapping[str, str]] = MappingProxyType(
         "zeros INTEGER, nan INTEGER, inf INTEGER, ratio REAL, cosine REAL, share REAL, PRIMARY KEY (step, tensor)) "
         "WITHOUT ROWID",
         "histograms": "CREATE TABLE histograms (step INTEGER, tensor INTEGER, counts BLOB, "
+        "PRIMARY KEY (step, tensor)) WITHOUT ROWID",
+        "noise": "CREATE TABLE noise (step INTEGER, tensor INTEGER, groups INTEGER, group_size INTEGER, variance REAL, "
+        "signal REAL, variance_smoothed REAL, signal_smoothed REAL, noise_scale REAL, gsnr REAL, coupling REAL, "
         "PRIMARY KEY (step, tensor)) WITHOUT ROWID",
         "alarms": 'CREATE TABLE alarms (step INTEGER, rule TEXT, tensor INTEGER, value REAL, "limit" REAL, why TEXT, '
         "folder TEXT)",

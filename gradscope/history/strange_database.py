@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,13 @@ _LONGEST: Final = 1 << 20
 #: page that many others point to makes a small file endless.
 _WORK_PER_BYTE: Final = 64
 WORK_UNIT: Final = 100_000
+
+#: Columns that have integers only.
+_INTEGERS: Final = frozenset(
+    {"id", "tensor", "step", "examples", "skipped", "zeros", "nan", "inf", "groups", "group_size"}
+)
+
+_SHAPE: Final = re.compile(r"\[(?:\d{1,18}(?:, ?\d{1,18}){0,63})?\]")
 
 
 def opened(path: Path) -> tuple[sqlite3.Connection, int]:
@@ -89,3 +97,25 @@ def require_schema(connection: sqlite3.Connection) -> None:
         strange = next((f"the {kind} {printable(str(name))}" for kind, name, table, sql in found
                         if (kind, name, table, sql) not in expected), "a table that is missing")  # fmt: skip
         raise DumpError(f"its schema is not that of a history: {strange}")
+
+
+def types_of(column: str, kind: type) -> str:
+    """Returns SQLite's types of the values that a column may have."""
+    if kind is str:
+        return "'text', 'null'"
+    if kind is bytes:
+        return "'blob'"
+    return "'integer', 'null'" if column in _INTEGERS else "'integer', 'real', 'null'"
+
+
+def stored_shape(text: str | None) -> tuple[int, ...] | None:
+    """Returns the shape that a text has; None for none.
+
+    Raises:
+        DumpError: It has none.
+    """
+    if text is None:
+        return None
+    if not _SHAPE.fullmatch(text):
+        raise DumpError("a shape in its table tensors is none")
+    return tuple(int(size) for size in re.findall(r"\d+", text))

@@ -5,6 +5,7 @@
 - `processing` turns gradients into those that the optimizer gets: multiplied, clipped, of the trained parameters.
 - `optimizers` finds optimizers, schedules and ways to clip by name, and defines those that optax lacks.
 - `averages` keeps exponential moving averages of parameters.
+- `gradient_noise` estimates the noise of gradients from those of examples, or of groups of them.
 - `carrying` hands collections that the loss updates, and random keys, on to the next step.
 - `step_seen` defines `StepSeen`, the observations of one step.
 - `recording` turns what a step observed into rows of a run's history.

@@ -29,12 +29,19 @@ def carried_on(variables: Any, aux: Any) -> dict[str, Any]:
         new = returned.get(jax.tree_util.keystr(path, simple=True, separator="/"))
         if new is not None and jnp.shape(new) == jnp.shape(old):
             return new if new.dtype == old.dtype else jnp.asarray(new, old.dtype)
-        return _folded(old) if jnp.issubdtype(old.dtype, jax.dtypes.prng_key) else old
+        return _folded(old, 1) if jnp.issubdtype(old.dtype, jax.dtypes.prng_key) else old
 
     return jax.tree_util.tree_map_with_path(carried, collections)
 
 
-def _folded(keys: Any) -> Any:
-    """Returns typed keys of any shape, each folded with 1."""
-    flat = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys.ravel())
+def with_keys_folded(variables: Any, number: Any) -> Any:
+    """Returns variables whose random keys are folded with a number, so that each number draws anew."""
+    return jax.tree_util.tree_map(
+        lambda leaf: _folded(leaf, number) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf, variables
+    )
+
+
+def _folded(keys: Any, number: Any) -> Any:
+    """Returns typed keys of any shape, each folded with a number."""
+    flat = jax.vmap(lambda key: jax.random.fold_in(key, number))(keys.ravel())
     return flat.reshape(keys.shape)

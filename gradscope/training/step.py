@@ -19,7 +19,8 @@ from gradscope.capturing.value_and_grad import OBSERVERS, Keep, Signature, obser
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 from gradscope.training.averages import MovingAverage
-from gradscope.training.carrying import carried_on
+from gradscope.training.carrying import carried_on, with_keys_folded
+from gradscope.training.gradient_noise import GradientNoise, gradient_noise, split_into_groups
 from gradscope.training.optimizers.optimizers_by_name import Optimizer, parse_clip, parse_optimizer
 from gradscope.training.processing import Processing, merged
 from gradscope.training.state import TrainState, named_leaves, with_collections, with_params
@@ -106,14 +107,37 @@ class TrainStep:
             ((loss, aux), gradients), seen = observing(*arguments)
         else:  # the program that would run without us
             (loss, aux), gradients = jax.value_and_grad(of_params, has_aux=True, allow_int=True)(*arguments)
-        trained = self._processing.trained_of(state.params)
-        kept = jax.tree_util.tree_map(
-            lambda param, gradient: None if param is None else gradient,
-            trained,
-            gradients,
-            is_leaf=lambda leaf: leaf is None,
-        )
-        return Gradients(loss, aux, kept, seen)
+        return Gradients(loss, aux, self._trained_only(gradients, state), seen)
+
+    def gradient_noise(
+        self, state: TrainState, batch: Any, *, group_size: int = 1, batch_size: int | None = None
+    ) -> GradientNoise:
+        """Returns the noise of the gradients of a batch, from those of its examples or of groups of them.
+
+        It computes the gradient of each group, one after the other, and that of the batch: as much arithmetic as two
+        steps. Compile it, `jax.jit(step.gradient_noise)`, and call it on a clock of its own.
+
+        Args:
+            state: The state before the step; nothing in it changes.
+            batch: The batch, whose leaves have an axis of examples first; those that have none go to each group whole.
+            group_size: Examples in a group: more than one where the loss couples examples, as batch norm does.
+            batch_size: Examples of the batch; None where its leaves tell.
+
+        Raises:
+            UsageError: The batch has no axis of examples, or they do not make at least two groups.
+        """
+
+        def gradients(part: Any, number: Any) -> Any:
+            folded = with_keys_folded(with_params(state.variables, None), number)
+
+            def of_params(params: Any) -> Any:
+                out = self._loss(with_params(folded, params), part)
+                return out[0] if isinstance(out, tuple) and len(out) == 2 else out
+
+            return self._trained_only(jax.grad(of_params, allow_int=True)(state.params), state)
+
+        groups, is_split = split_into_groups(batch, batch_size, group_size)
+        return gradient_noise(gradients, batch, groups=groups, is_split=is_split, group_size=group_size)
 
     def process_gradients(self, state: TrainState, gradients: Any) -> Any:
         """Returns the gradients as the optimizer gets them: multiplied, then clipped."""
@@ -193,6 +217,13 @@ class TrainStep:
     def observe(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Returns vectors of statistics of those tensors that are to be observed, by key."""
         return {key: OBSERVERS[self._keep](leaf) for key, leaf in tensors.items() if self._selects(key)}
+
+    def _trained_only(self, gradients: Any, state: TrainState) -> Any:
+        """Returns the gradients of the trained parameters: the pytree, with None for all others."""
+        return jax.tree_util.tree_map(
+            lambda param, gradient: None if param is None else gradient,
+            self._processing.trained_of(state.params), gradients, is_leaf=lambda leaf: leaf is None,
+        )  # fmt: skip
 
     def _with(self, spec: CaptureSpec, keep: Keep) -> TrainStep:
         return TrainStep(

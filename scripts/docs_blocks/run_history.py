@@ -6,13 +6,15 @@ from collections.abc import Callable
 from typing import Final
 
 from gradscope.history.alarms.alarm_rules import RULES
-from gradscope.history.schema import STATS, STEPS, TABLES
+from gradscope.history.schema import NOISE, STATS, STEPS, TABLES
 from scripts.docs_blocks.markdown import code, table
 
 
 def history() -> str:
     statements = "\n".join(f"{statement};" for statement in TABLES.values())
-    return "\n\n".join([f"```sql\n{statements}\n```", _columns("steps", STEPS), _columns("stats", STATS)])
+    return "\n\n".join(
+        [f"```sql\n{statements}\n```", _columns("steps", STEPS), _columns("stats", STATS), _columns("noise", NOISE)]
+    )
 
 
 def _columns(name: str, columns: dict[str, tuple[str, str]]) -> str:

@@ -126,6 +126,8 @@ def gradient_of_argument(run: Run, number: int) -> Source:
         return "filtered"
     if number not in run.reached.arguments:
         return "disconnected"
+    if number not in run.observed.gradients:  # a step observes only what is selected
+        return "filtered"
     return Observation(value=run.observed.gradients[number])
 
 

@@ -50,6 +50,12 @@ class RunDivergence:
         ref_only: How many steps only the reference recorded.
         cand_only: How many steps only the candidate recorded.
         provenance_differences: `field`, `ref` and `cand` of each difference between how the runs were made.
+
+    Example:
+        >>> import gradscope as gs
+        >>> found = gs.RunDivergence(steps=(), largest=(), first_step=None, rows=(), ref_only=2, cand_only=3)
+        >>> bool(found), found.sentence
+        (False, 'Nothing compared: the runs have no recorded step in common.')
     """
 
     steps: tuple[int, ...]

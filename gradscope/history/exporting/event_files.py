@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -19,7 +19,7 @@ from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.errors import UsageError
 from gradscope.frameworks.extras import install_hint
 from gradscope.history.history_reader import History
-from gradscope.history.history_rows import Alarm, TensorRow
+from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import printable
 
@@ -91,25 +91,21 @@ class EventFile:
         ):
             self._summary(part, 0)
 
-    def step(
-        self,
-        numbers: Mapping[str, float | int | None],
-        stats: Iterable[tuple[str, Mapping[str, float | int | None]]],
-        histograms: Mapping[str, ValueHistogram],
-    ) -> None:
+    def step(self, record: StepRecord) -> None:
         """Writes a step.
 
         Args:
-            numbers: The columns of `schema.STEPS`; missing ones are None or NaN.
-            stats: Keys of tensors with the columns of `schema.STATS`, likewise.
-            histograms: Histograms by key.
+            record: What was recorded of it; a missing number is None or NaN.
 
         Raises:
             MachineError: The disk is full or fails.
         """
-        by_key = {key: dict(found) for key, found in stats}
-        values = [*_scalars(numbers), *(each for key, found in by_key.items() for each in _statistics(key, found))]
-        values += [_histogram(key, each, by_key.get(key, {})) for key, each in histograms.items() if each.bins]
+        numbers = record.numbers
+        by_key = [*record.stats.items(), *((key, each) for key, each in record.noise.items() if key is not None)]
+        values = [*_scalars({**numbers, **record.noise.get(None, {})})]
+        values += [each for key, found in by_key for each in _statistics(key, found)]
+        drawn = record.histograms.items()
+        values += [_histogram(key, each, record.stats.get(key, {})) for key, each in drawn if each.bins]
         self._summary(_SUMMARIES.Summary(value=values), int(numbers["step"] or 0), numbers.get("time"))
 
     def alarm(self, alarm: Alarm) -> None:
@@ -163,9 +159,15 @@ def export_events(history: History, selects: Callable[[TensorRow], bool], folder
     with EventFile(folder) as file:
         file.describe(history.facts)
         for at, step in enumerate(steps["step"].tolist()):
-            stats = ((chosen[number], each) for number, each in history.stats_at(step).items() if number in chosen)
+            stats = {chosen[number]: each for number, each in history.stats_at(step).items() if number in chosen}
+            noise = {
+                None if number is None else chosen[number]: each
+                for number, each in history.noise_at(step).items()
+                if number is None or number in chosen
+            }
             histograms = {key: each[step] for key, each in drawn.items() if step in each}
-            file.step({name: values[at].item() for name, values in steps.items()}, stats, histograms)
+            numbers = {name: values[at].item() for name, values in steps.items()}
+            file.step(StepRecord(numbers=numbers, stats=stats, histograms=histograms, noise=noise))
         for alarm in history.alarms():
             file.alarm(alarm)
     return len(steps["step"])

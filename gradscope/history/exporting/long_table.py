@@ -38,7 +38,9 @@ def long_rows(history: History, selects: Callable[[TensorRow], bool]) -> Iterato
         for name, values in columns:
             if not math.isnan(values[at]):
                 yield step, _STEP, "", name, int(values[at]) if name in _WHOLE else values[at]
-        for number, stats in history.stats_at(step).items():
+        noise = history.noise_at(step)
+        yield from ((step, _STEP, "", name, value) for name, value in noise.pop(None, {}).items())
+        for number, stats in (*history.stats_at(step).items(), *noise.items()):
             tensor = chosen.get(number)
             if tensor is not None:
                 yield from ((step, tensor.family, tensor.name, name, value) for name, value in stats.items())

@@ -21,6 +21,7 @@ from gradscope.naming import Selection
 from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import BAD, Screen
 from gradscope.report.reports.dump_report import origin_json, origin_notes
+from gradscope.report.reports.run_noise import RunNoise, run_noise
 from gradscope.report.tables.histogram_table import histogram_table
 from gradscope.report.tables.numbers import count, number
 from gradscope.report.tables.run_tables import StepRow, TrendRow, series_table, step_tables, trend_table
@@ -76,6 +77,7 @@ class RunReport:
         trends: The trends; empty for one step.
         origins: Where what was not finite began, as far as that was searched.
         resumed_from: The number of steps before this command; None where it resumed nothing.
+        noise: The noise of gradients; None where none was recorded.
     """
 
     command: str
@@ -87,15 +89,16 @@ class RunReport:
     trends: tuple[TrendRow, ...] = ()
     origins: tuple[Origin, ...] = ()
     resumed_from: int | None = None
+    noise: RunNoise | None = None
 
     def document(self, screen: Screen) -> Document:
         """Returns the tables, the alarms, and the facts about the run last."""
         tables = step_tables(self.shown) if self.at is not None else (trend_table(self.trends, unicode=screen.unicode),)
         alarms = (Note(label=each.rule, text=alarm_sentence(each), style=BAD) for each in self.alarms)
-        facts = tuple(self._facts(screen))
+        noise = () if self.noise is None else (self.noise.table(),)
         return (
-            *tables, Notes(title=f"Alarms ({len(self.alarms):,})", notes=tuple(alarms)),
-            Notes(title="Where it began", notes=origin_notes(self.origins)), Notes(notes=facts),
+            *tables, *noise, Notes(title=f"Alarms ({len(self.alarms):,})", notes=tuple(alarms)),
+            Notes(title="Where it began", notes=origin_notes(self.origins)), Notes(notes=tuple(self._facts(screen))),
         )  # fmt: skip
 
     def rows(self) -> list[dict[str, Json]]:
@@ -117,6 +120,7 @@ class RunReport:
             "alarms": [alarm_json(alarm) for alarm in self.alarms],
             "resumed_from": self.resumed_from,
             "rows": list(self.rows()),
+            "noise": None if self.noise is None else self.noise.to_json(),
             "origins": [origin_json(each) for each in self.origins] or None,
         }
         return {name: fact for name, fact in found.items() if fact is not None}
@@ -215,7 +219,7 @@ def step_report(
     rows = tuple(StepRow(tensor=tensor, stats=found[at]) for at, tensor in chosen.items() if at in found)
     return RunReport(
         command=command, path=path, steps=steps, alarms=history.alarms(), shown=rows, at=step, origins=origins,
-        resumed_from=resumed_from,
+        resumed_from=resumed_from, noise=run_noise(history, chosen, step),
     )  # fmt: skip
 
 
@@ -230,14 +234,17 @@ def trends_report(path: str, history: History, *, which: Which | None = None) ->
     Raises:
         DumpError: The history is damaged.
     """
-    found = history.columns(("l2", "rms"))
+    found, chosen = history.columns(("l2", "rms")), _chosen(history, which)
     rows = tuple(
         TrendRow(tensor=tensor, column=column, trend=Trend.of(found[at]["step"], found[at][column]))
-        for at, tensor in _chosen(history, which).items()
+        for at, tensor in chosen.items()
         if at in found
         for column in [_TREND_COLUMN.get(tensor.family, "l2")]
     )
-    return RunReport(command="show", path=path, steps=history.steps(), alarms=history.alarms(), trends=rows)
+    return RunReport(
+        command="show", path=path, steps=history.steps(), alarms=history.alarms(), trends=rows,
+        noise=run_noise(history, chosen),
+    )  # fmt: skip
 
 
 def run_tensor_report(path: str, history: History, key: str) -> RunTensorReport:

@@ -128,6 +128,43 @@ def trend_table(rows: Sequence[TrendRow], *, unicode: bool) -> Table:
     return Table(title=f"Trends ({len(lines):,})", columns=columns, lines=lines, notes=(note,) if lines else ())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseRow:
+    """The noise of the gradient of one parameter at one step; of all trained parameters together without a tensor."""
+
+    tensor: TensorRow | None
+    noise: Mapping[str, float | int]
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns the parameter's name, where it is of one, and the columns of a history that are known."""
+        return {**({} if self.tensor is None else {"name": self.tensor.name}), **self.noise}
+
+
+def noise_table(step: int, rows: Sequence[NoiseRow]) -> Table:
+    """Returns the table of the noise of gradients at a step: all parameters together first, then each."""
+    kinds: dict[str, Kind] = {"groups": "count", "group_size": "count"}
+    names = ("noise_scale", "gsnr", "variance_smoothed", "signal_smoothed", "groups", "group_size", "coupling")
+    columns = (
+        Column(heading="name", kind="name"),
+        *(Column(heading=name, kind=kinds.get(name, "number"), priority=at) for at, name in enumerate(names)),
+    )
+    lines = tuple(
+        Line(
+            cells=(
+                "all parameters" if row.tensor is None else row.tensor.name,
+                *(row.noise.get(name) for name in names),
+            ),
+            keys=() if row.tensor is None else (row.tensor.key,),
+        )
+        for row in rows
+    )
+    note = (
+        f"of step {step}; noise_scale: examples in a batch above which a larger one hardly helps, smoothed over steps"
+    )
+    title = f"Noise of gradients ({len(lines):,})"
+    return Table(title=title, columns=columns, lines=lines, in_order=False, notes=(note,)).without_empty_columns()
+
+
 def series_table(key: str, stats: Mapping[str, np.ndarray]) -> Table:
     """Returns the table of one tensor: one line for each recorded step."""
     names = [name for name in stats if name != "step"]

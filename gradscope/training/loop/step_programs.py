@@ -41,6 +41,7 @@ class StepPrograms:
     Args:
         step: The step.
         check: Whether a step whose loss or gradient is not finite leaves the state as it is.
+        sharding: That of everything that a step returns; None where all is on one device.
 
     Attributes:
         keys: The keys of the observed tensors; empty before the first observed step.
@@ -48,13 +49,15 @@ class StepPrograms:
         outline: The shapes of the observations of the loss and its gradients; None before the first observed step.
     """
 
-    def __init__(self, step: TrainStep, *, check: bool) -> None:
+    def __init__(self, step: TrainStep, *, check: bool, sharding: Any = None) -> None:
         self._step = step
         self._unobserved = step.unobserved()
         self._check = check
-        self._plain_program = jax.jit(self._plain_step, donate_argnums=0)
+        self._sharding = sharding
+        shardings = {} if sharding is None else {"out_shardings": sharding}
+        self._plain_program: Any = jax.jit(self._plain_step, donate_argnums=0, **shardings)
         self._observed_programs = {
-            histograms: jax.jit(partial(self._observed_step, each), donate_argnums=(0, 2))
+            histograms: jax.jit(partial(self._observed_step, each), donate_argnums=(0, 2), **shardings)
             for histograms, each in ((False, step), (True, step.with_histograms()))
         }
         self.keys: tuple[str, ...] = ()
@@ -85,7 +88,8 @@ class StepPrograms:
 
     def no_gradients(self, state: TrainState) -> Any:
         """Returns zeros of the shapes of a step's gradients."""
-        return jax.tree_util.tree_map(jnp.zeros_like, self._step.trained_of(state))
+        zeros = jax.tree_util.tree_map(jnp.zeros_like, self._step.trained_of(state))
+        return zeros if self._sharding is None else jax.device_put(zeros, self._sharding)
 
     def _plain_step(self, state: TrainState, sound: Any, batch: Any) -> Taken:
         computed = self._unobserved.compute_gradients(state, batch)

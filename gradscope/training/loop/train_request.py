@@ -12,6 +12,7 @@ from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.history.history_rows import Alarm
 from gradscope.tracing.loading.model import Model
+from gradscope.training.loop.placement import Placement
 from gradscope.training.loop.run_alarms import OnAlarm
 from gradscope.training.step import TrainStep
 
@@ -43,7 +44,10 @@ class TrainRequest:
         steps: How many steps the run has in the end.
         every: Steps that this number divides are recorded, and the last.
         histograms_every: Steps that this number divides are recorded with histograms, and the last; None for none.
+        noise_every: At steps that this number divides, and the last, the noise of gradients is recorded; None for none.
+        microbatch: Examples in each of the gradients that it is computed from.
         tensorboard: Whether event files are written, too.
+        placement: Where arrays are; None for JAX's default device.
         saving: When checkpoints are saved.
         check_numerics: Whether the run stops at a loss or a gradient that is not finite.
         options: The options that decide the run's numbers, for its history.
@@ -63,7 +67,10 @@ class TrainRequest:
     steps: int
     every: int
     histograms_every: int | None = None
+    noise_every: int | None = None
+    microbatch: int = 1
     tensorboard: bool = False
+    placement: Placement | None = None
     saving: Saving = field(default_factory=Saving)
     check_numerics: bool = True
     options: Mapping[str, str]

@@ -27,6 +27,7 @@ from gradscope.training.loop.run_alarms import RunAlarms
 from gradscope.training.loop.state_files import save_state
 from gradscope.training.loop.step_programs import StepPrograms, Taken
 from gradscope.training.loop.train_request import Outcome, TrainRequest
+from gradscope.training.recording.noise_rows import NoiseMeasurement
 from gradscope.training.recording.step_rows import step_record, tensor_rows
 from gradscope.training.state import TrainState, named_leaves
 
@@ -64,8 +65,12 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
         ModelError: The model failed.
         MachineError: Memory or disk ran out; the checkpoint before is whole.
     """
-    programs = StepPrograms(request.step, check=request.check_numerics)
-    first = owned(request.step.init(request.arguments.make()[0]))  # nothing else keeps the variables in memory
+    place = request.placement
+    programs = StepPrograms(
+        request.step, check=request.check_numerics, sharding=None if place is None else place.everywhere
+    )
+    first = request.step.init(request.arguments.make()[0])
+    first = owned(first if place is None else place.whole(first))  # nothing else keeps the variables in memory
     beginning = Start(state=first, previous=None, number=0)
     if resume:
         beginning = start(folder.path, first, programs.no_gradients(first), steps=request.steps)
@@ -120,6 +125,10 @@ class _Loop:
             has_histograms=self._has_histograms, on_alarm=request.on_alarm,
             keep=request.keep_alarms, facts=request.facts, tell=request.tell, events=events,
         )  # fmt: skip
+        self._noise = NoiseMeasurement(
+            request.step, batch_size=request.arguments.batch_size, group_size=request.microbatch,
+            before=history.smoothed_noise(), tell=request.tell,
+        )  # fmt: skip
         if begin.watch is not None:
             self._alarms.restore(begin.watch)
 
@@ -144,7 +153,8 @@ class _Loop:
         )  # fmt: skip
 
     def _is_recorded(self, number: int) -> bool:
-        return self._divides(self._request.every, number) or self._has_histograms(number)
+        clocks = (self._request.every, self._request.histograms_every, self._request.noise_every)
+        return any(self._divides(every, number) for every in clocks)
 
     def _has_histograms(self, number: int) -> bool:
         return self._divides(self._request.histograms_every, number)
@@ -157,6 +167,8 @@ class _Loop:
         """Starts a step, observed where it is due."""
         request = self._request
         batch = self._batch(number)
+        if request.placement is not None:
+            batch = request.placement.spread(batch)
         self._alarms.keep(number, self._state, batch)
         if request.is_dumped(number):
             save_dump(request.model, self._state, batch, path=dump_path(self._folder.path, number), facts=request.facts)
@@ -181,6 +193,9 @@ class _Loop:
             raise
 
     def _observed(self, number: int, batch: Any) -> tuple[Taken, Callable[[], StepRecord]]:
+        noise = None
+        if self._divides(self._request.noise_every, number):
+            noise = self._noise.start(self._state, batch)  # before the step, which donates the state
         follows = self._previous is not None
         previous = self._previous if follows else self._programs.no_gradients(self._state)
         histograms = self._has_histograms(number)
@@ -195,21 +210,26 @@ class _Loop:
         examples = None if size is None else (number + 1) * size
         keys, recorded = self._programs.keys, taken.recorded
         assert recorded is not None
-        return taken, partial(step_record, number, keys, recorded, examples=examples, follows=follows)
+        made = partial(step_record, number, keys, recorded, examples=examples, follows=follows)
+        return taken, made if noise is None else lambda: replace(made(), noise=noise())
 
     def _tensors(self, state: TrainState) -> Iterable[TensorRow]:
         """Returns the tensors that the observed program records."""
-        programs, families = self._programs, (naming.CLIPPED_GRAD, naming.UPDATE)
+        programs, families = self._programs, (naming.PARAM_GRAD, naming.CLIPPED_GRAD, naming.UPDATE)
         of_params = {naming.key_of(family, name): leaf
                      for name, leaf in named_leaves(state.params).items() for family in families}  # fmt: skip
         outlines = [] if programs.outline is None else [programs.outline]
         leaves = {**programs.inputs, **of_params, **state.slots(), **state.averages()}
-        return tensor_rows(outlines, programs.keys, leaves)
+        keys = dict.fromkeys(programs.keys)
+        if self._request.noise_every is not None:
+            trained = named_leaves(self._request.step.trained_of(state))
+            keys |= dict.fromkeys(naming.key_of(naming.PARAM_GRAD, name) for name in trained)
+        return tensor_rows(outlines, tuple(keys), leaves)
 
     def _with_event(self, record: StepRecord) -> StepRecord:
         """Returns the record of a step, which is in the event file then, too; called in the writer's thread."""
         if self._events is not None:
-            self._events.step(record.numbers, record.stats.items(), record.histograms)
+            self._events.step(record)
             self._events.flush()
         return record
 

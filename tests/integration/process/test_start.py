@@ -46,7 +46,8 @@ OPTIONS = {
     "--exclude --all --worst-first --as --isolate --full --format --json --verbose --traceback",
     "report": "--output --open --force --traceback",
     "train": f"{MODEL} --select --exclude --steps --output --optimizer --learning-rate --clip --multiply --only "
-    "--freeze --ema --state-updates --every --histograms-every --tensorboard --dump-every --dump-at --log-every "
+    "--freeze --ema --state-updates --devices --every --histograms-every --per-example-every --microbatch "
+    "--tensorboard --dump-every --dump-at --log-every "
     "--save-every --keep --resume --check-numerics --on-alarm --check --keep-alarms --no-cache --force --format --json "
     "--quiet --verbose --traceback",
     "watch": "--once --select --exclude --format --json --traceback",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gradscope as gs
 from gradscope.comparison.diagnosis.run_divergence import RunDivergence, compare_runs
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.history.history_reader import History
@@ -183,3 +184,19 @@ def test_planted_differences_of_real_runs_are_found(tmp_path: Path) -> None:
     clip = gradscope("compare", "a", "c", "--json", folder=tmp_path).json
     assert (clip["first_step"], clip["first"]["stage"]) == (0, "clipped gradients")
     assert {"field": "option --clip", "ref": "norm(1)", "cand": "norm(0.9)"} in clip["provenance_differences"]
+
+
+def test_python_compares_runs_as_the_command_does(tmp_path: Path) -> None:
+    steps = {number: {"param/w": np.full(3, 1.0 + number)} for number in range(3)}
+    other = {**steps, 2: {"param/w": np.full(3, 30.0)}}
+    paths = [recorded(tmp_path / name, each) for name, each in (("one", steps), ("same", steps), ("other", other))]
+    with gs.Run(paths[0]) as one, gs.Run(paths[1]) as same, gs.Run(paths[2]) as changed:
+        assert gs.compare(one, same)
+        found = gs.compare(one, changed)
+        assert isinstance(found, gs.RunDivergence)
+        assert (bool(found), found.first_step, found.first.name if found.first else None) == (False, 2, "w")
+        assert gs.compare(one, changed, tol=100.0)
+        with pytest.raises(gs.UsageError, match="rtol is of dumps"):
+            gs.compare(one, changed, rtol=1e-3)  # pyright: ignore[reportCallIssue]
+        with pytest.raises(gs.UsageError, match="compared with a dump"):
+            gs.compare(one, changed.at(1))  # pyright: ignore[reportCallIssue, reportArgumentType]

@@ -60,6 +60,26 @@ class RecordOptions:
             rich_help_panel=_RECORD,
         ),
     ] = None
+    per_example_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="K",
+            help="Record the noise of gradients, from those of each example, at the steps that this divides, and the "
+            "last.",
+            rich_help_panel=_RECORD,
+        ),
+    ] = None
+    microbatch: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Examples in each gradient that the noise is computed from: more than one where batch norm couples "
+            "them.",
+            rich_help_panel=_RECORD,
+        ),
+    ] = 1
     tensorboard: Annotated[
         bool,
         typer.Option(

@@ -42,6 +42,13 @@ def train(
     record_options: RecordOptions,
     model_options: ModelOptions,
     name_options: NameOptions,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Spread the examples of each batch over so many local devices.",
+            rich_help_panel="Optimizer",
+        ),
+    ] = None,
     no_cache: options.NoCache = False,
     force: Annotated[
         bool,
@@ -83,7 +90,7 @@ def train(
     outcome = _trained(
         target, model_request, steps=steps, output=output, step_options=step_options, record_options=record_options,
         model_options=model_options, name_options=name_options, force=force, quiet=quiet, verbose=verbose,
-        stop=stop, ask=ask, interrupts=context.obj, start=start,
+        devices=devices, stop=stop, ask=ask, interrupts=context.obj, start=start,
     )  # fmt: skip
     if signals and outcome.steps < steps and not outcome.stopped:
         tell(f"stopped after {outcome.steps:,} of {steps:,} steps; the same command with --resume goes on")
@@ -97,16 +104,18 @@ def train(
 def _trained(
     target: str, model_request: Request, *, steps: int, output: Path, step_options: StepOptions,
     record_options: RecordOptions, model_options: ModelOptions, name_options: NameOptions, force: bool, quiet: bool,
-    verbose: bool, stop: threading.Event, ask: Callable[[int], None], interrupts: Interrupts,
+    verbose: bool, devices: int | None, stop: threading.Event, ask: Callable[[int], None], interrupts: Interrupts,
     start: Path,
 ) -> Outcome:  # fmt: skip
     from gradscope.cli.printing import say
     from gradscope.cli.running.progress import Progress
     from gradscope.cli.running.training_progress import TrainingProgress
     from gradscope.cli.standard_streams import stdout_to_stderr
+    from gradscope.training.loop.placement import Placement
     from gradscope.training.loop.resuming import opened
     from gradscope.training.loop.train_request import TrainRequest
     from gradscope.training.loop.training_loop import train
+    from gradscope.training.recording.noise_rows import noise_cost
 
     with stdout_to_stderr(), Progress(quiet=quiet) as progress:
         model = model_options.model(target, model_request)
@@ -117,13 +126,21 @@ def _trained(
         for note in () if quiet else arguments.notes:
             say(note)
         chosen = {"TARGET": target, **_described(model, model_options), **step_options.described()}
+        chosen |= {} if devices is None else {"--devices": str(devices)}
         tell: Callable[[str], None] = (lambda _line: None) if quiet else say
+        if record_options.per_example_every is not None:
+            tell(noise_cost(
+                arguments.shapes[1], arguments.batch_size, every=record_options.per_example_every,
+                group_size=record_options.microbatch,
+            ))  # fmt: skip
         shown = TrainingProgress(
             progress, tell, steps=steps, log_every=record_options.log_every
         )  # fmt: skip
         request = TrainRequest(
             model=model, arguments=arguments, batch=_batches(model_options, model, arguments), step=step, steps=steps,
             every=record_options.every, histograms_every=record_options.histograms_every,
+            noise_every=record_options.per_example_every, microbatch=record_options.microbatch,
+            placement=None if devices is None else Placement(devices, arguments.shapes[1], arguments.batch_size),
             tensorboard=record_options.tensorboard, saving=record_options.saving(),
             check_numerics=record_options.check_numerics, is_dumped=record_options.dumped(),
             on_alarm=record_options.on_alarm.value, keep_alarms=record_options.keep_alarms, tell=tell,
