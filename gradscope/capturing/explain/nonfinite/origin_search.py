@@ -1,6 +1,7 @@
 """The search for the origin of a NaN or an infinity: the first operation that made one, forward or backward.
 
-The loss runs once more, with flags in place of the tensors, and then the few operations that matter once more.
+The loss runs once more, with flags in place of the tensors where the dump's statistics do not have them, and then the
+few operations that matter once more.
 
 Forward, the search goes back from the loss: from a result that is not finite to the operands that are not, until all
 operands of an operation are finite. A NaN is followed through NaNs only: an infinity may be intended, as in a mask, but
@@ -24,15 +25,16 @@ from gradscope import naming
 from gradscope.capturing.execution.preparation import Prepared
 from gradscope.capturing.explain.nonfinite.backward_causes import backward_diagnosis
 from gradscope.capturing.explain.nonfinite.forward_causes import forward_diagnosis, is_mask
-from gradscope.capturing.explain.nonfinite.gradient_paths import GradientPaths, behind
-from gradscope.capturing.explain.nonfinite.nonfinite_flags import INF, NAN, NonfiniteFlags, is_argument
-from gradscope.capturing.explain.nonfinite.repairs import Diagnosis, element
-from gradscope.capturing.explain.nonfinite.replay import (
-    Failure,
-    Replay,
-    failed_again,
-    first_nonfinite,
+from gradscope.capturing.explain.nonfinite.gradient_paths import GradientPaths, behind, observe_suspects
+from gradscope.capturing.explain.nonfinite.nonfinite_flags import (
+    INF,
+    NAN,
+    KnownFlags,
+    NonfiniteFlags,
+    is_argument,
 )
+from gradscope.capturing.explain.nonfinite.repairs import Diagnosis, element
+from gradscope.capturing.explain.nonfinite.replay import Failure, Replay, failed_again, first_nonfinite
 from gradscope.dump.manifest.manifest import Origin
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
@@ -96,12 +98,15 @@ class _First(NamedTuple):
         )
 
 
-def find_origins(loss: Callable[[Any, Any], Any], prepared: Prepared, *, finite: bool) -> tuple[Origin, ...]:
+def find_origins(
+    loss: Callable[[Any, Any], Any], prepared: Prepared, known: KnownFlags, *, finite: bool
+) -> tuple[Origin, ...]:
     """Returns the operation in which a value that is not finite began; nothing where all values are finite.
 
     Args:
         loss: The loss.
         prepared: Its arguments.
+        known: What the run has shown already.
         finite: Whether the loss is finite, so that only gradients are not.
 
     Returns:
@@ -111,7 +116,7 @@ def find_origins(loss: Callable[[Any, Any], Any], prepared: Prepared, *, finite:
     trace = prepared.resolved.trace
     if not trace.operations:
         trace = trace_loss(loss, prepared.variables, prepared.batch, operations=True)
-    search = _Search(trace, prepared.leaves, backward=finite)
+    search = _Search(trace, prepared.leaves, known)
     start = resolve(trace.root, trace.root.jaxpr.outvars[0])
     found = search.backward() if finite else None if start is None else search.forward(ValueAt(start, ()))
     return () if found is None else (found,)
@@ -123,13 +128,13 @@ class _Search:
     Args:
         trace: The loss, operations included.
         leaves: Its flat arguments.
-        backward: Whether the gradients are looked at, too.
+        known: What is known already.
     """
 
-    def __init__(self, trace: Trace, leaves: Sequence[Any], *, backward: bool) -> None:
+    def __init__(self, trace: Trace, leaves: Sequence[Any], known: KnownFlags) -> None:
         self._trace = trace
         self._leaves = leaves
-        self._flags = NonfiniteFlags(trace, leaves, backward=backward)
+        self._flags = NonfiniteFlags(trace, leaves, known)
         self._operations = Operations(trace)
 
     def forward(self, start: ValueAt) -> Origin | None:
@@ -152,6 +157,7 @@ class _Search:
 
     def backward(self) -> Origin | None:
         """Returns the operation closest to the loss whose gradient is not finite although the one it receives is."""
+        observe_suspects(self._flags, self._operations)
         bad = next(GradientPaths(self._flags, self._operations).evidence(), None)
         if bad is None:
             return None
