@@ -8,6 +8,7 @@ Why not a flag for everything: compiling a thousand flags takes several times as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -24,11 +25,16 @@ from gradscope.instrument.query.planning import make_plan
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, iterations
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.layers.sites import Site
+from gradscope.tracing.lookup.operations import Operations
 from gradscope.tracing.tracer import Trace
 
 #: The bits of a flag.
 INF: Final = 1
 NAN: Final = 2
+#: Operations whose result has the elements of the first operand, all of them, but for their signs and places.
+_COPIES: Final = frozenset(
+    {"abs", "broadcast_in_dim", "copy", "expand_dims", "neg", "reshape", "rev", "squeeze", "transpose"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +59,12 @@ class NonfiniteFlags:
         trace: The loss, operations included.
         leaves: Its flat arguments.
         known: What is known already.
+        operations: The operations of the loss.
     """
 
-    def __init__(self, trace: Trace, leaves: Sequence[Any], known: KnownFlags) -> None:
+    def __init__(self, trace: Trace, leaves: Sequence[Any], known: KnownFlags, operations: Operations) -> None:
         self._trace = trace
+        self._operations = operations
         self._inputs = list(leaves)
         self._known = known
         self._plan = make_plan(trace, CaptureSpec(operations=True), _flag)
@@ -98,21 +106,35 @@ class NonfiniteFlags:
         self._asked |= chosen
 
     def observe_all_gradients(self) -> None:
-        """Runs the loss forward and backward, and observes every gradient."""
+        """Runs the loss forward and backward, and observes every gradient; what was known before no longer counts."""
+        self._known = KnownFlags()
         self.observe([self._sites[number].value for number in self._plan.gradients], ())
+
+    def observe_all_values(self) -> None:
+        """Runs the loss forward, and observes every value; what was known before no longer counts.
+
+        A NaN may be lost in another program, for example in the maximum of a fused kernel. Flags of one program agree.
+        """
+        group = [number for number, site in enumerate(self._sites) if self._copied(_first(site)) is None]
+        plan = replace(self._plan.part(group), gradients=frozenset())
+        found = jax.device_get(run_once(observing_values(self._trace, plan), self._inputs))
+        self._values = {group[at]: flag for at, flag in found.items()}
+        self._has_all_values = True
 
     def value(self, value_at: ValueAt) -> int:
         """Returns the flag of a value; 0 where it cannot be observed."""
+        while (copied := self._copied(value_at)) is not None:
+            value_at = copied
         number = self._numbers.get(value_at.value)
         if number in self._values:
             return self._at(self._values, value_at)
-        if value_at in self._known.values:
+        if value_at in self._known.values and not (self._has_all_values and number is not None):
             return self._known.values[value_at]
         if is_argument(value_at.value):
             return int(_flag(self._inputs[value_at.value.position]))
         if number is None or self._has_all_values:
             return 0
-        self._observe_all_values()
+        self.observe_all_values()
         return self._at(self._values, value_at)
 
     def gradient(self, value_at: ValueAt) -> int:
@@ -168,10 +190,12 @@ class NonfiniteFlags:
                 if value_at not in self._known.gradients:
                     yield value_at
 
-    def _observe_all_values(self) -> None:
-        plan = replace(self._plan, gradients=frozenset())
-        self._values = jax.device_get(run_once(observing_values(self._trace, plan), self._inputs))
-        self._has_all_values = True
+    def _copied(self, value_at: ValueAt) -> ValueAt | None:
+        """Returns the value with the same elements, but for their signs and places; None where there is none."""
+        number = self._numbers.get(value_at.value)
+        if number is None or self._sites[number].primitive not in _COPIES or not math.prod(self._sites[number].shape):
+            return None
+        return next(iter(self._operations.maker(value_at).values), None)
 
     def _numbered(self, values: Collection[ValueKey]) -> set[int]:
         return {self._numbers[value] for value in values if value in self._numbers}
@@ -191,6 +215,10 @@ def flag_of(nan: int, inf: int) -> int:
 def is_argument(value: ValueKey) -> bool:
     """Returns whether a value is one that the loss receives."""
     return not value.frame and value.equation == OPERAND
+
+
+def _first(site: Site) -> ValueAt:
+    return ValueAt(site.value, (0,) * len(site.loops))
 
 
 def _argument(number: int) -> ValueAt:

@@ -34,7 +34,7 @@ from gradscope.capturing.explain.nonfinite.nonfinite_flags import (
     is_argument,
 )
 from gradscope.capturing.explain.nonfinite.repairs import Diagnosis, element
-from gradscope.capturing.explain.nonfinite.replay import Failure, Replay, failed_again, first_nonfinite
+from gradscope.capturing.explain.nonfinite.replay import Failure, Replay, failed_again, mended
 from gradscope.dump.manifest.manifest import Origin
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
@@ -134,11 +134,12 @@ class _Search:
     def __init__(self, trace: Trace, leaves: Sequence[Any], known: KnownFlags) -> None:
         self._trace = trace
         self._leaves = leaves
-        self._flags = NonfiniteFlags(trace, leaves, known)
         self._operations = Operations(trace)
+        self._flags = NonfiniteFlags(trace, leaves, known, self._operations)
 
     def forward(self, start: ValueAt) -> Origin | None:
         """Returns the origin of the value that is the loss; None where it is finite."""
+        self._flags.observe_all_values()
         if not self._flags.value(start):
             return None
         birth = self._birth(start)
@@ -158,7 +159,16 @@ class _Search:
     def backward(self) -> Origin | None:
         """Returns the operation closest to the loss whose gradient is not finite although the one it receives is."""
         observe_suspects(self._flags, self._operations)
-        bad = next(GradientPaths(self._flags, self._operations).evidence(), None)
+        if (
+            found := self._sent_back()
+        ) is None:  # what the dump knows is of another program, which may differ in rounding
+            self._flags.observe_all_gradients()
+            found = self._sent_back() or self._of_sum()
+        return found
+
+    def _sent_back(self) -> Origin | None:
+        """Returns the operation that returned the gradient closest to the loss; None where none is found to."""
+        bad = self._closest()
         if bad is None:
             return None
         finite = (
@@ -169,10 +179,12 @@ class _Search:
         uses = list(islice(finite, _MOST_USES))
         replay = self._replayed(uses, backward=True)
         for use in uses:
-            failure = replay.backward(use, bad)
-            if failure is not None:
+            if (failure := replay.backward(use, bad)) is not None:
                 return self._of_use(use, failure, replay)
-        return self._of_sum(bad)
+        return None
+
+    def _closest(self) -> ValueAt | None:
+        return next(GradientPaths(self._flags, self._operations).evidence(), None)
 
     def _of_use(self, use: Operation, failure: Failure, replay: Replay) -> Origin:
         kind = "NaN" if np.isnan(failure.value) else "Inf"
@@ -199,13 +211,14 @@ class _Search:
         made = replay.forward(earlier)
         return _First(earlier, made, forward_diagnosis(earlier, made, self._operations), then=diagnosis.why)
 
-    def _of_sum(self, bad: ValueAt) -> Origin | None:
+    def _of_sum(self) -> Origin | None:
         """Returns the origin of a gradient whose terms are all finite."""
+        bad = self._closest()
+        if bad is None or (bad.value.equation == OPERAND and not is_argument(bad.value)):
+            return None
         if is_argument(bad.value):
             leaf = self._trace.arguments[bad.value.position]
             name, source = naming.key_of(leaf.family, leaf.name), None
-        elif bad.value.equation == OPERAND:
-            return None
         else:
             maker = self._operations.maker(bad)
             name, source = maker.name, maker.layer.source
@@ -244,7 +257,7 @@ class _Search:
         births = self._computed(operation)
         if failure.equation is operation.equation and births:
             tensors = enumerate(failure.tensors)
-            if failed_again(failure, [_mended(each) if at in births else each for at, each in tensors]) is not None:
+            if failed_again(failure, [mended(each) if at in births else each for at, each in tensors]) is not None:
                 return None
         first = min(births.values(), key=lambda birth: self._flags.rank(birth.value), default=None)
         return None if first is None else self._operations.maker(first.value)
@@ -283,14 +296,6 @@ class _Search:
             why=f"has {np.isnan(wide).sum():,} NaN and {np.isinf(wide).sum():,} Inf before anything is computed",
             repair="look at where it comes from: the data, the checkpoint, the step before",
         )
-
-
-def _mended(operand: np.ndarray) -> np.ndarray:
-    """Returns an operand with ones in place of elements that are not finite."""
-    if first_nonfinite(operand) is None:
-        return operand
-    wide = operand if operand.dtype.kind in "fc" else operand.astype(np.float32)
-    return np.where(np.isfinite(wide), wide, 1).astype(operand.dtype)
 
 
 def _located(operation: Operation) -> str:
