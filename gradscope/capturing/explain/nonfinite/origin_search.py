@@ -159,9 +159,7 @@ class _Search:
     def backward(self) -> Origin | None:
         """Returns the operation closest to the loss whose gradient is not finite although the one it receives is."""
         observe_suspects(self._flags, self._operations)
-        if (
-            found := self._sent_back()
-        ) is None:  # what the dump knows is of another program, which may differ in rounding
+        if (found := self._sent_back()) is None:  # what is known is of another program, which may round differently
             self._flags.observe_all_gradients()
             found = self._sent_back() or self._of_sum()
         return found
