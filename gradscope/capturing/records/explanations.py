@@ -50,7 +50,7 @@ def explanations(
     failed: list[str] = []
     if session.nonfinite:
         with timings.phase("search for the origin"), Attempt() as attempt:
-            origins = find_origins(loss, prepared, finite=math.isfinite(session.loss() or 0.0))
+            origins = find_origins(loss, prepared, session.flags, finite=math.isfinite(session.loss() or 0.0))
         failed += [f"where the first NaN or Inf began {attempt.failure}"] if attempt.failure else []
     if session.zeros:
         with timings.phase("explain"), Attempt() as attempt:

@@ -8,8 +8,10 @@ from itertools import chain
 
 import numpy as np
 
+from gradscope import naming
 from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.execution.run import Run
+from gradscope.capturing.explain.nonfinite.nonfinite_flags import KnownFlags, flag_of
 from gradscope.capturing.explain.zeros.rounding_zeros import Gradient
 from gradscope.capturing.explain.zeros.zero_gradients import Zero, causes_of
 from gradscope.capturing.records.example_gradients import ExampleGradients, pending_examples
@@ -23,6 +25,7 @@ from gradscope.dump.manifest.manifest import Cause, RunFacts
 from gradscope.dump.record import Record
 from gradscope.stats.columns import is_all_zero
 from gradscope.tracing.jaxpr.frames import ValueKey
+from gradscope.tracing.jaxpr.iterations import ValueAt
 
 #: How far statistics are ahead of the writer: tensors on the host at a time, in addition to those on the device.
 AHEAD = Ahead(batches=4, batch_items=64, batch_bytes=4 << 20)
@@ -41,6 +44,7 @@ class Session:
             be meant so, as a mask is.
         zeros: The gradients yielded so far that are exactly zero.
         gradients: The others, as far as they are finite.
+        flags: Which values and gradients yielded so far are not finite, where the loss is what was differentiated.
     """
 
     def __init__(self, run: Run, reading: Reading, further: Iterable[Run] = ()) -> None:
@@ -53,6 +57,7 @@ class Session:
         self.nonfinite = not math.isfinite(self.loss() or 0.0)
         self.zeros: list[Zero] = []
         self.gradients: list[Gradient] = []
+        self.flags = KnownFlags()
         self._flowing: set[ValueKey] = set()
 
     def records(self) -> Iterator[Record]:
@@ -107,6 +112,7 @@ class Session:
 
     def _note(self, pending: PendingTensor, record: Record) -> None:
         """Records whether a record is not finite, or is a gradient that is exactly zero."""
+        self._note_flag(pending, record)
         if not flows(record.family):
             return
         self.nonfinite |= bool(record.stats.get("nan") or record.stats.get("inf"))
@@ -122,6 +128,14 @@ class Session:
                 self.gradients.append(
                     Gradient(family=record.family, name=record.name, value=value, iteration=iteration, rms=float(rms))
                 )
+
+    def _note_flag(self, pending: PendingTensor, record: Record) -> None:
+        value, nan, inf = pending.origin.value, record.stats.get("nan"), record.stats.get("inf")
+        if not self._run.plan.is_of_loss or not isinstance(value, ValueKey) or record.alias_of or record.shard:
+            return
+        if isinstance(nan, int) and isinstance(inf, int) and record.family != naming.EXAMPLE_GRAD:
+            flags = self.flags.gradients if flows(record.family) else self.flags.values
+            flags[ValueAt(value, pending.origin.iteration)] = flag_of(nan, inf)
 
 
 def _size_bytes(pending: PendingTensor) -> int:

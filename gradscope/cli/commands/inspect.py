@@ -46,6 +46,7 @@ def inspect(
     ] = False,
     fetch_options: FetchOptions,
     sort: options.Sort = None,
+    full: options.Full = False,
     output_format: Annotated[
         InspectionFormat,
         typer.Option(
@@ -71,7 +72,8 @@ def inspect(
 ) -> None:
     """Print layers, shapes, parameters, FLOPs and bytes of a model from its trace: nothing is compiled or run.
 
-    With --fetch, also print which part of the model those values need.
+    On a terminal it is an overview of one screen; --full and every other place have all rows, and so has what you
+    select. With --fetch, also print which part of the model those values need.
 
     The model file is imported with your rights: only inspect a model whose code you would run.
     """
@@ -106,7 +108,10 @@ def inspect(
         print_plain(_graph_text(Graph.of_rows(model.name, query(rows)), file_format, norms) + "\n")
         return
     fetch = None if found.fragment is None else found.fragment.to_json()
-    report = inspection_report(target, arguments.batch_size, rows, found.totals, fetch=fetch, query=query)
+    overview = not (full or ops or sort is not None or selection_options.is_set)
+    report = inspection_report(
+        target, arguments.batch_size, rows, found.totals, fetch=fetch, query=query, overview=overview
+    )
     print_report(report, Format(file_format))
 
 

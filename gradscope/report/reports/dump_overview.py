@@ -11,9 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gradscope.dump.manifest.manifest import Layer
 from gradscope.report.render.document import Document, Note, Notes, fitted
 from gradscope.report.render.screen import GOOD, Screen, style_of_words
-from gradscope.report.tables.by_block.overview import Overview
+from gradscope.report.tables.by_block.block_cells import CELLS
+from gradscope.report.tables.by_block.contents import block_tree
+from gradscope.report.tables.by_block.overview import Overview, Shown
+from gradscope.report.tables.dump_rows import Row
 
 #: The share of the lines that is kept for the table of blocks where there are many findings.
 _FOR_BLOCKS: Final = 1 / 2
@@ -26,6 +30,7 @@ _FINDINGS_PER_RULE: Final = 2
 _FACTS: Final = frozenset(
     {"loss", "tensors", "frozen", "self-check", "examples", "statistics", "note", "incomplete"}
 )  # fmt: skip
+_RANGES: Final = "name[a..b] is blocks a to b on one line, low..high the extremes over them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,18 @@ class OverviewFacts:
     facts: Mapping[str, str]
     overview: Overview
     path: str
+
+
+def dump_blocks(rows: Sequence[Row], layers: Sequence[Layer], notes: Mapping[str, Sequence[str]]) -> Overview:
+    """Returns the numbers of a dump block by block.
+
+    Args:
+        rows: All rows of the dump, in execution order.
+        layers: Its layers.
+        notes: The rules that found something in a tensor, by its key, the worst first.
+    """
+    shown = Shown(title=f"Block by block ({len(rows):,} tensors)", cells=CELLS, ranges=_RANGES)
+    return Overview(block_tree(rows, layers, notes), shown, notes)
 
 
 def overview_document(told: OverviewFacts, screen: Screen) -> Document:

@@ -13,8 +13,7 @@ from gradscope.dump.record import Json
 from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.github import Annotation
 from gradscope.report.render.screen import Screen, style_of_words
-from gradscope.report.reports.dump_overview import OverviewFacts, overview_document
-from gradscope.report.tables.by_block.overview import Overview
+from gradscope.report.reports.dump_overview import OverviewFacts, dump_blocks, overview_document
 from gradscope.report.tables.dump_rows import Row, rows_of
 from gradscope.report.tables.facts import facts, facts_json
 from gradscope.report.tables.folding import folded
@@ -75,7 +74,7 @@ class DumpReport:
             findings=tuple(map(_finding_note, self.findings)),
             origins=self._where_it_began(),
             facts=dict(facts(self.path, self.manifest)),
-            overview=Overview(self.selected, self.manifest.layers, self.rules_by_key()),
+            overview=dump_blocks(self.selected, self.manifest.layers, self.rules_by_key()),
             path=self.path,
         )
 

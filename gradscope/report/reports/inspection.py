@@ -1,7 +1,11 @@
-"""The report of an inspection: the layers of a model with their costs, its totals, and what `--fetch` needs of it."""
+"""The report of an inspection: the layers of a model with their costs, its totals, and what `--fetch` needs of it.
+
+On a terminal it is an overview of one screen: the totals, and the costs block by block.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -11,8 +15,11 @@ from gradscope import naming
 from gradscope.dump.record import Json
 from gradscope.naming import printable
 from gradscope.naming.sizes import shown_size
-from gradscope.report.render.document import Document, Note, Notes
+from gradscope.report.render.document import Document, Note, Notes, fitted
 from gradscope.report.render.screen import DOUBTFUL, Screen
+from gradscope.report.tables.by_block.contents import layer_tree
+from gradscope.report.tables.by_block.cost_cells import COST_CELLS
+from gradscope.report.tables.by_block.overview import Overview, Shown
 from gradscope.report.tables.dump_rows import Row, family_rank
 from gradscope.report.tables.numbers import amount, count
 from gradscope.report.tables.query import Query
@@ -44,6 +51,10 @@ _ARRAYS: Final = (
     column("bytes", 4, "count"),
     column("used_by", 2, "text"),
 )
+#: The fewest lines of the overview's table, and the most inputs that it names.
+_FEWEST_BLOCKS: Final = 3
+_MOST_INPUTS: Final = 6
+_RANGES: Final = "name[a..b] is blocks a to b on one line, with the sums over them"
 _COLUMNS: Final = MappingProxyType({naming.ACTIVATION: _LAYERS})
 _TITLES: Final = MappingProxyType({naming.INPUT: "Inputs", naming.ACTIVATION: "Layers", naming.PARAM: "Parameters"})
 
@@ -60,6 +71,7 @@ class InspectionReport:
         fetch: The part of the model that a fetch needs: `needed` and `total` operations, and the `inputs`; None without
             one.
         in_order: Whether the rows are in the order of the model.
+        overview: Whether a terminal shows an overview and not the tables.
     """
 
     target: str
@@ -68,14 +80,27 @@ class InspectionReport:
     totals: Mapping[str, Json]
     fetch: Mapping[str, Json] | None
     in_order: bool
+    overview: bool = False
 
-    def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
-        """Returns one table per family, and the totals last."""
+    def document(self, screen: Screen) -> Document:
+        """Returns one table per family, and the totals last; or an overview of these."""
         families: dict[str, list[Row]] = {}
         for row in self.selected:
             families.setdefault(row.family, []).append(row)
+        if self.overview and screen.width is not None and naming.ACTIVATION in families:
+            return self._on_one_screen(families, screen)
         tables = (self._table(family, families[family]) for family in sorted(families, key=family_rank))
         return (*tables, Notes(notes=tuple(self._totals())))
+
+    def _on_one_screen(self, families: Mapping[str, Sequence[Row]], screen: Screen) -> Document:
+        layers = families[naming.ACTIVATION]
+        shown = Shown(title=f"Block by block ({len(layers):,} layers)", cells=COST_CELLS, ranges=_RANGES)
+        blocks = Overview(layer_tree(layers), shown, {})
+        more = f"gradscope inspect {shlex.quote(self.target)} --full; a part: --families, --select, --depth"
+        notes = Notes(notes=(*self._totals(), *_inputs(families.get(naming.INPUT, ())), Note(label="more", text=more)))
+        return fitted(
+            lambda room: (blocks.table(room), notes), screen, most=screen.overview_lines, fewest=_FEWEST_BLOCKS
+        )
 
     def _table(self, family: str, rows: Sequence[Row]) -> Table:
         columns = _COLUMNS.get(family, _ARRAYS)
@@ -127,6 +152,7 @@ def inspection_report(
     *,
     fetch: Mapping[str, Json] | None = None,
     query: Query | None = None,
+    overview: bool = False,
 ) -> InspectionReport:
     """Returns the report of an inspection, with the rows that a query selects.
 
@@ -137,6 +163,7 @@ def inspection_report(
         totals: Numbers of the complete model.
         fetch: As for `InspectionReport`.
         query: The query; None selects all rows.
+        overview: Whether a terminal shows an overview and not the tables.
 
     Returns:
         The report.
@@ -152,6 +179,7 @@ def inspection_report(
         totals=totals,
         fetch=fetch,
         in_order=query.sort is None,
+        overview=overview,
     )
 
 
@@ -182,6 +210,15 @@ def _activations(totals: _Totals) -> str:
     if "residual_bytes" not in totals:
         return layers
     return f"{layers}, {shown_size(totals['residual_bytes'])} kept for the backward pass"
+
+
+def _inputs(rows: Sequence[Row]) -> Iterator[Note]:
+    """Yields the inputs' names, types and shapes as a note; only how many where they are many."""
+    if len(rows) > _MOST_INPUTS:
+        yield Note(label="inputs", text=f"{len(rows):,}")
+    elif rows:
+        named = (f"{row.name} {row.values['dtype']}{row.values['shape']}".replace(", ", ",") for row in rows)
+        yield Note(label="inputs", text=", ".join(named))
 
 
 def _line(row: Row, columns: Sequence[Column]) -> Line:

@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 from tests.integration import models
 from tests.integration.command import gradscope, in_terminal
 
+#: Thirty blocks of a bias of two numbers and a kernel of four.
+DEEP = """
+import jax
+import jax.numpy as jnp
+
+def init(key):
+    block = {"kernel": jnp.eye(2), "bias": jnp.zeros(2)}
+    return {f"block{at}": block for at in range(10, 40)}
+
+def loss(params, x):
+    for name, block in params.items():
+        with jax.named_scope(name):
+            with jax.named_scope("inner"):
+                x = x @ block["kernel"]
+            x = x + block["bias"][None]
+    with jax.named_scope("loss"):
+        return (x**2).mean()
+
+def batch(key, size):
+    return jax.random.normal(key, (size, 2))
+"""  # the numbers all have two digits, as parameters come in the order of their names
+
 
 def test_a_model_in_a_terminal(tmp_path: Path) -> None:
-    shown = in_terminal("inspect", "mlp", folder=tmp_path, columns=80).plain
+    shown = in_terminal("inspect", "mlp", "--full", folder=tmp_path, columns=80).plain
     assert (
         shown
         == """\
@@ -45,6 +68,23 @@ FLOPs        156 k forward, 291 k backward
 activations  32.5 KiB of layer outputs, 37.0 KiB kept for the backward pass
 """
     )
+
+
+def test_a_terminal_shows_one_screen_whose_lines_add_up(tmp_path: Path) -> None:
+    (tmp_path / "deep.py").write_text(DEEP)
+    for columns, height in ((80, 24), (160, 50)):
+        shown = in_terminal("inspect", "deep.py", folder=tmp_path, columns=columns, LINES=str(height)).plain
+        assert len(shown.splitlines()) < min(height, 41)
+        table = shown.partition("Block by block (61 layers)\n")[2].partition("\nname[a..b]")[0].splitlines()
+        assert table[0].split()[:3] == ["name", "shape", "parameters"]
+        counts = {line.split()[0]: int(line.split()[2]) for line in table[1:] if not line.startswith(" ")}
+        assert counts == {"block[10..39]": 30 * (2 + 2 * 2), "loss": 0}
+        assert re.search(r"^parameters +180 ", shown, re.MULTILINE)
+        assert "gradscope inspect deep.py --full" in " ".join(shown.split())
+    for asked in ("--full", "--select block*", "--sort -parameters", "--depth 2"):
+        complete = in_terminal("inspect", "deep.py", *asked.split(), folder=tmp_path, columns=160).plain
+        assert complete.count("inner") + complete.count("block") >= 60
+        assert "Block by block" not in complete
 
 
 def test_json_has_totals_and_rows(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ OPTIONS = {
     "export": f"{CHOSEN} --to --output --force --traceback",
     "isolate": "--output --force --quiet --traceback",
     "calibrate": f"{MODEL} {CHOSEN} --per-example --output --no-cache --force --quiet --traceback",
-    "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --gradients --sort --format --json "
+    "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --gradients --sort --full --format --json "
     "--quiet --verbose --traceback",
     "check": f"{MODEL} --tol --allow --no-cache --format --json --quiet --verbose --traceback",
     "verify": "--traceback",

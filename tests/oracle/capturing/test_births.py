@@ -198,3 +198,23 @@ def test_a_function_with_its_own_derivative_rule_is_named() -> None:
     assert origin.why == "sent back the first NaN: the derivative of xlogy at 0 and 0 (element [0]) is not finite"
     (origin,) = gs.capture(lambda w, x: (spoiling(w) * x).sum(), zero, jnp.ones(3)).origins
     assert "the custom_vjp spoiling made it in its own backward rule" in origin.why
+
+
+def masked_near_the_loss(w: Any, x: Any) -> Any:
+    with jax.named_scope("first"):
+        h = jnp.sqrt(0 * w * x) + w * x  # here
+    with jax.named_scope("residual"):
+        h = h + jax.nn.relu(h)
+    with jax.named_scope("inside"):
+        v = jnp.where(x > 0, h, 0.0)
+    with jax.named_scope("root"):
+        r = jnp.sqrt(v)
+    return jnp.where(x > 0, r, 0.0).sum()
+
+
+def test_a_gradient_that_a_mask_drops_is_passed_over_although_the_dump_has_it() -> None:
+    dump = gs.capture(masked_near_the_loss, W, X)
+    assert np.isnan(dump["activation_grad/inside"]).any()
+    (origin,) = dump.origins
+    assert (origin.direction, origin.primitive) == ("backward", "sqrt")
+    assert origin.name.startswith("first")

@@ -4,7 +4,7 @@
 - `origin_search` goes back from what is not finite to the operation that made it of finite operands.
 - `forward_causes` and `backward_causes` say what went wrong in it, and `repairs` how to mend it.
 
-Why (2026-11): the search compiles two programs, one with a flag for every value and one with the tensors of the few
-operations that matter. Bisection over ever shorter parts of the model needs fewer flags, and a compilation for every
-step, which is what takes the time.
+Why (2026-11): forward, the search compiles a program with a flag for every value; backward, one with flags only of the
+gradients that the dump's statistics leave open; and one with the tensors of the few operations that matter. Bisection
+over ever shorter parts of the model needs fewer flags, and a compilation for every step, which is what takes the time.
 """

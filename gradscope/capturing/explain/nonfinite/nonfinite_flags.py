@@ -1,13 +1,16 @@
-"""Flags of what is not finite: for every value and gradient of a run, whether it has a NaN and whether an infinity.
+"""Flags of what is not finite: for a value or gradient of a run, whether it has a NaN and whether an infinity.
 
-One program observes them all, a number for each in place of the tensor, inside `jit`, `scan`, `checkpoint` and branches
-alike. Where only values are requested it has no backward pass.
+Those that a dump has statistics of are known from there. A program observes others, a number for each in place of the
+tensor, inside `jit`, `scan`, `checkpoint` and branches alike. Where only values are requested it has no backward pass.
+
+Why not a flag for everything: compiling a thousand flags takes several times as long as compiling the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import jax
@@ -19,66 +22,153 @@ from gradscope.capturing.explain.nonfinite.single_run import run_once
 from gradscope.instrument.observing_program import observing_program, observing_values
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
-from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
+from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, iterations
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.layers.sites import Site
+from gradscope.tracing.lookup.operations import Operations
 from gradscope.tracing.tracer import Trace
 
 #: The bits of a flag.
 INF: Final = 1
 NAN: Final = 2
+#: Operations whose result has the elements of the first operand, all of them, but for their signs and places.
+_COPIES: Final = frozenset(
+    {"abs", "broadcast_in_dim", "copy", "expand_dims", "neg", "reshape", "rev", "squeeze", "transpose"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFlags:
+    """`KnownFlags` are those that are known without a further run.
+
+    Attributes:
+        values: Flags of values.
+        gradients: Flags of the gradients with respect to values.
+    """
+
+    values: dict[ValueAt, int] = field(default_factory=dict[ValueAt, int])
+    gradients: dict[ValueAt, int] = field(default_factory=dict[ValueAt, int])
 
 
 class NonfiniteFlags:
-    """`NonfiniteFlags` are those of every value of one run, and of every gradient where these are requested.
+    """`NonfiniteFlags` are those of the values and gradients of one run.
+
+    Gradients are observed on request. Values are too, and all of them as soon as the flag of another is asked for.
 
     Args:
         trace: The loss, operations included.
         leaves: Its flat arguments.
-        backward: Whether the gradients' are computed, too.
+        known: What is known already.
+        operations: The operations of the loss.
     """
 
-    def __init__(self, trace: Trace, leaves: Sequence[Any], *, backward: bool) -> None:
-        plan = make_plan(trace, CaptureSpec(operations=True), _flag)
-        program, reached = observing_program(trace, plan)
-        forward = observing_values(trace, replace(plan, gradients=frozenset()))
-
-        def flags(leaves: Sequence[Any]) -> tuple[list[Any], Mapping[int, Any], Mapping[int, Any], Mapping[int, Any]]:
-            own = [_flag(leaf) for leaf in leaves]
-            if not backward:
-                return own, forward(leaves), {}, {}
-            observed = program(leaves)
-            gradients = {number: _flag(gradient) for number, gradient in observed.gradients.items()}
-            return own, observed.captured.values, observed.cotangents, gradients
-
-        found = jax.device_get(run_once(flags, list(leaves)))
-        self._leaves, self._values, cotangents, self._gradients = found
-        self._cotangents = {number: each for number, each in cotangents.items() if number in reached.sites}
-        self._numbers = {site.value: number for number, site in enumerate(plan.sites)}
+    def __init__(self, trace: Trace, leaves: Sequence[Any], known: KnownFlags, operations: Operations) -> None:
+        self._trace = trace
+        self._operations = operations
+        self._inputs = list(leaves)
+        self._known = known
+        self._plan = make_plan(trace, CaptureSpec(operations=True), _flag)
+        self._sites = self._plan.sites
+        self._numbers = {site.value: number for number, site in enumerate(self._sites)}
         self._order = ExecutionOrder.of_trace(trace)
-        self._sites = plan.sites
+        self._values: dict[int, Any] = {}
+        self._cotangents: dict[int, Any] = {}
+        self._gradients: dict[int, Any] = {}
+        self._asked: set[int] = set()
+        self._has_all_values = False
+
+    def observe(self, gradients: Collection[ValueKey], values: Collection[ValueKey]) -> None:
+        """Runs the loss forward and backward, and observes what is not known of some gradients and values.
+
+        The gradients with respect to the arguments are observed, too.
+        """
+        chosen = self._numbered(gradients) & self._plan.gradients
+        group = sorted(chosen | self._numbered(values))
+        plan = replace(
+            self._plan.part(group), gradients=frozenset(at for at, number in enumerate(group) if number in chosen)
+        )
+        program, reached = observing_program(self._trace, plan)
+        shown = {at for at, number in enumerate(group) if self._sites[number].value in values}
+
+        def flags(leaves: Sequence[Any]) -> tuple[Mapping[int, Any], Mapping[int, Any], Mapping[int, Any]]:
+            observed = program(leaves)
+            arguments = {
+                number: _flag(gradient)
+                for number, gradient in observed.gradients.items()
+                if _argument(number) not in self._known.gradients
+            }
+            return {at: observed.captured.values[at] for at in shown}, observed.cotangents, arguments
+
+        found, cotangents, arguments = jax.device_get(run_once(flags, self._inputs))
+        self._values |= {group[at]: flag for at, flag in found.items()}
+        self._cotangents |= {group[at]: flag for at, flag in cotangents.items() if at in reached.sites}
+        self._gradients |= arguments
+        self._asked |= chosen
+
+    def observe_all_gradients(self) -> None:
+        """Runs the loss forward and backward, and observes every gradient; what was known before no longer counts."""
+        self._known = KnownFlags()
+        self.observe([self._sites[number].value for number in self._plan.gradients], ())
+
+    def observe_all_values(self) -> None:
+        """Runs the loss forward, and observes every value; what was known before no longer counts.
+
+        A NaN may be lost in another program, for example in the maximum of a fused kernel. Flags of one program agree.
+        """
+        group = [number for number, site in enumerate(self._sites) if self._copied(_first(site)) is None]
+        plan = replace(self._plan.part(group), gradients=frozenset())
+        found = jax.device_get(run_once(observing_values(self._trace, plan), self._inputs))
+        self._values = {group[at]: flag for at, flag in found.items()}
+        self._has_all_values = True
 
     def value(self, value_at: ValueAt) -> int:
-        """Returns the flag of a value; 0 where it was not observed."""
+        """Returns the flag of a value; 0 where it cannot be observed."""
+        while (copied := self._copied(value_at)) is not None:
+            value_at = copied
+        number = self._numbers.get(value_at.value)
+        if number in self._values:
+            return self._at(self._values, value_at)
+        if value_at in self._known.values and not (self._has_all_values and number is not None):
+            return self._known.values[value_at]
         if is_argument(value_at.value):
-            return int(self._leaves[value_at.value.position])
+            return int(_flag(self._inputs[value_at.value.position]))
+        if number is None or self._has_all_values:
+            return 0
+        self.observe_all_values()
         return self._at(self._values, value_at)
 
     def gradient(self, value_at: ValueAt) -> int:
-        """Returns the flag of the gradient with respect to a value; 0 where there is none."""
+        """Returns the flag of the gradient with respect to a value; 0 where there is none, or it was not observed."""
+        if value_at in self._known.gradients:
+            return self._known.gradients[value_at]
         if is_argument(value_at.value):
             return int(self._gradients.get(value_at.value.position, 0))
         return self._at(self._cotangents, value_at)
 
     def has_gradient(self, value_at: ValueAt) -> bool:
-        """Returns whether the gradient with respect to a value was observed."""
+        """Returns whether the gradient with respect to a value is known, or was observed."""
+        if value_at in self._known.gradients:
+            return True
         if is_argument(value_at.value):
             return value_at.value.position in self._gradients
         return self._numbers.get(value_at.value) in self._cotangents
 
     def may_have_gradient(self, value_at: ValueAt) -> bool:
-        """Returns whether a gradient may flow through a value: it was observed, or the value was not."""
-        return self.has_gradient(value_at) or not (is_argument(value_at.value) or value_at.value in self._numbers)
+        """Returns whether a gradient may flow through a value: there is one, or nothing was observed that says so."""
+        if self.has_gradient(value_at):
+            return True
+        if is_argument(value_at.value):
+            return not self._gradients and self._trace.arguments[value_at.value.position].differentiated
+        number = self._numbers.get(value_at.value)
+        return number is None or (number in self._plan.gradients and number not in self._asked)
+
+    def unknown_gradients(self) -> Iterator[ValueAt]:
+        """Yields every value, in every iteration, whose gradient can be observed and is not known."""
+        for number in sorted(self._plan.gradients):
+            site = self._sites[number]
+            for iteration in iterations(site.loops):
+                if (value_at := ValueAt(site.value, iteration)) not in self._known.gradients:
+                    yield value_at
 
     def rank(self, value_at: ValueAt) -> int:
         """Returns the rank of a value in the order of execution; arguments come before everything."""
@@ -90,12 +180,25 @@ class NonfiniteFlags:
 
     def bad_gradients(self) -> Iterator[ValueAt]:
         """Yields every value whose gradient is not finite, arguments included, in every iteration."""
+        yield from (value_at for value_at, flag in self._known.gradients.items() if flag)
         for number, flag in self._gradients.items():
             if flag:
-                yield ValueAt(ValueKey((), OPERAND, number), ())
+                yield ValueAt(_argument(number).value, ())
         for number in sorted(self._cotangents):
             for at in np.argwhere(self._cotangents[number]).tolist():
-                yield ValueAt(self._sites[number].value, _with_whiles(self._sites[number], tuple(at)))
+                value_at = ValueAt(self._sites[number].value, _with_whiles(self._sites[number], tuple(at)))
+                if value_at not in self._known.gradients:
+                    yield value_at
+
+    def _copied(self, value_at: ValueAt) -> ValueAt | None:
+        """Returns the value with the same elements, but for their signs and places; None where there is none."""
+        number = self._numbers.get(value_at.value)
+        if number is None or self._sites[number].primitive not in _COPIES or not math.prod(self._sites[number].shape):
+            return None
+        return next(iter(self._operations.maker(value_at).values), None)
+
+    def _numbered(self, values: Collection[ValueKey]) -> set[int]:
+        return {self._numbers[value] for value in values if value in self._numbers}
 
     def _at(self, flags: Mapping[int, Any], value_at: ValueAt) -> int:
         number = self._numbers.get(value_at.value)
@@ -104,9 +207,22 @@ class NonfiniteFlags:
         return int(np.asarray(flags[number])[counted_iterations(self._sites[number], value_at)])
 
 
+def flag_of(nan: int, inf: int) -> int:
+    """Returns the flag of a tensor with so many NaNs and infinities."""
+    return (NAN if nan else 0) | (INF if inf else 0)
+
+
 def is_argument(value: ValueKey) -> bool:
     """Returns whether a value is one that the loss receives."""
     return not value.frame and value.equation == OPERAND
+
+
+def _first(site: Site) -> ValueAt:
+    return ValueAt(site.value, (0,) * len(site.loops))
+
+
+def _argument(number: int) -> ValueAt:
+    return ValueAt(ValueKey((), OPERAND, number), ())
 
 
 def counted_iterations(site: Site, value_at: ValueAt) -> tuple[int, ...]:

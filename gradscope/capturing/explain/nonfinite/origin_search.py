@@ -1,6 +1,7 @@
 """The search for the origin of a NaN or an infinity: the first operation that made one, forward or backward.
 
-The loss runs once more, with flags in place of the tensors, and then the few operations that matter once more.
+The loss runs once more, with flags in place of the tensors where the dump's statistics do not have them, and then the
+few operations that matter once more.
 
 Forward, the search goes back from the loss: from a result that is not finite to the operands that are not, until all
 operands of an operation are finite. A NaN is followed through NaNs only: an infinity may be intended, as in a mask, but
@@ -24,15 +25,16 @@ from gradscope import naming
 from gradscope.capturing.execution.preparation import Prepared
 from gradscope.capturing.explain.nonfinite.backward_causes import backward_diagnosis
 from gradscope.capturing.explain.nonfinite.forward_causes import forward_diagnosis, is_mask
-from gradscope.capturing.explain.nonfinite.gradient_paths import GradientPaths, behind
-from gradscope.capturing.explain.nonfinite.nonfinite_flags import INF, NAN, NonfiniteFlags, is_argument
-from gradscope.capturing.explain.nonfinite.repairs import Diagnosis, element
-from gradscope.capturing.explain.nonfinite.replay import (
-    Failure,
-    Replay,
-    failed_again,
-    first_nonfinite,
+from gradscope.capturing.explain.nonfinite.gradient_paths import GradientPaths, behind, observe_suspects
+from gradscope.capturing.explain.nonfinite.nonfinite_flags import (
+    INF,
+    NAN,
+    KnownFlags,
+    NonfiniteFlags,
+    is_argument,
 )
+from gradscope.capturing.explain.nonfinite.repairs import Diagnosis, element
+from gradscope.capturing.explain.nonfinite.replay import Failure, Replay, failed_again, mended
 from gradscope.dump.manifest.manifest import Origin
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
@@ -96,12 +98,15 @@ class _First(NamedTuple):
         )
 
 
-def find_origins(loss: Callable[[Any, Any], Any], prepared: Prepared, *, finite: bool) -> tuple[Origin, ...]:
+def find_origins(
+    loss: Callable[[Any, Any], Any], prepared: Prepared, known: KnownFlags, *, finite: bool
+) -> tuple[Origin, ...]:
     """Returns the operation in which a value that is not finite began; nothing where all values are finite.
 
     Args:
         loss: The loss.
         prepared: Its arguments.
+        known: What the run has shown already.
         finite: Whether the loss is finite, so that only gradients are not.
 
     Returns:
@@ -111,7 +116,7 @@ def find_origins(loss: Callable[[Any, Any], Any], prepared: Prepared, *, finite:
     trace = prepared.resolved.trace
     if not trace.operations:
         trace = trace_loss(loss, prepared.variables, prepared.batch, operations=True)
-    search = _Search(trace, prepared.leaves, backward=finite)
+    search = _Search(trace, prepared.leaves, known)
     start = resolve(trace.root, trace.root.jaxpr.outvars[0])
     found = search.backward() if finite else None if start is None else search.forward(ValueAt(start, ()))
     return () if found is None else (found,)
@@ -123,17 +128,18 @@ class _Search:
     Args:
         trace: The loss, operations included.
         leaves: Its flat arguments.
-        backward: Whether the gradients are looked at, too.
+        known: What is known already.
     """
 
-    def __init__(self, trace: Trace, leaves: Sequence[Any], *, backward: bool) -> None:
+    def __init__(self, trace: Trace, leaves: Sequence[Any], known: KnownFlags) -> None:
         self._trace = trace
         self._leaves = leaves
-        self._flags = NonfiniteFlags(trace, leaves, backward=backward)
         self._operations = Operations(trace)
+        self._flags = NonfiniteFlags(trace, leaves, known, self._operations)
 
     def forward(self, start: ValueAt) -> Origin | None:
         """Returns the origin of the value that is the loss; None where it is finite."""
+        self._flags.observe_all_values()
         if not self._flags.value(start):
             return None
         birth = self._birth(start)
@@ -152,7 +158,15 @@ class _Search:
 
     def backward(self) -> Origin | None:
         """Returns the operation closest to the loss whose gradient is not finite although the one it receives is."""
-        bad = next(GradientPaths(self._flags, self._operations).evidence(), None)
+        observe_suspects(self._flags, self._operations)
+        if (found := self._sent_back()) is None:  # what is known is of another program, which may round differently
+            self._flags.observe_all_gradients()
+            found = self._sent_back() or self._of_sum()
+        return found
+
+    def _sent_back(self) -> Origin | None:
+        """Returns the operation that returned the gradient closest to the loss; None where none is found to."""
+        bad = self._closest()
         if bad is None:
             return None
         finite = (
@@ -163,10 +177,12 @@ class _Search:
         uses = list(islice(finite, _MOST_USES))
         replay = self._replayed(uses, backward=True)
         for use in uses:
-            failure = replay.backward(use, bad)
-            if failure is not None:
+            if (failure := replay.backward(use, bad)) is not None:
                 return self._of_use(use, failure, replay)
-        return self._of_sum(bad)
+        return None
+
+    def _closest(self) -> ValueAt | None:
+        return next(GradientPaths(self._flags, self._operations).evidence(), None)
 
     def _of_use(self, use: Operation, failure: Failure, replay: Replay) -> Origin:
         kind = "NaN" if np.isnan(failure.value) else "Inf"
@@ -193,13 +209,14 @@ class _Search:
         made = replay.forward(earlier)
         return _First(earlier, made, forward_diagnosis(earlier, made, self._operations), then=diagnosis.why)
 
-    def _of_sum(self, bad: ValueAt) -> Origin | None:
+    def _of_sum(self) -> Origin | None:
         """Returns the origin of a gradient whose terms are all finite."""
+        bad = self._closest()
+        if bad is None or (bad.value.equation == OPERAND and not is_argument(bad.value)):
+            return None
         if is_argument(bad.value):
             leaf = self._trace.arguments[bad.value.position]
             name, source = naming.key_of(leaf.family, leaf.name), None
-        elif bad.value.equation == OPERAND:
-            return None
         else:
             maker = self._operations.maker(bad)
             name, source = maker.name, maker.layer.source
@@ -238,7 +255,7 @@ class _Search:
         births = self._computed(operation)
         if failure.equation is operation.equation and births:
             tensors = enumerate(failure.tensors)
-            if failed_again(failure, [_mended(each) if at in births else each for at, each in tensors]) is not None:
+            if failed_again(failure, [mended(each) if at in births else each for at, each in tensors]) is not None:
                 return None
         first = min(births.values(), key=lambda birth: self._flags.rank(birth.value), default=None)
         return None if first is None else self._operations.maker(first.value)
@@ -277,14 +294,6 @@ class _Search:
             why=f"has {np.isnan(wide).sum():,} NaN and {np.isinf(wide).sum():,} Inf before anything is computed",
             repair="look at where it comes from: the data, the checkpoint, the step before",
         )
-
-
-def _mended(operand: np.ndarray) -> np.ndarray:
-    """Returns an operand with ones in place of elements that are not finite."""
-    if first_nonfinite(operand) is None:
-        return operand
-    wide = operand if operand.dtype.kind in "fc" else operand.astype(np.float32)
-    return np.where(np.isfinite(wide), wide, 1).astype(operand.dtype)
 
 
 def _located(operation: Operation) -> str:

@@ -178,6 +178,14 @@ def first_nonfinite(array: np.ndarray) -> tuple[int, ...] | None:
     return None
 
 
+def mended(operand: np.ndarray) -> np.ndarray:
+    """Returns an operand with ones in place of elements that are not finite."""
+    if first_nonfinite(operand) is None:
+        return operand
+    wide = operand if operand.dtype.kind in "fc" else operand.astype(np.float32)
+    return np.where(np.isfinite(wide), wide, 1).astype(operand.dtype)
+
+
 def number_of(element: Any) -> float:
     """Returns an element as a number; of a complex one the magnitude."""
     return float(abs(element)) if np.iscomplexobj(element) else float(element)

@@ -50,7 +50,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockTree:
-    """A `BlockTree` is the blocks of a dump and their contents."""
+    """A `BlockTree` is the blocks of a dump, or of a model, and their contents."""
 
     root: Block
     contents: Mapping[Block, Contents]
@@ -80,6 +80,14 @@ def block_tree(rows: Sequence[Row], layers: Sequence[Layer], notes: Mapping[str,
             owners = _neighbours(row.name, beside, blocks)
         for block in owners or [making.root.at(_place(row))]:
             making.add(block, row)
+    return BlockTree(making.root, making.contents)
+
+
+def layer_tree(rows: Sequence[Row]) -> BlockTree:
+    """Returns the blocks of a model that has not run: a row for each of its layers, in execution order."""
+    making = _Making({})
+    for row in rows:
+        making.add(making.root.at(row.name), row)
     return BlockTree(making.root, making.contents)
 
 

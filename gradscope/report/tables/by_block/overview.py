@@ -1,4 +1,4 @@
-"""The overview is one table of a complete dump in a given number of lines: values and gradients, block by block.
+"""The overview is one table of a complete dump, or of a model, in a given number of lines, block by block.
 
 Iterations of loops share a line. Where that is not short enough, so do blocks that repeat, and blocks close over their
 parts, the innermost first; where even that is too long, lines in the middle are left out, and one line stands for them.
@@ -6,17 +6,15 @@ parts, the innermost first; where even that is too long, lines in the middle are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
 
-from gradscope.dump.manifest.manifest import Layer
-from gradscope.report.tables.by_block.block_cells import CELLS, BlockFacts
-from gradscope.report.tables.by_block.contents import Contents, block_tree
+from gradscope.report.tables.by_block.block_cells import BlockFacts
+from gradscope.report.tables.by_block.contents import BlockTree, Contents
 from gradscope.report.tables.by_block.folded_blocks import Block, Folding, Group
-from gradscope.report.tables.dump_rows import Row
-from gradscope.report.tables.table import Column, Line, Table
+from gradscope.report.tables.table import Cell, Column, Line, Table
 
 #: Blocks are opened, even though lines have to be left out, where they would fill less than this share of the room.
 _TOO_FEW: Final = 1 / 3
@@ -24,7 +22,21 @@ _TOO_FEW: Final = 1 / 3
 _LONG: Final = 24
 _MOST_SPLIT: Final = 9
 _NOTHING: Final = Contents()
-_RANGES: Final = "name[a..b] is blocks a to b on one line, low..high the extremes over them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A `Shown` is what the lines of an overview show.
+
+    Attributes:
+        title: The title of the table.
+        cells: The functions that return the cells, by column.
+        ranges: What several blocks on one line have in common, as a note.
+    """
+
+    title: str
+    cells: Mapping[Column, Callable[[BlockFacts], Cell]]
+    ranges: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,17 +60,17 @@ class _Item:
 
 
 class Overview:
-    """An `Overview` makes tables of a dump with as many lines as there is room for.
+    """An `Overview` makes tables with as many lines as there is room for.
 
     Args:
-        rows: All rows of the dump, in execution order.
-        layers: Its layers.
+        tree: The blocks and their contents.
+        shown: What the lines show.
         notes: The rules that found something in a tensor, by its key, the worst first.
     """
 
-    def __init__(self, rows: Sequence[Row], layers: Sequence[Layer], notes: Mapping[str, Sequence[str]]) -> None:
-        self._tensors = len(rows)
-        self._tree = block_tree(rows, layers, notes)
+    def __init__(self, tree: BlockTree, shown: Shown, notes: Mapping[str, Sequence[str]]) -> None:
+        self._tree = tree
+        self._shown = shown
         self._ranks = {key: rank for rank, key in enumerate(notes)}
 
     def table(self, room: int) -> Table:
@@ -69,12 +81,12 @@ class Overview:
         """
         items = self._items(room)
         several = any(len(group.blocks) > 1 for item in items for group in item.groups)
-        columns = (Column(heading="name", kind="name"), *CELLS, Column(heading="notes", kind="words"))
+        columns = (Column(heading="name", kind="name"), *self._shown.cells, Column(heading="notes", kind="words"))
         return Table(
-            title=f"Block by block ({self._tensors:,} tensors)",
+            title=self._shown.title,
             columns=columns,
             lines=tuple(map(self._line, items)),
-            notes=(_RANGES,) if several else (),
+            notes=(self._shown.ranges,) if several else (),
             names_hidden_columns=False,
         )
 
@@ -167,7 +179,7 @@ class Overview:
     def _line(self, item: _Item) -> Line:
         facts = self._facts(item)
         keys = dict.fromkeys(row.key for instance in facts.instances for each in instance for row in each.rows)
-        cells = (item.name, *(cell(facts) for cell in CELLS.values()), facts.words() or None)
+        cells = (item.name, *(cell(facts) for cell in self._shown.cells.values()), facts.words() or None)
         return Line(cells=cells, keys=tuple(keys))
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
+from gradscope.report.reports.dump_overview import dump_blocks
 from gradscope.report.tables.by_block.folded_blocks import Block, Folding
-from gradscope.report.tables.by_block.overview import Overview
 from gradscope.report.tables.dump_rows import rows_of
 from gradscope.report.tables.numbers import Range
 from gradscope.report.tables.table import Cell
@@ -70,7 +70,7 @@ def manifest(*entries: Entry, layers: Sequence[Layer] = ()) -> Manifest:
 def cells(made: Manifest, room: int) -> dict[str, dict[str, Cell]]:
     """The cells of each line by heading, of the columns that have values."""
     notes = {"activation/b[7]": ["dead"]} if any(each.name == "b[7]" for each in made.entries) else {}
-    table = Overview(rows_of(made), made.layers, notes).table(room).without_empty_columns()
+    table = dump_blocks(rows_of(made), made.layers, notes).table(room).without_empty_columns()
     return {
         str(line.cells[0]): {column.full_heading: cell for column, cell in zip(table.columns, line.cells, strict=True)}
         for line in table.lines
@@ -137,7 +137,7 @@ def test_lines_that_do_not_fit_are_one_line_and_those_with_findings_stay(room: i
     names = [f"b[{at * at}]" for at in range(2, 42)]
     found = manifest(*(entry("activation", name, index=at) for at, name in enumerate(names)))
     notes = {f"activation/{names[23]}": ["dead"]}
-    table = Overview(rows_of(found), (), notes).table(room)
+    table = dump_blocks(rows_of(found), (), notes).table(room)
     shown = [str(line.cells[0]) for line in table.lines]
     assert len(shown) <= room
     assert names[23] in shown or room == 3
@@ -150,7 +150,7 @@ def test_lines_with_findings_go_before_those_without() -> None:
     names = [f"b[{at * at}]" for at in range(2, 42)]
     found = manifest(*(entry("activation", name, index=at) for at, name in enumerate(names)))
     notes = {f"activation/{name}": ["dead"] for name in names[20:25]}
-    shown = [str(line.cells[0]) for line in Overview(rows_of(found), (), notes).table(8).lines]
+    shown = [str(line.cells[0]) for line in dump_blocks(rows_of(found), (), notes).table(8).lines]
     assert set(names[20:25]) <= set(shown)
     assert len(shown) <= 8
 
