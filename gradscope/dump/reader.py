@@ -33,6 +33,9 @@ from gradscope.errors import DumpError
 
 _PICKLE_STARTS: Final = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
 _SUFFIXES: Final = frozenset({".npy", ".npz", ".safetensors"})
+#: The folder of a run's alarm has this file, and a dump beside state and batch, which are in the format of a dump, too.
+_ALARM: Final = "alarm.json"
+_ALARM_DUMP: Final = "dump.npz"
 
 
 def open_dump(path: str | os.PathLike[str]) -> DumpFile:
@@ -40,7 +43,8 @@ def open_dump(path: str | os.PathLike[str]) -> DumpFile:
 
     Args:
         path: A dump, the folder of a multi-process dump, a foreign file, or a folder of foreign files. Tensors of
-            foreign files become entries without statistics, and the manifest's note states that.
+            foreign files become entries without statistics, and the manifest's note states that. The folder of a run's
+            alarm stands for the dump in it.
 
     Returns:
         The opened dump, which has to be closed; it is a context manager.
@@ -50,6 +54,8 @@ def open_dump(path: str | os.PathLike[str]) -> DumpFile:
         MachineError: The path cannot be read.
     """
     path = Path(path)
+    if _is_alarm(path):
+        path = path / _ALARM_DUMP
     with located(str(path)), _collection_paused(), ExitStack() as opened:
         if _is_folder(path) and is_process_folder(path):
             contents = process_contents(path, opened)
@@ -77,6 +83,12 @@ def _collection_paused() -> Generator[None]:
 def _is_folder(path: Path) -> bool:
     with suppress(OSError):
         return path.is_dir()
+    return False
+
+
+def _is_alarm(path: Path) -> bool:
+    with suppress(OSError, ValueError):  # ValueError: a NUL character
+        return (path / _ALARM).is_file() and (path / _ALARM_DUMP).is_file()
     return False
 
 
@@ -151,13 +163,13 @@ def dumps_in(folder: Path) -> dict[str, Path]:
 
     Returns:
         The paths by file name without suffix, in the order of the numbers in their names. It is empty where the path is
-        not a folder, is a multi-process dump itself, or holds no dump that gradscope wrote.
+        not a folder, is a multi-process dump itself or of a run's alarm, or holds no dump that gradscope wrote.
 
     Raises:
         DumpError: A file that starts like a dump is damaged.
         MachineError: A file cannot be read.
     """
-    if not folder.is_dir() or is_process_folder(folder):
+    if not folder.is_dir() or is_process_folder(folder) or _is_alarm(folder):
         return {}
     found = [path for path in folder.iterdir() if _is_dump(path)]
     return {path.stem: path for path in sorted(found, key=_by_numbers)}

@@ -178,7 +178,7 @@ def _slope(values: Sequence[float]) -> float:
 
 def _others(names: Sequence[str]) -> str:
     more = len(names) - 1
-    return f", and so {'do' if more > 1 else 'does'} {more:,} other{'s' if more > 1 else ''}" if more else ""
+    return f", and {more:,} other{'s' if more > 1 else ''} too" if more else ""
 
 
 def _times(decades: float) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from gradscope.dump.record import Json
+from gradscope.history.alarms.alarm_rules import NONFINITE
 from gradscope.history.history_reader import History
-from gradscope.history.history_rows import TensorRow
+from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import SLOT_PREFIX
 from gradscope.report.page.content.json_values import Keys, rounded
@@ -188,17 +189,23 @@ def _summary(report: RunReport, path: str) -> tuple[PageNotes | Table, ...]:
     more = len(alarms) - len(shown)
     notes += [Note(label="", text=f"and {more:,} more")] if more else []
     return (
-        PageNotes(notes=[run_verdict(report), *facts], keys=[alarms[0].key or ""] if alarms else []),
+        PageNotes(notes=[run_verdict(report), *facts], keys=[worst.key or ""] if (worst := _worst(alarms)) else []),
         PageNotes(title=f"Alarms ({len(alarms):,})", notes=notes, keys=[each.key or "" for each in shown]),
         steepest_trends(report, _MOST_TRENDS),
     )
 
 
 def run_verdict(report: RunReport) -> Note:
-    """Returns the verdict on a run: its first alarm, or that there was none."""
-    first = report.alarms[0] if report.alarms else None
+    """Returns the verdict on a run: what was not finite, else its first alarm, or that there was none."""
+    # What is not finite ends a run, and is what a reader comes for; the alarms before it are listed below.
+    first = _worst(report.alarms)
     told = "no alarm" if first is None else f"{first.rule}: {alarm_sentence(first)}"
     return Note(label="verdict", text=told, style=GOOD if first is None else BAD)
+
+
+def _worst(alarms: Sequence[Alarm]) -> Alarm | None:
+    fatal = (each for each in alarms if each.rule == NONFINITE)
+    return next(fatal, next(iter(alarms), None))
 
 
 def steepest_trends(report: RunReport, most: int) -> Table:

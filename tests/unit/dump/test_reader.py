@@ -14,7 +14,7 @@ import pytest
 
 from gradscope.arrays.dtypes import dtype_name, storable
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.reader import open_dump
+from gradscope.dump.reader import dumps_in, open_dump
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.dump.verify import verify
 from gradscope.errors import DumpError, UsageError
@@ -192,3 +192,13 @@ def test_a_dump_that_is_replaced_while_it_is_open_stays_readable(tmp_path: Path)
     with open_dump(path) as dump:
         write(path, [without_array("b")], force=True)
         assert dump.array("activation/a").tolist() == [0, 1, 2], "the old file, which a new dump has replaced"
+
+
+def test_the_folder_of_an_alarm_stands_for_its_dump_and_is_no_series(tmp_path: Path) -> None:
+    for name in ("batch", "dump", "state"):
+        write(tmp_path / f"{name}.npz", [record(name, np.ones(3, np.float32), family="param")])
+    assert list(dumps_in(tmp_path)) == ["batch", "dump", "state"]
+    (tmp_path / "alarm.json").write_text("{}", encoding="utf-8")
+    assert dumps_in(tmp_path) == {}
+    with open_dump(tmp_path) as opened:
+        assert [entry.name for entry in opened.manifest.entries] == ["dump"]
