@@ -13,7 +13,7 @@ from gradscope.history.alarms.alarm_rules import NONFINITE
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.value_histograms import ValueHistogram
-from gradscope.naming import SLOT_PREFIX
+from gradscope.naming import INPUT, SLOT_PREFIX
 from gradscope.report.page.content.json_values import Keys, rounded
 from gradscope.report.page.content.packed_series import OCTAVE_PARTS, packed
 from gradscope.report.page.content.table_content import tables_content
@@ -173,7 +173,7 @@ def _families_by_group() -> dict[str, Json]:
     groups: dict[str, list[Json]] = {}
     for family, group in GROUPS.items():
         groups.setdefault(group, []).append(family)
-    return {**groups, "": [SLOT_PREFIX]}
+    return {**groups, "": [INPUT, SLOT_PREFIX]}
 
 
 def _summary(report: RunReport, path: str) -> tuple[PageNotes | Table, ...]:
