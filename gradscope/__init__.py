@@ -13,9 +13,7 @@ Names are imported on first use: reading and comparing dumps never imports JAX.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from gradscope.comparison.diagnosis.run_divergence import RunDivergence
     from gradscope.errors import DumpError, GradscopeError, MachineError, MissingKeyError, ModelError, UsageError
     from gradscope.instrument.rewriting.core_columns import CoreStatistics
-    from gradscope.report import Query
+    from gradscope.presentation import Query
     from gradscope.stats import Finding, TensorStats, Thresholds, tensor_stats
     from gradscope.training.optimizers import clip
     from gradscope.training.probing.probe import Probe
@@ -47,7 +45,7 @@ _HOMES = {
     "MissingKeyError": "gradscope.errors",
     "ModelError": "gradscope.errors",
     "Probe": "gradscope.training.probing.probe",
-    "Query": "gradscope.report",
+    "Query": "gradscope.presentation",
     "ReportPage": "gradscope.api.reporting",
     "Run": "gradscope.api.training_run",
     "RunDivergence": "gradscope.comparison.diagnosis.run_divergence",
@@ -112,23 +110,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class _Root(ModuleType):
-    """The module itself, in which `report` is the function and stays it when the package of that name is imported.
-
-    Why (2026-11): the import system sets an attribute of a package for each sub-package. The function has the name of
-    the command, which users know; the package is imported by its full name only.
-    """
-
-    @property
-    def report(self) -> Any:
-        """The function `gradscope.api.reporting.report`."""
-        return getattr(import_module(_HOMES["report"]), "report")  # noqa: B009 - typed as any other public name
-
-    @report.setter
-    def report(self, package: ModuleType) -> None:
-        pass
-
-
-sys.modules[__name__].__class__ = _Root

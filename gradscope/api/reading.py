@@ -17,8 +17,8 @@ from gradscope.errors import UsageError
 from gradscope.history.run_folder import is_run
 from gradscope.naming import printable
 from gradscope.naming.summary import Summary
-from gradscope.report import Query, Screen, dump_report, to_text
-from gradscope.report.page.notebook import dump_html
+from gradscope.presentation import Query, Screen, dump_report, to_text
+from gradscope.presentation.page.notebook import dump_html
 from gradscope.stats import Finding, TensorStats, Thresholds, find
 
 

@@ -16,7 +16,7 @@ from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.storage.target_path import checked_target
 from gradscope.dump.storage.whole_file import write_whole
 from gradscope.errors import UsageError
-from gradscope.report import Compared, PageMaker, comparison_page, dump_page, page_html
+from gradscope.presentation import Compared, PageMaker, comparison_page, dump_page, page_html
 from gradscope.stats import find, measured
 
 Reported: TypeAlias = Dump | Run | Comparison

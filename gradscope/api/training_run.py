@@ -16,8 +16,8 @@ from gradscope.history.at_step import manifest_at
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm
 from gradscope.history.value_histograms import ValueHistogram
-from gradscope.report import PageMaker, run_page, trends_report
-from gradscope.report.page.notebook import run_html
+from gradscope.presentation import PageMaker, run_page, trends_report
+from gradscope.presentation.page.notebook import run_html
 
 
 class Run:
@@ -142,7 +142,7 @@ class Run:
         return Dump(MemoryDump(manifest_at(self._history, step), {}))
 
     def page(self) -> PageMaker:
-        """Returns the maker of the run's page, of which `gradscope.report` makes a file."""
+        """Returns the maker of the run's page, of which `gradscope.presentation` makes a file."""
         return run_page(self.path, self._history)
 
     def close(self) -> None:

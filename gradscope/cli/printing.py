@@ -11,7 +11,7 @@ from gradscope.cli.options.report_options import Format
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from gradscope.report import Report, Screen
+    from gradscope.presentation import Report, Screen
 
 #: Columns of a terminal that does not report its width.
 _USUAL_WIDTH = 80
@@ -19,7 +19,7 @@ _USUAL_WIDTH = 80
 
 def print_report(report: Report, output_format: Format) -> None:
     """Prints the report of a command."""
-    from gradscope.report.render import formats as render
+    from gradscope.presentation.render import formats as render
 
     if output_format is Format.TABLE:
         _print_text(render.to_text(report, screen()))
@@ -68,7 +68,7 @@ def say(line: str) -> None:
 
 def screen() -> Screen:
     """Returns the size of standard output where it is a terminal, and whether it can show Unicode."""
-    from gradscope.report import Screen
+    from gradscope.presentation import Screen
 
     unicode = "utf" in (sys.stdout.encoding or "").lower()
     if not sys.stdout.isatty():

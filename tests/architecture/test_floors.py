@@ -23,7 +23,7 @@ MOST_KIND_COMPARISONS = 20
 
 #: A command and what does its work; a result and its report.
 MIRRORS = frozenset({"isolate", "isolation", "recover", "verify"})
-READ_WING = ("gradscope", "gradscope.dump", "gradscope.stats", "gradscope.comparison", "gradscope.report")
+READ_WING = ("gradscope", "gradscope.dump", "gradscope.stats", "gradscope.comparison", "gradscope.presentation")
 
 
 def test_import_linters_contracts_hold() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradscope.report import ComparisonReport, LedgerReport, Screen, tensor_report, to_markdown, to_text
+from gradscope.presentation import ComparisonReport, LedgerReport, Screen, tensor_report, to_markdown, to_text
 from tests.support.report_samples import (
     TERMINAL,
     different_runs,

@@ -42,8 +42,8 @@ def test_the_wheel_holds_the_package_and_the_zoo_and_nothing_else(wheel: Path) -
     assert {
         "gradscope/cli/main.py",
         "gradscope/py.typed",
-        "gradscope/report/page/script/page.js",
-        "gradscope/report/page/uplot/LICENSE",
+        "gradscope/presentation/page/script/page.js",
+        "gradscope/presentation/page/uplot/LICENSE",
     } <= names
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"gradscope", "gradscope_jax"}
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name]

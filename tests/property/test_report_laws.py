@@ -12,10 +12,10 @@ from rich.cells import cell_len
 
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.naming import printable
-from gradscope.report import Screen, to_csv
-from gradscope.report.render.outline import outline
-from gradscope.report.reports.comparing.comparison import rounded_up
-from gradscope.report.tables.numbers import Range, number, number_column, share
+from gradscope.presentation import Screen, to_csv
+from gradscope.presentation.render.outline import outline
+from gradscope.presentation.reports.comparing.comparison import rounded_up
+from gradscope.presentation.tables.numbers import Range, number, number_column, share
 from tests.support.report_samples import entry, report_of, text_of
 
 # Short of the largest: rounded up to three digits, it is more than a float holds.

@@ -19,7 +19,7 @@ from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.value_histograms import ValueHistogram, counted
-from gradscope.report import Compared, PageMaker, comparison_page, dump_page, page_html, run_page
+from gradscope.presentation import Compared, PageMaker, comparison_page, dump_page, page_html, run_page
 from gradscope.stats import find
 from tests.support.report_samples import HOSTILE_NAMES, different_runs, entry, same_runs, small_network, stats_of
 

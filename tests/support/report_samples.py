@@ -11,7 +11,7 @@ import numpy as np
 from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.dump.manifest.manifest import Entry, Layer, Ledger, LedgerLine, Manifest
 from gradscope.dump.record import Json, Reason, SiteFacts
-from gradscope.report import DumpReport, Query, Screen, dump_report, to_text
+from gradscope.presentation import DumpReport, Query, Screen, dump_report, to_text
 from gradscope.stats import find, tensor_stats
 
 TERMINAL = Screen(width=80)

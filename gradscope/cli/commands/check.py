@@ -49,7 +49,7 @@ def check(
     from gradscope.cli.printing import print_report, say
     from gradscope.cli.running.jax_setup import set_up_jax
     from gradscope.cli.running.progress import Progress
-    from gradscope.report import ProofReport
+    from gradscope.presentation import ProofReport
 
     request = model_options.request(target)
     notes = set_up_jax(model_options, cache=not no_cache)

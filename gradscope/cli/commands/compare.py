@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gradscope.comparison.diagnosis.run_divergence import RunDivergence
     from gradscope.comparison.isolation import Isolation
     from gradscope.comparison.result import Series
-    from gradscope.report import Report
+    from gradscope.presentation import Report
 
 
 def compare(
@@ -135,7 +135,7 @@ def _divergence(
 
 
 def _run_report(found: RunDivergence, *, everything: bool, verbose: bool) -> Report:
-    from gradscope.report import RunDivergenceReport
+    from gradscope.presentation import RunDivergenceReport
 
     return RunDivergenceReport(divergence=found, everything=everything, verbose=verbose)
 
@@ -199,7 +199,7 @@ def _isolated(ref: Path, cand: Path, target: str, compare_options: CompareOption
 
 
 def _isolation_report(found: Comparison, isolation: Isolation, everything: bool) -> Report:
-    from gradscope.report import IsolationReport
+    from gradscope.presentation import IsolationReport
 
     return IsolationReport(comparison=found, isolation=isolation, everything=everything)
 
@@ -215,7 +215,7 @@ class _Shown(TypedDict):
 
 def _report(found: Comparison | Series, shown: _Shown) -> Report:
     from gradscope.comparison import Comparison
-    from gradscope.report import ComparisonReport, SeriesReport
+    from gradscope.presentation import ComparisonReport, SeriesReport
 
     if isinstance(found, Comparison):
         return ComparisonReport(comparison=found, **shown)

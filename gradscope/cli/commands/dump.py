@@ -281,7 +281,7 @@ def _print_results(
     from gradscope.cli.options.checked_findings import unseen_sentences
     from gradscope.cli.options.query_options import pruned_sentences
     from gradscope.cli.printing import print_report, say
-    from gradscope.report import Query, dump_report
+    from gradscope.presentation import Query, dump_report
 
     query = Query(sort=result_options.sort)
     try:

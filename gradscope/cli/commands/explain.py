@@ -27,6 +27,6 @@ def explain(
     """Say what a column, metric, finding or reason is: formula, unit, threshold, and what to do. Needs no JAX."""
     keep_single_threaded()
     from gradscope.cli.printing import print_report
-    from gradscope.report import explanation_report
+    from gradscope.presentation import explanation_report
 
     print_report(explanation_report(" ".join(name) if name else None), format_options.chosen)

@@ -17,7 +17,7 @@ from gradscope.cli.options.report_options import Format, SelectionOptions
 
 if TYPE_CHECKING:
     from gradscope.dump.manifest.manifest import Manifest
-    from gradscope.report.render.graphs import Graph
+    from gradscope.presentation.render.graphs import Graph
 
 
 class InspectionFormat(StrEnum):
@@ -80,8 +80,8 @@ def inspect(
     from gradscope.cli.printing import print_plain, print_report, say
     from gradscope.cli.running.jax_setup import set_up_jax
     from gradscope.errors import UsageError
-    from gradscope.report import Row, inspection_report
-    from gradscope.report.render.graphs import Graph
+    from gradscope.presentation import Row, inspection_report
+    from gradscope.presentation.render.graphs import Graph
 
     file_format = InspectionFormat.JSON if json else output_format
     if gradients is not None and file_format is not InspectionFormat.MODEL_EXPLORER:

@@ -11,7 +11,7 @@ from gradscope.cli.blas import keep_single_threaded
 from gradscope.cli.options import shared as options
 
 if TYPE_CHECKING:
-    from gradscope.report import PageMaker
+    from gradscope.presentation import PageMaker
 
 
 def report(
@@ -40,7 +40,7 @@ def report(
     from gradscope.cli.printing import print_line
     from gradscope.dump.storage.target_path import checked_target
     from gradscope.dump.storage.whole_file import write_whole
-    from gradscope.report import page_html
+    from gradscope.presentation import page_html
 
     target = checked_target(output, force=force)
     page = page_html(_page(what)).encode()
@@ -68,7 +68,7 @@ def _page(what: list[Path]) -> PageMaker:
 
 def _run_page(path: Path) -> PageMaker:
     from gradscope.history.history_reader import History
-    from gradscope.report import run_page
+    from gradscope.presentation import run_page
 
     with History(path) as history:
         return run_page(str(path), history)
@@ -76,7 +76,7 @@ def _run_page(path: Path) -> PageMaker:
 
 def _dump_page(dumps: dict[str, Path], path: str) -> PageMaker:
     from gradscope.dump.reader import open_dump
-    from gradscope.report import dump_page
+    from gradscope.presentation import dump_page
     from gradscope.stats import find, measured
 
     manifests = {}
@@ -93,7 +93,7 @@ def _comparison_page(ref: Path, cands: list[Path]) -> PageMaker:
     from gradscope.comparison.result import Series, SeriesMember
     from gradscope.dump.reader import open_dump
     from gradscope.errors import UsageError
-    from gradscope.report import Compared, comparison_page
+    from gradscope.presentation import Compared, comparison_page
     from gradscope.stats import measured
 
     paths = compared_paths(ref, cands)

@@ -16,7 +16,7 @@ from gradscope.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gradscope.report import Report
+    from gradscope.presentation import Report
 
 Dump: TypeAlias = Annotated[
     Path, typer.Argument(metavar="DUMP", help="A dump, any .npz, .npy or .safetensors file, or the folder of a run.")
@@ -61,7 +61,7 @@ def show(
     from gradscope.cli.printing import print_report
     from gradscope.dump.reader import open_dump
     from gradscope.history.run_folder import is_run
-    from gradscope.report import LedgerReport, dump_report, tensor_report
+    from gradscope.presentation import LedgerReport, dump_report, tensor_report
     from gradscope.stats import find, measured
 
     options.require_one_of(tensor=tensor, ledger=ledger, step=step)
@@ -96,7 +96,7 @@ def _of_run(
     path: Path, step: int | None, tensor: str | None, selection: SelectionOptions, refused: Mapping[str, object]
 ) -> Report:
     from gradscope.history.history_reader import History
-    from gradscope.report import Which, run_tensor_report, step_report, trends_report
+    from gradscope.presentation import Which, run_tensor_report, step_report, trends_report
 
     wrong = [*(name for name, value in refused.items() if value), *(["--depth"] if selection.depth else [])]
     if wrong:
@@ -113,7 +113,7 @@ def _of_run(
 def _difference(ref: Path, cand: Path, tensor: str | None) -> Report:
     from gradscope.comparison.tensor_diff import element_difference
     from gradscope.dump.reader import open_dump
-    from gradscope.report import DifferenceReport
+    from gradscope.presentation import DifferenceReport
 
     if tensor is None:
         raise UsageError("--diff applies to one tensor", hint="name it with --tensor KEY, or use 'gradscope compare'")

@@ -63,7 +63,7 @@ def column_names(incomplete: str) -> list[str]:
 
 def explained_names(incomplete: str) -> list[str]:
     """Returns what `explain` knows."""
-    from gradscope.report.reports.explanation import explained_names
+    from gradscope.presentation.reports.explanation import explained_names
 
     return _beginning(explained_names(), incomplete)
 

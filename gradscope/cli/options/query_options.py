@@ -140,7 +140,7 @@ def _fed(spelling: str) -> tuple[str, Any]:
 
 def pruned_sentences(provenance: Mapping[str, Json]) -> tuple[str, ...]:
     """Returns a message about the part of the program that was run, where it was not all of it."""
-    from gradscope.report.reports.inspection import pruned_sentence
+    from gradscope.presentation.reports.inspection import pruned_sentence
 
     match provenance.get("fragment"):
         case {"needed": int(needed), "total": int(total)} as fragment if needed < total:

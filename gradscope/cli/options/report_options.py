@@ -13,7 +13,7 @@ from gradscope.cli.options.shared import Json, listed
 
 if TYPE_CHECKING:
     from gradscope.naming import Selection
-    from gradscope.report import Query
+    from gradscope.presentation import Query
 
 _PANEL = "What is shown"
 
@@ -97,7 +97,7 @@ class SelectionOptions(NameOptions):
         Raises:
             UsageError: A pattern is not one, there is no such family, or none is named.
         """
-        from gradscope.report import Query
+        from gradscope.presentation import Query
 
         return Query(select=self.select, exclude=self.exclude, families=self.family_set(), depth=self.depth, sort=sort)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gradscope.dump.manifest.manifest import Manifest
-from gradscope.report import to_github, to_markdown
-from gradscope.report.render.github import Annotation, annotations_text
+from gradscope.presentation import to_github, to_markdown
+from gradscope.presentation.render.github import Annotation, annotations_text
 from tests.integration.command import gradscope
 from tests.support.report_samples import entry, report_of, small_network
 

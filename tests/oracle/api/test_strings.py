@@ -14,7 +14,7 @@ import pytest
 import gradscope as gs
 from gradscope.errors import UsageError
 from gradscope.naming import FAMILIES
-from gradscope.report import Query
+from gradscope.presentation import Query
 
 W = {"first": jnp.ones((3, 3)) / 2, "second": jnp.ones(3)}
 X = jnp.linspace(0.0, 1.0, 6).reshape(2, 3)

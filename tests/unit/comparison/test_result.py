@@ -6,7 +6,7 @@ import pytest
 
 from gradscope.comparison import Comparison
 from gradscope.comparison.result import Series, SeriesMember
-from gradscope.report import SeriesReport, to_markdown
+from gradscope.presentation import SeriesReport, to_markdown
 from tests.support.report_samples import different_runs, same_runs
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gradscope.comparison.tensor_diff import element_difference
 from gradscope.errors import UsageError
-from gradscope.report import DifferenceReport, Screen, to_csv, to_json, to_text
+from gradscope.presentation import DifferenceReport, Screen, to_csv, to_json, to_text
 from tests.unit.comparison.pairing.test_pairing import dump, foreign, values
 
 HEADS = values(2, 6, 4, 3)

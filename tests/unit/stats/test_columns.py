@@ -9,7 +9,7 @@ import pytest
 
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS
-from gradscope.report import dump_report, rows_of, tensor_report, to_csv, to_json, to_text
+from gradscope.presentation import dump_report, rows_of, tensor_report, to_csv, to_json, to_text
 from gradscope.stats import (
     COLUMNS,
     ColumnSpec,

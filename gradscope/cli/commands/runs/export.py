@@ -50,7 +50,7 @@ def export(
     keep_single_threaded()
     from gradscope.errors import UsageError
     from gradscope.history.history_reader import History
-    from gradscope.report import Which
+    from gradscope.presentation import Which
 
     if selection_options.depth is not None:
         raise UsageError("--depth is of dumps, and an export is of a training run", hint="leave it out")

@@ -176,7 +176,7 @@ def _facts(model: Model, options: dict[str, Json]) -> dict[str, Json]:
 def _print_results(path: Path, outcome: Outcome, format_options: FormatOptions) -> None:
     from gradscope.cli.printing import print_report
     from gradscope.history.history_reader import History
-    from gradscope.report import step_report
+    from gradscope.presentation import step_report
 
     origins = () if outcome.dump is None else outcome.dump.origins
     with History(path) as history:

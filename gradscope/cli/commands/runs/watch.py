@@ -16,7 +16,7 @@ from gradscope.cli.options.report_options import Format, FormatOptions, NameOpti
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from gradscope.report import WatchReport, Which
+    from gradscope.presentation import WatchReport, Which
 
 #: Looks at a history that cannot be read before that counts: its writer may be about to close it.
 _PATIENCE: Final = 8
@@ -43,7 +43,7 @@ def watch(
     keep_single_threaded()
     from gradscope.cli.printing import print_report
     from gradscope.cli.running.live_view import show_live
-    from gradscope.report import Which
+    from gradscope.presentation import Which
 
     which = Which(selection=name_options.selection())
     if once or format_options.chosen is not Format.TABLE or not sys.stdout.isatty():
@@ -54,7 +54,7 @@ def watch(
 
 def _report(run: Path, which: Which) -> WatchReport:
     from gradscope.history.history_reader import History
-    from gradscope.report import watch_report
+    from gradscope.presentation import watch_report
 
     # Opened anew each time: what is open may be without the log that a writer has begun since.
     with History(run) as history:
@@ -77,7 +77,7 @@ class _Drawn:
         from gradscope.cli.printing import screen
         from gradscope.errors import DumpError
         from gradscope.history.run_folder import written_at
-        from gradscope.report import to_text
+        from gradscope.presentation import to_text
 
         size, now = screen(), time.monotonic()
         seen = (written_at(self._run), size)

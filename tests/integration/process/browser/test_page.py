@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gradscope.report import page_html
+from gradscope.presentation import page_html
 from tests.integration.process.browser.conftest import Opened
 from tests.support.page_samples import HOSTILE, content_of, dump_maker
 

@@ -21,7 +21,7 @@ from gradscope.dump.reader import open_dump
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.naming.patterns import Pattern
 from gradscope.naming.wording import percent
-from gradscope.report import ComparisonReport, to_markdown, to_text
+from gradscope.presentation import ComparisonReport, to_markdown, to_text
 from tests.support.dumps import dump_of, record, write
 from tests.support.report_samples import PIPE
 

@@ -1,0 +1,143 @@
+"""Reports present facts about dumps and models, for a terminal, a pipe, a pull request or a program. Never imports JAX.
+
+Data goes through the sub-packages in this order:
+
+1. `tables`: facts become rows of values, and rows become tables.
+2. `reports`: the result of one command becomes a *report*: `DumpReport`, `TensorReport`, `LedgerReport`,
+   `ComparisonReport`, `SeriesReport`, `DifferenceReport`, `IsolationReport`, `InspectionReport`, `ProofReport`,
+   `ExplanationReport`, `RunReport`, `RunTensorReport`, `RunDivergenceReport`,
+   `WatchReport`. Each can be a document, rows, or JSON.
+3. `render`: `to_text`, `to_markdown`, `to_json` and `to_csv` render any report, `to_github` those with annotations.
+   `graphs` renders an inspection for graph viewers.
+4. `page`: `dump_page`, `comparison_page` and `run_page` make pages for a browser, and `page_html` the file of one.
+
+Nothing here prints or opens a file. Only names that went through `Screen.show` or an escape of Markdown, JSON, CSV or
+dot leave this package, and in rich they are `Text`, never markup: names come from untrusted files.
+
+Why names are imported on first use (2026-11): each command then starts with only its own report; the report of a
+comparison needs no statistics of tensors, which take 40 ms to import.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradscope.presentation.page.comparison_page import Compared, comparison_page
+    from gradscope.presentation.page.dump_page import dump_page
+    from gradscope.presentation.page.html_page import page_html
+    from gradscope.presentation.page.page_parts import PageMaker
+    from gradscope.presentation.page.run_page import run_page
+    from gradscope.presentation.render.formats import Report, to_csv, to_github, to_json, to_markdown, to_text
+    from gradscope.presentation.render.screen import Screen
+    from gradscope.presentation.reports.comparing.compared_runs import RunDivergenceReport
+    from gradscope.presentation.reports.comparing.comparison import ComparisonReport
+    from gradscope.presentation.reports.comparing.difference import DifferenceReport
+    from gradscope.presentation.reports.comparing.isolation import IsolationReport
+    from gradscope.presentation.reports.comparing.series import SeriesReport
+    from gradscope.presentation.reports.dump_report import DumpReport, dump_report
+    from gradscope.presentation.reports.explanation import ExplanationReport, explanation_report
+    from gradscope.presentation.reports.inspection import InspectionReport, inspection_report
+    from gradscope.presentation.reports.ledger import LedgerReport
+    from gradscope.presentation.reports.proof import ProofReport
+    from gradscope.presentation.reports.run_report import (
+        RunReport,
+        RunTensorReport,
+        Which,
+        run_tensor_report,
+        step_report,
+        trends_report,
+    )
+    from gradscope.presentation.reports.run_watch import WatchReport, watch_report
+    from gradscope.presentation.reports.tensor import TensorReport, tensor_report
+    from gradscope.presentation.tables.dump_rows import Row, rows_of
+    from gradscope.presentation.tables.query import Query
+
+_HOMES = {
+    "Compared": "page.comparison_page",
+    "ComparisonReport": "reports.comparing.comparison",
+    "DifferenceReport": "reports.comparing.difference",
+    "DumpReport": "reports.dump_report",
+    "ExplanationReport": "reports.explanation",
+    "InspectionReport": "reports.inspection",
+    "IsolationReport": "reports.comparing.isolation",
+    "LedgerReport": "reports.ledger",
+    "ProofReport": "reports.proof",
+    "PageMaker": "page.page_parts",
+    "Query": "tables.query",
+    "Report": "render.formats",
+    "Row": "tables.dump_rows",
+    "RunDivergenceReport": "reports.comparing.compared_runs",
+    "RunReport": "reports.run_report",
+    "RunTensorReport": "reports.run_report",
+    "Screen": "render.screen",
+    "SeriesReport": "reports.comparing.series",
+    "TensorReport": "reports.tensor",
+    "WatchReport": "reports.run_watch",
+    "Which": "reports.run_report",
+    "comparison_page": "page.comparison_page",
+    "dump_page": "page.dump_page",
+    "dump_report": "reports.dump_report",
+    "explanation_report": "reports.explanation",
+    "inspection_report": "reports.inspection",
+    "page_html": "page.html_page",
+    "rows_of": "tables.dump_rows",
+    "run_page": "page.run_page",
+    "run_tensor_report": "reports.run_report",
+    "step_report": "reports.run_report",
+    "tensor_report": "reports.tensor",
+    "to_csv": "render.formats",
+    "to_github": "render.formats",
+    "to_json": "render.formats",
+    "to_markdown": "render.formats",
+    "to_text": "render.formats",
+    "trends_report": "reports.run_report",
+    "watch_report": "reports.run_watch",
+}
+
+__all__ = [
+    "Compared",
+    "ComparisonReport",
+    "DifferenceReport",
+    "DumpReport",
+    "ExplanationReport",
+    "InspectionReport",
+    "IsolationReport",
+    "LedgerReport",
+    "PageMaker",
+    "ProofReport",
+    "Query",
+    "Report",
+    "Row",
+    "RunDivergenceReport",
+    "RunReport",
+    "RunTensorReport",
+    "Screen",
+    "SeriesReport",
+    "TensorReport",
+    "WatchReport",
+    "Which",
+    "comparison_page",
+    "dump_page",
+    "dump_report",
+    "explanation_report",
+    "inspection_report",
+    "page_html",
+    "rows_of",
+    "run_page",
+    "run_tensor_report",
+    "step_report",
+    "tensor_report",
+    "to_csv",
+    "to_github",
+    "to_json",
+    "to_markdown",
+    "to_text",
+    "trends_report",
+    "watch_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gradscope.presentation' has no attribute {name!r}")
+    return getattr(import_module(f"gradscope.presentation.{_HOMES[name]}"), name)

@@ -1,0 +1,170 @@
+"""The text layout of a table: lines of text that fit a screen.
+
+On a terminal names form an outline, the least important columns are dropped where the width is short (a note names
+them), and texts that are still too long lose their middle. In a pipe every line has its full name and nothing is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Final
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from gradscope.presentation.render.cells import RIGHT, column_texts
+from gradscope.presentation.render.outline import INDENT, Item, outline
+from gradscope.presentation.render.screen import (
+    DIM,
+    HEADING,
+    TITLE,
+    Screen,
+    pad,
+    style_of_words,
+    widest,
+)
+from gradscope.presentation.tables.table import Column, Table
+
+_GAP: Final = "  "
+#: Names get at least this many columns, and at most this share of a terminal before columns are dropped.
+_NARROWEST_NAME: Final = 12
+_SHARE_FOR_NAMES: Final = 0.4
+#: Words get at most this share of a terminal; the full text is below the tables.
+_SHARE_FOR_WORDS: Final = 0.35
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """A `_Block` is one column as texts, with their styles and their width on the screen."""
+
+    column: Column
+    texts: list[str]
+    styles: list[str]
+    width: int
+
+
+def lay_out(table: Table, screen: Screen) -> Text:
+    """Returns a table as text, ready to print.
+
+    Args:
+        table: The table.
+        screen: Where the text is shown.
+
+    Returns:
+        Lines, each with its line feed: title, headings, the table's lines, notes.
+    """
+    shown = table.without_empty_columns()
+    blocks = [_block(shown, position, screen) for position in range(1, len(shown.columns))]
+    items = _items(shown, screen)
+    labels = [screen.show(INDENT * item.depth + item.label) for item in items]
+    names = [shown.columns[0].heading, *labels]
+    fitting = _fitting(blocks, min(widest(names), _name_cap(screen)), screen)
+    name_width = _name_width(names, fitting, screen)
+
+    text = Text()
+    _append_headings(text, shown, fitting, name_width, screen)
+    for item, label in zip(items, labels, strict=True):
+        if not shown.cuts_names and cell_len(label) > name_width:
+            text.append(label + "\n")
+            label = ""  # noqa: PLW2901 - its cells are on the next line
+        _append_line(text, fitting, item, pad(screen.elide(label, name_width), name_width))
+    for note in (*shown.notes, *(_hidden_note(blocks, fitting) if shown.names_hidden_columns else ())):
+        text.append(screen.wrap(screen.show(note)) + "\n", DIM)
+    return text
+
+
+def _block(table: Table, position: int, screen: Screen) -> _Block:
+    column = table.columns[position]
+    texts = column_texts(column, table.cells(position), screen)
+    styles = [style_of_words(text) if column.kind == "words" else "" for text in texts]
+    if column.kind == "words" and screen.width is not None:
+        cap = max(round(screen.width * _SHARE_FOR_WORDS), _NARROWEST_NAME)
+        texts = [screen.elide(text, cap) for text in texts]
+    return _Block(column=column, texts=texts, styles=styles, width=widest([column.heading, *texts]))
+
+
+def _items(table: Table, screen: Screen) -> list[Item]:
+    names = [str(name) for name in table.cells(0)]
+    if screen.width is None or not table.in_order:
+        return [Item(0, name, position) for position, name in enumerate(names)]
+    return outline(names)
+
+
+def _name_cap(screen: Screen) -> int:
+    """Returns the columns that names may take before other columns are dropped."""
+    return 10**6 if screen.width is None else max(round(screen.width * _SHARE_FOR_NAMES), _NARROWEST_NAME)
+
+
+def _fitting(blocks: Sequence[_Block], name_width: int, screen: Screen) -> list[_Block]:
+    """Returns the columns that fit next to names of some width; the least important are dropped first."""
+    kept = list(blocks)
+    while screen.width is not None and name_width + _width(_widened(kept)) > screen.width:
+        expendable = [block for block in kept if block.column.priority]
+        if not expendable:
+            break
+        # Of equal priorities the last is dropped first: the columns of a group are in order of interest.
+        kept.remove(max(reversed(expendable), key=lambda block: block.column.priority))
+    return _widened(kept)
+
+
+def _widened(blocks: Sequence[_Block]) -> list[_Block]:
+    """Returns the columns, the first of each group wide enough that the group's name fits above the group."""
+    widened: list[_Block] = []
+    for group, members in groupby(blocks, key=lambda block: block.column.group):
+        first, *rest = members
+        missing = len(group) - _width([first, *rest]) + len(_GAP)
+        widened += [replace(first, width=first.width + max(missing, 0)), *rest]
+    return widened
+
+
+def _width(blocks: Sequence[_Block]) -> int:
+    return sum(len(_GAP) + block.width for block in blocks)
+
+
+def _name_width(labels: list[str], blocks: Sequence[_Block], screen: Screen) -> int:
+    natural = widest(labels)
+    if screen.width is None:
+        return natural
+    return min(natural, max(screen.width - _width(blocks), _NARROWEST_NAME))
+
+
+def _append_headings(text: Text, table: Table, blocks: Sequence[_Block], name_width: int, screen: Screen) -> None:
+    text.append(f"{screen.show(table.title)}\n", TITLE)
+    groups = _groups(blocks, screen)
+    if groups.strip():
+        text.append(f"{' ' * name_width}{groups}".rstrip() + "\n", DIM)
+    headings = (pad(each.column.heading, each.width, right=each.column.kind in RIGHT) for each in blocks)
+    text.append(_GAP.join([pad(table.columns[0].heading, name_width), *headings]).rstrip() + "\n", HEADING)
+
+
+def _groups(blocks: Sequence[_Block], screen: Screen) -> str:
+    """Returns the line above the headings: each group's name over all of its columns."""
+    line = ""
+    for group, members in groupby(blocks, key=lambda block: block.column.group):
+        width = _width(list(members)) - len(_GAP)
+        rule = screen.rule if group and len(group) + 1 < width else " "
+        line += _GAP + (f"{group} " if group else "").ljust(width, rule)[:width]
+    return line
+
+
+def _append_line(text: Text, blocks: Sequence[_Block], item: Item, label: str) -> None:
+    texts = [(label, DIM if item.position is None else "")]
+    if item.position is not None:
+        texts += [(_GAP + _padded(block, item.position), block.styles[item.position]) for block in blocks]
+    while len(texts) > 1 and not texts[-1][0].strip():
+        texts.pop()
+    for text_part, style in texts[:-1]:
+        text.append(text_part, style)
+    text.append(texts[-1][0].rstrip() + "\n", texts[-1][1])
+
+
+def _padded(block: _Block, position: int) -> str:
+    return pad(block.texts[position], block.width, right=block.column.kind in RIGHT)
+
+
+def _hidden_note(blocks: Sequence[_Block], kept: Sequence[_Block]) -> list[str]:
+    shown = {block.column.full_heading for block in kept}
+    hidden = [block.column.full_heading for block in blocks if block.column.full_heading not in shown]
+    return [f"hidden at this width: {', '.join(hidden)} (--format json has them all)"] if hidden else []

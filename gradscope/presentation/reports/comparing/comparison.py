@@ -1,0 +1,185 @@
+"""The report of a comparison: the verdict first, then the differences of the runs, then the rows with their reasons.
+
+There is a table per family, because each is read by itself: activations show where the forward pass differs first,
+their gradients where the backward pass does. The options with which the comparison would pass come last, ready to
+paste.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from gradscope import naming
+from gradscope.comparison import Comparison, ComparisonRow
+from gradscope.comparison.metrics.example_spread import ExampleError
+from gradscope.dump.record import Json
+from gradscope.naming.wording import counted
+from gradscope.presentation.render.document import Document, Note, Notes, fitted
+from gradscope.presentation.render.github import Annotation
+from gradscope.presentation.render.heat_strip import heat_strips
+from gradscope.presentation.render.screen import BAD, DOUBTFUL, GOOD, Screen, style_of_words
+from gradscope.presentation.reports.comparing.comparison_overview import overview_tables
+from gradscope.presentation.reports.comparing.comparison_rows import (
+    COLUMNS,
+    NAME,
+    badness,
+    family_order,
+    in_tree_order,
+    line_of,
+)
+from gradscope.presentation.reports.comparing.run_notes import extent_notes, provenance_notes, verdict_annotation
+from gradscope.presentation.tables.numbers import count
+from gradscope.presentation.tables.table import Table
+
+#: The number of reasons of one status that a terminal shows.
+_REASONS_PER_STATUS: Final = 10
+#: The number of names of either side that are shown where the dumps have none in common.
+_SOME_NAMES: Final = 5
+#: The most and the fewest rows of an overview.
+_MOST_ROWS: Final = 12
+_FEWEST_ROWS: Final = 4
+VERDICT_STYLES: Final = MappingProxyType({"same": GOOD, "different": BAD, "nothing compared": DOUBTFUL})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonReport:
+    """A `ComparisonReport` presents a comparison.
+
+    Attributes:
+        comparison: The comparison.
+        everything: Whether the document has the rows that are the same, too.
+        worst_first: Whether tables begin with the row furthest from passing; otherwise they are in execution order.
+        overview: Whether a terminal shows the first and the worst rows and not all of them.
+        verbose: Whether hashes in which the runs differ are shown.
+    """
+
+    comparison: Comparison
+    everything: bool = False
+    worst_first: bool = False
+    overview: bool = False
+    verbose: bool = False
+
+    def document(self, screen: Screen) -> Document:
+        """Returns verdict, provenance, tables, reasons and what would pass; or some names, where no name is common."""
+        if self.overview and screen.width is not None:
+            return fitted(partial(self.shortened, screen), screen, most=_MOST_ROWS, fewest=_FEWEST_ROWS)
+        return self.shortened(screen, None)
+
+    def shortened(self, screen: Screen, most: int | None) -> Document:
+        """Returns the document with at most so many rows, chosen from all families; None for all rows."""
+        verdict = self.comparison.verdict
+        judged = Notes(
+            notes=(
+                Note(label=verdict, text=self.comparison.sentence, style=VERDICT_STYLES[verdict]),
+                *_examples(self.comparison.examples),
+            )
+        )
+        if verdict == "nothing compared" and not self.everything:
+            return judged, Notes(notes=tuple(_unmatched_names(self.comparison.rows)))
+        provenance = provenance_notes(self.comparison.provenance_differences, screen, verbose=self.verbose)
+        extent = extent_notes(self.comparison.extent_differences)
+        return (
+            judged,
+            Notes(title="The runs differ in", notes=(*extent, *provenance)),
+            *heat_strips(self.comparison, screen),
+            *(self.tables() if most is None else overview_tables(self.comparison, most)),
+            Notes(title="Reasons", notes=tuple(self._reasons()), at_most=_REASONS_PER_STATUS if most is None else 2),
+            Notes(notes=tuple(self._outlook(most))),
+        )
+
+    def annotations(self) -> list[Annotation]:
+        """Returns the verdict, next to the source line of the first divergence."""
+        first = self.comparison.first_divergence.forward or self.comparison.first_divergence.backward
+        source = None if first is None else first.source
+        return [verdict_annotation(self.comparison.verdict, self.comparison.sentence, source)]
+
+    def rows(self) -> list[dict[str, Json]]:
+        """Returns every row, also those that are the same."""
+        return [row.to_json() for row in self.comparison.rows]
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns the comparison as JSON."""
+        return self.comparison.to_json()
+
+    def _shown(self) -> list[ComparisonRow]:
+        rows = [row for row in self.comparison.rows if self.everything or row.status != "same"]
+        return sorted(rows, key=badness, reverse=True) if self.worst_first else in_tree_order(rows)
+
+    def tables(self) -> Iterator[Table]:
+        """Yields a table of each family, with every row that is shown."""
+        totals = Counter(row.family for row in self.comparison.rows)
+        families: dict[str, list[ComparisonRow]] = {}
+        for row in self._shown():
+            families.setdefault(row.family, []).append(row)
+        for family in sorted(families, key=family_order):
+            yield Table(
+                title=f"{family} ({len(families[family]):,} of {totals[family]:,})",
+                columns=(NAME, *COLUMNS),
+                lines=tuple(map(line_of, families[family])),
+                in_order=not self.worst_first,
+            )
+
+    def _reasons(self) -> Iterator[Note]:
+        for row in self._shown():
+            if row.likely:
+                yield Note(label="likely", text=f"{naming.key_of(row.family, row.name)} {row.likely}", style=DOUBTFUL)
+            # Where the needed tolerance is the rel_l2 in the table, the reason would repeat the table.
+            if row.why and ("rel_l2" not in row.metrics or row.metrics["rel_l2"] != row.needed):
+                text = f"{naming.key_of(row.family, row.name)}: {row.why}"
+                yield Note(label=row.status, text=text, style=style_of_words(row.status))
+
+    def _outlook(self, most: int | None) -> Iterator[Note]:
+        shown = self._shown()
+        same = Counter(row.family for row in self.comparison.rows if row.status == "same")
+        if same and not self.everything and (most is None or not shown):
+            families = ", ".join(f"{count(same[family])} {family}" for family in sorted(same, key=family_order))
+            yield Note(label="same", text=f"{families} (--all shows them)")
+        yield from _what_would_pass([row for row in self.comparison.rows if row.counts])
+        if most is not None and shown:
+            yield Note(label="more", text="--full has every row that differs, --all also those that are the same")
+
+
+def _examples(examples: ExampleError | None) -> Iterator[Note]:
+    """Yields a note on the error in the gradients of each example: its size, and whether it is noise or bias."""
+    if examples is not None:
+        yield Note(label="examples", text=examples.sentence, style=DOUBTFUL if examples.systematic else GOOD)
+
+
+def _unmatched_names(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
+    """Yields the names of either side, where no name is on both."""
+    for label, status in (("reference", "missing"), ("candidate", "extra")):
+        keys = [naming.key_of(row.family, row.name) for row in rows if row.status == status]
+        if keys:
+            some = ", ".join(keys[:_SOME_NAMES]) + (", ..." if len(keys) > _SOME_NAMES else "")
+            yield Note(label=label, text=f"{counted(len(keys), 'name')}: {some} (--all shows all)")
+
+
+def _what_would_pass(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
+    """Yields the options that would make the differing rows pass, and the number of rows that no option would."""
+    differing = [row for row in rows if row.status == "different" and row.judged_by_tolerance]
+    needed = [row.needed for row in rows if row.needed is not None and math.isfinite(row.needed)]
+    hopeless = [row for row in differing if row.needed == math.inf]
+    if len(hopeless) < len(differing):
+        # One tolerance for all replaces the defaults, so it must be enough for the rows that passed by theirs, too.
+        text = f"--tol {rounded_up(max(needed))} is the smallest tolerance on rel_l2 for all rows"
+        yield Note(label="would pass", text=text + (f" but {len(hopeless):,}" if hopeless else ""))
+    if hopeless:
+        yield Note(label="never passes", text=f"{counted(len(hopeless), 'row')}, at any tolerance")
+    one_sided = sum(row.status in ("missing", "extra") for row in rows)
+    if one_sided:
+        text = f"--allow-missing REGEX lets names pass that one dump lacks, here {count(one_sided)}"
+        yield Note(label="one side only", text=text)
+
+
+def rounded_up(tolerance: float) -> str:
+    """Returns the tolerance with two digits, never less than it is."""
+    # The shortest spelling is rounded: the exact value of 0.002 is a little more, and would become 2.1e-3.
+    rounded = Context(prec=2, rounding=ROUND_CEILING).create_decimal(Decimal(repr(tolerance)))
+    return f"{rounded:.1e}".removesuffix("e+0")

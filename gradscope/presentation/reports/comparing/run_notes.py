@@ -1,0 +1,84 @@
+"""Notes on how two runs differ, one line each on a terminal: versions, options, and the command lines.
+
+A hash says that something differs and not how, so hashes are only named.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from gradscope.dump.manifest.json_text import dumps
+from gradscope.dump.record import Json
+from gradscope.presentation.render.document import Note
+from gradscope.presentation.render.github import Annotation
+from gradscope.presentation.render.screen import Screen, widest
+
+_HASH: Final = re.compile(r"[0-9a-f]{32,}")
+#: The field whose hash is a name that people use, in its short form.
+_COMMIT: Final = "git_commit"
+_COMMIT_DIGITS: Final = 12
+_ARROW: Final = " -> "
+_GAP: Final = 2
+_HASHES: Final = "hashes"
+_EXTENT: Final = "extent"
+
+
+def extent_notes(sentences: Sequence[str]) -> tuple[Note, ...]:
+    """Returns the notes on what one capture recorded and the other did not."""
+    return tuple(Note(label=_EXTENT, text=text) for text in sentences)
+
+
+def provenance_notes(differences: Sequence[Mapping[str, Json]], screen: Screen, *, verbose: bool) -> tuple[Note, ...]:
+    """Returns the notes on the fields in which the provenance of two runs differs.
+
+    Args:
+        differences: `field`, `ref` and `cand` of each.
+        screen: Where they are shown; a terminal has each in one line.
+        verbose: Whether hashes and long texts are shown in full.
+    """
+    hashes = [] if verbose else [str(each["field"]) for each in differences if _is_hash(each)]
+    shown = [each for each in differences if each["field"] not in hashes]
+    labels = widest([*(str(each["field"]) for each in shown), _HASHES, _EXTENT])
+    room = None if screen.width is None or verbose else screen.width - labels - _GAP
+    notes = [Note(label=str(each["field"]), text=_change(each, room, screen, verbose=verbose)) for each in shown]
+    return (*notes, *_hashes(hashes))
+
+
+def verdict_annotation(verdict: str, sentence: str, source: str | None = None) -> Annotation:
+    """Returns the verdict of a comparison as an annotation, at the `file:line` of the first divergence."""
+    level = "notice" if verdict == "same" else "error"
+    return Annotation(level=level, title=f"gradscope: {verdict}", message=sentence, source=source)
+
+
+def _hashes(fields: Sequence[str]) -> Iterator[Note]:
+    if fields:
+        yield Note(label=_HASHES, text=f"{', '.join(fields)} (--verbose shows them)")
+
+
+def _is_hash(difference: Mapping[str, Json]) -> bool:
+    values = [difference[side] for side in ("ref", "cand") if side in difference]
+    return difference["field"] != _COMMIT and all(isinstance(each, str) and _HASH.fullmatch(each) for each in values)
+
+
+def _change(difference: Mapping[str, Json], room: int | None, screen: Screen, *, verbose: bool) -> str:
+    ref, cand = (_side(difference, side, verbose=verbose) for side in ("ref", "cand"))
+    if room is None or len(ref) + len(_ARROW) + len(cand) <= room:
+        return f"{ref}{_ARROW}{cand}"
+    # A short side leaves its room to the other one.
+    half = (room - len(_ARROW)) // 2
+    for_ref = max(half, room - len(_ARROW) - len(cand))
+    for_cand = max(half, room - len(_ARROW) - len(ref))
+    return f"{screen.elide(ref, for_ref)}{_ARROW}{screen.elide(cand, for_cand)}"
+
+
+def _side(difference: Mapping[str, Json], side: str, *, verbose: bool) -> str:
+    if side not in difference:
+        return "(unknown)"
+    value = difference[side]
+    if isinstance(value, list):  # a command line
+        return shlex.join(map(str, value))
+    text = value if isinstance(value, str) else dumps(value)
+    return text[:_COMMIT_DIGITS] if difference["field"] == _COMMIT and not verbose else text

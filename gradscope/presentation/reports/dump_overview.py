@@ -1,0 +1,125 @@
+"""The overview of a dump on a terminal: a verdict, the findings, and the model block by block, on one screen.
+
+What is wrong comes first, then where it began, then the numbers by which one sees it oneself, and at the end how to see
+all of it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.presentation.render.document import Document, Note, Notes, fitted
+from gradscope.presentation.render.screen import GOOD, Screen, style_of_words
+from gradscope.presentation.tables.by_block.block_cells import CELLS
+from gradscope.presentation.tables.by_block.contents import block_tree
+from gradscope.presentation.tables.by_block.overview import Overview, Shown
+from gradscope.presentation.tables.dump_rows import Row
+
+#: The share of the lines that is kept for the table of blocks where there are many findings.
+_FOR_BLOCKS: Final = 1 / 2
+#: The fewest lines of that table.
+_FEWEST_BLOCKS: Final = 3
+#: The most findings that are told beside the worst, and the most of one rule.
+_MOST_FINDINGS: Final = 12
+_FINDINGS_PER_RULE: Final = 2
+#: Facts about the run that are worth a line of one screen.
+_FACTS: Final = frozenset(
+    {"loss", "tensors", "frozen", "self-check", "examples", "statistics", "note", "incomplete"}
+)  # fmt: skip
+_RANGES: Final = "name[a..b] is blocks a to b on one line, low..high the extremes over them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverviewFacts:
+    """`OverviewFacts` are what an overview tells.
+
+    Attributes:
+        findings: The findings as notes, worst first.
+        origins: The notes on where NaNs and infinities began, and on what to do about the worst finding.
+        facts: The facts about the run, by label.
+        overview: The numbers block by block.
+        path: The dump's file.
+    """
+
+    findings: Sequence[Note]
+    origins: Sequence[Note]
+    facts: Mapping[str, str]
+    overview: Overview
+    path: str
+
+
+def dump_blocks(rows: Sequence[Row], layers: Sequence[Layer], notes: Mapping[str, Sequence[str]]) -> Overview:
+    """Returns the numbers of a dump block by block.
+
+    Args:
+        rows: All rows of the dump, in execution order.
+        layers: Its layers.
+        notes: The rules that found something in a tensor, by its key, the worst first.
+    """
+    shown = Shown(title=f"Block by block ({len(rows):,} tensors)", cells=CELLS, ranges=_RANGES)
+    return Overview(block_tree(rows, layers, notes), shown, notes)
+
+
+def overview_document(told: OverviewFacts, screen: Screen) -> Document:
+    """Returns the overview, in as many lines as the screen has, and at most 40.
+
+    Args:
+        told: What it tells.
+        screen: The terminal.
+
+    Returns:
+        The verdict with the origin, other findings, the table of blocks, and how to see all.
+    """
+    foot = Notes(notes=tuple(_how_to_see_more(told)))
+    for_head = int(screen.overview_lines * (1 - _FOR_BLOCKS))
+    head = fitted(lambda most: _head(told, most), screen, most=_MOST_FINDINGS, fewest=0, lines=for_head)
+
+    def complete(room: int) -> Document:
+        return (*head, told.overview.table(room), foot)
+
+    return fitted(complete, screen, most=screen.overview_lines, fewest=_FEWEST_BLOCKS)
+
+
+def _head(told: OverviewFacts, most: int) -> Document:
+    """Returns the verdict and at most so many other findings."""
+    others = told.findings[1:]
+    shown = _some_of_each_rule(others, most)
+    notes = [*shown, *_and_more(len(others) - len(shown))]
+    facts = (Note(label=label, text=text) for label, text in told.facts.items() if label in _FACTS)
+    return (
+        Notes(notes=(verdict_note(told.findings), *told.origins, *facts)),
+        Notes(title=f"Other findings ({len(others):,})" if shown else "", notes=tuple(notes)),
+    )
+
+
+def verdict_note(findings: Sequence[Note]) -> Note:
+    """Returns the verdict on a dump: its worst finding, or that nothing looks wrong."""
+    if not findings:
+        return Note(label="verdict", text="nothing looks wrong", style=GOOD)
+    worst = findings[0]
+    return Note(label="verdict", text=f"{worst.label}: {worst.text}", style=style_of_words(worst.label))
+
+
+def _some_of_each_rule(findings: Sequence[Note], most: int) -> list[Note]:
+    seen: dict[str, int] = {}
+    shown: list[Note] = []
+    for finding in findings:
+        seen[finding.label] = seen.get(finding.label, 0) + 1
+        if seen[finding.label] <= _FINDINGS_PER_RULE and len(shown) < most:
+            shown.append(finding)
+    return shown
+
+
+def _and_more(number: int) -> Iterator[Note]:
+    if number:
+        yield Note(label="", text=f"and {number:,} more (--full lists all)")
+
+
+def _how_to_see_more(told: OverviewFacts) -> Iterator[Note]:
+    text = f"gradscope show {shlex.quote(told.path)} --full; a part: --families, --select, --tensor"
+    yield Note(label="more", text=text)
+    yield Note(label="explain", text=f"gradscope explain {told.findings[0].label if told.findings else 'rms'}")

@@ -1,0 +1,251 @@
+"""The report of one dump: its rows, the findings about them, and the facts about the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gradscope import naming
+from gradscope.dump.manifest.json_text import from_float
+from gradscope.dump.manifest.manifest import Manifest, Origin
+from gradscope.dump.record import Json
+from gradscope.presentation.render.document import Document, Note, Notes
+from gradscope.presentation.render.github import Annotation
+from gradscope.presentation.render.screen import Screen, style_of_words
+from gradscope.presentation.reports.dump_overview import OverviewFacts, dump_blocks, overview_document
+from gradscope.presentation.tables.dump_rows import Row, rows_of
+from gradscope.presentation.tables.facts import facts, facts_json
+from gradscope.presentation.tables.folding import folded
+from gradscope.presentation.tables.query import Query
+from gradscope.presentation.tables.sections import sections
+from gradscope.presentation.tables.table import Table
+from gradscope.stats import RULES, Finding
+
+#: Version of the JSON: it increases when a key changes its meaning or is removed.
+SCHEMA: Final = 1
+#: The number of findings of one rule that a terminal shows.
+_FINDINGS_PER_RULE: Final = 10
+#: The label of what to do.
+_REPAIR: Final = "repair"
+#: The rules that origins explain.
+_OF_ORIGINS: Final = frozenset({"nonfinite", "overflow"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpReport:
+    """A `DumpReport` presents a dump.
+
+    Attributes:
+        command: The command that reports, `dump` or `show`.
+        path: The dump's file, as the user named it.
+        manifest: Its manifest.
+        selected: The selected rows, in the selected order.
+        findings: The findings about those rows.
+        in_order: Whether the rows are in execution order.
+        fold: Whether on a terminal the iterations of a loop share a line.
+        overview: Whether a terminal shows an overview and not the tables.
+        checked: The rules whose findings make the command fail, and are errors where they are annotated.
+    """
+
+    command: str
+    path: str
+    manifest: Manifest
+    selected: tuple[Row, ...]
+    findings: tuple[Finding, ...]
+    in_order: bool
+    fold: bool
+    overview: bool
+    checked: frozenset[str] = frozenset()
+
+    def document(self, screen: Screen) -> Document:
+        """Returns the tables, the findings, and the facts about the run last; or an overview of these."""
+        if self.overview and screen.width is not None and self.selected:
+            return overview_document(self.overview_facts(), screen)
+        tables = self.tables(screen)
+        nothing = Notes(notes=() if tables else (Note(label="tensors", text="none"),))
+        about_run = (Note(label=label, text=text) for label, text in facts(self.path, self.manifest))
+        origins = Notes(title="Where it began", notes=origin_notes(self.manifest.origins))
+        return (*tables, nothing, _findings(self.findings), origins, Notes(notes=tuple(about_run)))
+
+    def overview_facts(self) -> OverviewFacts:
+        """Returns what an overview tells: findings as notes in their order, origins, facts, numbers by block."""
+        return OverviewFacts(
+            findings=tuple(map(_finding_note, self.findings)),
+            origins=self._where_it_began(),
+            facts=dict(facts(self.path, self.manifest)),
+            overview=dump_blocks(self.selected, self.manifest.layers, self.rules_by_key()),
+            path=self.path,
+        )
+
+    def _where_it_began(self) -> tuple[Note, ...]:
+        """Returns what the verdict does not say: where NaNs and infinities began, and the repair."""
+        worst = self.findings[0] if self.findings else None
+        told = [each for each in self.manifest.origins if worst is not None and worst.why.startswith(each.why)]
+        notes = origin_notes([replace(each, why="") if each in told else each for each in self.manifest.origins])
+        if worst is None or any(note.label == _REPAIR for note in notes):
+            return notes
+        remedy = next((rule.remedy for rule in RULES if rule.name == worst.rule), "")
+        text = f"{remedy[:1].lower()}{remedy[1:]}".removesuffix(".")
+        return (*notes, *([Note(label=_REPAIR, text=text, style=style_of_words(worst.rule))] if text else ()))
+
+    def rules_by_key(self) -> dict[str, list[str]]:
+        """Returns the rules that found something in a tensor, by its key, the worst first."""
+        rules: dict[str, list[str]] = {}
+        for finding in self.findings:
+            rules.setdefault(_key(finding), []).append(finding.rule)
+        return rules
+
+    def tables(self, screen: Screen) -> tuple[Table, ...]:
+        """Returns one table per family of values."""
+        tables = sections(self.selected, self.rules_by_key(), in_order=self.in_order)
+        if not self.fold or not self.in_order or screen.width is None:
+            return tables
+        iterated = {row.key for row in self.selected if "iteration" in row.values}
+        return tuple(folded(table, iterated) for table in tables)
+
+    def annotations(self) -> list[Annotation]:
+        """Returns the findings and origins next to their source lines, or that nothing looks wrong."""
+        began = [
+            Annotation(
+                level="error" if self.checked & _OF_ORIGINS else "warning",
+                title="gradscope: where it began",
+                message=f"{origin.name} {origin.why}" + (f"; {origin.repair}" if origin.repair else ""),
+                source=origin.source,
+            )
+            for origin in self.manifest.origins
+        ]
+        told = tuple(origin.why for origin in self.manifest.origins if origin.why)
+        found = [
+            Annotation(
+                level="error" if finding.rule in self.checked else "warning",
+                title=f"gradscope: {finding.rule}",
+                message=f"{_key(finding)} {finding.why}",
+                source=finding.source,
+            )
+            for finding in self.findings
+            if not (told and finding.why.startswith(told))
+        ]
+        fine = Annotation(level="notice", title="gradscope", message=f"nothing looks wrong in {self.path}")
+        return [*began, *found] or [fine]
+
+    def rows(self) -> list[dict[str, Json]]:
+        """Returns name, family and values of each row."""
+        return [row.to_json() for row in self.selected]
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns rows, findings and facts."""
+        return {
+            "schema": SCHEMA,
+            "command": self.command,
+            **facts_json(self.path, self.manifest),
+            "rows": list(self.rows()),
+            "findings": [_finding_json(finding) for finding in self.findings],
+            **({"origins": [origin_json(each) for each in self.manifest.origins]} if self.manifest.origins else {}),
+        }
+
+
+def dump_report(
+    command: str,
+    path: str,
+    manifest: Manifest,
+    findings: Sequence[Finding],
+    *,
+    query: Query | None = None,
+    fold: bool = True,
+    overview: bool = False,
+    checked: frozenset[str] = frozenset(),
+) -> DumpReport:
+    """Returns the report of a dump, with the rows that a query selects.
+
+    Args:
+        command: The command that reports, `dump` or `show`.
+        path: The dump's file, as the user named it.
+        manifest: Its manifest.
+        findings: The findings that `gradscope.stats.find` returned for it.
+        query: The query; None selects all rows in execution order.
+        fold: Whether on a terminal the iterations of a loop share a line.
+        overview: Whether a terminal shows an overview and not the tables.
+        checked: The rules whose findings make the command fail.
+
+    Returns:
+        The report.
+
+    Raises:
+        UsageError: The query cannot be answered.
+        DumpError: A statistic in the manifest is not a number.
+    """
+    query = Query() if query is None else query
+    rows = query(rows_of(manifest))
+    keys = {row.key for row in rows} | {row.own_key for row in rows}
+    return DumpReport(
+        command=command,
+        path=path,
+        manifest=manifest,
+        selected=rows,
+        findings=tuple(each for each in findings if _key(each) in keys),
+        in_order=query.sort is None,
+        fold=fold,
+        overview=overview,
+        checked=checked,
+    )
+
+
+def _findings(findings: Sequence[Finding]) -> Notes:
+    notes = tuple(map(_finding_note, findings))
+    return Notes(title=f"Findings ({len(findings):,})", notes=notes, at_most=_FINDINGS_PER_RULE)
+
+
+def _finding_note(finding: Finding) -> Note:
+    return Note(label=finding.rule, text=_sentence(finding), style=style_of_words(finding.rule))
+
+
+def origin_notes(origins: Sequence[Origin]) -> tuple[Note, ...]:
+    """Returns notes on where NaNs and infinities began, but for an origin without words, and how to repair them."""
+    return tuple(
+        Note(label=label, text=text, style=style_of_words("nonfinite"))
+        for origin in origins
+        for label, text in (("origin", _origin_sentence(origin)), (_REPAIR, origin.repair))
+        if text
+    )
+
+
+def _origin_sentence(origin: Origin) -> str:
+    source = f" ({origin.source})" if origin.source else ""
+    return f"{naming.printable(origin.name)}{source} {origin.why}" if origin.why else ""
+
+
+def origin_json(origin: Origin) -> dict[str, Json]:
+    """Returns an origin as the command line's JSON has it."""
+    found: dict[str, Json] = {
+        "direction": origin.direction,
+        "name": origin.name,
+        "primitive": origin.primitive,
+        "source": origin.source,
+        "iteration": list(origin.iteration) or None,
+        "index": list(origin.index) or None,
+        "operands": [from_float(operand) for operand in origin.operands] or None,
+        "why": origin.why,
+        "repair": origin.repair or None,
+    }
+    return {name: fact for name, fact in found.items() if fact is not None}
+
+
+def _sentence(finding: Finding) -> str:
+    location = f" ({finding.source})" if finding.source else ""
+    several = f"; {finding.tensors:,} tensors" if finding.tensors > 1 else ""
+    return f"{_key(finding)} {finding.why}{location}{several}"
+
+
+def _finding_json(finding: Finding) -> dict[str, Json]:
+    facts: dict[str, Json] = {"rule": finding.rule, "name": finding.name, "family": finding.family, "why": finding.why}
+    if finding.source is not None:
+        facts["source"] = finding.source
+    if finding.iteration:
+        facts["iteration"] = list(finding.iteration)
+    facts["tensors"] = finding.tensors
+    return facts
+
+
+def _key(finding: Finding) -> str:
+    return naming.key_of(finding.family, finding.name)

@@ -1,0 +1,237 @@
+"""The report of `explain`: what a column, a metric, a finding, a reason of the ledger or another word of a table is.
+
+All texts are those of the tables that the program itself works by: `COLUMNS`, `METRICS`, `RULES`, `REASONS`, families
+(`MEANINGS`), `ZERO_REASONS`, `STATUSES`, `PASSES`, and the verdicts and outcomes of `compare` and `check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gradscope.comparison.default_tolerances import default_tolerance
+from gradscope.comparison.judging.expressions import NAMES
+from gradscope.comparison.judging.rows import STATUSES
+from gradscope.comparison.metrics.metrics import METRICS, MetricSpec
+from gradscope.comparison.pairing.matching import PASSES
+from gradscope.comparison.result import VERDICTS as COMPARISON_VERDICTS
+from gradscope.dump.manifest.reasons import REASONS, ReasonSpec
+from gradscope.dump.manifest.zero_reasons import ZERO_REASONS
+from gradscope.dump.record import Json
+from gradscope.errors import UsageError
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
+from gradscope.naming.families import MEANINGS
+from gradscope.naming.patterns import nearest_hint
+from gradscope.presentation.render.document import Document, Note, Notes
+from gradscope.presentation.render.screen import Screen
+from gradscope.presentation.reports.proof import OUTCOMES, PROOF_VERDICTS
+from gradscope.stats import COLUMNS, RULES, ColumnSpec, FindingRule, Thresholds
+from gradscope.stats.columns import base_of
+
+#: Version of the JSON: it grows when a key changes its meaning or goes away.
+SCHEMA: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """An `Explanation` says what one name means.
+
+    Attributes:
+        name: The name.
+        kind: What it is the name of: `column`, `metric`, `finding`, `reason`, `zero`, `family`, `status`, `pass`,
+            `verdict`, `proof` or `outcome`.
+        facts: Texts by label: `what`, `formula`, `unit`, `threshold`, `do` and others.
+    """
+
+    name: str
+    kind: str
+    facts: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns name, kind and facts."""
+        return {"name": self.name, "kind": self.kind, **self.facts}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplanationReport:
+    """An `ExplanationReport` presents explanations.
+
+    Attributes:
+        explanations: What is explained.
+        listed: Whether they are a list of all names, one line each.
+    """
+
+    explanations: tuple[Explanation, ...]
+    listed: bool = False
+
+    def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
+        """Returns notes on each name, or one note for each name of a kind."""
+        if not self.listed:
+            return tuple(
+                Notes(
+                    title=f"{each.name}: {_TITLES[each.kind]}",
+                    notes=tuple(Note(label=label, text=text) for label, text in each.facts.items()),
+                )
+                for each in self.explanations
+            )
+        kinds = dict.fromkeys(each.kind for each in self.explanations)
+        return tuple(
+            Notes(
+                title=f"{_LISTS[kind]} (gradscope explain NAME)",
+                notes=tuple(
+                    Note(label=each.name, text=each.facts["what"]) for each in self.explanations if each.kind == kind
+                ),
+            )
+            for kind in kinds
+        )
+
+    def rows(self) -> list[dict[str, Json]]:
+        """Returns name, kind and facts of each explanation."""
+        return [each.to_json() for each in self.explanations]
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns the explanations as rows."""
+        return {"schema": SCHEMA, "command": "explain", "rows": list(self.rows())}
+
+
+#: What is written after a name of each kind.
+_TITLES: Final = {
+    "column": "a column of statistics",
+    "metric": "a metric of comparisons",
+    "finding": "a finding",
+    "reason": "a reason of the ledger",
+    "zero": "a reason why a gradient is zero or cut off",
+    "family": "a family of tensors",
+    "status": "a status of a compared tensor",
+    "pass": "how a tensor's counterpart was found",
+    "verdict": "a verdict of compare",
+    "proof": "a verdict of check",
+    "outcome": "an outcome of one claim of check",
+}
+_LISTS: Final = {
+    "column": "Columns of statistics",
+    "metric": "Metrics of comparisons",
+    "finding": "Findings",
+    "reason": "Reasons of the ledger",
+    "zero": "Reasons why a gradient is zero or cut off",
+    "family": "Families of tensors",
+    "status": "Statuses of compared tensors",
+    "pass": "How counterparts are found",
+    "verdict": "Verdicts of compare",
+    "proof": "Verdicts of check",
+    "outcome": "Outcomes of claims of check",
+}
+_MEANINGS: Final = (
+    ("family", MEANINGS),
+    ("status", STATUSES),
+    ("pass", PASSES),
+    ("verdict", COMPARISON_VERDICTS),
+    ("proof", PROOF_VERDICTS),
+    ("outcome", OUTCOMES),
+)
+#: The dtypes whose default tolerances are told.
+_DTYPES: Final = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn")
+
+
+def explanation_report(name: str | None) -> ExplanationReport:
+    """Returns the report on a name, which may be that of several kinds.
+
+    Args:
+        name: The name, in any case, with or without a type: `underflow@float16`; None for a list of all names.
+
+    Raises:
+        UsageError: Nothing has the name; the hint has the nearest.
+    """
+    everything = tuple(_explanations())
+    if name is None:
+        return ExplanationReport(explanations=everything, listed=True)
+    found = tuple(each for each in everything if _is_called(each, name))
+    if not found:
+        names = [each.name for each in everything]
+        raise UsageError(f"nothing that gradscope prints is called {name!r}", hint=nearest_hint(name, names))
+    return ExplanationReport(explanations=found)
+
+
+def explained_names() -> tuple[str, ...]:
+    """Returns all names that can be explained."""
+    return tuple(dict.fromkeys(each.name for each in _explanations()))
+
+
+def _is_called(explanation: Explanation, name: str) -> bool:
+    wanted, known = " ".join(name.casefold().split()), explanation.name.casefold()
+    return wanted == known or base_of(wanted) == base_of(known) != known or wanted == base_of(known)
+
+
+def _explanations() -> Iterator[Explanation]:
+    for rule in RULES:
+        yield _explained(rule.name, "finding", _of_rule(rule))
+    for column in COLUMNS:
+        yield _explained(column.name, "column", _of_column(column))
+    for metric in METRICS:
+        yield _explained(metric.name, "metric", _of_metric(metric))
+    for reason in REASONS:
+        yield _explained(reason.name, "reason", _of_reason(reason))
+    for zero in ZERO_REASONS:
+        use = "gradscope show DUMP --tensor KEY has the reason, and dump.manifest.causes all of them"
+        yield _explained(zero.name, "zero", {"what": zero.sentence, "do": zero.remedy, "use": use})
+    for kind, meanings in _MEANINGS:
+        for name, meaning in meanings.items():
+            yield _explained(name, kind, {"what": f"{meaning[0].upper()}{meaning[1:]}."})
+
+
+def _explained(name: str, kind: str, facts: Mapping[str, str]) -> Explanation:
+    # The texts are Markdown; people read them here without its marks.
+    return Explanation(
+        name=name, kind=kind, facts={label: text.replace("`", "") for label, text in facts.items() if text}
+    )
+
+
+def _of_rule(rule: FindingRule) -> dict[str, str]:
+    defaults = Thresholds()
+    return {
+        "what": rule.sentence,
+        "formula": rule.formula,
+        "threshold": ", ".join(f"{name} = {getattr(defaults, name):g}" for name in rule.thresholds),
+        "do": rule.remedy,
+        "use": f"--check {rule.name} makes dump and show exit 1 on it",
+    }
+
+
+def _of_column(column: ColumnSpec) -> dict[str, str]:
+    return {
+        "what": column.sentence,
+        "unit": column.unit,
+        "of": ", ".join(column.families),
+        "tier": "" if column.tier == "core" else "full: not computed inside a compiled step",
+        "use": f"gradscope show DUMP --sort -{column.name}" if _has_order(column) else "",
+    }
+
+
+def _has_order(column: ColumnSpec) -> bool:
+    return column.kind in ("number", "share", "count") and column.name == column.base
+
+
+def _of_metric(metric: MetricSpec) -> dict[str, str]:
+    return {
+        "what": metric.sentence,
+        "unit": metric.unit,
+        "of": ", ".join(metric.dtypes),
+        "threshold": _default_tolerances() if metric.name == "rel_l2" else "",
+        "use": f"gradscope compare REF CAND --tol '{metric.name} < LIMIT'" if metric.name in NAMES else "",
+    }
+
+
+def _default_tolerances() -> str:
+    values = (f"{name} {default_tolerance(ACTIVATION, name, name, reduced=False):g}" for name in _DTYPES)
+    gradient = default_tolerance(ACTIVATION_GRAD, _DTYPES[0], _DTYPES[0], reduced=False)
+    factor = gradient / default_tolerance(ACTIVATION, _DTYPES[0], _DTYPES[0], reduced=False)
+    return f"{', '.join(values)}, by the coarser dtype of the pair; {factor:g} times that for gradients"
+
+
+def _of_reason(reason: ReasonSpec) -> dict[str, str]:
+    return {
+        "what": reason.sentence,
+        "do": reason.remedy,
+        "use": "gradscope show DUMP --ledger lists what is missing, and why",
+    }

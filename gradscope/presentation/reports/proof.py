@@ -1,0 +1,118 @@
+"""The report of a proof: the verdict first, then every claim."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from gradscope.dump.record import Json
+from gradscope.presentation.render.document import Document, Note, Notes
+from gradscope.presentation.render.github import Annotation
+from gradscope.presentation.render.screen import BAD, DOUBTFUL, GOOD, Screen
+from gradscope.presentation.tables.table import Column, Line, Table, column
+
+#: Version of the JSON: it grows when a key changes its meaning or goes away.
+SCHEMA: Final = 1
+
+#: What each outcome of a claim means, as a clause.
+OUTCOMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "correct": "the derivative is as near to finite differences as their errors and the solvers' allow",
+        "wrong": "the derivative is farther from finite differences than any of that explains",
+        "excused": "the derivative is made by a rule that `--allow` names, which is meant to be no derivative",
+        "not smooth here": "the function has a kink, a jump or a chaotic line there, where no derivative can be right",
+        "not checked": "finite differences are too inexact there, or the loss is not finite",
+    }
+)
+_WHAT: Final = Column(heading="what", kind="name")
+_COLUMNS: Final = (
+    column("status", 0, "words"),
+    column("error", 1),
+    column("expected", 2),
+    column("why", 1, "text"),
+    column("source", 3, "text"),
+)
+_STYLES: Final = MappingProxyType({"correct": GOOD, "wrong": BAD, "nothing checked": DOUBTFUL})
+
+
+#: What each verdict of a proof says.
+PROOF_VERDICTS: Final[Mapping[str, str]] = {
+    "correct": "every gradient that could be checked is that of finite differences; exit status 0",
+    "wrong": "a gradient, or a function's own rule, differs from finite differences by more than they err; exit status "
+    "1",
+    "nothing checked": "no claim could be checked; exit status 2",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofReport:
+    """A `ProofReport` presents the claims of `gradscope check`.
+
+    Attributes:
+        target: The model, as the user named it.
+        verdict: The result of all claims together.
+        claims: A row per claim: what, error, expected, status, source, arguments, factor, why.
+    """
+
+    target: str
+    verdict: str
+    claims: Sequence[Mapping[str, Json]]
+
+    def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
+        """Returns the verdict and the table of claims."""
+        verdict = Note(label=self.verdict, text=self._sentence(), style=_STYLES[self.verdict])
+        lines = tuple(
+            Line(cells=(str(row["what"]), *(each.cell(row) for each in _COLUMNS)), keys=(str(row["what"]),))
+            for row in self.claims
+        )
+        columns = (_WHAT, *_COLUMNS)
+        table = Table(title=f"Claims ({len(lines):,})", columns=columns, lines=lines, in_order=False, cuts_names=False)
+        return Notes(notes=(verdict,)), table
+
+    def _sentence(self) -> str:
+        counts = Counter(str(row["status"]) for row in self.claims)
+        # A narrow screen has no room for the column `why`.
+        wrong = [
+            f"{row['what']} ({row['why']})" if "why" in row else str(row["what"])
+            for row in self.claims
+            if row["status"] == "wrong"
+        ]
+        failures = f"{wrong[0]}" + (f" and {len(wrong) - 1} more; " if len(wrong) > 1 else "; ") if wrong else ""
+        return f"{failures}{', '.join(f'{number} {status}' for status, number in counts.items())}"
+
+    def annotations(self) -> list[Annotation]:
+        """Returns the wrong claims next to their source lines, or the verdict."""
+        wrong = [
+            Annotation(
+                level="error",
+                title="gradscope: wrong gradient",
+                message=_sentence(row),
+                source=str(row["source"]) if "source" in row else None,
+            )
+            for row in self.claims
+            if row["status"] == "wrong"
+        ]
+        verdict = Annotation(level="notice", title="gradscope", message=f"{self.verdict}: {self._sentence()}")
+        return wrong or [verdict]
+
+    def rows(self) -> Sequence[Mapping[str, Json]]:
+        """Returns what, error, expected, status, source, arguments, factor and why of each claim."""
+        return self.claims
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns verdict and rows."""
+        return {
+            "schema": SCHEMA,
+            "command": "check",
+            "target": self.target,
+            "verdict": self.verdict,
+            "rows": [dict(row) for row in self.claims],
+        }
+
+
+def _sentence(row: Mapping[str, Json]) -> str:
+    why = f"; {row['why']}" if "why" in row else ""
+    return f"{row['what']}: the error is {row.get('error')}, expected {row.get('expected')}{why}"

@@ -1,0 +1,161 @@
+"""Contents are the rows that belong to each block of a dump: values and gradients, parameters, state.
+
+A parameter belongs to the innermost layers that use it, and state to the layer whose parameters are next to it, or that
+has its path. What belongs to no layer is a block of its own, whose path is its key: `param/spare/kernel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from gradscope import naming
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.presentation.tables.by_block.folded_blocks import Block, components_of
+from gradscope.presentation.tables.dump_rows import Row, value_family
+
+#: The families whose tensors belong to the layer that has their path, with or without the name of a collection.
+_STATE: Final = (naming.STATE, naming.AUX)
+#: The families whose rows are in the order in which they are computed.
+_IN_ORDER: Final = (naming.INPUT, naming.ACTIVATION)
+
+
+@dataclass(slots=True, eq=False)
+class Contents:
+    """`Contents` are the rows of one block, without those of the blocks below it.
+
+    Attributes:
+        values: Its outputs.
+        gradients: The gradients of the loss with respect to them.
+        parameters: Its parameters.
+        parameter_gradients: Their gradients.
+        state: Its state, and auxiliary outputs that have its path.
+        words: The rules that found something in these tensors, by the tensor's key.
+    """
+
+    values: list[Row] = field(default_factory=list[Row])
+    gradients: list[Row] = field(default_factory=list[Row])
+    parameters: list[Row] = field(default_factory=list[Row])
+    parameter_gradients: list[Row] = field(default_factory=list[Row])
+    state: list[Row] = field(default_factory=list[Row])
+    words: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+
+    @property
+    def rows(self) -> Iterator[Row]:
+        """All of its rows."""
+        for each in (self.values, self.gradients, self.parameters, self.parameter_gradients, self.state):
+            yield from each
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockTree:
+    """A `BlockTree` is the blocks of a dump, or of a model, and their contents."""
+
+    root: Block
+    contents: Mapping[Block, Contents]
+
+
+def block_tree(rows: Sequence[Row], layers: Sequence[Layer], notes: Mapping[str, Sequence[str]]) -> BlockTree:
+    """Returns the blocks of a dump; every tensor with numbers to show is in the contents of at least one.
+
+    Args:
+        rows: Its rows, in execution order.
+        layers: Its layers.
+        notes: The rules that found something in a tensor, by its key.
+
+    Returns:
+        The tree, in the order of the rows.
+    """
+    making = _Making(notes)
+    shown = [row for row in rows if "rms" in row.values or row.key in notes]
+    blocks = {row.name: making.root.at(_place(row)) for row in shown if value_family(row.family) in _IN_ORDER}
+    users = _users(layers, blocks)
+    beside = {_parent(name): found for name, found in users.items()}
+    for row in shown:
+        owners: list[Block] = []
+        if value_family(row.family) == naming.PARAM:
+            owners = users.get(row.name, [])
+        elif row.family in _STATE:
+            owners = _neighbours(row.name, beside, blocks)
+        for block in owners or [making.root.at(_place(row))]:
+            making.add(block, row)
+    return BlockTree(making.root, making.contents)
+
+
+def layer_tree(rows: Sequence[Row]) -> BlockTree:
+    """Returns the blocks of a model that has not run: a row for each of its layers, in execution order."""
+    making = _Making({})
+    for row in rows:
+        making.add(making.root.at(row.name), row)
+    return BlockTree(making.root, making.contents)
+
+
+def _place(row: Row) -> str:
+    """Returns the path of a row's block: a layer's is its name, and that of all else the key of the value."""
+    family = value_family(row.family)
+    return row.name if family == naming.ACTIVATION else naming.key_of(family, row.name)
+
+
+class _Making:
+    def __init__(self, notes: Mapping[str, Sequence[str]]) -> None:
+        self.root = Block("")
+        self.contents: dict[Block, Contents] = {}
+        self._notes = notes
+
+    def add(self, block: Block, row: Row) -> None:
+        contents = self.contents.setdefault(block, Contents())
+        gradient = naming.is_gradient(row.family)
+        if value_family(row.family) == naming.PARAM:
+            (contents.parameter_gradients if gradient else contents.parameters).append(row)
+        elif row.family in _STATE:
+            contents.state.append(row)
+        else:
+            (contents.gradients if gradient else contents.values).append(row)
+        if row.key in self._notes:
+            contents.words[row.key] = tuple(self._notes[row.key])
+
+
+def _users(layers: Sequence[Layer], blocks: Mapping[str, Block]) -> dict[str, list[Block]]:
+    """Returns the blocks to which each parameter belongs: those of the innermost layers that use it."""
+    paths: dict[str, dict[str, None]] = {}
+    for layer in layers:
+        shown = _nearest(layer.path, blocks)
+        for name in layer.params if shown is not None else ():
+            paths.setdefault(name, {})[str(shown)] = None
+    return {name: [blocks[path] for path in _innermost(found)] for name, found in paths.items()}
+
+
+def _nearest(path: str, blocks: Mapping[str, Block]) -> str | None:
+    """Returns the path, or the nearest around it, that is a block."""
+    while path not in blocks:
+        path = _parent(path)
+        if not path:
+            return None
+    return path
+
+
+def _innermost(paths: Mapping[str, None]) -> list[str]:
+    around = {parent for path in paths for parent in _parents(path)}
+    return [path for path in paths if path not in around]
+
+
+def _parents(path: str) -> Iterator[str]:
+    for _ in components_of(path):
+        path = _parent(path)
+        yield path
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _neighbours(name: str, beside: Mapping[str, list[Block]], blocks: Mapping[str, Block]) -> list[Block]:
+    """Returns the blocks to which a state belongs; its name may begin with the name of its collection."""
+    parent = _parent(name)
+    for place in (parent, parent.partition("/")[2]):
+        if place in beside:
+            return beside[place]
+        if place in blocks:
+            return [blocks[place]]
+    return []

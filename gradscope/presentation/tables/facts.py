@@ -1,0 +1,105 @@
+"""Facts about a complete run: the lines below a dump's tables, and the same in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Final
+
+from gradscope import naming
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.manifest.manifest import Examples, Manifest
+from gradscope.dump.manifest.reasons import PHRASES
+from gradscope.dump.record import STOPPED, Json
+from gradscope.naming import printable
+from gradscope.presentation.tables.numbers import count, number
+
+#: Provenance that is shown below the tables; the JSON has all of it.
+_PROVENANCE: Final = ("backend", "device", "seed", "batch_size", "matmul_precision")
+
+#: The origin of layers' names, where it is not the usual one.
+_NAMING: Final = {
+    "parameters and lines": "of the parameters that layers use, or the lines that compute them: no scope is opened"
+}
+
+
+def facts(path: str, manifest: Manifest) -> tuple[tuple[str, str], ...]:
+    """Returns pairs of a label and a text, in the order in which they are shown."""
+    return tuple((label, text) for label, text in _facts(path, manifest) if text)
+
+
+def facts_json(path: str, manifest: Manifest) -> dict[str, Json]:
+    """Returns the facts about the run; a fact that is not known has no key."""
+    found: dict[str, Json] = {
+        "dump": path,
+        "loss": manifest.loss,
+        "ledger": dict(manifest.ledger.counts()),
+        "self_check": None if manifest.self_check is None else dict(manifest.self_check),
+        "examples": None if manifest.examples is None else _examples(manifest.examples),
+        "timings": dict(manifest.timings),
+        "provenance": dict(manifest.provenance),
+        "complete": manifest.complete,
+        "tier": manifest.tier,
+        "note": manifest.note or None,
+    }
+    return {name: fact for name, fact in found.items() if fact is not None}
+
+
+def by_reason(counts: Mapping[str, int]) -> str:
+    """Returns numbers of tensors by reason, each reason with its meaning: `8 captured, 2 eliminated (not needed)`."""
+    meanings = {reason: f" ({PHRASES[reason]})" for reason in counts if reason in PHRASES}
+    return ", ".join(f"{count(number)} {reason}{meanings.get(reason, '')}" for reason, number in counts.items())
+
+
+def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    counted = manifest.provenance.get("counted")
+    yield "loss", "" if manifest.loss is None else f"{manifest.loss:.6g}" + (f", {counted}" if counted else "")
+    counts = manifest.ledger.counts()
+    yield "tensors", by_reason(counts) if any(counts.values()) else ""
+    yield "frozen", _frozen(manifest)
+    yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
+    yield "examples", "" if manifest.examples is None else manifest.examples.sentence
+    yield "seconds", ", ".join(f"{phase} {_seconds(seconds)}" for phase, seconds in manifest.timings.items())
+    yield "run", ", ".join(_provenance(manifest.provenance))
+    yield "names", _NAMING.get(str(manifest.provenance.get("naming")), "")
+    yield "statistics", "" if manifest.tier == "full" else f"of the {manifest.tier} tier only"
+    yield "dump", path
+    yield "note", manifest.note
+    yield "incomplete", "" if manifest.complete else "the run that wrote this dump did not finish"
+
+
+def _frozen(manifest: Manifest) -> str:
+    """Returns how many parameters are kept constant on purpose; "" for none."""
+    lines = (line for line in manifest.ledger.missing if line.family == naming.PARAM_GRAD)
+    number = sum(line.detail.endswith(STOPPED) for line in lines)
+    return f"{count(number)} parameters: a stop_gradient is applied to them" if number else ""
+
+
+def _seconds(seconds: float) -> str:
+    """Returns seconds with three decimals, so that they add up, and never zero for a phase that took time."""
+    return "<0.001" if 0 < seconds < 0.0005 else f"{seconds:.3f}"
+
+
+def _self_check(found: Mapping[str, Json]) -> str:
+    """Returns a sentence that compares the observed gradients with those of the plain program."""
+    total, equal = found.get("total"), found.get("bit_equal")
+    equality = f"{equal} of {total} parameter gradients are bit for bit those of the plain program"
+    largest = f", of {printable(str(found['largest']))}" if "largest" in found else ""
+    zero = found.get("zero_but_rounding")
+    without = (
+        f"; zero but for rounding: {', '.join(map(printable, map(str, zero)))}"
+        if isinstance(zero, list) and zero
+        else ""
+    )
+    return f"{equality}; the largest rel_l2 is {number(as_float(found.get('max_rel_l2', 0.0)))}{largest}{without}"
+
+
+def _examples(examples: Examples) -> dict[str, Json]:
+    return {**asdict(examples), "sentence": examples.sentence}
+
+
+def _provenance(provenance: Mapping[str, Json]) -> Iterator[str]:
+    versions = provenance.get("versions")
+    if isinstance(versions, dict) and "jax" in versions:
+        yield f"jax {versions['jax']}"
+    yield from (f"{name} {provenance[name]}" for name in _PROVENANCE if name in provenance)

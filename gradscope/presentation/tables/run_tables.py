@@ -1,0 +1,248 @@
+"""The tables of a run: one recorded step, all tensors over time, and one tensor over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gradscope import naming
+from gradscope.dump.record import Json
+from gradscope.history.history_rows import TensorRow
+from gradscope.history.tensor_trends import SLOPE_STEPS, Trend
+from gradscope.presentation.tables.sparkline import sparkline
+from gradscope.presentation.tables.table import Cell, Column, Kind, Line, Table
+
+#: Characters of a sparkline in a table.
+_SPARKLINE_WIDTH: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """The statistics of one tensor at one step."""
+
+    tensor: TensorRow
+    stats: Mapping[str, float | int]
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns name, family, statistics and source."""
+        shape = self.tensor.shape
+        facts: dict[str, Json] = {
+            "name": self.tensor.name,
+            "family": self.tensor.family,
+            "shape": None if shape is None else list(shape),
+            "dtype": self.tensor.dtype,
+            **self.stats,
+            "layer": self.tensor.layer,
+            "source": self.tensor.source,
+        }
+        return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrendRow:
+    """The trend of one statistic of one tensor."""
+
+    tensor: TensorRow
+    column: str
+    trend: Trend
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns name, family, the statistic's name, and the trend; what is not known is left out."""
+        ends = {"first": self.trend.first, "last": self.trend.last, "slope": self.trend.slope}
+        known = {name: value for name, value in ends.items() if value is not None and not math.isnan(value)}
+        return {"name": self.tensor.name, "family": self.tensor.family, "column": self.column, **known}
+
+
+#: A column of the tables of a step: family, statistic, kind, priority.
+_Spec = tuple[str, str, Kind, int]
+
+_LAYERS: Final[tuple[_Spec, ...]] = (
+    (naming.ACTIVATION, "mean", "number", 6),
+    (naming.ACTIVATION, "rms", "number", 1),
+    (naming.ACTIVATION, "zeros", "share", 3),
+    (naming.ACTIVATION, "nan", "count", 1),
+    (naming.ACTIVATION, "inf", "count", 1),
+    (naming.ACTIVATION_GRAD, "rms", "number", 1),
+    (naming.ACTIVATION_GRAD, "zeros", "share", 4),
+    (naming.ACTIVATION_GRAD, "nan", "count", 1),
+    (naming.ACTIVATION_GRAD, "inf", "count", 1),
+)
+_PARAMETERS: Final[tuple[_Spec, ...]] = (
+    (naming.PARAM, "l2", "number", 1),
+    (naming.PARAM_GRAD, "l2", "number", 1),
+    (naming.PARAM_GRAD, "share", "share", 3),
+    (naming.PARAM_GRAD, "cosine", "number", 4),
+    (naming.PARAM_GRAD, "zeros", "share", 6),
+    (naming.PARAM_GRAD, "nan", "count", 1),
+    (naming.PARAM_GRAD, "inf", "count", 1),
+    (naming.CLIPPED_GRAD, "l2", "number", 5),
+    (naming.UPDATE, "l2", "number", 5),
+    (naming.UPDATE, "ratio", "number", 2),
+    (naming.AVERAGE, "l2", "number", 7),
+)
+_VALUES: Final = ("mean", "rms", "amax", "nan", "inf")
+#: How families are called above their columns.
+GROUPS: Final = {
+    naming.ACTIVATION: "activation", naming.ACTIVATION_GRAD: "gradient", naming.PARAM: "param",
+    naming.PARAM_GRAD: "gradient", naming.CLIPPED_GRAD: "clipped", naming.UPDATE: "update", naming.AVERAGE: "average",
+}  # fmt: skip
+_COUNTED: Final = frozenset({"nan", "inf", "zeros"})
+
+
+def step_tables(rows: Sequence[StepRow]) -> tuple[Table, ...]:
+    """Returns the tables of one step: batch, layers, parameters with every stage on one line, the optimizer's slots."""
+    batch = [row for row in rows if row.tensor.family == naming.INPUT]
+    slots = [row for row in rows if row.tensor.family.startswith(naming.SLOT_PREFIX)]
+    found = (
+        _values("Batch", batch), _stages("Layers", _LAYERS, rows), _stages("Parameters", _PARAMETERS, rows),
+        _values("The optimizer's variables", slots),
+    )  # fmt: skip
+    return tuple(table for table in found if table.lines)
+
+
+def trend_table(rows: Sequence[TrendRow], *, unicode: bool) -> Table:
+    """Returns the table of trends: one line for each tensor."""
+    columns = (
+        Column(heading="tensor", kind="name"),
+        Column(heading="statistic", kind="text", priority=3),
+        Column(heading="first", kind="number", priority=1),
+        Column(heading="last", kind="number", priority=1),
+        Column(heading="slope", kind="number", priority=1),
+        Column(heading="", kind="text", priority=2),
+    )
+    lines = tuple(
+        Line(
+            cells=(
+                row.tensor.key, row.column, _number(row.trend.first), _number(row.trend.last), row.trend.slope,
+                sparkline(row.trend.values, _SPARKLINE_WIDTH, unicode=unicode),
+            ),
+            keys=(row.tensor.key,),
+        )
+        for row in rows
+    )  # fmt: skip
+    note = f"slope: powers of ten in {SLOPE_STEPS} steps"
+    return Table(title=f"Trends ({len(lines):,})", columns=columns, lines=lines, notes=(note,) if lines else ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseRow:
+    """The noise of the gradient of one parameter at one step; of all trained parameters together without a tensor."""
+
+    tensor: TensorRow | None
+    noise: Mapping[str, float | int]
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns the parameter's name, where it is of one, and the columns of a history that are known."""
+        return {**({} if self.tensor is None else {"name": self.tensor.name}), **self.noise}
+
+
+def noise_table(step: int, rows: Sequence[NoiseRow]) -> Table:
+    """Returns the table of the noise of gradients at a step: all parameters together first, then each."""
+    kinds: dict[str, Kind] = {"groups": "count", "group_size": "count"}
+    names = ("noise_scale", "gsnr", "variance_smoothed", "signal_smoothed", "groups", "group_size", "coupling")
+    columns = (
+        Column(heading="name", kind="name"),
+        *(Column(heading=name, kind=kinds.get(name, "number"), priority=at) for at, name in enumerate(names)),
+    )
+    lines = tuple(
+        Line(
+            cells=(
+                "all parameters" if row.tensor is None else row.tensor.name,
+                *(row.noise.get(name) for name in names),
+            ),
+            keys=() if row.tensor is None else (row.tensor.key,),
+        )
+        for row in rows
+    )
+    note = (
+        f"of step {step}; noise_scale: examples in a batch above which a larger one hardly helps, smoothed over steps"
+    )
+    title = f"Noise of gradients ({len(lines):,})"
+    return Table(title=title, columns=columns, lines=lines, in_order=False, notes=(note,)).without_empty_columns()
+
+
+def series_table(key: str, stats: Mapping[str, np.ndarray]) -> Table:
+    """Returns the table of one tensor: one line for each recorded step."""
+    names = [name for name in stats if name != "step"]
+    columns = (Column(heading="step", kind="name"), *map(_over_time, names, range(len(names))))
+    lines = tuple(
+        Line(cells=(str(step), *(_cell(name, stats[name][at]) for name in names)), keys=(key,))
+        for at, step in enumerate(stats["step"].tolist())
+    )
+    table = Table(title=f"{key} ({len(lines):,})", columns=columns, lines=lines, in_order=False)
+    return table.without_empty_columns()
+
+
+def _over_time(name: str, priority: int) -> Column:
+    return _statistic(name, "count" if name in _COUNTED else "number", priority)
+
+
+def _statistic(name: str, kind: Kind, priority: int, group: str = "") -> Column:
+    return Column(heading=name, kind=kind, priority=priority, group=group, only_nonzero=name in _COUNTED)
+
+
+def _stages(title: str, specs: Sequence[_Spec], rows: Sequence[StepRow]) -> Table:
+    """Returns a table with a line for each name, in which the families of the name have columns."""
+    families = {family for family, *_ in specs}
+    by_name: dict[str, dict[str, StepRow]] = {}
+    for row in rows:
+        if row.tensor.family in families:
+            by_name.setdefault(row.tensor.name, {})[row.tensor.family] = row
+    columns = [_statistic(name, kind, priority, GROUPS[family]) for family, name, kind, priority in specs]
+    lines = [_line(name, found, specs) for name, found in by_name.items()]
+    shape = Column(heading="shape", kind="shape", priority=8)
+    source = Column(heading="source", kind="text", priority=9)
+    table = Table(
+        title=f"{title} ({len(lines):,})",
+        columns=(Column(heading="name", kind="name"), shape, *columns, source),
+        lines=tuple(lines),
+    )
+    return table.without_empty_columns()
+
+
+def _line(name: str, found: Mapping[str, StepRow], specs: Sequence[_Spec]) -> Line:
+    first = next(iter(found.values())).tensor
+    cells = [_stat(found.get(family), column, kind) for family, column, kind, _ in specs]
+    return Line(
+        cells=(name, first.shape, *cells, first.source), keys=tuple(row.tensor.key for row in found.values())
+    )  # fmt: skip
+
+
+def _stat(row: StepRow | None, column: str, kind: Kind) -> Cell:
+    if row is None or column not in row.stats:
+        return None
+    value = row.stats[column]
+    if column != "zeros":
+        return int(value) if column in _COUNTED else value
+    size = int(np.prod(row.tensor.shape)) if row.tensor.shape is not None else 0
+    return value / size if size and kind == "share" else None
+
+
+def _values(title: str, rows: Sequence[StepRow]) -> Table:
+    columns = (
+        Column(heading="name", kind="name"),
+        *map(_over_time, _VALUES, range(len(_VALUES))),
+    )
+    lines = tuple(
+        Line(
+            cells=(row.tensor.key.partition("/")[2], *(_stat(row, name, "number") for name in _VALUES)),
+            keys=(row.tensor.key,),
+        )
+        for row in rows
+    )
+    return Table(
+        title=f"{title} ({len(lines):,})", columns=columns, lines=lines, in_order=False
+    ).without_empty_columns()
+
+
+def _cell(name: str, value: float) -> Cell:
+    known = _number(value)
+    return int(known) if known is not None and name in _COUNTED else known
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)

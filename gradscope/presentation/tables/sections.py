@@ -1,0 +1,180 @@
+"""Sections are the tables of a dump, with a value and its gradient on one line.
+
+There is one section per family of values, in the order of execution: inputs, layers, parameters, then the others. The
+cells of a line are the values of at most two rows; only shares of counts are computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from gradscope import naming
+from gradscope.dump.record import Json
+from gradscope.presentation.tables.dump_rows import Row, family_rank, value_family
+from gradscope.presentation.tables.table import Cell, Column, Kind, Line, Table, column
+from gradscope.stats.columns import ColumnKind, column_kinds
+
+#: The usual dtype, which is not shown.
+_USUAL_DTYPE: Final = "float32"
+#: Reasons for a missing tensor that are not shown: the user excluded it, or its dtype has no gradient.
+_EXPECTED: Final = frozenset({"filtered", "non-differentiable"})
+#: The group of columns that show the gradient's row; all others show the value's.
+_GRADIENT: Final = "gradient"
+_NAME: Final = Column(heading="name", kind="name")
+_NOTES: Final = Column(heading="notes", kind="words")
+
+_AFTER: Final = (column("source", 7, "text"), column("alias_of", 9, "text"))
+
+_SHOWN_AS: Final[Mapping[ColumnKind, Kind]] = MappingProxyType(
+    {"number": "number", "share": "share", "count": "count", "size": "count", "shape": "shape", "text": "text"}
+)
+_KINDS: Final = MappingProxyType(column_kinds())
+
+
+def _statistic(
+    name: str, priority: int, kind: Kind | None = None, *, group: str = "", only_nonzero: bool = False
+) -> Column:
+    """Returns the column of a statistic, of the kind in the table of statistics unless `kind` is set."""
+    return column(name, priority, kind or _SHOWN_AS[_KINDS[name]], group=group, only_nonzero=only_nonzero)
+
+
+def _nonfinite(group: str = "") -> tuple[Column, ...]:
+    """Returns the columns of counts of non-finite elements, which are shown only where there are any."""
+    return tuple(_statistic(name, 1, group=group, only_nonzero=True) for name in ("nan", "inf"))
+
+
+_SHAPE: Final = _statistic("shape", 3)
+_DTYPE: Final = _statistic("dtype", 3)
+_LAYERS: Final = (
+    _statistic("mean", 8, group="activation"),
+    _statistic("std", 4, group="activation"),
+    _statistic("rms", 1, group="activation"),
+    _statistic("zeros", 3, "share", group="activation"),
+    _statistic("dead", 2, group="activation"),
+    _statistic("saturated", 6, group="activation", only_nonzero=True),
+    *_nonfinite("activation"),
+    _statistic("fwd_gain", 5, group="activation"),
+    _statistic("rms", 1, group=_GRADIENT),
+    _statistic("amax", 8, group=_GRADIENT),
+    _statistic("zeros", 6, "share", group=_GRADIENT),
+    *_nonfinite(_GRADIENT),
+    _statistic("bwd_gain", 5, group=_GRADIENT),
+    _statistic("bwd_total", 2, group=_GRADIENT),
+)
+_PARAMETERS: Final = (
+    _statistic("mean", 8, group="param"),
+    _statistic("std", 4, group="param"),
+    _statistic("l2", 1, group="param"),
+    _statistic("amax", 6, group="param"),
+    *_nonfinite("param"),
+    _statistic("l2", 1, group=_GRADIENT),
+    _statistic("rms", 5, group=_GRADIENT),
+    _statistic("amax", 6, group=_GRADIENT),
+    _statistic("zeros", 4, "share", group=_GRADIENT),
+    *_nonfinite(_GRADIENT),
+    _statistic("g/w", 1, group=_GRADIENT),
+)
+_GRADIENTS_ONLY: Final = (
+    _statistic("l2", 1, group=_GRADIENT),
+    _statistic("rms", 4, group=_GRADIENT),
+    _statistic("amax", 5, group=_GRADIENT),
+    _statistic("zeros", 6, "share", group=_GRADIENT),
+    *_nonfinite(_GRADIENT),
+)
+_TERMS: Final = (column("of", 2, "name", group=_GRADIENT), *_GRADIENTS_ONLY)
+_OTHERS: Final = (
+    _statistic("mean", 3),
+    _statistic("std", 1),
+    _statistic("min", 2),
+    _statistic("max", 2),
+    _statistic("zeros", 4, "share"),
+    *_nonfinite(),
+    _statistic("rms", 1, group=_GRADIENT),
+    _statistic("amax", 5, group=_GRADIENT),
+    *_nonfinite(_GRADIENT),
+)
+_COLUMNS: Final = MappingProxyType(
+    {naming.ACTIVATION: _LAYERS, naming.PARAM: _PARAMETERS, naming.EXAMPLE_GRAD: _GRADIENTS_ONLY, naming.TERM: _TERMS}
+)
+_TITLES: Final = MappingProxyType(
+    {
+        naming.INPUT: "Inputs",
+        naming.ACTIVATION: "Layers",
+        naming.PARAM: "Parameters",
+        naming.EXAMPLE_GRAD: "Gradients of each example",
+        naming.TERM: "Terms of gradients, by use",
+        naming.STATE: "State",
+        naming.AUX: "Auxiliary outputs",
+        naming.UPDATE: "Updates",
+        naming.TENSOR: "Tensors",
+    }
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pair:
+    """A `_Pair` has the rows of one line: of a value, of its gradient, or of both."""
+
+    value: Row | None = None
+    gradient: Row | None = None
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(row for row in (self.value, self.gradient) if row is not None)
+
+    def values(self, group: str) -> Mapping[str, Json]:
+        """Returns the values that a column of some group shows."""
+        row = self.gradient if group == _GRADIENT else self.value
+        return {} if row is None else row.values
+
+
+def sections(rows: Sequence[Row], notes: Mapping[str, Sequence[str]], *, in_order: bool) -> tuple[Table, ...]:
+    """Returns the tables of some rows.
+
+    Args:
+        rows: The rows, in the order of the lines.
+        notes: Words to show next to a tensor, such as the rules that found something in it, by key.
+        in_order: Whether that is execution order.
+
+    Returns:
+        One table per family of values; every row is in one line.
+    """
+    families: dict[str, dict[str, _Pair]] = {}
+    for row in rows:
+        pair = families.setdefault(value_family(row.family), {}).setdefault(row.name, _Pair())
+        if naming.is_gradient(row.family):
+            pair.gradient = row
+        else:
+            pair.value = row
+    return tuple(
+        _section(family, families[family], notes, in_order=in_order) for family in sorted(families, key=family_rank)
+    )
+
+
+def _section(family: str, pairs: Mapping[str, _Pair], notes: Mapping[str, Sequence[str]], *, in_order: bool) -> Table:
+    columns = _COLUMNS.get(family, _OTHERS)
+    return Table(
+        title=f"{_TITLES.get(family, family)} ({len(pairs):,})",
+        columns=(_NAME, _SHAPE, _DTYPE, *columns, _NOTES, *_AFTER),
+        lines=tuple(_line(name, pair, columns, notes) for name, pair in pairs.items()),
+        in_order=in_order,
+    )
+
+
+def _line(name: str, pair: _Pair, columns: Sequence[Column], notes: Mapping[str, Sequence[str]]) -> Line:
+    facts = pair.rows[0].values
+    usual = facts.get("dtype") == _USUAL_DTYPE
+    words = tuple(dict.fromkeys(word for row in pair.rows for word in _words(row, notes)))
+    cells: list[Cell] = [name, _SHAPE.cell(facts), None if usual else _DTYPE.cell(facts)]
+    cells += [each.cell(pair.values(each.group)) for each in columns]
+    cells += [words or None, *(each.cell(facts) for each in _AFTER)]
+    return Line(cells=tuple(cells), keys=tuple(row.key for row in pair.rows))
+
+
+def _words(row: Row, notes: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    """Returns the findings in a tensor; without any, the reason why the tensor is missing."""
+    found, absent = notes.get(row.own_key, ()), row.values.get("absent")
+    return found if found or absent is None or absent in _EXPECTED else (str(absent),)

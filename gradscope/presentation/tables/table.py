@@ -1,0 +1,120 @@
+"""A table has columns and lines of *values*, before these are rendered.
+
+All renderers (`text_layout` for terminals and pipes, `markdown`, `structured` for CSV) read this type, so that no
+format can show a value that another does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from gradscope.dump.record import Json
+from gradscope.presentation.tables.numbers import Range
+
+#: The kind of a column's cells, which decides how they are written and aligned. `words` are findings or a status,
+#: coloured by meaning; a `shape` is a tuple of sizes, an `amount` a large count in thousands, millions and so on.
+Kind: TypeAlias = Literal["name", "text", "words", "shape", "number", "share", "count", "amount"]
+
+#: One value; None where none applies.
+Cell: TypeAlias = "bool | int | float | str | tuple[int, ...] | tuple[str, ...] | Range | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A `Column` describes one column of a table.
+
+    Attributes:
+        heading: The text above it.
+        kind: The kind of its cells.
+        group: The text above several neighbouring columns; "" for none.
+        priority: Which columns are dropped first where the width is short: the largest number first, 0 never.
+        only_nonzero: Whether the column is left out where all its cells are zero.
+    """
+
+    heading: str
+    kind: Kind
+    group: str = ""
+    priority: int = 0
+    only_nonzero: bool = False
+
+    @property
+    def full_heading(self) -> str:
+        """The heading with the group's, for formats without groups."""
+        return f"{self.group} {self.heading}".lstrip()
+
+    def cell(self, values: Mapping[str, Json]) -> Cell:
+        """Returns the value of a row for this column; in a column of shares, a count as a share of the size."""
+        value = values.get(self.heading)
+        if isinstance(value, list):
+            return tuple(each for each in value if isinstance(each, str)) or _sizes(value)
+        if self.kind == "share" and isinstance(value, int):
+            size = values.get("size")
+            return value / size if isinstance(size, int) and size else None
+        return None if isinstance(value, dict) else value
+
+    def has_values(self, cells: Sequence[Cell]) -> bool:
+        """Returns whether any of these cells has something to show."""
+        return any(cell is not None and not (self.only_nonzero and cell == 0) for cell in cells)
+
+
+def column(name: str, priority: int, kind: Kind = "number", *, group: str = "", only_nonzero: bool = False) -> Column:
+    """Returns the column that shows a value of rows.
+
+    Args:
+        name: The name of the value in a row.
+        priority: As for `Column`.
+        kind: As for `Column`.
+        group: As for `Column`.
+        only_nonzero: As for `Column`.
+
+    Returns:
+        The column.
+    """
+    return Column(heading=name, kind=kind, group=group, priority=priority, only_nonzero=only_nonzero)
+
+
+def _sizes(value: list[Json]) -> tuple[int, ...]:
+    return tuple(size for size in value if isinstance(size, int))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A `Line` has a cell per column, and the keys of the tensors whose values these are."""
+
+    cells: tuple[Cell, ...]
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A `Table` has columns and lines; the first column is the name.
+
+    Attributes:
+        title: What it shows.
+        columns: Its columns.
+        lines: Its lines, each with as many cells as there are columns.
+        in_order: Whether lines are in execution order, so that neighbours share the beginnings of their names.
+        notes: Sentences that are shown below it.
+        cuts_names: Whether a long name may lose its middle; otherwise it gets a line of its own.
+        names_hidden_columns: Whether a note names the columns that do not fit.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    lines: tuple[Line, ...]
+    in_order: bool = True
+    notes: tuple[str, ...] = ()
+    cuts_names: bool = True
+    names_hidden_columns: bool = True
+
+    def cells(self, position: int) -> tuple[Cell, ...]:
+        """Returns the cells of the column at a position."""
+        return tuple(line.cells[position] for line in self.lines)
+
+    def without_empty_columns(self) -> Table:
+        """Returns the table without the columns that have no values; the name stays."""
+        kept = [n for n, column in enumerate(self.columns) if not n or column.has_values(self.cells(n))]
+        lines = tuple(replace(line, cells=tuple(line.cells[n] for n in kept)) for line in self.lines)
+        return replace(self, columns=tuple(self.columns[n] for n in kept), lines=lines)

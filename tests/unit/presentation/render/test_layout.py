@@ -1,0 +1,142 @@
+"""Layout: what a terminal shows and what a pipe gets."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from gradscope.dump.manifest.manifest import Layer, Manifest
+from gradscope.naming import printable
+from gradscope.presentation import Screen, to_text
+from gradscope.presentation.render.outline import Item, outline
+from tests.support.report_samples import (
+    HOSTILE_NAMES,
+    PIPE,
+    TERMINAL,
+    entry,
+    numbers,
+    report_of,
+    small_network,
+    text_of,
+)
+from tests.support.work import calls
+
+SHORT_HOSTILE = {kind: name for kind, name in HOSTILE_NAMES.items() if len(name) < 40}
+
+
+def printed(text: Text, **console: object) -> str:
+    """What a terminal receives."""
+    out = io.StringIO()
+    Console(file=out, width=80, force_terminal=True, **console).print(text, end="", soft_wrap=True)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100, 132, 160])
+def test_lines_fit_the_terminal(width: int) -> None:
+    assert max(map(len, text_of(small_network(), Screen(width=width)).splitlines())) <= width
+
+
+def test_columns_that_do_not_fit_are_named() -> None:
+    text = text_of(small_network())
+    assert "fwd_gain" not in text.partition("hidden at this width")[0].partition("Layers")[2]
+    assert "activation fwd_gain" in " ".join(text.split())
+
+
+def test_the_main_columns_of_layers_fit_160() -> None:
+    heading = text_of(small_network(), Screen(width=160)).partition("Layers")[2].splitlines()[2].split()
+    assert {"name", "shape", "std", "rms", "zeros", "dead", "fwd_gain", "bwd_gain", "bwd_total", "source"} <= set(
+        heading
+    )
+
+
+def test_a_terminal_of_one_column_still_shows_names() -> None:
+    assert "image" in text_of(small_network(), Screen(width=1))
+
+
+def test_a_long_name_loses_its_middle_on_a_terminal_only() -> None:
+    manifest = Manifest(entries=(entry("param", HOSTILE_NAMES["very long"]),))
+    assert "scope/scope/scope/scope/…pe/scope/scope/scope/leaf" in text_of(manifest)
+    assert "scope/scope/scope/scope...e/scope/scope/scope/leaf" in text_of(manifest, Screen(width=80, unicode=False))
+    assert HOSTILE_NAMES["very long"] in text_of(manifest, PIPE)
+
+
+@pytest.mark.parametrize("name", SHORT_HOSTILE.values(), ids=SHORT_HOSTILE)
+@pytest.mark.parametrize("screen", [TERMINAL, PIPE], ids=["terminal", "pipe"])
+def test_a_hostile_name_is_shown_and_not_obeyed(name: str, screen: Screen) -> None:
+    report = report_of(Manifest(entries=(entry("activation", name),)))
+    out = printed(to_text(report, screen), color_system=None)
+    assert f"\n{printable(name)}  " in out
+    assert all(char.isprintable() or char == "\n" for char in out)
+
+
+def test_no_tensor_is_shown_as_that() -> None:
+    assert text_of(Manifest(entries=())) == "tensors  none\n\ndump  run.npz\n"
+
+
+def test_nan_everywhere_is_shown_everywhere() -> None:
+    columns = dict.fromkeys(("mean", "std", "rms"), "NaN")
+    stats = numbers((2, 4), **columns, dead=math.nan) | {"nan": 8}
+    rms = {"in": math.nan, "out": math.nan}
+    manifest = Manifest(
+        entries=(entry("activation", "a", stats=stats),), layers=(Layer(path="a", index=0, rms=rms),), loss=math.nan
+    )
+    assert text_of(manifest, PIPE).startswith(
+        """\
+Layers (1)
+             activation ───────────────────────────────
+name  shape  mean  std  rms  zeros  dead  nan  fwd_gain  notes
+a     [2,4]   nan  nan  nan     0%  nan%    8       nan  nonfinite
+"""
+    )
+
+
+def test_counts_of_nonfinite_elements_are_columns_only_where_there_are_some() -> None:
+    assert "nan" not in text_of(Manifest(entries=(entry("activation", "a"),)), PIPE)
+    assert "block2/conv" in text_of(small_network(), PIPE).partition(" nan ")[2]
+
+
+def test_colour_repeats_what_words_say() -> None:
+    text = to_text(report_of(replace(small_network(), loss=math.nan)), TERMINAL)
+    coloured = {text.plain[span.start : span.end].strip(): str(span.style) for span in text.spans}
+    assert coloured["nonfinite"] == "red"
+    assert coloured["unused-param"] == "yellow"
+
+
+def test_without_colour_the_words_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = to_text(report_of(replace(small_network(), loss=math.nan)), TERMINAL)
+    assert "\x1b[31m" in printed(text, color_system="standard", _environ={"TERM": "xterm"})
+    assert "\x1b[31m" not in printed(text, _environ={"TERM": "xterm", "NO_COLOR": "1"})
+    assert printed(text, _environ={"TERM": "dumb"}) == text.plain
+
+
+def test_rendering_grows_with_the_layers_and_no_faster() -> None:
+    def many(layers: int) -> Manifest:
+        names = [f"stage{n // 10}/layer{n % 10}" for n in range(layers)]
+        entries = tuple(
+            entry(family, name, index=n, stats=numbers((2, 4), mean=1 / (n + 1), std=1.0, rms=n / 7, l1=1.0))
+            for n, name in enumerate(names)
+            for family in ("activation", "activation_grad")
+        )
+        return Manifest(entries=entries, layers=tuple(Layer(path=name, index=n) for n, name in enumerate(names)))
+
+    assert text_of(many(1000)).count("\n") > 1000
+    assert calls(lambda: text_of(many(1000))) < 11 * calls(lambda: text_of(many(100)))
+
+
+def test_what_neighbours_share_is_written_once() -> None:
+    names = ["stem", "stem/conv", "a/b/c", "a/b/d/e", "a/b/d/f", "head/kernel", "head/bias"]
+    assert outline(names) == [
+        Item(0, "stem", 0),
+        Item(1, "conv", 1),
+        Item(0, "a/b", None),
+        Item(1, "c", 2),
+        Item(1, "d/e", 3),
+        Item(1, "d/f", 4),
+        Item(0, "head/kernel", 5),
+        Item(0, "head/bias", 6),
+    ]

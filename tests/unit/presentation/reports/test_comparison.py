@@ -1,0 +1,104 @@
+"""The report of a comparison: what differs, and what would make it pass."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from gradscope.comparison import Comparison, ComparisonRow
+from gradscope.presentation import ComparisonReport, to_csv, to_json, to_text
+from gradscope.presentation.reports.comparing.comparison import rounded_up
+from tests.support.report_samples import PIPE, compared, different_runs, same_runs
+
+MISSING = ComparisonRow(name="head/bias", family="param", status="missing", index=9, why="not in the candidate")
+
+
+def text_of(*rows: ComparisonRow, everything: bool = False, worst_first: bool = False) -> str:
+    comparison = Comparison(rows=rows)
+    return to_text(ComparisonReport(comparison=comparison, everything=everything, worst_first=worst_first), PIPE).plain
+
+
+def test_the_verdict_comes_first_and_in_colour() -> None:
+    for comparison, colour in ((different_runs(), "red"), (same_runs(), "green"), (Comparison(rows=()), "yellow")):
+        text = to_text(ComparisonReport(comparison=comparison), PIPE)
+        assert text.plain.startswith(f"{comparison.verdict}  {comparison.sentence}\n")
+        assert str(text.spans[0].style) == colour
+
+
+def test_rows_that_are_the_same_are_counted_and_shown_on_request() -> None:
+    rows = (compared("param", "w", 0.0), compared("param", "v", 1.0))
+    assert "\nw " not in text_of(*rows)
+    assert "same        1 param (--all shows them)\n" in text_of(*rows)
+    assert "\nw " in text_of(*rows, everything=True)
+    assert "--all" not in text_of(*rows, everything=True)
+
+
+def test_a_composite_comes_before_its_parts() -> None:
+    names = [line.split()[0] for line in to_text(ComparisonReport(comparison=different_runs()), PIPE).plain.splitlines()
+             if line.startswith("block1")]  # fmt: skip
+    assert names[:4] == ["block1", "block1/conv", "block1/bn", "block1/relu"]
+
+
+def test_worst_first_begins_with_what_no_tolerance_would_pass() -> None:
+    hopeless = replace(compared("param", "nan", 1e-3), needed=math.inf)
+    rows = (compared("param", "small", 1e-3), hopeless, compared("param", "large", 1e-2))
+    lines = text_of(*rows, worst_first=True).partition("rel_l2  tol")[2].splitlines()[1:4]
+    assert [line.split()[0] for line in lines] == ["nan", "large", "small"]
+
+
+def test_values_stand_before_gradients() -> None:
+    rows = (compared("param_grad", "w", 1.0), compared("activation_grad", "a", 1.0), compared("activation", "a", 1.0),
+            compared("param", "w", 1.0), compared("other", "x", 1.0))  # fmt: skip
+    titles = [line.split()[0] for line in text_of(*rows).splitlines() if line.endswith("(1 of 1)")]
+    assert titles == ["activation", "param", "other", "activation_grad", "param_grad"]
+
+
+def test_the_tolerance_that_would_pass_suffices_for_rows_that_passed_by_a_wider_one() -> None:
+    rows = (compared("param", "w", 2e-4, tolerance=1e-4), compared("param", "half", 1.91e-2, tolerance=2e-2))
+    assert "would pass  --tol 2.0e-2 is the smallest tolerance on rel_l2 for all rows\n" in text_of(*rows)
+
+
+def test_rows_that_no_tolerance_passes_are_counted_and_explained() -> None:
+    hopeless = replace(compared("param", "v", 1e-3), needed=math.inf, why="3 positions finite on one side only")
+    text = text_of(compared("param", "w", 2e-3), hopeless)
+    assert "different  param/v: 3 positions finite on one side only\n" in text
+    assert "--tol 2.0e-3 is the smallest tolerance on rel_l2 for all rows but 1\n" in text
+    assert "never passes  1 row, at any tolerance\n" in text
+
+
+def test_a_name_on_one_side_only_is_shown_with_how_to_allow_it() -> None:
+    text = text_of(compared("param", "w", 0.0), MISSING)
+    assert "missing  param/head/bias: not in the candidate\n" in text
+    assert "--allow-missing REGEX lets names pass that one dump lacks, here 1\n" in text
+    assert "--tol" not in text
+
+
+def test_what_was_allowed_to_be_missing_needs_nothing_to_pass() -> None:
+    assert "--allow-missing" not in text_of(compared("param", "w", 0.0), replace(MISSING, counts=False))
+
+
+def test_a_reason_that_repeats_the_table_is_left_out() -> None:
+    assert "Reasons" not in text_of(compared("param", "w", 1e-2))
+
+
+@pytest.mark.parametrize(
+    ("needed", "text"), [(1.2e-3, "1.2e-3"), (2e-3, "2.0e-3"), (1.2000001e-3, "1.3e-3"), (9.91e-5, "1.0e-4")]
+)
+def test_a_tolerance_is_rounded_up(needed: float, text: str) -> None:
+    assert rounded_up(needed) == text
+
+
+def test_json_and_csv_have_every_row() -> None:
+    report = ComparisonReport(comparison=different_runs())
+    found = json.loads(to_json(report))
+    assert list(found) == [
+        "schema", "command", "verdict", "sentence", "first_divergence", "rows", "provenance_differences",
+    ]  # fmt: skip
+    in_csv = list(csv.DictReader(io.StringIO(to_csv(report))))
+    assert len(found["rows"]) == len(in_csv) == len(different_runs().rows)
+    assert (in_csv[2]["status"], in_csv[2]["rel_l2"]) == ("missing", "")

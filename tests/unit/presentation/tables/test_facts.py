@@ -1,0 +1,24 @@
+"""The lines below a dump's tables: what the self-check found, and what the loss counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gradscope.presentation.tables.facts import facts
+from tests.support.report_samples import small_network
+
+
+def test_the_self_check_names_the_largest_difference_and_what_is_zero_but_for_rounding() -> None:
+    checked = {
+        "total": 4, "bit_equal": 2, "max_rel_l2": 3.2e-7, "largest": "head/kernel", "zero_but_rounding": ["key/b"],
+    }  # fmt: skip
+    manifest = replace(small_network(), self_check=checked)
+    assert dict(facts("run.npz", manifest))["self-check"] == (
+        "2 of 4 parameter gradients are bit for bit those of the plain program; "
+        "the largest rel_l2 is 3.20e-07, of head/kernel; zero but for rounding: key/b"
+    )
+
+
+def test_what_the_loss_counts_is_said_beside_it() -> None:
+    manifest = replace(small_network(), loss=1.5, provenance={"counted": "mse of logits; not counted: aux"})
+    assert dict(facts("run.npz", manifest))["loss"] == "1.5, mse of logits; not counted: aux"
