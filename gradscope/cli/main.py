@@ -7,6 +7,7 @@ would otherwise get the descriptor of a stream that is closed; and a command tha
 
 from __future__ import annotations
 
+import gc
 import sys
 from functools import partial
 from typing import NoReturn
@@ -20,7 +21,11 @@ def main() -> NoReturn:
     """Runs the command line and exit."""
     open_streams()
     ends_with = None
-    if runs_model(sys.argv[1:]):
+    if not runs_model(sys.argv[1:]):
+        # What a dump has is kept to the end, and nothing in it refers back: searching it for cycles took a quarter of
+        # `show` (2026-11).
+        gc.disable()
+    else:
         ends_with = supervise()
         keep_stdout_for_results()
     with Interrupts(ends_with) as interrupts:

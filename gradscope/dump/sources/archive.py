@@ -10,7 +10,7 @@ from gradscope.dump.manifest.codec import manifest_from_text
 from gradscope.dump.manifest.manifest import MEMBER, Entry, Manifest, Stored
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.member_facts import member_facts
-from gradscope.dump.storage.npy_header import PREFIX_LIMIT, NpyHeader, parse_npy_header
+from gradscope.dump.storage.npy_header import NpyHeader, npy_prefix, parse_npy_header
 from gradscope.dump.storage.storage_errors import located
 from gradscope.dump.storage.stored_tensor import StoredTensor
 from gradscope.dump.zip.directory import Directory, ZipMember
@@ -32,7 +32,7 @@ def read_archive(file: InputFile, directory: Directory) -> tuple[Manifest, dict[
     """
     if directory.trailing_bytes:
         raise DumpError(f"{directory.trailing_bytes} bytes follow its end")
-    offsets = _data_offsets(file, directory)
+    offsets, prefixes = _members(file, directory)
     with located("its manifest"):
         manifest = _read_manifest(file, directory.members[MEMBER], offsets[MEMBER])
     entries = entries_by_key(manifest)
@@ -42,13 +42,20 @@ def read_archive(file: InputFile, directory: Directory) -> tuple[Manifest, dict[
     for key, each in stored.items():
         with located(key):
             _require_same_member(key, each, directory.members[each.member])
-            tensors[key] = _tensor(file, entries[key], each, directory.members[each.member], offsets[each.member])
+            tensors[key] = _tensor(
+                file, entries[key], each, directory.members[each.member], offsets[each.member], prefixes[each.member]
+            )
     return manifest, tensors
 
 
-def _data_offsets(file: InputFile, directory: Directory) -> dict[str, int]:
-    """Returns the offset of each member's data, after checking that members leave no gaps between them."""
+def _members(file: InputFile, directory: Directory) -> tuple[dict[str, int], dict[str, bytes]]:
+    """Returns the offset and the first bytes of each member's data.
+
+    Raises:
+        DumpError: There are bytes between the members.
+    """
     offsets: dict[str, int] = {}
+    prefixes: dict[str, bytes] = {}
     end = 0
     for name, member in directory.members.items():
         with located(name):
@@ -58,7 +65,9 @@ def _data_offsets(file: InputFile, directory: Directory) -> dict[str, int]:
             end = offsets[name] + member.size_bytes
             if end != directory.limits[name]:
                 raise DumpError("bytes that belong to no member follow it")
-    return offsets
+            # Its header is next to the one just read.
+            prefixes[name] = npy_prefix(file.near, offsets[name], member.size_bytes)
+    return offsets, prefixes
 
 
 def _read_manifest(file: InputFile, member: ZipMember, offset: int) -> Manifest:
@@ -108,8 +117,10 @@ def _require_same_member(key: str, stored: Stored, member: ZipMember) -> None:
         raise DumpError("its manifest and the zip directory disagree on its name or CRC-32")
 
 
-def _tensor(file: InputFile, entry: Entry, stored: Stored, member: ZipMember, offset: int) -> StoredTensor:
-    header = parse_npy_header(file.read(offset, min(PREFIX_LIMIT, member.size_bytes)))
+def _tensor(
+    file: InputFile, entry: Entry, stored: Stored, member: ZipMember, offset: int, prefix: bytes
+) -> StoredTensor:
+    header = parse_npy_header(prefix)
     if header.header_bytes + header.data_bytes != member.size_bytes:
         raise DumpError(f"its shape {header.shape} and its {member.size_bytes} bytes do not agree")
     _require_agreement(entry, stored, member, header, offset)
