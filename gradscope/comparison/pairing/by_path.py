@@ -18,7 +18,8 @@ from gradscope.comparison.pairing.normal_forms import (
     tokens_of,
     without_gradient_word,
 )
-from gradscope.comparison.pairing.values.by_values import equal_values, values_agree
+from gradscope.comparison.pairing.values.equal_classes import equal_classes
+from gradscope.comparison.pairing.values.equality import Equality, values_agree
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, STATE, TENSOR, gradient_family, split_key
 
@@ -91,7 +92,8 @@ def _refuted(dumps: Dumps, unmatched: Pairing, matches: Iterable[Match]) -> bool
         tuple(key for key in keys if split_key(key)[0] == PARAM) for keys in (unmatched.only_ref, unmatched.only_cand)
     )
     only_ref, only_cand = kernels
-    elsewhere = {match.ref for match in equal_values(dumps, Pairing(only_ref=only_ref, only_cand=only_cand))}
+    classes = equal_classes(dumps, Pairing(only_ref=only_ref, only_cand=only_cand), Equality(dumps))
+    elsewhere = {key for each in classes for key in each.refs}
     return 2 * sum(match.ref in elsewhere for match in wrong) > len(stored)
 
 
@@ -117,13 +119,15 @@ def _same_form(forms: tuple[Mapping[str, str], Mapping[str, str]]) -> Iterator[M
 
 
 def _stacks(dumps: Dumps, ref: _FamilyNames, cand: _FamilyNames) -> Iterator[Match]:
+    numbered = ref.numbered()
     for form, key in cand.forms().items():
-        for row in ref.numbered().get(form, ()):
+        for row in numbered.get(form, ()):
             if _is_stack(dumps.cand, key, dumps.ref, row):
                 for part, each in enumerate(row):
                     yield Match(ref=each, recipe=Recipe(keys=(key,), steps=(Unstack(0),), part=part), matched_by="path")
+    numbered = cand.numbered()
     for form, key in ref.forms().items():
-        for row in cand.numbered().get(form, ()):
+        for row in numbered.get(form, ()):
             if _is_stack(dumps.ref, key, dumps.cand, row):
                 yield Match(ref=key, recipe=Recipe(keys=tuple(row), steps=(Stack(0),)), matched_by="path")
 

@@ -67,7 +67,7 @@ def lay_out(table: Table, screen: Screen) -> Text:
 
     text = Text()
     _append_headings(text, shown, fitting, name_width, screen)
-    text.append_text(_lines(shown, fitting, items, labels, name_width, screen))
+    text.append_text(_lines(shown, fitting, items, labels, name_width=name_width, screen=screen))
     for note in (*shown.notes, *(_hidden_note(blocks, fitting) if shown.names_hidden_columns else ())):
         text.append(screen.wrap(screen.show(note)) + "\n", DIM)
     return text
@@ -150,7 +150,7 @@ def _groups(blocks: Sequence[_Block], screen: Screen) -> str:
 
 
 def _lines(
-    table: Table, blocks: Sequence[_Block], items: Sequence[Item], labels: list[str], name_width: int, screen: Screen
+    table: Table, blocks: Sequence[_Block], items: Sequence[Item], labels: list[str], *, name_width: int, screen: Screen
 ) -> Text:
     """Returns the lines of a table; a name that may not be cut and is too long has a line of its own."""
     long = [not table.cuts_names and cell_len(label) > name_width for label in labels]
