@@ -146,9 +146,16 @@ def run(interrupts: Interrupts) -> int:
     Raises:
         UsageError: The command line is wrong.
     """
-    requested = [each for each in sys.argv[1:2] if each in _COMMANDS]
+    first = sys.argv[1:2]
+    alone = first in (["--version"], ["-V"])
+    requested = [each for each in first if each in _COMMANDS]
     try:
-        return _program(requested or _COMMANDS)(prog_name="gradscope", obj=interrupts, standalone_mode=False) or 0
+        return (
+            _program(requested if requested or alone else _COMMANDS)(
+                prog_name="gradscope", obj=interrupts, standalone_mode=False
+            )
+            or 0
+        )
     except _WrongCommandLine as error:
         raise _translated(error) from error
 

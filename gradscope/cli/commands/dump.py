@@ -194,7 +194,8 @@ def dump(
     )  # fmt: skip
     request = _dump_request(spec, run_options, query_options)
     run_options.say(*notes)
-    path, manifest = _run(target, model_request, model_options, run_options, request, context.obj)
+    kept = (*model_options.input_files, *query_options.input_files)
+    path, manifest = _run(target, model_request, model_options, run_options, request, kept, context.obj)
     findings = find(manifest)
     failed = trips(findings, failing_rules)
     if speaks_for_all():
@@ -229,9 +230,10 @@ def _run(
     model_options: ModelOptions,
     run_options: RunOptions,
     request: DumpRequest,
+    kept: Sequence[Path],
     interrupts: Interrupts,
 ) -> tuple[Path, Manifest]:
-    """Loads the model, runs it and writes the dump; returns the path of the dump and its manifest."""
+    """Loads the model, runs it and writes the dump, over none of `kept`; returns its path and its manifest."""
     from gradscope.capturing.dump_model import dump_model
     from gradscope.capturing.execution.preparation import Bounds
     from gradscope.capturing.records.distributed import dump_writer, is_shared
@@ -250,7 +252,7 @@ def _run(
         path = run_options.output or Path(model.slug if is_shared() else f"{model.slug}.npz")
         with chdir(start):
             own = run_options.output is None and not run_options.force and replaces_own_dump(path, named)
-            writer = dump_writer(path, force=run_options.force or own, inputs=model_options.input_files)
+            writer = dump_writer(path, force=run_options.force or own, inputs=kept)
         interrupts.on_interrupt(writer.discard)
         arguments = model_options.arguments(model, partial=bool(request.query))
         for choice in model.choices if run_options.verbose else ():
