@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.running.supervisor import runs_model, supervise
+from gradscope.cli.running.version import VERSION_OPTIONS, print_version
 from gradscope.cli.standard_streams import keep_stdout_for_results, open_streams
 
 
@@ -39,6 +40,9 @@ def main() -> NoReturn:
 
 
 def _run(interrupts: Interrupts) -> int:
+    if sys.argv[1:2] and sys.argv[1] in VERSION_OPTIONS:
+        print_version()
+        return 0
     from gradscope.cli.program import run
 
     return run(interrupts)

@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.options.grouping import with_groups, with_parameters
 from gradscope.cli.options.shared import Traceback
+from gradscope.cli.running.version import VERSION_OPTIONS, print_version
 from gradscope.errors import UsageError
 
 #: The commands, in the order of `--help`. Each is the function in the module of its name.
@@ -43,16 +44,14 @@ _WrongCommandLine = cast("type[typer.BadParameter]", typer.BadParameter.__base__
 
 def _print_version(requested: bool) -> None:
     if requested:
-        from importlib.metadata import version
-
-        typer.echo(f"gradscope {version('gradscope-jax')}")
+        print_version()
         raise typer.Exit
 
 
 def _options(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001 - its callback prints it
-        bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Show the version.")
+        bool, typer.Option(*VERSION_OPTIONS, callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
@@ -146,16 +145,9 @@ def run(interrupts: Interrupts) -> int:
     Raises:
         UsageError: The command line is wrong.
     """
-    first = sys.argv[1:2]
-    alone = first in (["--version"], ["-V"])
-    requested = [each for each in first if each in _COMMANDS]
+    requested = [each for each in sys.argv[1:2] if each in _COMMANDS]
     try:
-        return (
-            _program(requested if requested or alone else _COMMANDS)(
-                prog_name="gradscope", obj=interrupts, standalone_mode=False
-            )
-            or 0
-        )
+        return _program(requested or _COMMANDS)(prog_name="gradscope", obj=interrupts, standalone_mode=False) or 0
     except _WrongCommandLine as error:
         raise _translated(error) from error
 
