@@ -13,7 +13,9 @@ Names are imported on first use: reading and comparing dumps never imports JAX.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from gradscope.api.comparing import compare
     from gradscope.api.observing import gradients, save, value_and_grad
     from gradscope.api.reading import Dump, load
+    from gradscope.api.reporting import ReportPage, report
     from gradscope.api.training import train_step
     from gradscope.api.training_run import Run
     from gradscope.capturing.seen import Seen
@@ -29,7 +32,8 @@ if TYPE_CHECKING:
     from gradscope.instrument.rewriting.core_columns import CoreStatistics
     from gradscope.report import Query
     from gradscope.stats import Finding, TensorStats, Thresholds, tensor_stats
-    from gradscope.training import clip
+    from gradscope.training.optimizers import clip
+    from gradscope.training.probing.probe import Probe
 
 _HOMES = {
     "Comparison": "gradscope.comparison",
@@ -41,7 +45,9 @@ _HOMES = {
     "MachineError": "gradscope.errors",
     "MissingKeyError": "gradscope.errors",
     "ModelError": "gradscope.errors",
+    "Probe": "gradscope.training.probing.probe",
     "Query": "gradscope.report",
+    "ReportPage": "gradscope.api.reporting",
     "Run": "gradscope.api.training_run",
     "Seen": "gradscope.capturing.seen",
     "TensorStats": "gradscope.stats",
@@ -51,6 +57,7 @@ _HOMES = {
     "compare": "gradscope.api.comparing",
     "gradients": "gradscope.api.observing",
     "load": "gradscope.api.reading",
+    "report": "gradscope.api.reporting",
     "save": "gradscope.api.observing",
     "tensor_stats": "gradscope.stats",
     "train_step": "gradscope.api.training",
@@ -67,7 +74,9 @@ __all__ = [
     "MachineError",
     "MissingKeyError",
     "ModelError",
+    "Probe",
     "Query",
+    "ReportPage",
     "Run",
     "Seen",
     "TensorStats",
@@ -78,6 +87,7 @@ __all__ = [
     "compare",
     "gradients",
     "load",
+    "report",
     "save",
     "tensor_stats",
     "train_step",
@@ -86,7 +96,7 @@ __all__ = [
 
 
 #: Names that are modules: functions of theirs are called as `gs.clip.norm(1)`.
-_MODULES = {"clip": "gradscope.training.clip"}
+_MODULES = {"clip": "gradscope.training.optimizers.clip"}
 
 
 def __getattr__(name: str) -> Any:
@@ -99,3 +109,23 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _Root(ModuleType):
+    """The module itself, in which `report` is the function and stays it when the package of that name is imported.
+
+    Why (2026-11): the import system sets an attribute of a package for each sub-package. The function has the name of
+    the command, which users know; the package is imported by its full name only.
+    """
+
+    @property
+    def report(self) -> Any:
+        """The function `gradscope.api.reporting.report`."""
+        return getattr(import_module(_HOMES["report"]), "report")  # noqa: B009 - typed as any other public name
+
+    @report.setter
+    def report(self, package: ModuleType) -> None:
+        pass
+
+
+sys.modules[__name__].__class__ = _Root

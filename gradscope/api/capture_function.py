@@ -13,11 +13,11 @@ from jax.core import Tracer
 from gradscope.api.reading import Dump
 from gradscope.capturing.dump_model import DumpRequest, dump_model
 from gradscope.capturing.execution.arguments import Arguments
-from gradscope.capturing.execution.function_call import Call, indices, is_array_or_real, is_traceable, positions
+from gradscope.capturing.execution.function_call import Call, indices, is_array_or_real, loss_of, positions
 from gradscope.capturing.records.measure import TensorReading
 from gradscope.capturing.timings import Timings
 from gradscope.dump.sources.memory_dump import MemoryWriter
-from gradscope.errors import ModelError, UsageError
+from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.naming import as_tuple
@@ -109,7 +109,7 @@ def capture(
     _require_untraced(args)
     call = Call(fun, args, {}, positions(indices(argnums), len(args)), is_array_or_real)
     name = getattr(fun, "__name__", "loss")
-    model = with_array_variables(Model.of_values(name, _as_loss(call, has_aux=has_aux), call.variables, call.batch))
+    model = with_array_variables(Model.of_values(name, loss_of(call, has_aux=has_aux), call.variables, call.batch))
     request = DumpRequest(
         spec=replace(
             CaptureSpec.of(select, exclude, families, depth),
@@ -140,20 +140,3 @@ def _require_untraced(args: Sequence[Any]) -> None:
             "gs.capture runs a function and keeps values, and inside jit, grad, vmap or scan there are none yet",
             hint="inside of those call gs.value_and_grad, which returns what it observes; or call gs.capture outside",
         )
-
-
-def _as_loss(call: Call, *, has_aux: bool) -> Callable[[Any, Any], Any]:
-    """Returns a call as the loss of a model, without the auxiliary outputs that JAX cannot trace."""
-
-    def loss(variables: Any, batch: Any) -> Any:
-        out = call.loss(variables, batch)
-        if not (isinstance(out, tuple | list) and len(out) == 2):
-            if has_aux:
-                raise ModelError(
-                    f"with has_aux=True the function must return a pair (loss, aux), and returned {type(out).__name__}"
-                )
-            return out
-        value, aux = out
-        return value, jax.tree_util.tree_map(lambda leaf: leaf if is_traceable(leaf) else None, aux)
-
-    return loss

@@ -18,6 +18,7 @@ from gradscope.history.run_folder import is_run
 from gradscope.naming import printable
 from gradscope.naming.summary import Summary
 from gradscope.report import Query, Screen, dump_report, to_text
+from gradscope.report.page.notebook import dump_html
 from gradscope.stats import Finding, TensorStats, Thresholds, find
 
 
@@ -227,7 +228,7 @@ class Dump(Mapping[str, Array]):
         return self.summary().text()
 
     def _repr_html_(self) -> str:
-        return self.summary().html()
+        return dump_html(self.summary().line, self.manifest, self.findings())
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)

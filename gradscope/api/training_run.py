@@ -15,6 +15,9 @@ from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.history.at_step import manifest_at
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm
+from gradscope.history.value_histograms import ValueHistogram
+from gradscope.report import PageMaker, run_page, trends_report
+from gradscope.report.page.notebook import run_html
 
 
 class Run:
@@ -86,6 +89,22 @@ class Run:
         known = dict(zip(steps.tolist(), values.tolist(), strict=True))
         return np.array([known.get(step, np.nan) for step in recorded.tolist()])
 
+    def histograms(self, key: str) -> dict[int, ValueHistogram]:
+        """Returns the histograms of a tensor that were recorded with `--histograms-every`.
+
+        Args:
+            key: The tensor's key.
+
+        Returns:
+            By step, in order, an object with `counts` and `lower` and `upper` edges, each [bins]; empty where there
+                are none.
+
+        Raises:
+            UsageError: There is no such tensor.
+            DumpError: The history is damaged.
+        """
+        return self._history.histograms_of(self._history.number_of(key))
+
     def at(self, step: int) -> Dump:
         """Returns what was recorded of a step, as a dump with statistics and no tensors.
 
@@ -98,12 +117,19 @@ class Run:
         """
         return Dump(MemoryDump(manifest_at(self._history, step), {}))
 
+    def page(self) -> PageMaker:
+        """Returns the maker of the run's page, of which `gradscope.report` makes a file."""
+        return run_page(self.path, self._history)
+
     def close(self) -> None:
         """Closes the history."""
         self._history.close()
 
     def __repr__(self) -> str:
         return f"<gradscope.Run {self.path}: {len(self.steps['step'])} recorded steps>"
+
+    def _repr_html_(self) -> str:
+        return run_html(repr(self), trends_report(self.path, self._history))
 
     def __enter__(self) -> Self:
         return self

@@ -25,13 +25,14 @@ from gradscope.capturing.run_environment import machine_provenance, model_proven
 from gradscope.capturing.timings import Timings
 from gradscope.dump.interfaces import RecordSink
 from gradscope.dump.manifest.manifest import Examples, Manifest, RunFacts
-from gradscope.dump.manifest.provenance import command_line, content_hash
+from gradscope.dump.manifest.provenance import SOURCE_LINES, command_line, content_hash
 from gradscope.dump.record import Json
 from gradscope.errors import MachineError, ModelError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import ResolvedQuery, TraceQuery
 from gradscope.instrument.taps import whole_tensor
 from gradscope.naming.sizes import shown_size
+from gradscope.tracing.jaxpr.source_lines import lines_around
 from gradscope.tracing.layers.fallback_scopes import has_scopes
 from gradscope.tracing.loading.model import Model
 
@@ -46,6 +47,7 @@ class DumpRequest:
         reading: How tensors are measured, and whether they are stored.
         self_check: Whether the plain program runs too.
         explain: Whether the loss runs again where there is something to explain: a NaN, or a gradient that is zero.
+        source: Whether the dump has the source lines of the program, with those around them.
         facts: Provenance that only the caller knows, such as the seed.
         bounds: The memory that a run may use. Where it is not enough, the loss runs in segments. None for no bound.
         tell: Receives messages for the user: before the run the size of the tensors, after it that examples are
@@ -57,6 +59,7 @@ class DumpRequest:
     reading: TensorReading = field(default_factory=TensorReading)
     self_check: bool = False
     explain: bool = True
+    source: bool = False
     facts: dict[str, Json] = field(default_factory=dict[str, Json])
     bounds: Bounds | None = None
     tell: Callable[[str], None] = lambda _: None
@@ -214,4 +217,10 @@ def _provenance(model: Model, prepared: Prepared, request: DumpRequest) -> dict[
         **machine_provenance(),
         **_query_facts(request.query, prepared.resolved),
         "argv": command_line(),
+        **({SOURCE_LINES: _source_lines(prepared)} if request.source else {}),
     }
+
+
+def _source_lines(prepared: Prepared) -> Json:
+    equations = (each for frame in prepared.resolved.trace.root.walk() for each in frame.jaxpr.eqns)
+    return {label: [first, list(lines)] for label, (first, lines) in lines_around(equations).items()}

@@ -9,7 +9,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -27,10 +27,11 @@ from gradscope.errors import MissingKeyError, UsageError
 from gradscope.instrument.observing_program import Observed, Reached
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.capture_spec import CaptureSpec
-from gradscope.instrument.rewriting.core_columns import CoreStatistics, rows_of
-from gradscope.instrument.rewriting.core_statistics import core_statistics
+from gradscope.instrument.rewriting.core_columns import CoreStatistics, rows_of, scalars_of
+from gradscope.instrument.taps import whole_tensor
 from gradscope.naming import printable
 from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.small_chart import SmallChart
 from gradscope.naming.summary import Summary
 from gradscope.naming.wording import counted
 from gradscope.tracing.jaxpr.frames import iterations
@@ -74,7 +75,7 @@ class Watching:
     @property
     def statistics(self) -> bool:
         """Whether statistics were kept instead of tensors."""
-        return self.plan.observe is core_statistics
+        return self.plan.observe is not whole_tensor
 
     @cached_property
     def indexes(self) -> Mapping[str, ObservationIndex]:
@@ -157,12 +158,47 @@ class Seen(Mapping[str, Kept]):
     def __len__(self) -> int:
         return len(self.watching.indexes)
 
+    def scalars(self, columns: Sequence[str] = ("l2", "rms")) -> dict[str, float]:
+        """Returns the loss and the statistics as a flat dictionary of floats, for wandb and other trackers.
+
+        It waits for the step, once for all of it.
+
+        Args:
+            columns: The statistics: `l2`, `rms`, `mean`, `std`, `amax`, `zeros`, `nan`, `inf`.
+
+        Returns:
+            `loss`, and the statistics by key and column, `param_grad/head/kernel/l2`; those that a tensor without a
+            finite element lacks are left out.
+
+        Raises:
+            UsageError: There is no such statistic, tensors were observed, or several steps.
+        """
+        if self._all_steps or not self.watching.statistics:
+            what = "of several steps or examples" if self._all_steps else "tensors"
+            raise UsageError(f"these are observations {what}, and a tracker takes the statistics of one step")
+        return {"loss": float(self.observed.loss), **scalars_of(cast("Mapping[str, CoreStatistics]", self), columns)}
+
     def summary(self) -> Summary:
         """Returns what was observed; numbers only where the step has run, which this then waits for."""
         kind = "statistics" if self.watching.statistics else "tensors"
         first: list[tuple[str, Any]] = [(key, self[key]) for key in islice(self, Summary.most())]
         headings, rows = rows_of(first) if self.watching.statistics else (("tensor", "type"), _types(first))
-        return Summary(line=f"{kind}: {counted(len(self), 'key')}", headings=headings, rows=rows, total=len(self))
+        return Summary(
+            line=f"{kind}: {counted(len(self), 'key')}", headings=headings, rows=rows, total=len(self),
+            chart=SmallChart(title="rms along depth", lines=self._along_depth()) if "rms" in headings else None,
+        )  # fmt: skip
+
+    def _along_depth(self) -> dict[str, list[float | None]]:
+        """Returns the rms of the first activations and of their gradients, in execution order."""
+        families = (naming.ACTIVATION, naming.ACTIVATION_GRAD)
+        split = [naming.split_key(key) for key in self]
+        names = list(dict.fromkeys(name for family, name in split if family == naming.ACTIVATION))[:_MOST_DRAWN]
+        keys = {family: [naming.key_of(family, name) for name in names] for family in families}
+        known = self.watching.indexes
+        found: list[tuple[str, Any]] = [(key, self[key]) for each in keys.values() for key in each if key in known]
+        headings, rows = rows_of(found)
+        rms = {row[0]: row[headings.index("rms")] for row in rows}
+        return {family: [cast("float | None", rms.get(key)) for key in each] for family, each in keys.items()}
 
     def __repr__(self) -> str:
         kind = "statistics of" if self.watching.statistics else "with"
@@ -240,6 +276,8 @@ def _types(found: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
 
 
 #: The families that a step observes. The caller has all other arguments and auxiliary outputs.
+#: The most layers in the chart of a notebook; each is read from the device.
+_MOST_DRAWN: Final = 200
 _SEEN: Final = (naming.ACTIVATION, naming.ACTIVATION_GRAD, naming.PARAM, naming.PARAM_GRAD)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 import jax
@@ -19,11 +20,15 @@ from gradscope.instrument.observing_program import Observed, observing_program
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
 from gradscope.instrument.rewriting.core_statistics import core_statistics
-from gradscope.instrument.taps import whole_tensor
+from gradscope.instrument.rewriting.histogram_counts import statistics_and_histogram
+from gradscope.instrument.taps import Observer, whole_tensor
 from gradscope.tracing.tracer import Leaf, leaves_of, trace_function, variable_leaves
 
-#: What is kept of each value: core statistics, or the value itself.
-Keep: TypeAlias = Literal["stats", "tensors"]
+#: What is kept of each value: core statistics, these with a histogram, or the value itself.
+Keep: TypeAlias = Literal["stats", "histograms", "tensors"]
+OBSERVERS: Final[Mapping[Keep, Observer]] = MappingProxyType(
+    {"stats": core_statistics, "histograms": statistics_and_histogram, "tensors": whole_tensor}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +98,7 @@ def observing_value_and_grad(
         returned = _Returned(function, call, signature)
         arrays = (call.variables, call.batch)
         trace = trace_function(returned.traced, arrays, leaves, holomorphic=signature.holomorphic)
-        plan = make_plan(trace, spec, core_statistics if keep == "stats" else whole_tensor)
+        plan = make_plan(trace, spec, OBSERVERS[keep])
         program, reached = observing_program(trace, plan)
         values = jax.tree_util.tree_leaves(arrays)
         observed = program(values)

@@ -19,10 +19,10 @@ _USUAL_WIDTH = 80
 
 def print_report(report: Report, output_format: Format) -> None:
     """Prints the report of a command."""
-    from gradscope import report as render
+    from gradscope.report.render import formats as render
 
     if output_format is Format.TABLE:
-        _print_text(render.to_text(report, _screen()))
+        _print_text(render.to_text(report, screen()))
     elif output_format is Format.JSON:
         print_plain(render.to_json(report))
     elif output_format is Format.CSV:
@@ -66,7 +66,7 @@ def say(line: str) -> None:
     sys.stderr.write(printable(line) + "\n")
 
 
-def _screen() -> Screen:
+def screen() -> Screen:
     """Returns the size of standard output where it is a terminal, and whether it can show Unicode."""
     from gradscope.report import Screen
 

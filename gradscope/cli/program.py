@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Annotated, Any, Final, cast
 
 import typer
@@ -23,19 +24,24 @@ from gradscope.cli.options.shared import Traceback
 from gradscope.cli.running.version import VERSION_OPTIONS, print_version
 from gradscope.errors import UsageError
 
-#: The commands, in the order of `--help`. Each is the function in the module of its name.
-_COMMANDS: Final = (
-    "dump",
-    "show",
-    "compare",
-    "train",
-    "isolate",
-    "calibrate",
-    "inspect",
-    "check",
-    "verify",
-    "recover",
-    "explain",
+#: The commands, in the order of `--help`, each with its module. It is the function of that name there.
+_COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "dump": "dump",
+        "show": "show",
+        "compare": "compare",
+        "report": "report",
+        "train": "runs.train",
+        "watch": "runs.watch",
+        "export": "runs.export",
+        "isolate": "isolate",
+        "calibrate": "calibrate",
+        "inspect": "inspect",
+        "check": "check",
+        "verify": "files.verify",
+        "recover": "files.recover",
+        "explain": "explain",
+    }
 )
 
 #: The error that Typer raises for a wrong command line. Typer has a copy of click and exports only this error of it.
@@ -70,7 +76,7 @@ def _program(commands: Iterable[str]) -> typer.Typer:
     )
     app.callback()(_options)
     for name in commands:
-        command = getattr(import_module(f"gradscope.cli.commands.{name}"), name)
+        command = getattr(import_module(f"gradscope.cli.commands.{_COMMANDS[name]}"), name)
         app.command(cls=_class_of(name), help=_help_text(command.__doc__ or ""))(
             _without_file_checks(_with_traceback(with_groups(command)))
         )

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from gradscope.comparison.diagnosis.divergence import Divergence
     from gradscope.comparison.diagnosis.growth import FLAGGED
     from gradscope.comparison.judging.compare_options import CompareOptions
-    from gradscope.comparison.judging.rows import ComparisonRow, Status
+    from gradscope.comparison.judging.rows import ComparisonRow, Status, Verdict
     from gradscope.comparison.judging.tolerance_rules import ToleranceRule, read_rules
     from gradscope.comparison.pairing.by_rules import MapRule
     from gradscope.comparison.pairing.matching import Match, Pairing, pair
-    from gradscope.comparison.result import Comparison, Verdict
+    from gradscope.comparison.result import Comparison
 
 _HOMES = {
     "FLAGGED": "diagnosis.growth",
@@ -51,7 +51,7 @@ _HOMES = {
     "ComparisonRow": "judging.rows",
     "ToleranceRule": "judging.tolerance_rules",
     "Status": "judging.rows",
-    "Verdict": "result",
+    "Verdict": "judging.rows",
     "compare": "compare_dumps",
     "pair": "pairing.matching",
     "read_rules": "judging.tolerance_rules",

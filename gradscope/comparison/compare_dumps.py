@@ -79,6 +79,8 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     }
     ordered = ref.keys()
     rows |= _diagnosed(dumps, pairing.matched, rows)
+    sources = {each.ref: _source(dumps, each) for each in pairing.matched}
+    rows = {key: replace(row, source=sources.get(key, row.source)) for key, row in rows.items()}
     every = (
         *(rows[key] for key in ordered if key in rows),
         *loop_output_rows(dumps, pairing.inverse, options),
@@ -92,6 +94,11 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         matches=pairing.matched,
         examples=_examples(ref, rows, options),
     )
+
+
+def _source(dumps: Dumps, match: Match) -> str | None:
+    """Returns the line of a pair's value in the candidate's code, which is the one that has changed."""
+    return dumps.cand.entry(match.cand).site.source or dumps.ref.entry(match.ref).site.source
 
 
 def paired(dumps: Dumps, options: CompareOptions) -> Pairing:

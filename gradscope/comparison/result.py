@@ -10,24 +10,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from gradscope.comparison.diagnosis.divergence import Blame, Divergence, first_divergence
 from gradscope.comparison.diagnosis.sentence import different_sentence, nothing_sentence, same_sentence
-from gradscope.comparison.judging.rows import ComparisonRow, Status
+from gradscope.comparison.judging.rows import ComparisonRow, Status, Verdict
 from gradscope.comparison.metrics.example_spread import ExampleError
 from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.record import Json
-from gradscope.naming import FAMILIES, printable
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, FAMILIES, printable
+from gradscope.naming.small_chart import SmallChart
 from gradscope.naming.summary import Summary
 from gradscope.naming.wording import counted
-
-Verdict: TypeAlias = Literal["same", "different", "nothing compared"]
 
 #: Version of the JSON that `to_json` returns; its keys are stable within one version.
 SCHEMA: Final = 1
 
 _STATUSES: Final[tuple[Status, ...]] = ("same", "different", "missing", "extra")
+
+#: What each verdict says of two dumps.
+VERDICTS: Final[Mapping[Verdict, str]] = {
+    "same": "every tensor that both dumps have is within its tolerance, and none is missing that counts; exit status 0",
+    "different": "a tensor is beyond its tolerance, or is in one dump only; exit status 1",
+    "nothing compared": "no tensor of the one has a counterpart in the other, or none was selected; exit status 2",
+}
 
 #: The exit status of the command `compare`, by verdict.
 EXIT_CODES: Final[Mapping[Verdict, int]] = {"same": 0, "different": 1, "nothing compared": 2}
@@ -81,7 +87,23 @@ class Comparison:
             family: Counter(row.status for row in self.rows if row.family == family) for family in _families(self)
         }
         rows = tuple((family, *(statuses[status] for status in _STATUSES)) for family, statuses in counts.items())
-        return Summary(line=f"{self.verdict}: {self.sentence}", headings=("family", *_STATUSES), rows=rows)
+        return Summary(
+            line=f"{self.verdict}: {self.sentence}",
+            headings=("family", *_STATUSES),
+            rows=rows,
+            chart=SmallChart(title="rel_l2 along depth", lines=self._errors()),
+        )
+
+    def _errors(self) -> dict[str, list[float | None]]:
+        """Returns the errors of activations and of their gradients, in execution order."""
+        by_family = {name: {row.name: row for row in self.rows if row.family == name and row.compared}
+                     for name in (ACTIVATION, ACTIVATION_GRAD)}  # fmt: skip
+        every = {row.name: row.index for rows in by_family.values() for row in rows.values()}
+        order = sorted(every, key=lambda name: every[name])
+        return {
+            family: [rows[name].needed if name in rows else None for name in order]
+            for family, rows in by_family.items()
+        }
 
     @property
     def verdict(self) -> Verdict:

@@ -15,6 +15,7 @@ _EXTRAS: Final = {
     "keras": "keras",
     "orbax": "orbax",
     "optax": "train",
+    "tensorboardX": "tensorboard",
 }
 
 

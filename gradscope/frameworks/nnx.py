@@ -15,7 +15,7 @@ Sharp edge: methods other than `__call__` open no scope; their operations belong
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -30,6 +30,7 @@ from gradscope.frameworks.modules.adapter import PARAMS, RNGS, CalledObject, Var
 from gradscope.frameworks.modules.calling import CallShape, parameters_to_build
 from gradscope.frameworks.modules.input_spec import InputSpec
 from gradscope.frameworks.modules.module_scopes import module_scope
+from gradscope.naming.paths import unique_names
 
 #: The attribute with a module's path. NNX's wrapper of Linen modules takes every attribute for a collection of
 #: variables unless it begins with `to_nnx__`.
@@ -64,7 +65,8 @@ class NnxStructure:
         Returns:
             The result and the updated collections.
         """
-        filled = [(path, each.replace(values[_collection(each)][_name(path)])) for path, each in self.variables]
+        named = _named(self.variables)
+        filled = [(path, each.replace(values[_collection(each)][name])) for name, (path, each) in named]
         copy = nnx.merge(self.graph, nnx.from_flat_state(filled))
         with _named_calls(copy):
             returned = function(copy)
@@ -127,9 +129,18 @@ def _split(net: nnx.Module) -> tuple[NnxStructure, Variables]:
 def _collections(state: Iterable[tuple[Any, Any]]) -> dict[str, dict[str, Any]]:
     """Returns the values of variables by collection and attribute path."""
     found: dict[str, dict[str, Any]] = {}
-    for path, variable in state:
-        found.setdefault(_collection(variable), {})[_name(path)] = variable.get_value()
+    for name, (_, variable) in _named(state):
+        found.setdefault(_collection(variable), {})[name] = variable.get_value()
     return found
+
+
+def _named(state: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yields paths and variables, each with its name: no two of one collection have the same."""
+    by_collection: dict[str, list[tuple[Any, Any]]] = {}
+    for path, variable in state:
+        by_collection.setdefault(_collection(variable), []).append((path, variable))
+    for found in by_collection.values():
+        yield from zip(unique_names([tuple(map(str, path)) for path, _ in found]), found, strict=True)
 
 
 def _collection(variable: Any) -> str:

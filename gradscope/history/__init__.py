@@ -4,7 +4,10 @@
 - `schema` defines the tables, their columns and units.
 - `history_rows` defines what is in a table's row.
 - `history_writer` writes a history from a thread of its own, in one transaction a step.
-- `history_reader` reads a history that anybody may have written, after it has checked all of its schema.
+- `alarms` has the rules that raise alarms, and applies them step by step.
+- `history_reader` reads a history that anybody may have written, after it has checked all of its schema;
+  `strange_database` opens the file so that nothing in it runs.
+- `value_histograms` defines the bins of histograms, and counts.
 - `tensor_trends` summarises a series: its first and last value, and its slope.
 - `at_step` makes the manifest of a dump of what a history has of one step.
 

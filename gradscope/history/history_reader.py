@@ -10,35 +10,23 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
-from urllib.parse import quote
 
 import numpy as np
 
-from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.storage_errors import located
 from gradscope.errors import DumpError, MissingKeyError, UsageError
 from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.run_folder import HISTORY
-from gradscope.history.schema import APPLICATION_ID, STATS, STEPS, TABLES, VERSION
+from gradscope.history.schema import STATS, STEPS
+from gradscope.history.strange_database import WORK_UNIT, opened, require_schema
+from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import printable
 from gradscope.naming.patterns import nearest_hint
-
-_HEADER: Final = b"SQLite format 3\0"
-#: Offset of the byte in the header that is 2 where readers need the write-ahead log.
-_READ_VERSION: Final = 19
-_WITH_LOG: Final = 2
-
-#: The longest text or blob, in bytes.
-_LONGEST: Final = 1 << 20
-#: Steps of SQLite's machine for each byte of the file that a query may take, and between two looks at their number. A
-#: page that many others point to makes a small file endless.
-_WORK_PER_BYTE: Final = 64
-_WORK_UNIT: Final = 100_000
 
 #: What a damaged file makes SQLite and its texts raise.
 _DAMAGED: Final = (sqlite3.Error, UnicodeDecodeError)
@@ -70,10 +58,10 @@ class History:
         self._path = folder / HISTORY
         self._work = 0
         with located(str(self._path)):
-            self._connection, self._most_work = _connected(self._path)
-            self._connection.set_progress_handler(self._worked, _WORK_UNIT)
+            self._connection, self._most_work = opened(self._path)
+            self._connection.set_progress_handler(self._worked, WORK_UNIT)
             try:
-                _require_schema(self._connection)
+                require_schema(self._connection)
                 self.facts = {str(key): str(value) for key, value in self._rows("run", ("key", "value"), str)}
                 self.tensors = dict(self._tensor_rows())
             except _DAMAGED as error:
@@ -147,21 +135,65 @@ class History:
             if number is not None
         }
 
-    def column(self, name: str) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """Returns a statistic of every tensor over time, as steps and values, by the tensor's number.
+    def columns(self, names: Sequence[str], from_step: int = 0) -> dict[int, dict[str, np.ndarray]]:
+        """Returns statistics of every tensor over time, and `step`, by column, by the tensor's number.
+
+        Args:
+            names: The statistics.
+            from_step: The first step.
 
         Raises:
             UsageError: There is no such statistic.
             DumpError: The history is damaged.
         """
-        _require_column(name)
-        found = self._columns("stats", ("step", "tensor", name), "ORDER BY tensor, step")
+        for name in names:
+            _require_column(name)
+        which = "WHERE step >= ? ORDER BY tensor, step"
+        found = self._columns("stats", ("step", "tensor", *names), which, from_step)
         numbers, starts = np.unique(found["tensor"], return_index=True)
         bounds = [*starts.tolist(), len(found["tensor"])]
         return {
-            int(number): (found["step"][start:end], found[name][start:end])
+            int(number): {name: found[name][start:end] for name in ("step", *names)}
             for number, (start, end) in zip(numbers, pairwise(bounds), strict=True)
             if number == number  # noqa: PLR0124 - NaN stands for a number that is missing
+        }
+
+    def histograms_of(self, number: int) -> dict[int, ValueHistogram]:
+        """Returns the histograms of a tensor by step, in order; empty where none were recorded.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        with self._reading():
+            which = "WHERE tensor = ? ORDER BY step"
+            blobs = self._rows("histograms", ("counts",), bytes, which, number)
+            steps = self._rows("histograms", ("step",), float, which, number)
+        return {
+            int(step or 0): ValueHistogram.from_bytes(blob or b"")
+            for (step,), (blob,) in zip(steps, blobs, strict=True)
+        }
+
+    def histogram_steps(self) -> np.ndarray:
+        """Returns the steps of which histograms were recorded.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        return self._columns("histograms", ("step", "tensor"), "GROUP BY step ORDER BY step")["step"]
+
+    def histograms_at(self, step: int) -> dict[int, ValueHistogram]:
+        """Returns the histogram of each tensor at a step, by its number; empty where none were recorded.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        with self._reading():
+            which = "WHERE step = ? ORDER BY tensor"
+            blobs = self._rows("histograms", ("counts",), bytes, which, step)
+            numbers = self._rows("histograms", ("tensor",), float, which, step)
+        return {
+            int(number or 0): ValueHistogram.from_bytes(blob or b"")
+            for (number,), (blob,) in zip(numbers, blobs, strict=True)
         }
 
     def alarms(self) -> tuple[Alarm, ...]:
@@ -199,7 +231,7 @@ class History:
         return {**columns, "step": columns["step"].astype(np.int64)}
 
     def _rows(self, table: str, columns: Sequence[str], kind: type, which: str = "", *values: int) -> list[Any]:
-        """Returns rows of a table whose columns are all texts, or all numbers; either may be NULL."""
+        """Returns rows of a table whose columns are all texts, all numbers, or all blobs; the first two may be NULL."""
         self._work = 0
         # SQLite stores any value in any column. The check is SQLite's, as Python takes a second for a million values.
         wrong = " OR ".join(f"typeof({column}) NOT IN ({_types(column, kind)})" for column in columns)
@@ -223,55 +255,16 @@ class History:
 
     def _worked(self) -> bool:
         """Returns whether a query has to end; SQLite calls it."""
-        self._work += _WORK_UNIT
+        self._work += WORK_UNIT
         return self._work > self._most_work
-
-
-def _connected(path: Path) -> tuple[sqlite3.Connection, int]:
-    """Returns a connection that only reads, and the steps that a query may take."""
-    with InputFile(path) as file:
-        size_bytes = file.size_bytes
-        header = file.read(0, min(size_bytes, _READ_VERSION + 1))
-    if not header.startswith(_HEADER) or len(header) <= _READ_VERSION:
-        raise DumpError("it is not a history: it is no file of SQLite")
-    log = path.with_name(f"{path.name}-wal")
-    # Without a log nobody writes to it, and SQLite would make one, which a folder that is read-only refuses.
-    mode = "&immutable=1" if header[_READ_VERSION] == _WITH_LOG and not log.exists() else ""
-    with suppress(OSError):
-        size_bytes += log.stat().st_size
-    try:
-        connection = sqlite3.connect(
-            f"file:{quote(str(path.absolute()))}?mode=ro{mode}", uri=True, isolation_level=None, check_same_thread=False
-        )
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
-        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-        for pragma in ("trusted_schema=OFF", "query_only=ON", "cell_size_check=ON", "mmap_size=0"):
-            connection.execute(f"PRAGMA {pragma}")
-    except sqlite3.Error as error:
-        raise DumpError(f"it is not a history that can be read: {error}") from error
-    return connection, _WORK_PER_BYTE * size_bytes + 10 * _WORK_UNIT
-
-
-def _require_schema(connection: sqlite3.Connection) -> None:
-    """Raises an error where the file has any other schema than a history."""
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if application != APPLICATION_ID:
-        raise DumpError("it is not a history: another program wrote it")
-    if version > VERSION:
-        raise DumpError(f"its version is {version}, and this gradscope reads {VERSION}", hint="upgrade gradscope")
-    found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 64").fetchall()
-    expected = {("table", name, name, statement) for name, statement in TABLES.items()}
-    if set(found) != expected or len(found) != len(expected):
-        strange = next((f"the {kind} {printable(str(name))}" for kind, name, table, sql in found
-                        if (kind, name, table, sql) not in expected), "a table that is missing")  # fmt: skip
-        raise DumpError(f"its schema is not that of a history: {strange}")
 
 
 def _types(column: str, kind: type) -> str:
     """Returns SQLite's types of the values that a column may have."""
     if kind is str:
         return "'text', 'null'"
+    if kind is bytes:
+        return "'blob'"
     return "'integer', 'null'" if column in _INTEGERS else "'integer', 'real', 'null'"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gradscope import naming
+from gradscope.history.value_histograms import ValueHistogram
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +65,14 @@ class StepRecord:
     Attributes:
         numbers: The columns of `schema.STEPS`; those that are missing become NULL.
         stats: The columns of `schema.STATS` by the tensor's key, likewise.
+        unchanged: Whether the step left a trained parameter as it was, by name, as far as that is known; the rules of
+            alarms read it, and no table has it.
+        histograms: The histogram of each tensor by its key, where they are recorded.
     """
 
     numbers: Mapping[str, float | int | None]
     stats: Mapping[str, Mapping[str, float | int | None]] = field(
         default_factory=dict[str, Mapping[str, float | int | None]]
     )
+    unchanged: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    histograms: Mapping[str, ValueHistogram] = field(default_factory=dict[str, ValueHistogram])

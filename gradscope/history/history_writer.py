@@ -54,13 +54,26 @@ class HistoryWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._end()
+
+    def close(self) -> None:
+        """Waits until every step is on the disk, and makes the history one file.
+
+        Raises:
+            MachineError: The disk is full or fails.
+        """
         try:
-            if error is None:
-                self.flush()
-                self._done(self._to_one_file)
+            self.flush()
+            self._done(self._to_one_file)
         finally:
-            self._pool.submit(self._connection.close).result()
-            self._pool.shutdown()
+            self._end()
+
+    def _end(self) -> None:
+        self._pool.submit(self._connection.close).result()
+        self._pool.shutdown()
 
     def describe(self, facts: Mapping[str, str], tensors: Iterable[TensorRow] = ()) -> None:
         """Writes facts about the run, and the tensors that it observes; earlier ones of the same names are replaced.
@@ -70,11 +83,12 @@ class HistoryWriter:
         """
         self._done(self._describe, dict(facts), list(tensors))
 
-    def write(self, record: Callable[[], StepRecord]) -> None:
+    def write(self, record: Callable[[], StepRecord | None]) -> None:
         """Writes a step soon.
 
         Args:
-            record: Returns its numbers. It is called in the writer's thread, and may wait for the device there.
+            record: Returns its numbers, or None where nothing is to be written. It is called in the writer's thread,
+                and may wait for the device there.
 
         Raises:
             MachineError: The disk is full or fails, now or when an earlier step was written.
@@ -89,7 +103,16 @@ class HistoryWriter:
         Raises:
             MachineError: The disk is full or fails.
         """
+        self.flush()
         self._done(self._alarm, alarm)
+
+    def release(self, folder: str) -> None:
+        """Writes that the folder of an alarm is no longer there.
+
+        Raises:
+            MachineError: The disk is full or fails.
+        """
+        self._done(self._release, folder)
 
     def forget(self, from_step: int) -> None:
         """Removes what was written of a step and of all later ones.
@@ -170,19 +193,27 @@ class HistoryWriter:
                 row = (number, tensor.family, tensor.name, shape, tensor.dtype, tensor.layer, tensor.source)
                 connection.execute("INSERT OR REPLACE INTO tensors VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
-    def _write(self, record: Callable[[], StepRecord]) -> None:
+    def _write(self, record: Callable[[], StepRecord | None]) -> None:
         made = record()
+        if made is None:
+            return
         step = made.numbers["step"]
         rows = ((step, self._ids[key], *map(stats.get, STATS)) for key, stats in made.stats.items())
         with _transaction(self._connection) as connection:
             connection.execute(_insertion("steps", len(STEPS)), tuple(map(made.numbers.get, STEPS)))
             connection.executemany(_insertion("stats", len(STATS) + 2), rows)
+            blobs = ((step, self._ids[key], each.to_bytes()) for key, each in made.histograms.items())
+            connection.executemany(_insertion("histograms", 3), blobs)
 
     def _alarm(self, alarm: Alarm) -> None:
         tensor = None if alarm.key is None else self._ids.get(alarm.key)
         row = (alarm.step, alarm.rule, tensor, alarm.value, alarm.limit, alarm.why, alarm.folder)
         with _transaction(self._connection) as connection:
             connection.execute(_insertion("alarms", len(row)), row)
+
+    def _release(self, folder: str) -> None:
+        with _transaction(self._connection) as connection:
+            connection.execute("UPDATE alarms SET folder = NULL WHERE folder = ?", (folder,))
 
 
 def _insertion(table: str, columns: int) -> str:

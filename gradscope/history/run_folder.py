@@ -16,8 +16,14 @@ from gradscope.naming import printable
 
 HISTORY: Final = "history.sqlite"
 
+#: What an alarm saves: the state before the step, its batch, a dump of it, and the alarm itself.
+ALARM_FILES: Final = ("state.npz", "batch.npz", "dump.npz", "alarm.json")
+#: How the names of TensorBoard's event files begin.
+_EVENTS: Final = "events.out.tfevents."
+
 _LOCK: Final = ".lock"
 _STATE: Final = re.compile(r"state-(\d{6,})\.npz")
+_STEP: Final = re.compile(r"step-(\d{6,})\.npz")
 _ALARM: Final = re.compile(r"alarm-(\d{6,})")
 _COMPANIONS: Final = ("-wal", "-shm", "-journal")
 
@@ -39,10 +45,30 @@ def alarm_path(folder: Path, step: int) -> Path:
     return folder / f"alarm-{step:06}"
 
 
+def dump_path(folder: Path, step: int) -> Path:
+    """Returns the path of the dump of a step."""
+    return folder / f"step-{step:06}.npz"
+
+
 def states_in(folder: Path) -> dict[int, Path]:
     """Returns the checkpoints of a run by the number of steps before them, in order."""
     found = ((_STATE.fullmatch(path.name), path) for path in folder.iterdir())
     return dict(sorted((int(match[1]), path) for match, path in found if match is not None))
+
+
+def written_at(folder: Path) -> tuple[tuple[int, int], ...]:
+    """Returns sizes and times of the files of a history, which change when it is written."""
+    found: list[tuple[int, int]] = []
+    for suffix in ("", "-wal", "-journal"):  # readers change the shared memory, too
+        with suppress(OSError):
+            facts = (folder / f"{HISTORY}{suffix}").stat()
+            found.append((facts.st_size, facts.st_mtime_ns))
+    return tuple(found)
+
+
+def event_files_in(folder: Path) -> list[Path]:
+    """Returns TensorBoard's event files in a folder."""
+    return sorted(folder.glob(f"{_EVENTS}*"))
 
 
 class RunFolder:
@@ -90,14 +116,14 @@ class RunFolder:
         return sorted(path.name for path in self.path.iterdir() if not _is_part(path.name))
 
     def clear(self) -> None:
-        """Removes the history and the checkpoints of a run, and nothing else.
+        """Removes the history, the checkpoints and the event files of a run, and nothing else.
 
         Raises:
             MachineError: They cannot be removed.
         """
         with machine_errors("remove", self.path):
             # The history last: without it the folder is no run, and nothing would remove the rest.
-            for path in states_in(self.path).values():
+            for path in (*states_in(self.path).values(), *event_files_in(self.path)):
                 path.unlink()
             for suffix in (*_COMPANIONS, ""):
                 (self.path / f"{HISTORY}{suffix}").unlink(missing_ok=True)
@@ -112,7 +138,27 @@ class RunFolder:
             for path in list(states_in(self.path).values())[:-number]:
                 path.unlink()
 
+    def keep_alarms(self, number: int) -> list[str]:
+        """Removes the folders that alarms saved, but for the last so many; returns the names of those removed.
+
+        Raises:
+            MachineError: One cannot be removed.
+        """
+        folders = sorted((int(match[1]), path) for path in self.path.iterdir()
+                         if (match := _ALARM.fullmatch(path.name)) is not None)  # fmt: skip
+        removed = [path for _, path in folders[: max(len(folders) - number, 0)]]
+        with machine_errors("remove a folder in", self.path):
+            for path in removed:
+                for name in ALARM_FILES:
+                    (path / name).unlink(missing_ok=True)
+                path.rmdir()
+        return [path.name for path in removed]
+
 
 def _is_part(name: str) -> bool:
     known = {_LOCK, HISTORY, *(f"{HISTORY}{suffix}" for suffix in _COMPANIONS)}
-    return name in known or name.startswith(".gradscope-") or bool(_STATE.fullmatch(name) or _ALARM.fullmatch(name))
+    return (
+        name in known
+        or name.startswith((".gradscope-", _EVENTS))
+        or any(kind.fullmatch(name) for kind in (_STATE, _STEP, _ALARM))
+    )

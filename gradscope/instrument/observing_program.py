@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -102,6 +102,24 @@ def observing_program(trace: Trace, plan: Plan) -> tuple[Program, Reached]:
         return Observed(loss, auxiliary, captured, arrived, gradients)
 
     return program, reached
+
+
+def observing_values(trace: Trace, plan: Plan) -> Callable[[Sequence[Any]], dict[int, Any]]:
+    """Returns the program that runs a traced loss forward only, and returns its observed values by site number.
+
+    Args:
+        trace: The loss.
+        plan: What to observe; no gradients, and no values in place of computed ones.
+    """
+
+    def program(arguments: Sequence[Any], /) -> dict[int, Any]:
+        known = [
+            _zeros(leaf) if value is None else value for leaf, value in zip(trace.arguments, arguments, strict=True)
+        ]
+        context = Context(plan=plan, rules=RULES, axes=varying_axes(known))
+        return interpret(context, trace.jaxpr, trace.constants, known)[1].values
+
+    return program
 
 
 def _outputs(trace: Trace, plan: Plan) -> Sequence[bool]:

@@ -34,7 +34,7 @@ from gradscope.naming.families import (
 from gradscope.naming.one_or_many import as_tuple
 from gradscope.naming.paths import IterationIndex, LayerPath
 from gradscope.naming.patterns import Selection
-from gradscope.naming.printable import printable
+from gradscope.naming.printable import printable, spreadsheet_text
 
 __all__ = [
     "ACTIVATION",
@@ -64,6 +64,7 @@ __all__ = [
     "key_of",
     "printable",
     "split_key",
+    "spreadsheet_text",
     "subject_family",
     "value_family",
 ]

@@ -1,13 +1,17 @@
-"""`printable` escapes the characters of a name that a terminal would interpret."""
+"""Names from strangers as text: `printable` for a terminal, `spreadsheet_text` for a spreadsheet, too."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import Final
 
 #: Unicode categories that a terminal interprets or cannot encode: control, format (including bidi marks), surrogate,
 #: line and paragraph separators.
 _UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+#: The start of a cell that a spreadsheet would run as a formula; it takes one with an apostrophe in front as text.
+_FORMULA: Final = re.compile(r"[=@\t\r]|[+-](?![\d.])")
 
 
 def printable(name: str) -> str:
@@ -18,6 +22,16 @@ def printable(name: str) -> str:
     if name.isascii() and name.isprintable():
         return name
     return "".join(_escaped(char) if unicodedata.category(char) in _UNSAFE else char for char in name)
+
+
+def spreadsheet_text(text: str) -> str:
+    """Returns a text as `printable` shows it, after an apostrophe where a spreadsheet would take it for a formula.
+
+    References:
+        OWASP, "CSV Injection": the characters that a formula begins with.
+    """
+    shown = printable(text)
+    return f"'{shown}" if _FORMULA.match(text) else shown
 
 
 def _escaped(char: str) -> str:

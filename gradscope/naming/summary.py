@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from gradscope.naming.printable import printable
+from gradscope.naming.small_chart import SmallChart
 
 Cell: TypeAlias = str | int | float | None
 
@@ -28,12 +29,14 @@ class Summary:
         headings: The columns of its table, the first of names.
         rows: The rows; an empty cell is None.
         total: How many rows there are, where not all of them were made; None for as many as given.
+        chart: What HTML shows above the table; None for nothing.
     """
 
     line: str
     headings: tuple[str, ...] = ()
     rows: tuple[tuple[Cell, ...], ...] = ()
     total: int | None = None
+    chart: SmallChart | None = None
 
     @classmethod
     def most(cls) -> int:
@@ -57,7 +60,10 @@ class Summary:
         rows = ("".join(f"<td>{_escaped(_shown(cell))}</td>" for cell in row) for row in self.rows[:_MOST_ROWS])
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>" if self.headings else ""
-        return f"<div><p>{_escaped(self.line)}</p>{table}{''.join(f'<p>{each}</p>' for each in self._more())}</div>"
+        chart = "" if self.chart is None else self.chart.svg()
+        return (
+            f"<div><p>{_escaped(self.line)}</p>{chart}{table}{''.join(f'<p>{each}</p>' for each in self._more())}</div>"
+        )
 
     def _more(self) -> list[str]:
         left_out = (len(self.rows) if self.total is None else self.total) - min(len(self.rows), _MOST_ROWS)

@@ -5,9 +5,11 @@ Data goes through the sub-packages in this order:
 1. `tables`: facts become rows of values, and rows become tables.
 2. `reports`: the result of one command becomes a *report*: `DumpReport`, `TensorReport`, `LedgerReport`,
    `ComparisonReport`, `SeriesReport`, `DifferenceReport`, `IsolationReport`, `InspectionReport`, `ProofReport`,
-   `ExplanationReport`, `RunReport`, `RunTensorReport`. Each can be a document, rows, or JSON.
+   `ExplanationReport`, `RunReport`, `RunTensorReport`, `RunDivergenceReport`,
+   `WatchReport`. Each can be a document, rows, or JSON.
 3. `render`: `to_text`, `to_markdown`, `to_json` and `to_csv` render any report, `to_github` those with annotations.
    `graphs` renders an inspection for graph viewers.
+4. `page`: `dump_page`, `comparison_page` and `run_page` make pages for a browser, and `page_html` the file of one.
 
 Nothing here prints or opens a file. Only names that went through `Screen.show` or an escape of Markdown, JSON, CSV or
 dot leave this package, and in rich they are `Text`, never markup: names come from untrusted files.
@@ -20,8 +22,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gradscope.report.page.comparison_page import Compared, comparison_page
+    from gradscope.report.page.dump_page import dump_page
+    from gradscope.report.page.html_page import page_html
+    from gradscope.report.page.page_parts import PageMaker
+    from gradscope.report.page.run_page import run_page
     from gradscope.report.render.formats import Report, to_csv, to_github, to_json, to_markdown, to_text
     from gradscope.report.render.screen import Screen
+    from gradscope.report.reports.comparing.compared_runs import RunDivergenceReport
     from gradscope.report.reports.comparing.comparison import ComparisonReport
     from gradscope.report.reports.comparing.difference import DifferenceReport
     from gradscope.report.reports.comparing.isolation import IsolationReport
@@ -39,11 +47,13 @@ if TYPE_CHECKING:
         step_report,
         trends_report,
     )
+    from gradscope.report.reports.run_watch import WatchReport, watch_report
     from gradscope.report.reports.tensor import TensorReport, tensor_report
     from gradscope.report.tables.dump_rows import Row, rows_of
     from gradscope.report.tables.query import Query
 
 _HOMES = {
+    "Compared": "page.comparison_page",
     "ComparisonReport": "reports.comparing.comparison",
     "DifferenceReport": "reports.comparing.difference",
     "DumpReport": "reports.dump_report",
@@ -52,19 +62,26 @@ _HOMES = {
     "IsolationReport": "reports.comparing.isolation",
     "LedgerReport": "reports.ledger",
     "ProofReport": "reports.proof",
+    "PageMaker": "page.page_parts",
     "Query": "tables.query",
     "Report": "render.formats",
     "Row": "tables.dump_rows",
+    "RunDivergenceReport": "reports.comparing.compared_runs",
     "RunReport": "reports.run_report",
     "RunTensorReport": "reports.run_report",
     "Screen": "render.screen",
     "SeriesReport": "reports.comparing.series",
     "TensorReport": "reports.tensor",
+    "WatchReport": "reports.run_watch",
     "Which": "reports.run_report",
+    "comparison_page": "page.comparison_page",
+    "dump_page": "page.dump_page",
     "dump_report": "reports.dump_report",
     "explanation_report": "reports.explanation",
     "inspection_report": "reports.inspection",
+    "page_html": "page.html_page",
     "rows_of": "tables.dump_rows",
+    "run_page": "page.run_page",
     "run_tensor_report": "reports.run_report",
     "step_report": "reports.run_report",
     "tensor_report": "reports.tensor",
@@ -74,9 +91,11 @@ _HOMES = {
     "to_markdown": "render.formats",
     "to_text": "render.formats",
     "trends_report": "reports.run_report",
+    "watch_report": "reports.run_watch",
 }
 
 __all__ = [
+    "Compared",
     "ComparisonReport",
     "DifferenceReport",
     "DumpReport",
@@ -84,20 +103,27 @@ __all__ = [
     "InspectionReport",
     "IsolationReport",
     "LedgerReport",
+    "PageMaker",
     "ProofReport",
     "Query",
     "Report",
     "Row",
+    "RunDivergenceReport",
     "RunReport",
     "RunTensorReport",
     "Screen",
     "SeriesReport",
     "TensorReport",
+    "WatchReport",
     "Which",
+    "comparison_page",
+    "dump_page",
     "dump_report",
     "explanation_report",
     "inspection_report",
+    "page_html",
     "rows_of",
+    "run_page",
     "run_tensor_report",
     "step_report",
     "tensor_report",
@@ -107,6 +133,7 @@ __all__ = [
     "to_markdown",
     "to_text",
     "trends_report",
+    "watch_report",
 ]
 
 

@@ -3,13 +3,13 @@
 - `step` defines `train_step`: the gradients are computed, processed and applied, and each stage is observed.
 - `state` defines `TrainState`, what a step turns into its successor, and names the optimizer's variables.
 - `processing` turns gradients into those that the optimizer gets: multiplied, clipped, of the trained parameters.
-- `clip` has the ways to clip gradients, as TensorFlow 1 has them.
-- `optimizers` finds optimizers and schedules of optax by name, and `tensorflow1` defines what optax lacks.
-- `literal_expressions` parses `adam(exponential_decay(0.1, 1000, 0.96))`; nothing in an expression is ever evaluated.
+- `optimizers` finds optimizers, schedules and ways to clip by name, and defines those that optax lacks.
 - `averages` keeps exponential moving averages of parameters.
 - `carrying` hands collections that the loss updates, and random keys, on to the next step.
 - `step_seen` defines `StepSeen`, the observations of one step.
-- `loop` runs steps, records them in a run's history, saves states, and resumes.
+- `recording` turns what a step observed into rows of a run's history.
+- `loop` is the loop of `gradscope train`: it runs steps, records them, saves states, and resumes.
+- `probing` records the steps of a loop that the user wrote.
 
 Vocabulary: a *stage* is one of the values that a step computes for each parameter: its gradient, the gradient as handed
 to the optimizer (*clipped*), the *update* that is added to the parameter. A *slot* is a variable that the optimizer

@@ -15,13 +15,12 @@ import jax.numpy as jnp
 import optax
 
 from gradscope import naming
-from gradscope.capturing.value_and_grad import Signature, observing_value_and_grad
+from gradscope.capturing.value_and_grad import OBSERVERS, Keep, Signature, observing_value_and_grad
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
-from gradscope.instrument.rewriting.core_statistics import core_statistics
 from gradscope.training.averages import MovingAverage
 from gradscope.training.carrying import carried_on
-from gradscope.training.optimizers import Optimizer, parse_clip, parse_optimizer
+from gradscope.training.optimizers.optimizers_by_name import Optimizer, parse_clip, parse_optimizer
 from gradscope.training.processing import Processing, merged
 from gradscope.training.state import TrainState, named_leaves, with_collections, with_params
 from gradscope.training.step_seen import StepSeen
@@ -53,6 +52,7 @@ class TrainStep:
         average: The moving averages to keep; None for none.
         state_updates: Whether collections that the loss returns replace those of the variables.
         spec: The selection that is observed.
+        keep: What is observed of it: statistics, or these with a histogram.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class TrainStep:
         average: MovingAverage | None,
         state_updates: bool,
         spec: CaptureSpec,
+        keep: Keep = "stats",
     ) -> None:
         self._loss = loss
         self._optimizer = optimizer
@@ -71,6 +72,7 @@ class TrainStep:
         self._average = average
         self._state_updates = state_updates
         self._spec = spec
+        self._keep: Keep = keep
         self._families = spec.families | ({naming.SLOT_PREFIX} if spec.families == EVERYTHING else frozenset())
 
     def init(self, variables: Any) -> TrainState:
@@ -100,7 +102,7 @@ class TrainStep:
         seen: Mapping[str, Any] = {}
         if self._spec.families:
             signature = Signature(has_aux=True, allow_int=True)
-            observing = observing_value_and_grad(of_params, signature, self._spec, "stats")
+            observing = observing_value_and_grad(of_params, signature, self._spec, self._keep)
             ((loss, aux), gradients), seen = observing(*arguments)
         else:  # the program that would run without us
             (loss, aux), gradients = jax.value_and_grad(of_params, has_aux=True, allow_int=True)(*arguments)
@@ -182,10 +184,20 @@ class TrainStep:
 
     def unobserved(self) -> TrainStep:
         """Returns the step with the same numbers that observes no tensor."""
-        spec = replace(self._spec, families=frozenset())
+        return self._with(replace(self._spec, families=frozenset()), self._keep)
+
+    def with_histograms(self) -> TrainStep:
+        """Returns the step that also observes the histogram of each tensor."""
+        return self._with(self._spec, "histograms")
+
+    def observe(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns vectors of statistics of those tensors that are to be observed, by key."""
+        return {key: OBSERVERS[self._keep](leaf) for key, leaf in tensors.items() if self._selects(key)}
+
+    def _with(self, spec: CaptureSpec, keep: Keep) -> TrainStep:
         return TrainStep(
             self._loss, self._optimizer, self._processing, average=self._average, state_updates=self._state_updates,
-            spec=spec,
+            spec=spec, keep=keep,
         )  # fmt: skip
 
     def _stages(self, after: TrainState, processed: Any, updates: Any) -> dict[str, Any]:
@@ -197,7 +209,7 @@ class TrainStep:
             naming.key_of(family, name): leaf for family, leaves in by_family.items() for name, leaf in leaves.items()
         }
         tensors |= after.slots() | after.averages()
-        return {key: core_statistics(leaf) for key, leaf in tensors.items() if self._selects(key)}
+        return self.observe(tensors)
 
     def _selects(self, key: str) -> bool:
         family, name = naming.split_key(key)

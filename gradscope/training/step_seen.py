@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from gradscope.capturing.seen import CoreStatistics
-from gradscope.errors import MissingKeyError
+from gradscope.errors import MissingKeyError, UsageError
+from gradscope.instrument.rewriting.core_columns import scalars_of
 from gradscope.naming import printable, split_key
 from gradscope.naming.patterns import nearest_hint
 from gradscope.naming.summary import Summary
@@ -74,6 +75,26 @@ class StepSeen(Mapping[str, CoreStatistics]):
     def grad_norm(self) -> Any:
         """The l2 norm of the gradients of all trained parameters together, as differentiated."""
         return self.numbers["grad_norm"]
+
+    def scalars(self, columns: Sequence[str] = ("l2", "rms")) -> dict[str, float]:
+        """Returns the numbers of the step and the statistics as a flat dictionary of floats, for wandb and the like.
+
+        It waits for the step, once for all of it.
+
+        Args:
+            columns: The statistics: `l2`, `rms`, `mean`, `std`, `amax`, `zeros`, `nan`, `inf`.
+
+        Returns:
+            `loss`, `grad_norm`, ..., and the statistics by key and column, `update/head/kernel/l2`; those that a tensor
+            without a finite element lacks are left out.
+
+        Raises:
+            UsageError: There is no such statistic, or these are observations of several steps.
+        """
+        if jnp.ndim(self.loss):
+            raise UsageError("these are observations of several steps, and a tracker takes those of one")
+        numbers = {name: float(value) for name, value in jax.device_get(self.numbers).items()}
+        return {**numbers, **scalars_of(self, columns)}
 
     def __repr__(self) -> str:
         return self.summary().one_line("StepSeen")

@@ -12,6 +12,7 @@ from gradscope.arrays.histograms import UNDERFLOW_LIMITS
 from gradscope.comparison import default_tolerances, precision
 from gradscope.comparison.metrics.metrics import METRICS
 from gradscope.comparison.pairing.matching import PASSES
+from gradscope.dump.manifest.zero_reasons import ZERO_REASONS
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
 from gradscope.naming.families import MEANINGS
 from gradscope.stats import RULES, Thresholds
@@ -58,6 +59,12 @@ def findings_table() -> str:
     return table(["rule", "what it finds", "formula", "thresholds", "what to do"], rows)
 
 
+def zero_reasons_table() -> str:
+    """The reasons why a gradient is zero or cut off."""
+    rows = ((each.name, each.sentence, each.remedy) for each in ZERO_REASONS)
+    return table(["reason", "what it says", "what to do"], list(rows))
+
+
 def tolerances_table() -> str:
     names = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn")
     rows = []
@@ -91,6 +98,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "underflow": underflow_table,
     "saturation": saturation_table,
     "families": families_table,
+    "zero-reasons": zero_reasons_table,
     "findings": findings_table,
     "passes": passes_table,
     "tolerances": tolerances_table,

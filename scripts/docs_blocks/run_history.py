@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from gradscope.history.alarms.alarm_rules import RULES
 from gradscope.history.schema import STATS, STEPS, TABLES
 from scripts.docs_blocks.markdown import code, table
 
@@ -19,4 +20,11 @@ def _columns(name: str, columns: dict[str, tuple[str, str]]) -> str:
     return f"{table([f'column of `{name}`', 'unit', 'meaning'], rows)}"
 
 
-BLOCKS: Final[dict[str, Callable[[], str]]] = {"history": history}
+def alarms() -> str:
+    """Returns the table of the rules that raise alarms."""
+    return table(
+        ("alarm", "what is wrong", "rule"), [(f"`{each.name}`", each.sentence, each.formula) for each in RULES]
+    )
+
+
+BLOCKS: Final[dict[str, Callable[[], str]]] = {"history": history, "alarms": alarms}

@@ -107,6 +107,10 @@ def _distance() -> Run:
     return Run(loss, nets.chain(2), {"x": nets.points()["x"]})
 
 
+def _diagonal(instead: float) -> Callable[[Any], Any]:
+    return lambda scores: jnp.where(jnp.eye(scores.shape[-1], dtype=bool), scores, instead)
+
+
 def _fault(name: str, planted: str, rules: str, layers: str, run: Callable[[], Run]) -> Fault:
     return Fault(name, planted, tuple(rules.split("|")), layers, run)
 
@@ -134,6 +138,10 @@ FAULTS = (
     _fault("mask-attention", "a row of attention is masked throughout by -inf", "nonfinite", "softmax|scores",
            lambda: Run(nets.attention_loss(mask=lambda scores: scores.at[0, 0].set(-jnp.inf)),
                        nets.attention(), nets.tokens())),
+    _fault("mask-diagonal", "a mask by -1e9 leaves each position itself alone", "zero-grad", "softmax|scores",
+           lambda: Run(nets.attention_loss(mask=_diagonal(-1e9)), nets.attention(), nets.tokens())),
+    _fault("mask-diagonal-inf", "a mask by -inf leaves each position itself alone", "zero-grad", "softmax|scores",
+           lambda: Run(nets.attention_loss(mask=_diagonal(-float("inf"))), nets.attention(), nets.tokens())),
     _fault("label-shift", "labels start at 1", "nonfinite", "loss", lambda: _labels(nets.points()["y"] + 1)),
     _fault("input-inf", "an input is infinite", "nonfinite", "x", lambda: _spoiled(float("inf"))),
     _fault("input-nan", "an input is NaN", "nonfinite", "x", lambda: _spoiled(float("nan"))),

@@ -130,6 +130,12 @@ def _recurrence(gain: float, length: int, activation: Any) -> Run:
     return Run(nets.recurrent_loss(activation), nets.recurrent(gain=gain), nets.sequences(length))
 
 
+def _silent_norm() -> Run:
+    params = nets.residual(3, normed=True)
+    params["block1"]["norm"] = jax.tree.map(jnp.zeros_like, params["block1"]["norm"])
+    return Run(nets.residual_loss, params, nets.points())
+
+
 def _signs(width: int) -> Any:
     return 25.0 * jnp.sign(jax.random.normal(nets.key(8), (width,)))
 
@@ -174,8 +180,11 @@ FAULTS = (
            lambda: Run(nets.residual_loss, nets.residual(24), nets.points())),
     _fault("recurrence-vanishing", "a tanh recurrence of gain 0.6 over 30 steps", "vanishing", r"cell(?:\[[0-4]\])?.*",
            lambda: _recurrence(0.6, 30, jnp.tanh)),
+    _fault("recurrence-usual", "a tanh recurrence of gain 1 over 20 steps", "vanishing", r"cell(?:\[[0-4]\])?.*",
+           lambda: _recurrence(1.0, 20, jnp.tanh)),
     _fault("recurrence-exploding", "a linear recurrence of gain 1.5 over 30 steps", "exploding",
            r"cell(?:\[\d+\])?.*", lambda: _recurrence(1.5, 30, lambda x: x)),
+    _fault("norm-gain-zero", "the gain of a normalisation before a ReLU is zero", "init", "block1/norm", _silent_norm),
     _fault("dead-one", "the bias of dense1 is -20", "dead", "dense1|act1",
            lambda: _chain(_biased(nets.chain(4), "dense1", -20.0))),
     _fault("dead-most", "dense1's bias is -20 in 29 of 32 units", "dead", "dense1|act1",

@@ -12,7 +12,7 @@ from jax import lax
 
 from findings_bench import nets
 from findings_bench.cases import Fault, Run, trained
-from findings_bench.held_out_healthy import (
+from findings_bench.held_out_models import (
     dense_blocks,
     dense_blocks_params,
     experts,

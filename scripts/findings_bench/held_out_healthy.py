@@ -14,15 +14,25 @@ from jax import lax
 from findings_bench import nets
 from findings_bench.cases import Healthy, Run
 from findings_bench.healthy_plain import prepared
+from findings_bench.held_out_models import (
+    dense_blocks,
+    dense_blocks_params,
+    experts,
+    experts_params,
+    gated_unit,
+    gated_unit_params,
+    ids,
+    layers,
+    policy,
+    policy_params,
+    u_net,
+    u_net_params,
+)  # fmt: skip
 from findings_bench.nets import Tree
 
 
 def _points(seed: int) -> Tree:
     return nets.points(24, seed=seed)
-
-
-def _layers(sizes: dict[str, tuple[int, ...]], gain: float = 1.0) -> Tree:
-    return {name: nets.layer(n, shape, gain) for n, (name, shape) in enumerate(sizes.items())}
 
 
 def _periodic(params: Tree, batch: Tree) -> Any:
@@ -36,46 +46,12 @@ def _periodic(params: Tree, batch: Tree) -> Any:
 
 
 def _periodic_params() -> Tree:
-    params = _layers({"first": (2, 32), "second": (32, 32), "third": (32, 32), "out": (32, 1)})
+    params = layers({"first": (2, 32), "second": (32, 32), "third": (32, 32), "out": (32, 1)})
     bounds = {"first": 1 / 2, "second": math.sqrt(6 / 32) / 30, "third": math.sqrt(6 / 32) / 30, "out": 0.07}
     for n, (name, bound) in enumerate(bounds.items()):
         shape = params[name]["kernel"].shape
         params[name]["kernel"] = jax.random.uniform(nets.key(n), shape, minval=-bound, maxval=bound)
     return params
-
-
-def gated_unit(params: Tree, batch: Tree) -> Any:
-    """Predicts tokens with RMS norms and gated units, as LLaMA does."""
-    with jax.named_scope("embed"):
-        x = params["embed"]["table"][batch["ids"]]
-    for n in range(4):
-        block = params[f"block{n}"]
-        with jax.named_scope(f"block{n}"):
-            with jax.named_scope("norm"):
-                y = x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6) * block["norm"]["scale"]
-            gate = nets.named("silu", jax.nn.silu, nets.dense(block, "gate", y))
-            with jax.named_scope("product"):
-                y = gate * nets.dense(block, "up", y)
-            y = nets.dense(block, "down", y)
-            with jax.named_scope("add"):
-                x = x + y
-    return nets.cross_entropy(nets.dense(params, "head", x), batch["ids"])
-
-
-def gated_unit_params() -> Tree:
-    params: Tree = {
-        "embed": {"table": 0.02 * jax.random.normal(nets.key(40), (50, 32))},
-        "head": nets.layer(41, (32, 50), 0.1),
-    }
-    for n in range(4):
-        gate, up = nets.layer(3 * n, (32, 64), 0.11), nets.layer(3 * n + 1, (32, 64), 0.11)
-        down = nets.layer(3 * n + 2, (64, 32), 0.16)
-        params[f"block{n}"] = {"norm": {"scale": jnp.ones(32)}, "gate": gate, "up": up, "down": down}
-    return params
-
-
-def ids(seed: int) -> Tree:
-    return {"ids": jax.random.randint(nets.key(seed), (4, 10), 0, 50)}
 
 
 def _critic(params: Tree, batch: Tree) -> Any:
@@ -119,7 +95,7 @@ def _quantised(params: Tree, batch: Tree) -> Any:
 
 def _quantised_params() -> Tree:
     return {
-        **_layers({"encoder": (16, 4), "decoder": (4, 16)}),
+        **layers({"encoder": (16, 4), "decoder": (4, 16)}),
         "codes": {"table": jax.random.normal(nets.key(9), (8, 4))},
     }
 
@@ -146,81 +122,6 @@ def _adapter_params() -> Tree:
     return params
 
 
-def dense_blocks(params: Tree, batch: Tree) -> Any:
-    """Concatenates all earlier features, as DenseNet does."""
-    x = batch["x"]
-    for n in range(6):
-        new = nets.named(f"relu{n}", jax.nn.relu, nets.conv(params, f"conv{n}", x))
-        with jax.named_scope(f"join{n}"):
-            x = jnp.concatenate([x, new], -1)
-    with jax.named_scope("pool"):
-        x = x.mean((1, 2))
-    return nets.cross_entropy(nets.dense(params, "head", x), batch["y"])
-
-
-def dense_blocks_params() -> Tree:
-    params = {f"conv{n}": nets.layer(n, (3, 3, 3 + 4 * n, 4), math.sqrt(2)) for n in range(6)}
-    return {**params, "head": nets.layer(9, (27, nets.CLASSES))}
-
-
-def u_net(params: Tree, batch: Tree) -> Any:
-    """Predicts noise at the input's resolution, by way of lower ones."""
-    x = nets.named("silu0", jax.nn.silu, nets.conv(params, "in", batch["x"]))
-    low = nets.named("silu1", jax.nn.silu, nets.conv(params, "down", x, 2))
-    low = nets.named("silu2", jax.nn.silu, nets.conv(params, "middle", low))
-    with jax.named_scope("upsample"):
-        high = jnp.repeat(jnp.repeat(low, 2, 1), 2, 2)
-    with jax.named_scope("join"):
-        x = jnp.concatenate([x, high], -1)
-    out = nets.conv(params, "out", nets.named("silu3", jax.nn.silu, nets.conv(params, "up", x)))
-    with jax.named_scope("loss"):
-        return jnp.square(out - batch["x"]).mean()
-
-
-def u_net_params() -> Tree:
-    sizes = {
-        "in": (3, 3, 3, 8),
-        "down": (3, 3, 8, 16),
-        "middle": (3, 3, 16, 16),
-        "up": (3, 3, 24, 8),
-        "out": (3, 3, 8, 3),
-    }
-    params = _layers(sizes, 1.4)
-    return {**params, "out": jax.tree.map(jnp.zeros_like, params["out"])}
-
-
-def experts(params: Tree, batch: Tree) -> Any:
-    """Weights four experts by a softmax."""
-    gates = nets.named("gates", jax.nn.softmax, nets.dense(params, "router", batch["x"]))
-    outs = jnp.stack(
-        [nets.named(f"act{n}", jnp.tanh, nets.dense(params, f"expert{n}", batch["x"])) for n in range(4)], 1
-    )
-    with jax.named_scope("mix"):
-        x = jnp.einsum("ne,ned->nd", gates, outs)
-    return nets.cross_entropy(nets.dense(params, "head", x), batch["y"])
-
-
-def experts_params() -> Tree:
-    return _layers({"router": (16, 4), **{f"expert{n}": (16, 32) for n in range(4)}, "head": (32, nets.CLASSES)})
-
-
-def policy(params: Tree, batch: Tree) -> Any:
-    """Has a policy whose last layer is 100 times smaller than usual, and a value; both share two layers."""
-    x = nets.named("tanh0", jnp.tanh, nets.dense(params, "dense0", batch["x"]))
-    x = nets.named("tanh1", jnp.tanh, nets.dense(params, "dense1", x))
-    value = nets.dense(params, "value", x)
-    with jax.named_scope("value_loss"):
-        error = jnp.square(value[:, 0] - batch["x"][:, 0]).mean()
-    return nets.cross_entropy(nets.dense(params, "policy", x), batch["y"]) + error
-
-
-def policy_params() -> Tree:
-    params = _layers(
-        {"dense0": (16, 32), "dense1": (32, 32), "value": (32, 1), "policy": (32, nets.CLASSES)}, math.sqrt(2)
-    )
-    return {**params, "policy": nets.layer(3, (32, nets.CLASSES), 0.01)}
-
-
 def _binary(params: Tree, batch: Tree) -> Any:
     """Classifies with a sigmoid and binary cross-entropy, inputs of which are all padding in half of the positions."""
     with jax.named_scope("embed"):
@@ -243,7 +144,7 @@ def _padded(seed: int) -> Tree:
 def _binary_params() -> Tree:
     return {
         "embed": {"table": 0.05 * jax.random.normal(nets.key(3), (20, 16))},
-        **_layers({"dense0": (16, 32), "head": (32, 1)}),
+        **layers({"dense0": (16, 32), "head": (32, 1)}),
     }
 
 
@@ -318,7 +219,7 @@ def _branches(params: Tree, batch: Tree) -> Any:
 
 def _branches_params() -> Tree:
     blocks = {f"block{n}": {"inner": nets.layer(n, (32, 32)), "outer": jnp.zeros((32, 32))} for n in range(4)}
-    return {**_layers({"stem": (16, 32), "head": (32, nets.CLASSES)}), **blocks}
+    return {**layers({"stem": (16, 32), "head": (32, nets.CLASSES)}), **blocks}
 
 
 def _frozen(params: Tree, batch: Tree) -> Any:
@@ -329,7 +230,7 @@ def _frozen(params: Tree, batch: Tree) -> Any:
 
 
 def _frozen_params() -> Tree:
-    return {"trunk": _layers({"first": (16, 32), "second": (32, 32)}), **_layers({"head": (32, nets.CLASSES)})}
+    return {"trunk": layers({"first": (16, 32), "second": (32, 32)}), **layers({"head": (32, nets.CLASSES)})}
 
 
 def _case(name: str, loss: Callable[[Any, Any], Any], params: Callable[[], Any], batch: Callable[[int], Any] = _points,
@@ -363,7 +264,7 @@ HEALTHY = (
           steps=50, rate=0.01, sgd=True),
     _case("self-normalising chain of 12", _self_normalising, lambda: nets.chain(12, gain=1.0)),
     _case("integrated vector field", _solver,
-          lambda: _layers({"field1": (16, 32), "field2": (32, 16), "head": (16, nets.CLASSES)})),
+          lambda: layers({"field1": (16, 32), "field2": (32, 16), "head": (16, nets.CLASSES)})),
     _case("inputs rescaled inside", _normalised_input, lambda: nets.convnet(4), lambda s: nets.images(4, seed=s)),
     _case("chain of 12, He, batch 2", nets.chain_loss(), lambda: nets.chain(12), lambda s: nets.points(2, seed=s)),
     _case("wide chain to a narrow code and back", nets.chain_loss(), _funnel),

@@ -16,7 +16,7 @@ from reading_bench.cases import Case, cases
 _HEAD = """# The bench of reading
 
 `scripts/bench reading` measures the commands that read dumps, and those that read nothing; it writes this page.
-`--quick` measures small files once more and writes nothing; `--json FILE` writes the figures for a program. A figure is
+`--quick` measures small files and writes nothing; `--json` prints the figures for a program. A figure is
 a ratio where it has a unit of comparison, else seconds of one core; repetitions of a command and of what it is compared
 with alternate.
 
@@ -55,9 +55,9 @@ def measured(folder: Path, run: Callable[[list[str], str], Cost], *, quick: bool
     return [_figure(case, folder, run, 2 if quick else 3) for case in cases(folder, quick=quick)]
 
 
-def write_json(path: Path, figures: Sequence[Figure]) -> None:
-    """Writes the figures, and what they were measured with."""
-    path.write_text(json.dumps({**_machine(), "figures": [asdict(each) for each in figures]}, indent=2) + "\n")
+def json_text(figures: Sequence[Figure]) -> str:
+    """Returns the figures, and what they were measured with, as JSON."""
+    return json.dumps({**_machine(), "figures": [asdict(each) for each in figures]}, indent=2)
 
 
 def write_page(path: Path, figures: Sequence[Figure]) -> None:

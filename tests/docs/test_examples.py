@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
+
+import gradscope as gs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -76,3 +81,32 @@ def test_the_hunt_finds_the_line_and_the_repair_holds(tmp_path: Path) -> None:
     assert f"origin: distance/sqrt (nan_hunt.py:{number}) " in done.stdout
     assert "repair: use where twice" in done.stdout
     assert done.stdout.endswith("repaired: findings none\n")
+
+
+@pytest.mark.parametrize(
+    ("loop", "needs", "tensor"),
+    [
+        ("plain_optax", "optax", "slot/nu/hidden"),
+        ("flax_train_state", "flax", "update/hidden/kernel"),
+        ("nnx_module", "flax", "slot/mu/head/bias"),
+        ("equinox_module", "equinox", "update/layers/0/weight"),
+        ("scan_over_steps", "optax", "activation_grad/hidden"),
+    ],
+)
+def test_a_loop_with_three_changed_lines_is_recorded(
+    loop: str, needs: str, tensor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in ("optax", needs):
+        pytest.importorskip(each, reason=f"{each} is absent: the example {loop} was NOT run")
+    file = EXAMPLES / "loops" / f"{loop}.py"
+    monkeypatch.setattr(sys, "argv", [str(file)])
+    # In this process: five of their own would take longer to start than the loops.
+    with contextlib.chdir(tmp_path), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        runpy.run_path(str(file), run_name="__main__")
+    every = 1 if loop == "scan_over_steps" else 5
+    with gs.load(tmp_path / "run") as run:
+        assert run.steps["step"].tolist() == list(range(0, 20, every))
+        assert run.steps["loss"][-1] < run.steps["loss"][0]
+        assert (run.series(tensor, "l2") > 0).all()
+    marked = [line for line in file.read_text().splitlines() if "  # 1" in line or "  # 2" in line or "  # 3" in line]
+    assert len(marked) == 3

@@ -39,7 +39,12 @@ def test_the_wheel_holds_the_package_and_the_zoo_and_nothing_else(wheel: Path) -
     names = set(zipfile.ZipFile(wheel).namelist())
     zoo = {path.name for path in (ROOT / "models").glob("*.py")}
     assert {f"gradscope/models/{name}" for name in zoo} <= names
-    assert {"gradscope/cli/main.py", "gradscope/py.typed"} <= names
+    assert {
+        "gradscope/cli/main.py",
+        "gradscope/py.typed",
+        "gradscope/report/page/script/page.js",
+        "gradscope/report/page/uplot/LICENSE",
+    } <= names
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"gradscope", "gradscope_jax"}
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
 

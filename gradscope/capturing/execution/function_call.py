@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from gradscope import naming
+from gradscope.errors import ModelError
 from gradscope.frameworks.modules.tree_names import tree_paths
 from gradscope.naming.paths import unique_names
 from gradscope.naming.wording import counted
@@ -102,6 +103,23 @@ class Call:
         return jax.tree_util.tree_unflatten(
             tree, [next(replaced) if self._is_traced(leaf) else leaf for leaf in leaves]
         )
+
+
+def loss_of(call: Call, *, has_aux: bool) -> Callable[[Any, Any], Any]:
+    """Returns a call as the loss of a model, without the auxiliary outputs that JAX cannot trace."""
+
+    def loss(variables: Any, batch: Any) -> Any:
+        out = call.loss(variables, batch)
+        if not (isinstance(out, tuple | list) and len(out) == 2):
+            if has_aux:
+                raise ModelError(
+                    f"with has_aux=True the function must return a pair (loss, aux), and returned {type(out).__name__}"
+                )
+            return out
+        value, aux = out
+        return value, jax.tree_util.tree_map(lambda leaf: leaf if is_traceable(leaf) else None, aux)
+
+    return loss
 
 
 def indices(argnums: SupportsIndex | Iterable[SupportsIndex]) -> int | tuple[int, ...]:

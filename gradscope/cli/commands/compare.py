@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
@@ -10,118 +9,24 @@ import typer
 
 from gradscope.cli.blas import keep_single_threaded
 from gradscope.cli.options import shared as options
+from gradscope.cli.options.judge_options import JudgeOptions
 from gradscope.cli.options.report_options import FormatOptions, NameOptions
 
 if TYPE_CHECKING:
-    from gradscope.comparison import CompareOptions, Comparison, MapRule, ToleranceRule
+    from collections.abc import Mapping, Sequence
+
+    from gradscope.comparison import CompareOptions, Comparison
+    from gradscope.comparison.diagnosis.run_divergence import RunDivergence
     from gradscope.comparison.isolation import Isolation
     from gradscope.comparison.result import Series
-    from gradscope.naming import Selection
     from gradscope.report import Report
-
-_JUDGING = "How strictly"
-_PAIRING = "What is compared with what"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeOptions:
-    """`JudgeOptions` state which tensors are compared with each other, and how strictly."""
-
-    tol: Annotated[
-        list[str],
-        typer.Option(
-            metavar="[REGEX=]EXPR",
-            help="A limit on rel_l2, or 'rel_l2 < 1e-4 and max_abs < 1'; the first whose REGEX matches counts. "
-            "Repeatable.",
-            rich_help_panel=_JUDGING,
-        ),
-    ] = field(default_factory=list[str])
-    tol_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Further rules, one on each line, that follow those of --tol.",
-            rich_help_panel=_JUDGING,
-        ),
-    ] = None
-    rtol: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0, help="Judge as numpy.allclose does, with this relative tolerance (1e-5).", rich_help_panel=_JUDGING
-        ),
-    ] = None
-    atol: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0, help="Judge as numpy.allclose does, with this absolute tolerance (1e-8).", rich_help_panel=_JUDGING
-        ),
-    ] = None
-    cand_dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--as",
-            metavar="DTYPE",
-            help="Judge the candidate as computed in this dtype, bfloat16 or float16, where its dump does not show it.",
-            rich_help_panel=_JUDGING,
-        ),
-    ] = None
-    bitwise: Annotated[
-        bool, typer.Option("--bitwise", help="Only equal bytes are the same.", rich_help_panel=_JUDGING)
-    ] = False
-    allow_missing: Annotated[
-        list[str],
-        typer.Option(
-            metavar="REGEX", help="Names on one side only that do not count. Repeatable.", rich_help_panel=_JUDGING
-        ),
-    ] = field(default_factory=list[str])
-    map_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--map",
-            metavar="FILE",
-            help="Rules in TOML that map the candidate's tensors to the reference's.",
-            rich_help_panel=_PAIRING,
-        ),
-    ] = None
-    write_map: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Save the pairs that were found as rules for --map.", rich_help_panel=_PAIRING
-        ),
-    ] = None
-
-    def options(self, selection: Selection) -> CompareOptions:
-        """Returns these options for a comparison of some names.
-
-        Args:
-            selection: The names.
-
-        Returns:
-            The options of the comparison.
-
-        Raises:
-            UsageError: A rule is not of its form.
-            DumpError: A file of rules cannot be read.
-        """
-        from gradscope.comparison import CompareOptions
-
-        return CompareOptions(
-            selection=selection,
-            map_rules=() if self.map_file is None else _map_rules(self.map_file),
-            allow_missing=tuple(self.allow_missing),
-            rules=_rules(self.tol, self.tol_file),
-            bitwise=self.bitwise,
-            cand_dtype=self.cand_dtype,
-            rtol=self.rtol,
-            atol=self.atol,
-        )
 
 
 def compare(
-    ref: Annotated[Path, typer.Argument(metavar="REF", help="The reference: a dump, or a folder of steps.")],
+    ref: Annotated[Path, typer.Argument(metavar="REF", help="The reference: a dump, a folder of steps, or a run.")],
     cand: Annotated[
         list[Path],
-        typer.Argument(metavar="CAND...", help="What is judged: a dump, several dumps, or a folder of steps."),
+        typer.Argument(metavar="CAND...", help="What is judged: a dump, several dumps, a folder of steps, or a run."),
     ],
     *,
     judge_options: JudgeOptions,
@@ -150,13 +55,26 @@ def compare(
 ) -> None:
     """Match dumps tensor by tensor and judge them. Without --isolate it runs no model and needs no JAX.
 
+    Of two training runs, print the first step that differs, and the first tensor in it, as far as statistics tell.
+
     Exit status: 0 the same within tolerance, 1 different, 2 nothing could be compared.
     """
     if isolate is None:
         keep_single_threaded()
     from gradscope.cli.printing import print_report
+    from gradscope.comparison.result import EXIT_CODES
 
     compare_options = judge_options.options(name_options.selection())
+    if _are_runs([ref, *cand]):
+        refused = {
+            "--isolate": isolate, "--map": judge_options.map_file, "--write-map": judge_options.write_map,
+            "--as": judge_options.cand_dtype, "--worst-first": worst_first,
+        }  # fmt: skip
+        divergence = _divergence(ref, cand, compare_options, refused)
+        print_report(_run_report(divergence, everything=everything, verbose=verbose), format_options.chosen)
+        if divergence.verdict != "same":
+            raise typer.Exit(EXIT_CODES[divergence.verdict])
+        return
     if judge_options.write_map is not None:
         from gradscope.dump.storage.target_path import checked_file
 
@@ -179,32 +97,65 @@ def compare(
         raise typer.Exit(status)
 
 
+def _are_runs(paths: Sequence[Path]) -> bool:
+    """Returns whether the paths are folders of training runs.
+
+    Raises:
+        UsageError: Some are, and others are not.
+    """
+    from gradscope.errors import UsageError
+    from gradscope.history.run_folder import is_run
+    from gradscope.naming import printable
+
+    runs = [path for path in paths if is_run(path)]
+    other = next((path for path in paths if path not in runs), None)
+    if runs and other is not None:
+        one, another = printable(str(runs[0])), printable(str(other))
+        raise UsageError(
+            f"{one} is a training run, and {another} is none",
+            hint="compare two runs, or two dumps; a run has dumps and states in its folder",
+        )
+    return bool(runs)
+
+
+def _divergence(
+    ref: Path, cand: list[Path], compare_options: CompareOptions, refused: Mapping[str, object]
+) -> RunDivergence:
+    from gradscope.comparison.diagnosis.run_divergence import compare_runs
+    from gradscope.errors import UsageError
+    from gradscope.history.history_reader import History
+
+    wrong = next((name for name, value in refused.items() if value), None)
+    if wrong is not None:
+        raise UsageError(f"{wrong} is of dumps, and these are training runs", hint="leave it out")
+    if len(cand) > 1:
+        raise UsageError("a training run is compared with one other", hint="name two runs")
+    with History(ref) as reference, History(cand[0]) as candidate:
+        return compare_runs(reference, candidate, compare_options)
+
+
+def _run_report(found: RunDivergence, *, everything: bool, verbose: bool) -> Report:
+    from gradscope.report import RunDivergenceReport
+
+    return RunDivergenceReport(divergence=found, everything=everything, verbose=verbose)
+
+
 def _compared(ref: Path, cands: list[Path], compare_options: CompareOptions) -> Comparison | Series:
     """Returns one comparison, or a series of several candidates or of the steps in two folders."""
-    from gradscope.dump.reader import dumps_in
+    from gradscope.cli.running.compared_paths import compared_paths
 
-    if len(cands) > 1:
-        from gradscope.comparison.result import Series, SeriesMember
-
-        return Series(
-            members=tuple(SeriesMember(name=str(cand), comparison=_one(ref, cand, compare_options)) for cand in cands)
-        )
-    ref_steps, cand_steps = dumps_in(ref), dumps_in(cands[0])
-    if not ref_steps or not cand_steps:
+    paths = compared_paths(ref, cands)
+    if not paths.series:
         return _one(ref, cands[0], compare_options)
     from gradscope.comparison.result import Series, SeriesMember
 
     return Series(
         members=tuple(
-            SeriesMember(name=name, comparison=_one(path, cand_steps[name], compare_options))
-            for name, path in ref_steps.items()
-            if name in cand_steps
+            SeriesMember(name=name, comparison=_one(one, other, compare_options)) for name, one, other in paths.members
         ),
-        steps=True,
-        missing=tuple(
-            name for name in ref_steps if name not in cand_steps and not compare_options.may_be_missing(name)
-        ),
-        extra=tuple(name for name in cand_steps if name not in ref_steps and not compare_options.may_be_missing(name)),
+        steps=paths.steps,
+        missing=tuple(name for name in paths.missing if not compare_options.may_be_missing(name)),
+        extra=tuple(name for name in paths.extra if not compare_options.may_be_missing(name)),
     )
 
 
@@ -271,27 +222,9 @@ def _report(found: Comparison | Series, shown: _Shown) -> Report:
     return SeriesReport(series=found, **shown)
 
 
-def _map_rules(path: Path) -> tuple[MapRule, ...]:
-    from gradscope.comparison.pairing.map_file import read_map
-
-    return read_map(path)
-
-
 def _save_map(path: Path, found: Comparison | Series) -> None:
     from gradscope.comparison import Comparison
     from gradscope.comparison.pairing.map_file import write_map
 
     members = (found,) if isinstance(found, Comparison) else (member.comparison for member in found.members)
     write_map(path, dict.fromkeys(match for comparison in members for match in comparison.matches))
-
-
-def _rules(spellings: list[str], path: Path | None) -> tuple[ToleranceRule, ...]:
-    """Returns the rules of `--tol` and of the file, in the order in which they count."""
-    from gradscope.comparison import ToleranceRule, read_rules
-    from gradscope.errors import UsageError
-
-    try:
-        rules = tuple(map(ToleranceRule.parse, spellings))
-    except UsageError as error:
-        raise UsageError(f"invalid value for '--tol': {error.message}", hint=error.hint) from error
-    return rules if path is None else (*rules, *read_rules(path))

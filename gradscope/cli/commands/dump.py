@@ -192,7 +192,7 @@ def dump(
         operations=operation_options.operations, operands=operation_options.operands, terms=operation_options.terms,
         per_example=operation_options.per_example, wrt=query_options.wrt_selection(),
     )  # fmt: skip
-    request = _dump_request(spec, run_options, query_options)
+    request = _dump_request(spec, run_options, query_options, source=operation_options.source)
     run_options.say(*notes)
     kept = (*model_options.input_files, *query_options.input_files)
     path, manifest = _run(target, model_request, model_options, run_options, request, kept, context.obj)
@@ -205,7 +205,9 @@ def dump(
         raise typer.Exit(1)
 
 
-def _dump_request(spec: CaptureSpec, run_options: RunOptions, query_options: QueryOptions) -> DumpRequest:
+def _dump_request(
+    spec: CaptureSpec, run_options: RunOptions, query_options: QueryOptions, *, source: bool
+) -> DumpRequest:
     from gradscope.capturing.dump_model import DumpRequest
     from gradscope.capturing.records.measure import TensorReading
 
@@ -219,6 +221,7 @@ def _dump_request(spec: CaptureSpec, run_options: RunOptions, query_options: Que
         query=query_options.trace_query(),
         self_check=run_options.self_check,
         explain=not run_options.no_origin,
+        source=source,
         tell=run_options.say,
         reading=reading,
     )
@@ -287,6 +290,7 @@ def _print_results(
         report = dump_report(
             "dump", str(path), manifest, findings, query=query, fold=not result_options.no_fold,
             overview=not (result_options.asks_for_rows or selection_options.is_set),
+            checked=result_options.failing_rules(),
         )  # fmt: skip
     except UsageError as error:  # the columns are known only now
         hint = f"the dump is in {path}, and gradscope show sorts it, too; {error.hint}"

@@ -13,11 +13,11 @@ from gradscope.cli.options.report_options import FormatOptions
 
 def explain(
     name: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(
             metavar="NAME",
-            help="A column such as bwd_gain, a metric such as rel_l2, a finding such as vanishing, or a reason of the "
-            "ledger such as opaque, a family, a status; without it, all of them.",
+            help="A column such as bwd_gain, a metric such as rel_l2, a finding such as vanishing, a reason such as "
+            "opaque or dead units, a family, a status, a verdict; without it, all of them.",
             autocompletion=explained_names,
         ),
     ] = None,
@@ -29,4 +29,4 @@ def explain(
     from gradscope.cli.printing import print_report
     from gradscope.report import explanation_report
 
-    print_report(explanation_report(name), format_options.chosen)
+    print_report(explanation_report(" ".join(name) if name else None), format_options.chosen)

@@ -85,7 +85,8 @@ def show(
         report = LedgerReport(path=str(dump), manifest=manifest)
     else:
         overview = not (full or no_fold or sort is not None or selection_options.is_set)
-        report = dump_report("show", str(dump), manifest, findings, query=query, fold=not no_fold, overview=overview)
+        report = dump_report("show", str(dump), manifest, findings, query=query, fold=not no_fold, overview=overview,
+                             checked=rules)  # fmt: skip
     print_report(report, format_options.chosen)
     if trips(findings, rules):
         raise typer.Exit(1)

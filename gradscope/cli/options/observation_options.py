@@ -51,6 +51,10 @@ class OperationOptions:
     ] = False
 
     per_example: options.PerExample = False
+    source: Annotated[
+        bool,
+        typer.Option("--source", help="Keep the source lines of layers, for gradscope report.", rich_help_panel=_PANEL),
+    ] = False
 
     @property
     def operations(self) -> bool:

@@ -1,8 +1,7 @@
-"""Training options state how a model is trained, and what is recorded and saved of the run."""
+"""Training options state how a model is trained."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -10,12 +9,9 @@ import typer
 
 if TYPE_CHECKING:
     from gradscope.tracing.loading.model import Model
-    from gradscope.training.loop.training_loop import Saving
     from gradscope.training.step import TrainStep
 
 _OPTIMIZER: Final = "Optimizer"
-_RECORD: Final = "What is recorded and saved"
-_SECONDS: Final = re.compile(r"(\d+)s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +129,7 @@ class StepOptions:
     def _chosen_optimizer(self, model: Model) -> object:
         from gradscope.errors import ModelError, UsageError
         from gradscope.tracing.user_frames import user_code
-        from gradscope.training.optimizers import is_optimizer, parse_optimizer
+        from gradscope.training.optimizers.optimizers_by_name import is_optimizer, parse_optimizer
 
         if self.optimizer is not None:
             return parse_optimizer(self.optimizer, self.learning_rate)
@@ -154,65 +150,3 @@ class StepOptions:
                 hint="return one, such as optax.adam(1e-3)",
             )
         return made
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordOptions:
-    """`RecordOptions` state what is recorded when, and when the state is saved."""
-
-    every: Annotated[
-        int,
-        typer.Option(
-            min=1, metavar="K", help="Record the steps that this divides, and the last.", rich_help_panel=_RECORD
-        ),
-    ] = 10
-    log_every: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="K",
-            help="Print a line every so many steps: loss, norm of the gradients, learning rate.",
-            rich_help_panel=_RECORD,
-        ),
-    ] = None
-    save_every: Annotated[
-        str,
-        typer.Option(
-            metavar="K|SECONDSs",
-            help="Save the state every so many steps, or seconds: 100, 600s.",
-            rich_help_panel=_RECORD,
-        ),
-    ] = "600s"
-    keep: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Keep so many of the last states.", rich_help_panel=_RECORD)
-    ] = 3
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Continue the run in the folder from its last saved state.", rich_help_panel=_RECORD
-        ),
-    ] = False
-    check_numerics: Annotated[
-        bool,
-        typer.Option(
-            "--check-numerics/--no-check-numerics",
-            help="Whether to stop at the first loss or gradient that is not finite, and to say where it began.",
-            rich_help_panel=_RECORD,
-        ),
-    ] = True
-
-    def saving(self) -> Saving:
-        """Returns when the state is saved.
-
-        Raises:
-            UsageError: `--save-every` is neither a number of steps nor one of seconds.
-        """
-        from gradscope.errors import UsageError
-        from gradscope.training.loop.training_loop import Saving
-
-        seconds = _SECONDS.fullmatch(self.save_every)
-        if seconds is not None:
-            return Saving(seconds=float(seconds[1]), keep=self.keep)
-        if not self.save_every.isdecimal() or int(self.save_every) == 0:
-            raise UsageError(f"--save-every {self.save_every!r} is no number of steps", hint="100, or 600s for seconds")
-        return Saving(steps=int(self.save_every), keep=self.keep)

@@ -5,5 +5,5 @@
 - `jax_setup` imports JAX and sets its precision and its cache of compiled programs.
 - `rerun` makes the model of a saved dump again, for `compare --isolate` and `isolate`.
 - `default_output` finds out whether `dump` may replace what is at its default output.
-- `progress` shows the present phase on a terminal.
+- `progress` shows the present phase on a terminal, `training_progress` the present step, `live_view` a whole document.
 """

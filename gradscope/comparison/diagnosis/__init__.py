@@ -6,5 +6,7 @@
   reverse order. *Blame* is what is computed from it, and the layers that made it.
 - `likely_causes`: simple relations between two tensors that differ: swapped, transposed, permuted, a multiple.
 - `run_differences`: how the captures and the runs themselves differ (versions, devices, families recorded).
+- `run_divergence`: the first step at which two training runs differ, and the first tensor in it, as far as statistics
+  tell; `run_stages` has the order of a step.
 - `sentence`: the verdict in words.
 """

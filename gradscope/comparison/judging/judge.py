@@ -84,6 +84,7 @@ def one_sided(unmatched: Unmatched, allowed: Sequence[Pattern], other: Ledger) -
         family=entry.family,
         status=status,
         index=entry.site.index,
+        source=entry.site.source,
         why=", ".join(filter(None, reasons)),
         counts=not permitted and not unmatched.why_redundant,
     )

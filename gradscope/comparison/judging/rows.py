@@ -14,6 +14,7 @@ from gradscope.naming import key_of
 from gradscope.naming.summary import Summary
 
 Status: TypeAlias = Literal["same", "different", "missing", "extra"]
+Verdict: TypeAlias = Literal["same", "different", "nothing compared"]
 
 #: What each status says of a tensor.
 STATUSES: Final[Mapping[Status, str]] = MappingProxyType(
@@ -47,6 +48,7 @@ class ComparisonRow:
         likely: A clause that explains the difference (swapped, transposed, scaled); "" for none.
         made_here: Whether its error is made by the layer itself, from inputs that are exact but for rounding.
         examples: The error of per-example gradients; None for other tensors.
+        source: `file:line` of the value in the candidate's code, or else in the reference's; None where unknown.
         counts: Whether the row counts in the verdict; False for missing or extra names that are allowed or redundant.
     """
 
@@ -65,6 +67,7 @@ class ComparisonRow:
     likely: str = ""
     made_here: bool = False
     examples: ExampleError | None = None
+    source: str | None = None
     counts: bool = True
 
     def __repr__(self) -> str:

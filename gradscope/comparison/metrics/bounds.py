@@ -4,7 +4,7 @@ Equal hashes prove equal bytes. The other statistics used here change by no more
 change is a lower bound of `rel_l2` (with n elements, rms(x) = l2(x) / sqrt(n)):
 
     |l2(b) - l2(a)| <= l2(d)        |mean(b) - mean(a)| <= rms(d)        |std(b) - std(a)| <= rms(d)
-    |max(b) - max(a)| <= max |d| <= l2(d), and likewise for min
+    |max(b) - max(a)| <= max |d| <= l2(d), and likewise for min and the largest magnitude
 
 A bound over the tolerance proves a difference. A bound below it proves nothing, and the row states that.
 """
@@ -24,7 +24,7 @@ from gradscope.dump.record import Json
 _KINDS: Final = ("nan", "posinf", "neginf", "inf")
 
 #: The statistic of the reference that is the unit of each statistic's change.
-_UNITS: Final = {"l2": "l2", "mean": "rms", "std": "rms", "min": "l2", "max": "l2"}
+_UNITS: Final = {"l2": "l2", "mean": "rms", "std": "rms", "min": "l2", "max": "l2", "amax": "l2"}
 
 #: The statistics of integers and booleans, which have no norms.
 _EXACT: Final = ("min", "max", "zeros")

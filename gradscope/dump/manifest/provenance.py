@@ -7,11 +7,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from gradscope.dump.record import Json
+
+#: The field that has the text of the program's source lines, where that was requested.
+SOURCE_LINES: Final = "source_lines"
 
 
 def versions(distributions: Iterable[str]) -> dict[str, Json]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,8 +11,13 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS
+from gradscope.errors import UsageError
+from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS, core_numbers
+from gradscope.naming.patterns import nearest_hint
 from gradscope.naming.summary import Cell, Summary
+
+#: The columns of `statistics_of`.
+_HISTORY_COLUMNS: Final = ("l2", "rms", "mean", "std", "amax", "zeros", "nan", "inf")
 
 #: The columns of a summary; the others follow from them.
 _SHOWN: Final = ("mean", "std", "rms", "amax", "zeros", "nan", "inf")
@@ -110,6 +116,45 @@ class CoreStatistics:
 
     def _repr_html_(self) -> str:
         return self.summary().html()
+
+
+def statistics_of(vector: np.ndarray) -> dict[str, float | int]:
+    """Returns the columns of a history from a vector on the host; those over no finite element are missing."""
+    numbers = core_numbers(vector)
+    counts: dict[str, float | int] = {"zeros": numbers.zeros, "nan": numbers.nan, "inf": numbers.inf}
+    if not numbers.finite:
+        return counts
+    return {
+        "l2": numbers.rms * math.sqrt(numbers.finite),
+        "rms": numbers.rms,
+        "mean": numbers.mean,
+        "std": numbers.std,
+        "amax": max(abs(numbers.minimum), abs(numbers.maximum)),
+        **counts,
+    }
+
+
+def scalars_of(found: Mapping[str, CoreStatistics], columns: Sequence[str]) -> dict[str, float]:
+    """Returns statistics as a flat dictionary, `param_grad/head/kernel/l2`; waits for the device once.
+
+    Args:
+        found: Statistics by key.
+        columns: Which of them; one that a tensor without a finite element lacks is left out.
+
+    Raises:
+        UsageError: There is no such column.
+    """
+    for column in columns:
+        if column not in _HISTORY_COLUMNS:
+            raise UsageError(f"there is no statistic {column!r}", hint=nearest_hint(column, _HISTORY_COLUMNS))
+    vectors = jax.device_get({key: each.vector for key, each in found.items()})
+    return {
+        f"{key}/{column}": float(numbers[column])
+        for key, vector in vectors.items()
+        for numbers in (statistics_of(vector),)
+        for column in columns
+        if column in numbers
+    }
 
 
 def rows_of(found: Iterable[tuple[str, CoreStatistics]]) -> tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...]]:

@@ -11,7 +11,7 @@ The vector is float32, since it is returned as the "gradient" of a sink. A count
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -48,10 +48,10 @@ def core_statistics(value: Any, *, passing: bool = False) -> Any:
     # A second differentiation of a step concerns its gradients, and statistics are no gradients; JAX cannot
     # differentiate a host callback at all.
     constant = jax.lax.stop_gradient(whole_tensor(value))
-    return jax.lax.platform_dependent(_as_bytes(constant), cpu=on_host, default=_on_device)
+    return jax.lax.platform_dependent(as_bytes(constant), cpu=on_host, default=_on_device)
 
 
-def _as_bytes(value: Any) -> Any:
+def as_bytes(value: Any) -> Any:
     """Returns the value, or its magnitude, in a real floating-point type of whole bytes."""
     if jnp.iscomplexobj(value):
         return jnp.abs(value)
@@ -61,11 +61,39 @@ def _as_bytes(value: Any) -> Any:
 
 
 def core_numbers(vector: np.ndarray) -> CoreNumbers:
-    """Returns the numbers that a vector of `core_statistics` represents."""
+    """Returns the numbers that a vector of `core_statistics` represents; what follows them in it is left out."""
     numbers = dict(zip(_NUMBERS, vector[: len(_NUMBERS)].tolist(), strict=True))
-    digits = vector[len(_NUMBERS) :].reshape(-1, 2).astype(np.int64)
+    digits = vector[len(_NUMBERS) : WIDTH].reshape(-1, 2).astype(np.int64)
     counts = dict(zip(_COUNTS, (digits[:, 0] * _BASE + digits[:, 1]).tolist(), strict=True))
     return CoreNumbers(**numbers, **counts)
+
+
+def merged_statistics(vectors: Sequence[Any]) -> Any:
+    """Returns the core statistics of several tensors together, from those of each.
+
+    References:
+        T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
+        Variances", 1979: the spread of all is that within each and that of their means.
+    """
+    parts = jnp.stack(vectors)
+    counts = {name: _digits(parts, name) for name in _COUNTS}
+    finite = counts["finite"][..., 0] * float(_BASE) + counts["finite"][..., 1]
+    weights = finite / jnp.maximum(finite.sum(), 1)
+    mean = (weights * _number(parts, "mean")).sum()
+    variance = (weights * (_number(parts, "std") ** 2 + (_number(parts, "mean") - mean) ** 2)).sum()
+    rms = jnp.sqrt((weights * _number(parts, "rms") ** 2).sum())
+    # A tensor without a finite element has extremes that are none.
+    low = jnp.where(finite > 0, _number(parts, "minimum"), jnp.inf).min()
+    high = jnp.where(finite > 0, _number(parts, "maximum"), -jnp.inf).max()
+    # Digits are added and carried: the sum of two counts that float32 has exactly need not be one.
+    sums = [counts[name].sum(axis=0) for name in _COUNTS]
+    digits = [digit for high_sum, low_sum in sums for digit in (high_sum + low_sum // _BASE, low_sum % _BASE)]
+    return jnp.stack([mean, jnp.sqrt(variance), rms, low, high, *digits])
+
+
+def _digits(vector: Any, name: str) -> Any:
+    first = len(_NUMBERS) + 2 * _COUNTS.index(name)
+    return vector[..., first : first + 2]
 
 
 def _number(vector: Any, name: str) -> Any:

@@ -1,7 +1,7 @@
 """JSON and CSV have every value in full, for programs.
 
 A value that does not apply is absent; null is never used. Both are safe to print: JSON is ASCII with escapes, and CSV
-has names as `gradscope.naming.printable` shows them.
+has names as `gradscope.naming.spreadsheet_text` shows them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -20,8 +19,7 @@ from gradscope.dump.record import Json
 #: The columns that come first.
 _FIRST: Final = ("name", "family")
 
-#: The start of a cell that a spreadsheet would run as a formula; it takes one with an apostrophe in front as text.
-_FORMULA: Final = re.compile(r"[=@\t\r]|[+-](?![\d.])")
+#: Numbers that are strings in JSON, and no formula.
 _INFINITE: Final = frozenset({"-Infinity"})
 
 
@@ -62,5 +60,4 @@ def _cell(value: Json) -> str:
     if not isinstance(value, str):
         # A float that is not finite is a string in JSON; a table needs no quotes around it.
         return dumps(value).strip('"')
-    text = naming.printable(value)
-    return f"'{text}" if _FORMULA.match(value) and value not in _INFINITE else text
+    return value if value in _INFINITE else naming.spreadsheet_text(value)

@@ -74,12 +74,13 @@ def _head(told: OverviewFacts, most: int) -> Document:
     notes = [*shown, *_and_more(len(others) - len(shown))]
     facts = (Note(label=label, text=text) for label, text in told.facts.items() if label in _FACTS)
     return (
-        Notes(notes=(_verdict(told.findings), *told.origins, *facts)),
+        Notes(notes=(verdict_note(told.findings), *told.origins, *facts)),
         Notes(title=f"Other findings ({len(others):,})" if shown else "", notes=tuple(notes)),
     )
 
 
-def _verdict(findings: Sequence[Note]) -> Note:
+def verdict_note(findings: Sequence[Note]) -> Note:
+    """Returns the verdict on a dump: its worst finding, or that nothing looks wrong."""
     if not findings:
         return Note(label="verdict", text="nothing looks wrong", style=GOOD)
     worst = findings[0]

@@ -29,6 +29,8 @@ SCHEMA: Final = 1
 _FINDINGS_PER_RULE: Final = 10
 #: The label of what to do.
 _REPAIR: Final = "repair"
+#: The rules that origins explain.
+_OF_ORIGINS: Final = frozenset({"nonfinite", "overflow"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,7 @@ class DumpReport:
         in_order: Whether the rows are in execution order.
         fold: Whether on a terminal the iterations of a loop share a line.
         overview: Whether a terminal shows an overview and not the tables.
+        checked: The rules whose findings make the command fail, and are errors where they are annotated.
     """
 
     command: str
@@ -54,23 +57,25 @@ class DumpReport:
     in_order: bool
     fold: bool
     overview: bool
+    checked: frozenset[str] = frozenset()
 
     def document(self, screen: Screen) -> Document:
         """Returns the tables, the findings, and the facts about the run last; or an overview of these."""
         if self.overview and screen.width is not None and self.selected:
-            return overview_document(self._overview(), screen)
+            return overview_document(self.overview_facts(), screen)
         tables = self.tables(screen)
         nothing = Notes(notes=() if tables else (Note(label="tensors", text="none"),))
         about_run = (Note(label=label, text=text) for label, text in facts(self.path, self.manifest))
         origins = Notes(title="Where it began", notes=origin_notes(self.manifest.origins))
         return (*tables, nothing, _findings(self.findings), origins, Notes(notes=tuple(about_run)))
 
-    def _overview(self) -> OverviewFacts:
+    def overview_facts(self) -> OverviewFacts:
+        """Returns what an overview tells: findings as notes in their order, origins, facts, numbers by block."""
         return OverviewFacts(
             findings=tuple(map(_finding_note, self.findings)),
             origins=self._where_it_began(),
             facts=dict(facts(self.path, self.manifest)),
-            overview=Overview(self.selected, self.manifest.layers, self._rules_by_key()),
+            overview=Overview(self.selected, self.manifest.layers, self.rules_by_key()),
             path=self.path,
         )
 
@@ -85,7 +90,8 @@ class DumpReport:
         text = f"{remedy[:1].lower()}{remedy[1:]}".removesuffix(".")
         return (*notes, *([Note(label=_REPAIR, text=text, style=style_of_words(worst.rule))] if text else ()))
 
-    def _rules_by_key(self) -> dict[str, list[str]]:
+    def rules_by_key(self) -> dict[str, list[str]]:
+        """Returns the rules that found something in a tensor, by its key, the worst first."""
         rules: dict[str, list[str]] = {}
         for finding in self.findings:
             rules.setdefault(_key(finding), []).append(finding.rule)
@@ -93,7 +99,7 @@ class DumpReport:
 
     def tables(self, screen: Screen) -> tuple[Table, ...]:
         """Returns one table per family of values."""
-        tables = sections(self.selected, self._rules_by_key(), in_order=self.in_order)
+        tables = sections(self.selected, self.rules_by_key(), in_order=self.in_order)
         if not self.fold or not self.in_order or screen.width is None:
             return tables
         iterated = {row.key for row in self.selected if "iteration" in row.values}
@@ -101,23 +107,25 @@ class DumpReport:
 
     def annotations(self) -> list[Annotation]:
         """Returns the findings and origins next to their source lines, or that nothing looks wrong."""
-        found = [
-            Annotation(
-                level="warning",
-                title=f"gradscope: {finding.rule}",
-                message=f"{_key(finding)} {finding.why}",
-                source=finding.source,
-            )
-            for finding in self.findings
-        ]
         began = [
             Annotation(
-                level="warning",
+                level="error" if self.checked & _OF_ORIGINS else "warning",
                 title="gradscope: where it began",
                 message=f"{origin.name} {origin.why}" + (f"; {origin.repair}" if origin.repair else ""),
                 source=origin.source,
             )
             for origin in self.manifest.origins
+        ]
+        told = tuple(origin.why for origin in self.manifest.origins if origin.why)
+        found = [
+            Annotation(
+                level="error" if finding.rule in self.checked else "warning",
+                title=f"gradscope: {finding.rule}",
+                message=f"{_key(finding)} {finding.why}",
+                source=finding.source,
+            )
+            for finding in self.findings
+            if not (told and finding.why.startswith(told))
         ]
         fine = Annotation(level="notice", title="gradscope", message=f"nothing looks wrong in {self.path}")
         return [*began, *found] or [fine]
@@ -147,6 +155,7 @@ def dump_report(
     query: Query | None = None,
     fold: bool = True,
     overview: bool = False,
+    checked: frozenset[str] = frozenset(),
 ) -> DumpReport:
     """Returns the report of a dump, with the rows that a query selects.
 
@@ -158,6 +167,7 @@ def dump_report(
         query: The query; None selects all rows in execution order.
         fold: Whether on a terminal the iterations of a loop share a line.
         overview: Whether a terminal shows an overview and not the tables.
+        checked: The rules whose findings make the command fail.
 
     Returns:
         The report.
@@ -178,6 +188,7 @@ def dump_report(
         in_order=query.sort is None,
         fold=fold,
         overview=overview,
+        checked=checked,
     )
 
 

@@ -1,7 +1,7 @@
 """The report of `explain`: what a column, a metric, a finding, a reason of the ledger or another word of a table is.
 
 All texts are those of the tables that the program itself works by: `COLUMNS`, `METRICS`, `RULES`, `REASONS`, families
-(`MEANINGS`), `STATUSES`, `PASSES` and `OUTCOMES`.
+(`MEANINGS`), `ZERO_REASONS`, `STATUSES`, `PASSES`, and the verdicts and outcomes of `compare` and `check`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from gradscope.comparison.judging.expressions import NAMES
 from gradscope.comparison.judging.rows import STATUSES
 from gradscope.comparison.metrics.metrics import METRICS, MetricSpec
 from gradscope.comparison.pairing.matching import PASSES
+from gradscope.comparison.result import VERDICTS as COMPARISON_VERDICTS
 from gradscope.dump.manifest.reasons import REASONS, ReasonSpec
+from gradscope.dump.manifest.zero_reasons import ZERO_REASONS
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
@@ -23,7 +25,7 @@ from gradscope.naming.families import MEANINGS
 from gradscope.naming.patterns import nearest_hint
 from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import Screen
-from gradscope.report.reports.proof import OUTCOMES
+from gradscope.report.reports.proof import OUTCOMES, PROOF_VERDICTS
 from gradscope.stats import COLUMNS, RULES, ColumnSpec, FindingRule, Thresholds
 from gradscope.stats.columns import base_of
 
@@ -37,8 +39,8 @@ class Explanation:
 
     Attributes:
         name: The name.
-        kind: What it is the name of: `column`, `metric`, `finding`, `reason`, `family`, `status`,
-            `pass` or `outcome`.
+        kind: What it is the name of: `column`, `metric`, `finding`, `reason`, `zero`, `family`, `status`, `pass`,
+            `verdict`, `proof` or `outcome`.
         facts: Texts by label: `what`, `formula`, `unit`, `threshold`, `do` and others.
     """
 
@@ -99,21 +101,35 @@ _TITLES: Final = {
     "metric": "a metric of comparisons",
     "finding": "a finding",
     "reason": "a reason of the ledger",
+    "zero": "a reason why a gradient is zero or cut off",
     "family": "a family of tensors",
     "status": "a status of a compared tensor",
     "pass": "how a tensor's counterpart was found",
-    "outcome": "an outcome of gradscope check",
+    "verdict": "a verdict of compare",
+    "proof": "a verdict of check",
+    "outcome": "an outcome of one claim of check",
 }
 _LISTS: Final = {
     "column": "Columns of statistics",
     "metric": "Metrics of comparisons",
     "finding": "Findings",
     "reason": "Reasons of the ledger",
+    "zero": "Reasons why a gradient is zero or cut off",
     "family": "Families of tensors",
     "status": "Statuses of compared tensors",
     "pass": "How counterparts are found",
-    "outcome": "Outcomes of gradscope check",
+    "verdict": "Verdicts of compare",
+    "proof": "Verdicts of check",
+    "outcome": "Outcomes of claims of check",
 }
+_MEANINGS: Final = (
+    ("family", MEANINGS),
+    ("status", STATUSES),
+    ("pass", PASSES),
+    ("verdict", COMPARISON_VERDICTS),
+    ("proof", PROOF_VERDICTS),
+    ("outcome", OUTCOMES),
+)
 #: The dtypes whose default tolerances are told.
 _DTYPES: Final = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn")
 
@@ -143,7 +159,7 @@ def explained_names() -> tuple[str, ...]:
 
 
 def _is_called(explanation: Explanation, name: str) -> bool:
-    wanted, known = name.casefold(), explanation.name.casefold()
+    wanted, known = " ".join(name.casefold().split()), explanation.name.casefold()
     return wanted == known or base_of(wanted) == base_of(known) != known or wanted == base_of(known)
 
 
@@ -156,7 +172,10 @@ def _explanations() -> Iterator[Explanation]:
         yield _explained(metric.name, "metric", _of_metric(metric))
     for reason in REASONS:
         yield _explained(reason.name, "reason", _of_reason(reason))
-    for kind, meanings in (("family", MEANINGS), ("status", STATUSES), ("pass", PASSES), ("outcome", OUTCOMES)):
+    for zero in ZERO_REASONS:
+        use = "gradscope show DUMP --tensor KEY has the reason, and dump.manifest.causes all of them"
+        yield _explained(zero.name, "zero", {"what": zero.sentence, "do": zero.remedy, "use": use})
+    for kind, meanings in _MEANINGS:
         for name, meaning in meanings.items():
             yield _explained(name, kind, {"what": f"{meaning[0].upper()}{meaning[1:]}."})
 

@@ -38,6 +38,15 @@ _COLUMNS: Final = (
 _STYLES: Final = MappingProxyType({"correct": GOOD, "wrong": BAD, "nothing checked": DOUBTFUL})
 
 
+#: What each verdict of a proof says.
+PROOF_VERDICTS: Final[Mapping[str, str]] = {
+    "correct": "every gradient that could be checked is that of finite differences; exit status 0",
+    "wrong": "a gradient, or a function's own rule, differs from finite differences by more than they err; exit status "
+    "1",
+    "nothing checked": "no claim could be checked; exit status 2",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofReport:
     """A `ProofReport` presents the claims of `gradscope check`.

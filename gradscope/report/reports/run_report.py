@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,10 +16,12 @@ from gradscope.errors import UsageError
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.tensor_trends import Trend
+from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import Selection
 from gradscope.report.render.document import Document, Note, Notes
 from gradscope.report.render.screen import BAD, Screen
 from gradscope.report.reports.dump_report import origin_json, origin_notes
+from gradscope.report.tables.histogram_table import histogram_table
 from gradscope.report.tables.numbers import count, number
 from gradscope.report.tables.run_tables import StepRow, TrendRow, series_table, step_tables, trend_table
 from gradscope.report.tables.sparkline import sparkline
@@ -49,6 +51,15 @@ class Which:
         families = {tensor.family, tensor.family.partition("/")[0]}
         chosen = self.families is None or bool(families & self.families)
         return chosen and self.selection.selects(tensor.name, tensor.key)
+
+    def require_matches(self, tensors: Iterable[TensorRow]) -> None:
+        """Refuses a pattern that selects none of these tensors.
+
+        Raises:
+            UsageError: There is one.
+        """
+        if self.selection.select:
+            self.selection.require_matches([name for each in tensors for name in (each.name, each.key)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +91,7 @@ class RunReport:
     def document(self, screen: Screen) -> Document:
         """Returns the tables, the alarms, and the facts about the run last."""
         tables = step_tables(self.shown) if self.at is not None else (trend_table(self.trends, unicode=screen.unicode),)
-        alarms = (Note(label=each.rule, text=_sentence(each), style=BAD) for each in self.alarms)
+        alarms = (Note(label=each.rule, text=alarm_sentence(each), style=BAD) for each in self.alarms)
         facts = tuple(self._facts(screen))
         return (
             *tables, Notes(title=f"Alarms ({len(self.alarms):,})", notes=tuple(alarms)),
@@ -103,7 +114,7 @@ class RunReport:
             "recorded": len(self.steps["step"]),
             "step": self.at,
             "loss": {name: value for name, value in ends.items() if not math.isnan(value)},
-            "alarms": [_alarm_json(alarm) for alarm in self.alarms],
+            "alarms": [alarm_json(alarm) for alarm in self.alarms],
             "resumed_from": self.resumed_from,
             "rows": list(self.rows()),
             "origins": [origin_json(each) for each in self.origins] or None,
@@ -142,15 +153,21 @@ class RunTensorReport:
         path: The run's folder, as the user named it.
         key: The tensor's key.
         stats: Its statistics by column, and `step`.
+        histograms: Its histograms by step; empty where none were recorded.
     """
 
     path: str
     key: str
     stats: Mapping[str, np.ndarray]
+    histograms: Mapping[int, ValueHistogram]
 
-    def document(self, screen: Screen) -> Document:  # noqa: ARG002 - it is the same everywhere
-        """Returns a table with a line for each step."""
-        return series_table(self.key, self.stats), Notes(notes=(Note(label="run", text=self.path),))
+    def document(self, screen: Screen) -> Document:
+        """Returns a table with a line for each step, and one of the histograms."""
+        drawn = histogram_table(self.histograms, unicode=screen.unicode)
+        return (
+            series_table(self.key, self.stats), *((drawn,) if self.histograms else ()),
+            Notes(notes=(Note(label="run", text=self.path),)),
+        )  # fmt: skip
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns a row for each step: its number, and the statistics that are known."""
@@ -160,8 +177,14 @@ class RunTensorReport:
         ]
 
     def to_json(self) -> dict[str, Json]:
-        """Returns the tensor's key and the rows."""
-        return {"schema": SCHEMA, "command": "show", "run": self.path, "tensor": self.key, "rows": list(self.rows())}
+        """Returns the tensor's key, the rows, and the histograms, where there are any."""
+        drawn: list[Json] = [
+            {"step": step, "bins": list(each.bins), "counts": list(each.counts), "lower": each.lower.tolist(),
+             "upper": each.upper.tolist()}
+            for step, each in self.histograms.items()
+        ]  # fmt: skip
+        found: dict[str, Json] = {"schema": SCHEMA, "command": "show", "run": self.path, "tensor": self.key}
+        return {**found, "rows": list(self.rows()), **({"histograms": drawn} if drawn else {})}
 
 
 def step_report(
@@ -207,11 +230,12 @@ def trends_report(path: str, history: History, *, which: Which | None = None) ->
     Raises:
         DumpError: The history is damaged.
     """
-    columns = {name: history.column(name) for name in ("l2", "rms")}
+    found = history.columns(("l2", "rms"))
     rows = tuple(
-        TrendRow(tensor=tensor, column=column, trend=Trend.of(*columns[column][at]))
+        TrendRow(tensor=tensor, column=column, trend=Trend.of(found[at]["step"], found[at][column]))
         for at, tensor in _chosen(history, which).items()
-        if at in columns[column := _TREND_COLUMN.get(tensor.family, "l2")]
+        if at in found
+        for column in [_TREND_COLUMN.get(tensor.family, "l2")]
     )
     return RunReport(command="show", path=path, steps=history.steps(), alarms=history.alarms(), trends=rows)
 
@@ -223,7 +247,10 @@ def run_tensor_report(path: str, history: History, key: str) -> RunTensorReport:
         UsageError: The run has no such tensor.
         DumpError: The history is damaged.
     """
-    return RunTensorReport(path=path, key=key, stats=history.stats_of(history.number_of(key)))
+    at = history.number_of(key)
+    return RunTensorReport(
+        path=path, key=key, stats=history.stats_of(at), histograms=history.histograms_of(at)
+    )  # fmt: skip
 
 
 def _chosen(history: History, which: Which | None) -> dict[int, TensorRow]:
@@ -234,8 +261,7 @@ def _chosen(history: History, which: Which | None) -> dict[int, TensorRow]:
     """
     if which is None:
         return history.tensors
-    if which.selection.select:
-        which.selection.require_matches([name for each in history.tensors.values() for name in (each.name, each.key)])
+    which.require_matches(history.tensors.values())
     return {number: tensor for number, tensor in history.tensors.items() if which.selects(tensor)}
 
 
@@ -250,13 +276,15 @@ def _shown(value: float) -> str:
     return "not a number" if math.isnan(value) else number(float(value))
 
 
-def _sentence(alarm: Alarm) -> str:
+def alarm_sentence(alarm: Alarm) -> str:
+    """Returns an alarm in words."""
     subject = "" if alarm.key is None else f"{alarm.key} "
     saved = "" if alarm.folder is None else f"; the state before it and its batch are in {alarm.folder}"
     return f"at step {alarm.step} {subject}{alarm.why}{saved}"
 
 
-def _alarm_json(alarm: Alarm) -> dict[str, Json]:
+def alarm_json(alarm: Alarm) -> dict[str, Json]:
+    """Returns an alarm as JSON; what it lacks is left out."""
     family, name = (None, None) if alarm.key is None else naming.split_key(alarm.key)
     facts: dict[str, Json] = {
         "step": alarm.step, "rule": alarm.rule, "family": family, "name": name, "why": alarm.why,

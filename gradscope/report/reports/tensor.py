@@ -67,12 +67,14 @@ class TensorReport:
         row: Its row.
         stats: Its statistics; None where there are none.
         findings: The findings about it.
+        zero: Why it is zero, exactly or but for rounding; "" where it is not, or is no gradient.
     """
 
     path: str
     row: Row
     stats: TensorStats | None
     findings: tuple[Finding, ...]
+    zero: str = ""
 
     def document(self, screen: Screen) -> Document:
         """Returns every value by name, the histogram, and the findings."""
@@ -81,8 +83,9 @@ class TensorReport:
             Note(label=name, text=_text(self.row, name, kinds.get(base_of(name)))) for name in self.row.values
         )
         found = (Note(label=each.rule, text=each.why, style=style_of_words(each.rule)) for each in self.findings)
+        reason = (Note(label="why zero", text=naming.printable(self.zero)),) if self.zero else ()
         return (
-            Notes(title=self.row.key, notes=values),
+            Notes(title=self.row.key, notes=(*values, *reason)),
             *magnitude_table("Elements by magnitude", self.stats, screen),
             Notes(title="Findings", notes=tuple(found)),
             Notes(notes=(Note(label="dump", text=self.path),)),
@@ -109,6 +112,8 @@ class TensorReport:
         row = self.row.to_json()
         if self.stats is not None and self.stats.histogram is not None:
             row["octaves"] = [[exponent, number] for exponent, number in self.stats.histogram.octaves()]
+        if self.zero:
+            row["why_zero"] = self.zero
         return {"schema": SCHEMA, "command": "show", "dump": self.path, "rows": [row]}
 
 
@@ -130,9 +135,11 @@ def tensor_report(path: str, manifest: Manifest, key: str, findings: Sequence[Fi
     """
     row = _found(rows_of(manifest), key)
     owner = next((entry for entry in manifest.entries if naming.key_of(entry.family, entry.name) == row.own_key), None)
+    reasons = (each.why for each in manifest.causes if naming.key_of(each.family, each.name) == row.own_key)
     return TensorReport(
         path=path,
         row=row,
+        zero=next(reasons, ""),
         stats=TensorStats.from_json(owner.stats) if owner is not None and owner.stats else None,
         findings=tuple(each for each in findings if naming.key_of(each.family, each.name) in (row.key, row.own_key)),
     )

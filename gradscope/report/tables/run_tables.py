@@ -84,9 +84,9 @@ _PARAMETERS: Final[tuple[_Spec, ...]] = (
     (naming.UPDATE, "ratio", "number", 2),
     (naming.AVERAGE, "l2", "number", 7),
 )
-_SLOTS: Final = ("mean", "rms", "amax", "nan", "inf")
+_VALUES: Final = ("mean", "rms", "amax", "nan", "inf")
 #: How families are called above their columns.
-_GROUPS: Final = {
+GROUPS: Final = {
     naming.ACTIVATION: "activation", naming.ACTIVATION_GRAD: "gradient", naming.PARAM: "param",
     naming.PARAM_GRAD: "gradient", naming.CLIPPED_GRAD: "clipped", naming.UPDATE: "update", naming.AVERAGE: "average",
 }  # fmt: skip
@@ -94,8 +94,13 @@ _COUNTED: Final = frozenset({"nan", "inf", "zeros"})
 
 
 def step_tables(rows: Sequence[StepRow]) -> tuple[Table, ...]:
-    """Returns the tables of one step: layers, parameters with every stage on one line, and the optimizer's slots."""
-    found = (_stages("Layers", _LAYERS, rows), _stages("Parameters", _PARAMETERS, rows), _slots(rows))
+    """Returns the tables of one step: batch, layers, parameters with every stage on one line, the optimizer's slots."""
+    batch = [row for row in rows if row.tensor.family == naming.INPUT]
+    slots = [row for row in rows if row.tensor.family.startswith(naming.SLOT_PREFIX)]
+    found = (
+        _values("Batch", batch), _stages("Layers", _LAYERS, rows), _stages("Parameters", _PARAMETERS, rows),
+        _values("The optimizer's variables", slots),
+    )  # fmt: skip
     return tuple(table for table in found if table.lines)
 
 
@@ -150,7 +155,7 @@ def _stages(title: str, specs: Sequence[_Spec], rows: Sequence[StepRow]) -> Tabl
     for row in rows:
         if row.tensor.family in families:
             by_name.setdefault(row.tensor.name, {})[row.tensor.family] = row
-    columns = [_statistic(name, kind, priority, _GROUPS[family]) for family, name, kind, priority in specs]
+    columns = [_statistic(name, kind, priority, GROUPS[family]) for family, name, kind, priority in specs]
     lines = [_line(name, found, specs) for name, found in by_name.items()]
     shape = Column(heading="shape", kind="shape", priority=8)
     source = Column(heading="source", kind="text", priority=9)
@@ -180,21 +185,21 @@ def _stat(row: StepRow | None, column: str, kind: Kind) -> Cell:
     return value / size if size and kind == "share" else None
 
 
-def _slots(rows: Sequence[StepRow]) -> Table:
-    slots = [row for row in rows if row.tensor.family.startswith(naming.SLOT_PREFIX)]
+def _values(title: str, rows: Sequence[StepRow]) -> Table:
     columns = (
         Column(heading="name", kind="name"),
-        *map(_over_time, _SLOTS, range(len(_SLOTS))),
+        *map(_over_time, _VALUES, range(len(_VALUES))),
     )
     lines = tuple(
         Line(
-            cells=(row.tensor.key.partition("/")[2], *(_stat(row, name, "number") for name in _SLOTS)),
+            cells=(row.tensor.key.partition("/")[2], *(_stat(row, name, "number") for name in _VALUES)),
             keys=(row.tensor.key,),
         )
-        for row in slots
+        for row in rows
     )
-    title = f"The optimizer's variables ({len(lines):,})"
-    return Table(title=title, columns=columns, lines=lines, in_order=False).without_empty_columns()
+    return Table(
+        title=f"{title} ({len(lines):,})", columns=columns, lines=lines, in_order=False
+    ).without_empty_columns()
 
 
 def _cell(name: str, value: float) -> Cell:

@@ -5,6 +5,11 @@ have a kernel. The regression's slope does not depend on the loss's scale or the
 norm is the l2 norm: unlike the root mean square, it does not change where weights of a sane scale change the width,
 and a pooling changes it less.
 
+The steps of a recurrence are layers as any others. Its weights learn from the last steps, whatever comes back from the
+first; but what only the first ones tell is not learned. A tanh recurrence of 16 units with orthogonal weights, whose
+gradient shrinks 5,000 times over 20 steps, was no better than chance at the label of the first step after 1,500 steps
+of Adam, and learned it over 10 steps.
+
 References:
     Sen: Estimates of the Regression Coefficient Based on Kendall's Tau, 1968.
     Hochreiter: Untersuchungen zu dynamischen neuronalen Netzen, 1991 (the gradient's exponential change with depth).

@@ -20,6 +20,8 @@ _CHANCE: Final = 1e-4
 _RECTIFIERS: Final = frozenset({None, "custom_jvp_call", "max", "select_n", "clamp", "jit", "pjit", "mul"})
 #: How the reason of a zero gradient begins where a rectifier is why.
 _DEAD_UNITS: Final = "dead units"
+#: How the reason of a zero gradient begins where a mask leaves a softmax no choice.
+_ONE_LEFT: Final = "masked: in each row the mask leaves one entry"
 #: Primitives that end a softmax.
 _SOFTMAX: Final = frozenset({"div", "exp", "custom_jvp_call", "convert_element_type"})
 #: Concentration of a softmax above which it is saturated, at the initialisation and later.
@@ -113,9 +115,18 @@ def saturated_activations(evidence: RuleEvidence, thresholds: Thresholds) -> Seq
     inner = [entry for entry in evidence.of(naming.ACTIVATION) if entry.site.index < last and not entry.site.operation]
     limit = _CONCENTRATED[evidence.is_trained]
     return [
-        entry for entry in inner
-        if column(entry, "saturated") > thresholds.saturated or (_is_softmax(entry) and concentration(entry) > limit)
-    ]  # fmt: skip
+        entry
+        for entry in inner
+        if column(entry, "saturated") > thresholds.saturated
+        or (_is_softmax(entry) and concentration(entry) > limit and not _is_left_by_mask(evidence, entry))
+    ]
+
+
+def _is_left_by_mask(evidence: RuleEvidence, entry: Entry) -> bool:
+    """Returns whether a mask leaves a softmax a single weight in each row, as the reason of a zero gradient says."""
+    source = entry.site.source
+    reasons = (cause.why for cause in evidence.manifest.causes)
+    return source is not None and any(why.startswith(_ONE_LEFT) and why.endswith(source) for why in reasons)
 
 
 def concentration(entry: Entry) -> float:

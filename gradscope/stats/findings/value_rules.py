@@ -41,7 +41,17 @@ def nonfinite(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
     if origins and (first.family not in _FORWARD or first.site.primitive in _FILLS or _is_at(origins, first)):
         yield from origins
     else:
-        yield suspect(_rule(first), first, f"has {_counts(first)}, and is the first that has any", broken, total=True)
+        yield suspect(_rule(first), first, f"has {_counts(first)}: {_birth(first)}", broken, total=True)
+
+
+def _birth(first: Entry) -> str:
+    """Returns what is first not finite in a run: a value, with the operation that made it, or a gradient."""
+    if naming.is_gradient(first.family):
+        return "it is the first gradient that is not finite"
+    if first.family != naming.ACTIVATION:
+        return "it was not finite before anything was computed"
+    made = "" if first.site.primitive is None else f", the result of {first.site.primitive}"
+    return f"it is the first value that is not finite{made}"
 
 
 def _is_at(origins: Sequence[Suspect], first: Entry) -> bool:

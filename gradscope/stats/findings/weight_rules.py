@@ -14,6 +14,7 @@ from statistics import median
 from typing import Final
 
 from gradscope import naming
+from gradscope.dump.manifest.manifest import Entry
 from gradscope.stats.findings.kernels import KernelLayer, kernel_layers
 from gradscope.stats.findings.rule_evidence import (
     RuleEvidence,
@@ -56,9 +57,24 @@ def _without_movement(evidence: RuleEvidence, layers: Sequence[KernelLayer]) -> 
         kernel for layer in layers for kernel in layer.kernels
         if is_zero(kernel) and is_zero(evidence.entry(naming.PARAM_GRAD, kernel.name))
     ]  # fmt: skip
+    still += _gains_without_movement(evidence, layers)
     if still:
+        still.sort(key=lambda entry: entry.site.index)
         why = "is zero, and so is its gradient: it stays zero, and nothing passes it in either direction"
         yield suspect("init", still[0], why, still, total=True)
+
+
+def _gains_without_movement(evidence: RuleEvidence, kernel_layers: Sequence[KernelLayer]) -> list[Entry]:
+    """Returns the gains of normalisations, zeros that no gradient moves, that return zeros whatever they receive."""
+    known = {each.layer.path for each in kernel_layers}
+    found: list[Entry] = []
+    for layer in evidence.manifest.layers:
+        params = [entry for name in layer.params if (entry := evidence.entry(naming.PARAM, name)) is not None]
+        gradients = [evidence.entry(naming.PARAM_GRAD, entry.name) for entry in params]
+        silent = layer.rms.get("in", 0.0) > 0 and layer.rms.get("out") == 0
+        if params and silent and layer.path not in known and all(map(is_zero, (*params, *gradients))):
+            found.append(params[0])  # a bias is added behind the gain
+    return found
 
 
 def _all_equal(layers: Sequence[KernelLayer]) -> Iterator[Suspect]:

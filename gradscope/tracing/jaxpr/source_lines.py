@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
 import site
 import sysconfig
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -17,6 +19,10 @@ _LIBRARIES: Final = ("jax", "jaxlib", "flax", "equinox", "haiku", "keras", "opta
 
 #: Folders of JAX whose functions are made of many operations.
 _FUNCTIONS: Final = ("/nn/", "/ops/", "/scipy/")
+
+#: Lines before and after a source line, and the most characters of one, that `lines_around` returns.
+_LINES_AROUND: Final = 3
+_LONGEST_LINE: Final = 200
 
 _PACKAGE: Final = str(Path(__file__).resolve().parents[2]) + "/"
 
@@ -57,6 +63,22 @@ def source_of(equation: Equation) -> str | None:
     """Returns `file:line` of the user's code that traced an equation, the file without its folder; None if unknown."""
     frame = user_frame(equation)
     return None if frame is None else f"{Path(frame[0]).name}:{frame[1]}"
+
+
+def lines_around(equations: Iterable[Equation]) -> dict[str, tuple[int, list[str]]]:
+    """Returns the text of the source lines of equations: by `source_of`, the number of the first line, and the lines.
+
+    Args:
+        equations: The equations; those whose file cannot be read have no lines.
+    """
+    found: dict[str, tuple[int, list[str]]] = {}
+    for file_name, line, _ in filter(None, map(user_frame, equations)):
+        label = f"{Path(file_name).name}:{line}"
+        if label not in found:
+            first = max(line - _LINES_AROUND, 1)
+            lines = linecache.getlines(file_name)[first - 1 : line + _LINES_AROUND]
+            found[label] = first, [each.rstrip()[:_LONGEST_LINE] for each in lines]
+    return {label: text for label, text in found.items() if text[1]}
 
 
 def user_frame(equation: Equation) -> tuple[str, int, str] | None:

@@ -1,9 +1,7 @@
-"""Saves the state before a step and the step's batch, and searches for the origin of what is not finite in it."""
+"""Saves the state before a step and the step's batch, and a dump of it that says where a NaN in it began."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,49 +17,57 @@ from gradscope.dump.manifest.manifest import Manifest, RunFacts
 from gradscope.dump.record import Json
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.writer import DumpWriter
-from gradscope.history.history_rows import Alarm
-from gradscope.history.run_folder import alarm_path
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import leaves_of
-from gradscope.training.loop.state_files import record_of, save_state
+from gradscope.training.loop.state_files import save_state
+from gradscope.training.recording.array_records import record_of
 from gradscope.training.state import TrainState
 
-NONFINITE = "nonfinite"
 
-
-def save_nonfinite(
-    model: Model, state: TrainState, batch: Any, *, step: int, run: Path, facts: Mapping[str, Json]
-) -> tuple[Alarm, Manifest]:
-    """Saves a step whose loss or gradients are not finite: state and batch, a dump with the origin, and the alarm.
+def save_step(model: Model, state: TrainState, batch: Any, *, folder: Path, facts: Mapping[str, Json]) -> Manifest:
+    """Saves a step: the state before it, its batch, and a dump with statistics and origins.
 
     Args:
         model: The model.
         state: The state before the step.
         batch: Its batch.
-        step: Its number.
-        run: The folder of the run.
+        folder: Where to; it is made.
         facts: What the manifests state about the run.
 
     Returns:
-        The alarm, and the manifest of the dump.
+        The manifest of the dump.
 
     Raises:
         MachineError: The disk is full or fails.
         ModelError: The model failed.
     """
-    folder = alarm_path(run, step)
     with machine_errors("write to", folder):
         folder.mkdir(exist_ok=True)
     save_state(folder / "state.npz", state, None, facts)
     _save_batch(folder / "batch.npz", batch, facts)
-    request = DumpRequest(reading=TensorReading(keep=False), facts=dict(facts))
-    with DumpWriter(folder / "dump.npz", force=True) as writer:
-        manifest = dump_model(model, Arguments.of(state.variables, batch), request, writer, Timings())
-    alarm = _alarm(step, manifest, folder.name)
-    with machine_errors("write to", folder):
-        found = {"step": step, "rule": alarm.rule, "tensor": alarm.key, "why": alarm.why}
-        (folder / "alarm.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    return alarm, manifest
+    return save_dump(model, state, batch, path=folder / "dump.npz", facts=facts, tensors=False)
+
+
+def save_dump(
+    model: Model, state: TrainState, batch: Any, *, path: Path, facts: Mapping[str, Json], tensors: bool = True
+) -> Manifest:
+    """Saves a dump of the loss of a step, as `gradscope dump` would.
+
+    Args:
+        model: The model.
+        state: The state before the step.
+        batch: Its batch.
+        path: The file; one that exists is replaced.
+        facts: What the manifest states about the run.
+        tensors: Whether it has the tensors, too, beside their statistics.
+
+    Raises:
+        MachineError: The disk is full or fails.
+        ModelError: The model failed.
+    """
+    request = DumpRequest(reading=TensorReading(keep=tensors), facts=dict(facts))
+    with DumpWriter(path, force=True) as writer:
+        return dump_model(model, Arguments.of(state.variables, batch), request, writer, Timings())
 
 
 def _save_batch(path: Path, batch: Any, facts: Mapping[str, Json]) -> None:
@@ -70,22 +76,3 @@ def _save_batch(path: Path, batch: Any, facts: Mapping[str, Json]) -> None:
         for leaf, array in leaves:
             writer.add(record_of(naming.key_of(naming.INPUT, leaf.name), array))
         writer.commit(RunFacts(provenance=facts))
-
-
-def _alarm(step: int, manifest: Manifest, folder: str) -> Alarm:
-    loss = manifest.loss
-    if loss is not None and not math.isfinite(loss):
-        return Alarm(step=step, rule=NONFINITE, why=f"the loss is {loss}", folder=folder)
-    bad = [entry for entry in manifest.entries
-           if entry.family == naming.PARAM_GRAD and (entry.stats.get("nan") or entry.stats.get("inf"))]  # fmt: skip
-    if not bad:
-        # The dump's program adds in another order than the step, and stays below the largest number.
-        return Alarm(step=step, rule=NONFINITE, why="its loss or a gradient is not finite", folder=folder)
-    entry = bad[0]
-    why = f"has {_elements(entry.stats)} that are not finite"
-    return Alarm(step=step, rule=NONFINITE, why=why, key=naming.key_of(entry.family, entry.name), folder=folder)
-
-
-def _elements(stats: Mapping[str, Json]) -> str:
-    number = sum(value for name in ("nan", "inf") if isinstance(value := stats.get(name), int))
-    return f"{number:,} element{'s' if number > 1 else ''}"

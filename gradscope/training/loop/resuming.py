@@ -28,11 +28,13 @@ class Start:
         state: The state.
         previous: The gradients of the last recorded step; None where none was recorded.
         number: The number of steps taken before.
+        watch: What the watch for alarms remembers; None for nothing.
     """
 
     state: TrainState
     previous: Any
     number: int
+    watch: Mapping[str, Any] | None = None
 
 
 def opened(path: Path, options: Mapping[str, str], *, resume: bool, force: bool) -> RunFolder:
@@ -94,13 +96,13 @@ def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int) -> 
             hint=f"give --steps {number} or more",
         )
     try:
-        state, previous = restored(path, first, no_gradients)
+        saved = restored(path, first, no_gradients)
     except DumpError as error:
         before = [each for each in states if each < number]
         other = f"from {states[before[-1]].name}" if before else "from the beginning"
         repair = f"remove {printable(str(path))} to resume {other}"
         raise DumpError(error.message, hint=error.hint if error.hint == OTHER_RUN else repair) from error
-    return Start(state=state, previous=previous, number=number)
+    return Start(state=saved.state, previous=saved.previous, number=number, watch=saved.watch)
 
 
 def option_facts(options: Mapping[str, str]) -> dict[str, str]:

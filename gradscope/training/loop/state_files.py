@@ -7,35 +7,53 @@ last recorded step, with which those of the next are compared, are `param_grad`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from gradscope import naming
-from gradscope.arrays.dtypes import dtype_name
 from gradscope.dump.manifest.manifest import RunFacts
 from gradscope.dump.reader import DumpFile, open_dump
-from gradscope.dump.record import Json, Record, SiteFacts
+from gradscope.dump.record import Json
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import DumpError
-from gradscope.instrument.taps import whole_tensor
 from gradscope.naming import printable
 from gradscope.tracing.tracer import variable_leaves
+from gradscope.training.recording.array_records import record_of
 from gradscope.training.state import TrainState, named_leaves, optimizer_leaves
 
 _STEP: Final = naming.key_of(naming.AUX, "step")
 _MOST_PROBLEMS: Final = 3
+#: What the watch for alarms remembers, as JSON in bytes.
+_WATCH: Final = naming.key_of(naming.AUX, "alarm_watch")
 
 #: The hint of an error about a state that is whole, and of another run.
 OTHER_RUN: Final = "resume with the options that the run was started with"
 
 
-def save_state(path: Path, state: TrainState, previous: Any, facts: Mapping[str, Json]) -> None:
+class Saved(NamedTuple):
+    """What a file has.
+
+    Attributes:
+        state: The state.
+        previous: The gradients of the last recorded step; None where it has none.
+        watch: What the watch for alarms remembers; None where it has nothing.
+    """
+
+    state: TrainState
+    previous: Any
+    watch: Any
+
+
+def save_state(
+    path: Path, state: TrainState, previous: Any, facts: Mapping[str, Json], *, watch: Mapping[str, Any] | None = None
+) -> None:
     """Writes a state; on return it is synced to disk, and the old file is there until then.
 
     Args:
@@ -43,6 +61,7 @@ def save_state(path: Path, state: TrainState, previous: Any, facts: Mapping[str,
         state: The state.
         previous: The gradients of the last recorded step; None where none was recorded.
         facts: What the manifest states about the run.
+        watch: What the watch for alarms remembers; None where nothing goes on from this state.
 
     Raises:
         MachineError: The disk is full or fails.
@@ -51,11 +70,13 @@ def save_state(path: Path, state: TrainState, previous: Any, facts: Mapping[str,
     with DumpWriter(path, force=True) as writer:
         for key, leaf in {**_leaves(state), **_gradients(previous)}.items():
             writer.add(record_of(key, leaf))
+        if watch is not None:
+            writer.add(record_of(_WATCH, np.frombuffer(json.dumps(watch).encode(), np.uint8)))
         writer.commit(RunFacts(provenance=facts))
 
 
-def restored(path: Path, like: TrainState, previous_like: Any) -> tuple[TrainState, Any]:
-    """Returns a saved state, and the gradients of the last recorded step; None for those where it has none.
+def restored(path: Path, like: TrainState, previous_like: Any) -> Saved:
+    """Returns a saved state, and what was saved with it.
 
     Args:
         path: The file.
@@ -68,6 +89,8 @@ def restored(path: Path, like: TrainState, previous_like: Any) -> tuple[TrainSta
     with open_dump(path) as dump:
         expected = {**_leaves(like), **_gradients(previous_like)}
         known = set(dump.keys())
+        watch = json.loads(dump.array(_WATCH).tobytes()) if _WATCH in known else None
+        known.discard(_WATCH)
         has_gradients = any(naming.split_key(key)[0] == naming.PARAM_GRAD for key in known)
         wanted = expected if has_gradients else _leaves(like)
         problems = [
@@ -83,17 +106,7 @@ def restored(path: Path, like: TrainState, previous_like: Any) -> tuple[TrainSta
             )
         found = {key: _placed(dump.array(key), leaf) for key, leaf in wanted.items()}
     state = _rebuilt(like, found)
-    return state, _rebuilt_gradients(previous_like, found) if has_gradients else None
-
-
-def record_of(key: str, leaf: Any) -> Record:
-    """Returns the record of an array under a key."""
-    family, name = naming.split_key(key)
-    array = np.asarray(whole_tensor(leaf))
-    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    dtype = str(leaf.dtype) if is_key else dtype_name(array.dtype)
-    shape = tuple(leaf.shape)
-    return Record(family=family, name=name, shape=shape, dtype=dtype, stats={}, site=SiteFacts(index=0), array=array)
+    return Saved(state, _rebuilt_gradients(previous_like, found) if has_gradients else None, watch)
 
 
 def _leaves(state: TrainState) -> dict[str, Any]:

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from gradscope import naming
 from gradscope.capturing.seen import Seen
+from gradscope.tracing.tracer import leaves_of
+from gradscope.training.recording.recorded import Recorded, cosine, outline_of
 from gradscope.training.state import TrainState, named_leaves
-from gradscope.training.step import TrainStep
-
-
-class Recorded(NamedTuple):
-    """What is recorded of one step, on the device.
-
-    Attributes:
-        vectors: Core statistics of each tensor, in the order of `StepPrograms.keys`, [tensors, WIDTH].
-        cosines: Cosine of each gradient with the one of the last recorded step, by parameter.
-        numbers: The numbers of the step, by the names of `step_seen.NUMBERS`.
-    """
-
-    vectors: Any
-    cosines: dict[str, Any]
-    numbers: dict[str, Any]
+from gradscope.training.step import Gradients, TrainStep
 
 
 class Taken(NamedTuple):
@@ -33,7 +23,7 @@ class Taken(NamedTuple):
     Attributes:
         state: The state after it; the state before it where it was not sound.
         sound: Whether its loss and gradients, and those of all steps before, are finite.
-        numbers: Its loss, the norm of its gradients, and the learning rate where that is known.
+        numbers: Its loss, the norms of its gradients and updates, and the learning rate where that is known.
         recorded: What is recorded of it; None where it was not observed.
         gradients: The gradients of an observed step, for the cosines of the next one.
     """
@@ -46,7 +36,7 @@ class Taken(NamedTuple):
 
 
 class StepPrograms:
-    """Two compiled programs of one step, which donate the state.
+    """The compiled programs of one step, which donate the state: plain, observed, and observed with histograms.
 
     Args:
         step: The step.
@@ -54,6 +44,7 @@ class StepPrograms:
 
     Attributes:
         keys: The keys of the observed tensors; empty before the first observed step.
+        inputs: The shapes of the observed leaves of the batch, by key; empty before the first observed step.
         outline: The shapes of the observations of the loss and its gradients; None before the first observed step.
     """
 
@@ -62,8 +53,12 @@ class StepPrograms:
         self._unobserved = step.unobserved()
         self._check = check
         self._plain_program = jax.jit(self._plain_step, donate_argnums=0)
-        self._observed_program = jax.jit(self._observed_step, donate_argnums=(0, 2))
+        self._observed_programs = {
+            histograms: jax.jit(partial(self._observed_step, each), donate_argnums=(0, 2))
+            for histograms, each in ((False, step), (True, step.with_histograms()))
+        }
         self.keys: tuple[str, ...] = ()
+        self.inputs: dict[str, Any] = {}
         self.outline: Seen | None = None
 
     def plain(self, state: TrainState, sound: Any, batch: Any) -> Taken:
@@ -76,7 +71,7 @@ class StepPrograms:
         """
         return self._plain_program(state, sound, batch)
 
-    def observed(self, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:
+    def observed(self, state: TrainState, sound: Any, previous: Any, batch: Any, *, histograms: bool) -> Taken:
         """Takes a step and observes it.
 
         Args:
@@ -84,8 +79,9 @@ class StepPrograms:
             sound: Whether the steps before were sound.
             previous: The gradients of the last observed step, or zeros; donated.
             batch: The batch.
+            histograms: Whether the histogram of each tensor is observed, too.
         """
-        return self._observed_program(state, sound, previous, batch)
+        return self._observed_programs[histograms](state, sound, previous, batch)
 
     def no_gradients(self, state: TrainState) -> Any:
         """Returns zeros of the shapes of a step's gradients."""
@@ -97,21 +93,38 @@ class StepPrograms:
         sound = self._sound(sound, computed.loss, norm, computed.gradients)
         numbers = {"loss": computed.loss, "grad_norm": norm, **self._unobserved.learning_rate(state)}
         if not self._check:
-            return Taken(self._unobserved.advanced(state, computed)[0], sound, numbers)
-        # A branch, and no selection: that would copy all of the state in every step.
-        after = jax.lax.cond(
-            sound, lambda before: self._unobserved.advanced(before, computed)[0], lambda before: before, state
-        )
-        return Taken(after, sound, numbers)
+            after, update_norm = self._advanced(state, computed)
+        else:
+            # A branch, and no selection: that would copy all of the state in every step.
+            after, update_norm = jax.lax.cond(
+                sound,
+                lambda before: self._advanced(before, computed),
+                lambda before: (before, jnp.zeros(())),
+                state,
+            )
+        return Taken(after, sound, {**numbers, "update_norm": update_norm})
 
-    def _observed_step(self, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:
-        after, seen, gradients = self._step.with_gradients(state, batch)
-        self.keys, self.outline = tuple(seen), _outline(seen.backward) if isinstance(seen.backward, Seen) else None
+    def _advanced(self, state: TrainState, computed: Gradients) -> tuple[TrainState, Any]:
+        """Returns the state after a step that is not observed, and the norm of its updates."""
+        after, _, updates = self._unobserved.advanced(state, computed)
+        return after, optax.tree.norm(updates).astype(jnp.float32)
+
+    def _observed_step(self, step: TrainStep, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:
+        after, seen, gradients = step.with_gradients(state, batch)
+        leaves = zip(leaves_of(batch, naming.INPUT), jax.tree_util.tree_leaves(batch), strict=True)
+        named = {naming.key_of(naming.INPUT, leaf.name): array for leaf, array in leaves}
+        inputs = step.observe(named)
+        self.keys = (*inputs, *seen)
+        self.inputs = {key: jax.ShapeDtypeStruct(named[key].shape, named[key].dtype) for key in inputs}
+        self.outline = outline_of(seen.backward) if isinstance(seen.backward, Seen) else None
         sound = self._sound(sound, seen.loss, seen.grad_norm, gradients)
         before = named_leaves(previous)
-        cosines = {name: _cosine(gradient, before[name]) for name, gradient in named_leaves(gradients).items()}
-        vectors = [seen[key].vector for key in self.keys]
-        recorded = Recorded(jnp.stack(vectors) if vectors else jnp.zeros((0, 0)), cosines, seen.numbers)
+        cosines = {name: cosine(gradient, before[name]) for name, gradient in named_leaves(gradients).items()}
+        vectors = [*inputs.values(), *(seen[key].vector for key in seen)]
+        trained = named_leaves(self._step.trained_of(state))
+        new = named_leaves(self._step.trained_of(after))
+        unchanged = {name: (new[name] == leaf).all() for name, leaf in trained.items()}
+        recorded = Recorded(jnp.stack(vectors) if vectors else jnp.zeros((0, 0)), cosines, seen.numbers, unchanged)
         return Taken(self._kept(sound, after, state), sound, _shown(seen.numbers), recorded, gradients)
 
     def _sound(self, before: Any, loss: Any, norm: Any, gradients: Any) -> Any:
@@ -130,20 +143,8 @@ class StepPrograms:
 
 
 def _shown(numbers: dict[str, Any]) -> dict[str, Any]:
-    return {name: numbers[name] for name in ("loss", "grad_norm", "learning_rate") if name in numbers}
+    return {name: numbers[name] for name in ("loss", "grad_norm", "update_norm", "learning_rate") if name in numbers}
 
 
 def _all_finite(leaves: list[Any]) -> Any:
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
-
-
-def _cosine(one: Any, other: Any) -> Any:
-    """Returns the cosine of two gradients; NaN where one of them is zero."""
-    wide = jnp.promote_types(one.dtype, jnp.float32)
-    # Each is scaled to a largest element of one: the squares of small gradients underflow.
-    one, other = (each.astype(wide) / jnp.abs(each).max(initial=0).astype(wide) for each in (one, other))
-    return jnp.vdot(one, other).real / (jnp.linalg.norm(one.ravel()) * jnp.linalg.norm(other.ravel()))
-
-
-def _outline(seen: Seen) -> Seen:
-    return jax.tree_util.tree_map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype), seen)

@@ -3,101 +3,38 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jax.numpy as jnp
 
-from gradscope.capturing.execution.arguments import Arguments
-from gradscope.dump.manifest.manifest import Manifest
-from gradscope.dump.record import Json
+from gradscope import naming
 from gradscope.errors import GradscopeError
-from gradscope.history.history_rows import Alarm
+from gradscope.history.alarms.alarm_rules import NONFINITE
+from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.run_folder import RunFolder, state_path
-from gradscope.tracing.loading.model import Model
+from gradscope.history.run_folder import RunFolder, dump_path, state_path
 from gradscope.tracing.user_frames import user_code
-from gradscope.training.loop.alarm_files import save_nonfinite
-from gradscope.training.loop.recording import step_record, tensor_rows
+from gradscope.training.loop.alarm_files import save_dump
 from gradscope.training.loop.resuming import Start, option_facts, owned, start
+from gradscope.training.loop.run_alarms import RunAlarms
 from gradscope.training.loop.state_files import save_state
 from gradscope.training.loop.step_programs import StepPrograms, Taken
-from gradscope.training.step import TrainStep
+from gradscope.training.loop.train_request import Outcome, TrainRequest
+from gradscope.training.recording.step_rows import step_record, tensor_rows
+from gradscope.training.state import TrainState, named_leaves
+
+if TYPE_CHECKING:
+    from gradscope.history.exporting.event_files import EventFile
 
 #: Steps that may be on their way to the device while the loop goes on.
 _AHEAD: Final = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saving:
-    """When checkpoints are saved, beside the one after the last step.
-
-    Attributes:
-        steps: After every so many steps; None for never.
-        seconds: After every so many seconds; None for never.
-        keep: How many of the last ones are kept.
-    """
-
-    steps: int | None = None
-    seconds: float | None = None
-    keep: int = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainRequest:
-    """What a run does.
-
-    Attributes:
-        model: The model.
-        arguments: The arguments of its loss.
-        batch: Returns the batch of a step, by number.
-        step: The step.
-        steps: How many steps the run has in the end.
-        every: Steps that this number divides are recorded, and the last.
-        saving: When checkpoints are saved.
-        check_numerics: Whether the run stops at a loss or a gradient that is not finite.
-        options: The options that decide the run's numbers, for its history.
-        facts: What manifests and the history state about the run.
-        stop: Returns whether the run is to stop after the present step.
-        progress: Called after each step with its number and its numbers.
-    """
-
-    model: Model
-    arguments: Arguments
-    batch: Callable[[int], Any]
-    step: TrainStep
-    steps: int
-    every: int
-    saving: Saving = field(default_factory=Saving)
-    check_numerics: bool = True
-    options: Mapping[str, str]
-    facts: Mapping[str, Json]
-    stop: Callable[[], bool] = lambda: False
-    progress: Callable[[int, Mapping[str, Any]], None] = lambda _number, _numbers: None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How a run ended.
-
-    Attributes:
-        resumed_from: The number of steps that had been taken before; None for a new run.
-        steps: The number of steps that it has taken in all.
-        state: Its last checkpoint.
-        alarm: What stopped it; None where nothing did.
-        dump: The manifest of the dump of the step that raised the alarm; None without an alarm.
-    """
-
-    resumed_from: int | None
-    steps: int
-    state: Path
-    alarm: Alarm | None = None
-    dump: Manifest | None = None
 
 
 class _OnItsWay(NamedTuple):
@@ -107,6 +44,7 @@ class _OnItsWay(NamedTuple):
     batch: Any
     sound: Any
     numbers: Mapping[str, Any]
+    record: Callable[[], StepRecord] | None
 
 
 def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
@@ -133,97 +71,188 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
         beginning = start(folder.path, first, programs.no_gradients(first), steps=request.steps)
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in request.facts.items()}
     facts = {**texts, **option_facts(request.options)}
-    with HistoryWriter(folder.path, from_step=beginning.number, facts=facts) as history:
+    with (
+        _event_file(request, folder, beginning.number if resume else None, facts) as events,
+        HistoryWriter(folder.path, from_step=beginning.number, facts=facts) as history,
+    ):
         history.describe(facts)
-        outcome = _Loop(request, folder, history, programs, beginning).run()
+        outcome = _Loop(request, folder, history, programs, beginning, events=events).run()
     return outcome if resume else replace(outcome, resumed_from=None)
+
+
+def _event_file(
+    request: TrainRequest, folder: RunFolder, from_step: int | None, facts: Mapping[str, str]
+) -> AbstractContextManager[EventFile | None]:
+    """Returns the event file of the run, with what the run states about itself; None where none is asked for."""
+    if not request.tensorboard:
+        return nullcontext()
+    from gradscope.history.exporting.event_files import EventFile  # noqa: PLC0415 - it needs tensorboardX
+
+    made = EventFile(folder.path, from_step=from_step)
+    made.describe(facts)
+    return made
 
 
 class _Loop:
     """The loop of one run, from a start to its end."""
 
     def __init__(
-        self, request: TrainRequest, folder: RunFolder, history: HistoryWriter, programs: StepPrograms, begin: Start
-    ) -> None:
+        self, request: TrainRequest, folder: RunFolder, history: HistoryWriter, programs: StepPrograms, begin: Start,
+        *, events: EventFile | None,
+    ) -> None:  # fmt: skip
         self._request = request
         self._folder = folder
         self._history = history
         self._programs = programs
+        self._events = events
         self._begin = begin.number
+        self._number = begin.number
+        self._saved = begin.number or None
         self._state = begin.state
         self._previous = begin.previous
         self._sound: Any = jnp.bool_(True)
         self._on_their_way: deque[_OnItsWay] = deque()
         self._saved_at = time.monotonic()
         self._described = False
+        self._again: dict[int, Any] = {}
+        self._alarms = RunAlarms(
+            request.model, folder, history, programs, is_recorded=self._is_recorded,
+            has_histograms=self._has_histograms, on_alarm=request.on_alarm,
+            keep=request.keep_alarms, facts=request.facts, tell=request.tell, events=events,
+        )  # fmt: skip
+        if begin.watch is not None:
+            self._alarms.restore(begin.watch)
 
     def run(self) -> Outcome:
         """Runs the steps."""
-        number, saved = self._begin, self._begin or None
-        unsound: _OnItsWay | None = None
-        while number < self._request.steps and not self._request.stop():
-            self._take(number)
-            number += 1
-            unsound = self._settled(_AHEAD)
-            if unsound is None and self._is_due(number):
-                unsound = self._settled(0)
-                if unsound is None:
-                    saved = self._save(number)
-            if unsound is not None:
-                break
-        unsound = unsound or self._settled(0)
-        if unsound is not None:
-            return self._alarmed(unsound)
-        if saved != number:
-            self._save(number)
-        return Outcome(resumed_from=self._begin, steps=number, state=state_path(self._folder.path, number))
+        stopped = False
+        while not stopped and self._number < self._request.steps and not self._request.stop():
+            self._take(self._number)
+            self._number += 1
+            last = self._number == self._request.steps or self._request.stop()
+            due = self._is_due(self._number)
+            wrong = self._settled(0 if last or due else _AHEAD)
+            if wrong is None and due:
+                self._save()
+            if wrong is not None:
+                stopped = self._halted(*wrong)
+        if self._saved != self._number:
+            self._save()
+        return Outcome(
+            resumed_from=self._begin, steps=self._number, state=state_path(self._folder.path, self._number),
+            stopped=stopped, alarms=tuple(self._alarms.found), dump=self._alarms.dump,
+        )  # fmt: skip
+
+    def _is_recorded(self, number: int) -> bool:
+        return self._divides(self._request.every, number) or self._has_histograms(number)
+
+    def _has_histograms(self, number: int) -> bool:
+        return self._divides(self._request.histograms_every, number)
+
+    def _divides(self, every: int | None, number: int) -> bool:
+        """Returns whether a step is one of those that a number divides, or the last."""
+        return every is not None and (number % every == 0 or number == self._request.steps - 1)
 
     def _take(self, number: int) -> None:
         """Starts a step, observed where it is due."""
         request = self._request
         batch = self._batch(number)
+        self._alarms.keep(number, self._state, batch)
+        if request.is_dumped(number):
+            save_dump(request.model, self._state, batch, path=dump_path(self._folder.path, number), facts=request.facts)
+        record = None
         with user_code(f"running {request.model.name}"):
-            if number % request.every == 0 or number == request.steps - 1:
-                taken = self._observed(number, batch)
+            if self._is_recorded(number):
+                taken, record = self._observed(number, batch)
             else:
                 taken = self._programs.plain(self._state, self._sound, batch)
         self._state, self._sound = taken.state, taken.sound
-        self._on_their_way.append(_OnItsWay(number, batch, taken.sound, taken.numbers))
+        self._on_their_way.append(_OnItsWay(number, batch, taken.sound, taken.numbers, record))
 
     def _batch(self, number: int) -> Any:
         """Returns the batch of a step; where it cannot be had, the state before the step is saved first."""
+        if number in self._again:
+            return self._again.pop(number)
         try:
             return self._request.batch(number)
         except GradscopeError:
             if number > self._begin and self._settled(0) is None:
-                self._save(number)
+                self._save()
             raise
 
-    def _observed(self, number: int, batch: Any) -> Taken:
+    def _observed(self, number: int, batch: Any) -> tuple[Taken, Callable[[], StepRecord]]:
         follows = self._previous is not None
         previous = self._previous if follows else self._programs.no_gradients(self._state)
-        taken = self._programs.observed(self._state, self._sound, previous, batch)
+        histograms = self._has_histograms(number)
+        taken = self._programs.observed(self._state, self._sound, previous, batch, histograms=histograms)
         self._previous = taken.gradients
         if not self._described:
-            self._history.describe({}, tensor_rows(self._programs, taken.state))
+            tensors = list(self._tensors(taken.state))
+            self._history.describe({}, tensors)
+            self._alarms.sizes.update({each.key: math.prod(each.shape) for each in tensors if each.shape is not None})
             self._described = True
         size = self._request.arguments.batch_size
         examples = None if size is None else (number + 1) * size
         keys, recorded = self._programs.keys, taken.recorded
         assert recorded is not None
-        self._history.write(partial(step_record, number, keys, recorded, examples=examples, follows=follows))
-        return taken
+        return taken, partial(step_record, number, keys, recorded, examples=examples, follows=follows)
 
-    def _settled(self, ahead: int) -> _OnItsWay | None:
-        """Waits until no more than so many steps are on their way; returns the first that was not sound."""
+    def _tensors(self, state: TrainState) -> Iterable[TensorRow]:
+        """Returns the tensors that the observed program records."""
+        programs, families = self._programs, (naming.CLIPPED_GRAD, naming.UPDATE)
+        of_params = {naming.key_of(family, name): leaf
+                     for name, leaf in named_leaves(state.params).items() for family in families}  # fmt: skip
+        outlines = [] if programs.outline is None else [programs.outline]
+        leaves = {**programs.inputs, **of_params, **state.slots(), **state.averages()}
+        return tensor_rows(outlines, programs.keys, leaves)
+
+    def _with_event(self, record: StepRecord) -> StepRecord:
+        """Returns the record of a step, which is in the event file then, too; called in the writer's thread."""
+        if self._events is not None:
+            self._events.step(record.numbers, record.stats.items(), record.histograms)
+            self._events.flush()
+        return record
+
+    def _settled(self, ahead: int) -> tuple[_OnItsWay, list[Alarm]] | None:
+        """Waits until no more than so many steps are on their way; returns the first that the run halts at."""
         while len(self._on_their_way) > ahead:
             step = self._on_their_way.popleft()
             with user_code(f"running {self._request.model.name}"):
                 sound = bool(step.sound)
-            self._request.progress(step.number, step.numbers)
-            if not sound:
-                return step
+            numbers = {name: float(value) for name, value in step.numbers.items()}
+            self._request.progress(step.number, numbers)
+            record = None if step.record is None else step.record()
+            alarms = [Alarm(step=step.number, rule=NONFINITE, why="its loss or a gradient is not finite")]
+            if sound:
+                alarms = self._alarms.of_step(step.number, numbers, record)
+            if record is not None:
+                skipped = self._alarms.skipped + bool(alarms and self._request.on_alarm == "skip")
+                written = replace(record, numbers={**record.numbers, "skipped": skipped})
+                self._history.write(partial(self._with_event, written))
+            if alarms and (self._request.on_alarm in {"stop", "skip"} or not sound):
+                return step, alarms
+            self._alarms.raised(alarms, before=None, batch=step.batch)
+            self._alarms.judged(step.number + 1)
         return None
+
+    def _halted(self, step: _OnItsWay, alarms: list[Alarm]) -> bool:
+        """Goes back to before a step, and beyond it where its update is skipped; returns whether the run ends there."""
+        number, sound = step.number, bool(step.sound)
+        # Of a step that is not sound the state is still the one before it.
+        before = self._alarms.state_before(number) if sound else self._state
+        self._again = {each.number: each.batch for each in self._on_their_way}
+        self._on_their_way.clear()
+        self._previous = None  # those of this step, or of a later one
+        self._sound = jnp.bool_(True)
+        self._state, self._number = before, number
+        skips = self._request.on_alarm == "skip"
+        if not skips:
+            self._save()
+        self._alarms.raised(alarms, before=before, batch=step.batch)
+        if not skips:
+            return True
+        self._state, self._number = self._alarms.skip(number, before), number + 1
+        return False
 
     def _is_due(self, number: int) -> bool:
         saving = self._request.saving
@@ -231,26 +260,12 @@ class _Loop:
             return True
         return saving.seconds is not None and time.monotonic() - self._saved_at >= saving.seconds
 
-    def _save(self, number: int) -> int:
-        """Saves the state after so many steps, behind everything that was recorded of them."""
+    def _save(self) -> None:
+        """Saves the state after the steps so far, behind everything that was recorded of them."""
         self._history.flush()
-        facts = {**self._request.facts, "steps": number}
-        save_state(state_path(self._folder.path, number), self._state, self._previous, facts)
+        facts = {**self._request.facts, "steps": self._number}
+        path = state_path(self._folder.path, self._number)
+        save_state(path, self._state, self._previous, facts, watch=self._alarms.to_json())
         self._folder.keep_states(self._request.saving.keep)
         self._saved_at = time.monotonic()
-        return number
-
-    def _alarmed(self, unsound: _OnItsWay) -> Outcome:
-        """Ends the run before a step whose loss or gradients are not finite; the state is still the one before it."""
-        request, number = self._request, unsound.number
-        self._on_their_way.clear()
-        self._history.forget(number + 1)
-        self._previous = None  # those of this step
-        self._save(number)
-        alarm, dump = save_nonfinite(
-            request.model, self._state, unsound.batch, step=number, run=self._folder.path, facts=request.facts
-        )
-        self._history.alarm(alarm)
-        return Outcome(
-            resumed_from=self._begin, steps=number, state=state_path(self._folder.path, number), alarm=alarm, dump=dump
-        )
+        self._saved = self._number

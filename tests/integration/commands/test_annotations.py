@@ -47,6 +47,28 @@ def test_findings_are_at_the_users_lines(repository: Path) -> None:
     assert "file=src/net.py,line=10," in below.output
 
 
+def test_what_failed_is_an_error_and_is_told_once(repository: Path) -> None:
+    done = gradscope("dump", "src/net.py", "--batch-size", 2, "--check", "nonfinite", "--format", "github",
+                     folder=repository)  # fmt: skip
+    assert done.status == 1
+    (line,) = done.output.splitlines()
+    assert line.startswith("::error file=src/net.py,line=10,title=gradscope%3A where it began::")
+    other = gradscope("show", "net.npz", "--check", "dead", "--format", "github", folder=repository)
+    assert (other.status, other.output.partition(" ")[0]) == (0, "::warning")
+
+
+def test_a_difference_is_at_the_line_of_the_candidate_that_diverges_first(repository: Path) -> None:
+    scoped = MODEL.replace("jnp.log(batch", "jnp.sin(batch")
+    (repository / "src" / "net.py").write_text(scoped, encoding="utf-8")
+    gradscope("dump", "src/net.py", "--batch-size", 2, "-o", "a.npz", folder=repository)
+    changed = scoped.replace("    return jnp.sin(", "    # changed\n    return 2 + jnp.sin(1 + ")
+    (repository / "src" / "net.py").write_text(changed, encoding="utf-8")
+    gradscope("dump", "src/net.py", "--batch-size", 2, "-o", "b.npz", folder=repository)
+    done = gradscope("compare", "a.npz", "b.npz", "--format", "github", folder=repository)
+    assert done.status == 1, done.output
+    assert done.output.startswith("::error file=src/net.py,line="), done.output
+
+
 def test_a_file_that_is_not_unique_is_named_in_the_message(repository: Path) -> None:
     gradscope("dump", "src/net.py", "--batch-size", 2, folder=repository)
     (repository / "net.py").write_text(MODEL, encoding="utf-8")

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from gradscope.comparison import result
+from gradscope.comparison.judging import rows
 from gradscope.comparison.metrics.metrics import METRICS
+from gradscope.comparison.pairing import matching
 from gradscope.dump.manifest.reasons import REASONS
+from gradscope.dump.manifest.zero_reasons import ZERO_REASONS
+from gradscope.proof import claims, proving
 from gradscope.stats import COLUMNS, RULES
 from tests.integration.command import gradscope, in_terminal
 
-TABLES = {"column": COLUMNS, "metric": METRICS, "finding": RULES, "reason": REASONS}
+TABLES = {"column": COLUMNS, "metric": METRICS, "finding": RULES, "reason": REASONS, "zero": ZERO_REASONS}
 
 
 @pytest.mark.parametrize("kind", TABLES)
@@ -24,6 +30,20 @@ def test_every_name_of_the_program_is_explained_by_its_own_text(tmp_path: Path, 
             assert row["do"] == spec.remedy
         if getattr(spec, "unit", ""):
             assert row["unit"] == spec.unit.replace("`", "")
+
+
+def test_every_status_and_verdict_of_the_program_is_explained(tmp_path: Path) -> None:
+    literals = {"verdict": result.Verdict, "status": rows.Status, "pass": matching.MatchedBy,
+                "proof": proving.Verdict, "outcome": claims.Status}  # fmt: skip
+    known = gradscope("explain", "--json", folder=tmp_path).json["rows"]
+    for kind, literal in literals.items():
+        assert {row["name"] for row in known if row["kind"] == kind} == set(get_args(literal))
+        assert all(row["what"] for row in known)
+
+
+def test_words_of_a_name_need_no_quotes(tmp_path: Path) -> None:
+    for words in (["dead", "units"], ["Dead units"], ["zero", "but", "for", "rounding"]):
+        assert gradscope("explain", *words, folder=tmp_path).output.startswith(" ".join(words).casefold())
 
 
 def test_a_name_may_have_another_case_or_a_type(tmp_path: Path) -> None:
@@ -39,8 +59,9 @@ def test_an_unknown_name_gets_the_nearest(tmp_path: Path) -> None:
 
 def test_without_a_name_all_are_listed(tmp_path: Path) -> None:
     shown = in_terminal("explain", folder=tmp_path, columns=80)
-    names = {line.split()[0] for line in shown.plain.splitlines() if line and not line.startswith(" ")}
-    assert {spec.name for table in TABLES.values() for spec in table} <= names
+    lines = [line for line in shown.plain.splitlines() if line and not line.startswith(" ")]
+    names = [spec.name for table in TABLES.values() for spec in table]
+    assert [name for name in names if not any(f"{line} ".startswith(f"{name} ") for line in lines)] == []
 
 
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES if rule.thresholds])

@@ -16,7 +16,10 @@ COMMANDS = (
     "dump",
     "show",
     "compare",
+    "report",
     "train",
+    "watch",
+    "export",
     "isolate",
     "calibrate",
     "inspect",
@@ -37,13 +40,17 @@ CHOSEN = "--select --exclude --depth --families"
 OPTIONS = {
     "dump": f"{MODEL} {CHOSEN} --output --self-check --no-cache --distributed --of --wrt --cotangent --stop-gradient "
     "--fetch --feed --ops --terms --per-example --stats-only --exact-quantiles --cast --check --strict --sort "
-    "--no-fold --full --no-origin --max-memory --force --format --json --quiet --verbose --traceback",
+    "--no-fold --full --no-origin --max-memory --source --force --format --json --quiet --verbose --traceback",
     "show": f"{CHOSEN} --tensor --step --diff --ledger --check --sort --no-fold --full --format --json --traceback",
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
     "--exclude --all --worst-first --as --isolate --full --format --json --verbose --traceback",
+    "report": "--output --open --force --traceback",
     "train": f"{MODEL} --select --exclude --steps --output --optimizer --learning-rate --clip --multiply --only "
-    "--freeze --ema --state-updates --every --log-every --save-every --keep --resume --check-numerics --no-cache "
-    "--force --format --json --quiet --verbose --traceback",
+    "--freeze --ema --state-updates --every --histograms-every --tensorboard --dump-every --dump-at --log-every "
+    "--save-every --keep --resume --check-numerics --on-alarm --check --keep-alarms --no-cache --force --format --json "
+    "--quiet --verbose --traceback",
+    "watch": "--once --select --exclude --format --json --traceback",
+    "export": f"{CHOSEN} --to --output --force --traceback",
     "isolate": "--output --force --quiet --traceback",
     "calibrate": f"{MODEL} {CHOSEN} --per-example --output --no-cache --force --quiet --traceback",
     "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --gradients --sort --format --json "

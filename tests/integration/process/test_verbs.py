@@ -18,6 +18,7 @@ LINES = {
     "dump model.py --seed 1 -o b.npz --json": 0,
     "show model.npz": 0,
     "compare model.npz b.npz --json": 1,
+    "report model.npz b.npz -o page.html": 0,
     "isolate last model.npz model.py": 0,
     "calibrate model.py -o ref.npz": 0,
     "inspect model.py": 0,
@@ -26,6 +27,8 @@ LINES = {
     "recover ref.npz -o saved.npz": 0,
     "explain rel_l2": 0,
     "train model.py --steps 2 --every 1 --optimizer sgd(0.1) -o run --json": 0,
+    "watch run --json": 0,
+    "export run --to csv -o run.csv": 0,
     "show none.npz": 3,
 }
 
@@ -34,7 +37,8 @@ PLACES = {"process": gradscope_process, "here": gradscope}
 
 #: What a clock says, and where the folder is.
 VARYING = re.compile(
-    r"\b(trace|compile|initialise|run|write) <?[\d.]+|[\d,]+ bytes|\"timings\": \{[^}]*\}|/\S*/(process|here)\b"
+    r"\b(trace|compile|initialise|run|write) <?[\d.]+|[\d,]+ bytes|"
+    r"\"timings\": \{[^}]*\}|\"time\": [\d.]+|/\S*/(process|here)\b"
 )
 
 

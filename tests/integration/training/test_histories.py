@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +17,10 @@ import numpy as np
 import pytest
 
 import gradscope as gs
-from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder
 from tests.integration.command import gradscope
-
-KEYS = ("param/w", "param_grad/w", "update/w", "activation/layer", "activation_grad/layer", "slot/mu/w")
-STEPS = (0, 10, 20, 29)
-
-
-def row(key: str) -> TensorRow:
-    family, name = key.rsplit("/", 1)
-    return TensorRow(family=family, name=name, shape=(2, 3), dtype="float32", layer="layer", source="net.py:3")
-
-
-def record(step: int, keys: tuple[str, ...] = KEYS) -> StepRecord:
-    stats = {key: {"l2": 2.0 ** (step / 10), "rms": 1.0, "zeros": 3, "nan": 0, "inf": 0} for key in keys}
-    numbers = {"step": step, "loss": float("nan") if step == 20 else 4.0 - step / 10, "examples": 8 * step}
-    return StepRecord(numbers=numbers, stats=stats)
-
-
-def write(folder: Path, steps: tuple[int, ...] = STEPS, keys: tuple[str, ...] = KEYS) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    with HistoryWriter(folder, from_step=0, facts={"model": "net"}) as history:
-        history.describe({}, map(row, keys))
-        for step in steps:
-            history.write(lambda step=step: record(step, keys))
-        history.alarm(Alarm(step=20, rule="nonfinite", why="has 2 NaN", key="param_grad/w", folder="alarm-000020"))
-    return folder
+from tests.integration.training.histories import KEYS, STEPS, record, row, write
 
 
 @pytest.fixture
@@ -196,6 +173,9 @@ STRANGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a blob for a text": (sql("UPDATE tensors SET name = x'00'"), "its table tensors is of a wrong type"),
     "no name": (sql("UPDATE tensors SET name = NULL"), "has no name"),
     "no shape": (sql("UPDATE tensors SET shape = '[1, x]'"), "a shape in its table tensors is none"),
+    "a text for a histogram": (
+        sql("INSERT INTO histograms VALUES (0, 0, 'many')"), "its table histograms is of a wrong type"),
+    "a histogram of no bins": (sql("INSERT INTO histograms VALUES (0, 0, zeroblob(8))"), "bins or counts"),
     "not UTF-8": (sql("UPDATE tensors SET name = CAST(x'ff' AS TEXT)"), "it is not a history that can be read"),
     "another program's": (sql("PRAGMA application_id=7"), "another program wrote it"),
     "a newer version": (sql("PRAGMA user_version=2"), "its version is 2, and this gradscope reads 1"),
@@ -211,9 +191,111 @@ STRANGE: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_a_strange_history_is_refused(run: Path, kind: str) -> None:
     change, message = STRANGE[kind]
     change(run / "history.sqlite")
-    done = gradscope("show", run, folder=run)
+    done = gradscope("show", run, *(("--tensor", KEYS[0]) if "histogram" in kind else ()), folder=run)
     assert (done.status, done.errors.count("error:")) == (3, 1), done.errors + done.output
     assert message in done.errors
+
+
+def in_log(run: Path, log: bytes) -> None:
+    """Put a write-ahead log beside a history that says that it has one."""
+    path = run / "history.sqlite"
+    header = bytearray(path.read_bytes())
+    header[18:20] = b"\x02\x02"
+    path.write_bytes(header)
+    (run / "history.sqlite-wal").write_bytes(log)
+
+
+def logged(folder: Path, *statements: str) -> bytes:
+    """The write-ahead log of a database that somebody else made, with what these statements change."""
+    folder.mkdir()
+    connection = sqlite3.connect(folder / "other.sqlite", isolation_level=None)
+    connection.execute("PRAGMA journal_mode=WAL")
+    for statement in statements:
+        connection.execute(statement)
+    log = (folder / "other.sqlite-wal").read_bytes()
+    connection.close()
+    return log
+
+
+def test_a_log_of_somebody_else_is_refused_or_harmless(run: Path, tmp_path: Path) -> None:
+    """A log is part of the database: what it brings in is checked as the rest is."""
+    log = logged(tmp_path / "other", "CREATE TABLE t (a)", "CREATE VIEW v AS SELECT load_extension('x')")
+    in_log(run, log)
+    for command in (("show",), ("watch",), ("export", "--to", "csv"), ("compare", run)):
+        name, *options = command
+        done = gradscope(name, run, *options, folder=run)
+        assert (done.status, done.errors.count("error:")) == (3, 1), done.errors
+
+
+@pytest.mark.parametrize("length", [0, 31, 32, 5000])
+def test_a_log_that_is_torn_is_ignored_from_there_on(run: Path, tmp_path: Path, length: int) -> None:
+    in_log(run, logged(tmp_path / "other", "CREATE TABLE t (a)")[:length])
+    with suppress(gs.DumpError), gs.load(run) as found:
+        assert found.steps["step"].tolist() == list(STEPS)
+
+
+def test_a_trigger_runs_nothing_and_a_history_is_never_changed(run: Path) -> None:
+    sql("CREATE TRIGGER t AFTER INSERT ON run BEGIN DELETE FROM steps; END")(run / "history.sqlite")
+    before = (run / "history.sqlite").read_bytes()
+    for command in (("show",), ("watch",), ("export", "--to", "csv"), ("compare", run)):
+        name, *options = command
+        assert gradscope(name, run, *options, folder=run).status == 3
+    assert (run / "history.sqlite").read_bytes() == before
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
+def test_a_history_that_is_cut_short_anywhere_is_refused(run: Path, share: float) -> None:
+    path = run / "history.sqlite"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    done = gradscope("show", run, folder=run)
+    assert (done.status, done.errors.count("error:")) == (3, 1), done.errors + done.output
+
+
+def test_a_history_without_a_log_is_read_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without shared memory: SQLite answers the request for a log with the journal that it has."""
+
+    class NoLog(sqlite3.Connection):
+        def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+            return super().execute(statement.replace("journal_mode=WAL", "journal_mode=DELETE"), *values)
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=NoLog))
+    with HistoryWriter(tmp_path, from_step=0, facts={"model": "net"}) as history:
+        history.describe({}, map(row, KEYS))
+        for step in (0, 10):
+            history.write(lambda step=step: record(step))
+            history.flush()
+            assert not (tmp_path / "history.sqlite-wal").exists()
+            with gs.load(tmp_path) as found:
+                assert found.steps["step"].tolist() == list(range(0, step + 1, 10))
+        killed = (tmp_path / "history.sqlite").read_bytes()
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "history.sqlite").write_bytes(killed)
+    with gs.load(tmp_path / "copy") as found:
+        assert found.steps["step"].tolist() == [0, 10]
+
+
+def test_a_writer_without_a_log_that_is_killed_leaves_whole_steps(tmp_path: Path) -> None:
+    """A process that is killed within a transaction, its journal still there: the next reader sees what was before."""
+    program = (
+        "import os, sqlite3; from pathlib import Path;"
+        "c = sqlite3.connect('run/history.sqlite', isolation_level=None);"
+        "c.execute('PRAGMA journal_mode=DELETE'); c.execute('PRAGMA cache_size=1');"
+        "c.execute('BEGIN IMMEDIATE'); c.execute('UPDATE stats SET l2 = 1e9');"
+        "c.execute('DELETE FROM steps'); os._exit(9)"
+    )
+    keys = tuple(f"param/layer{number}/kernel" for number in range(60))
+    run = write(tmp_path / "run", tuple(range(20)), keys)
+    with gs.load(run) as found:
+        before = found.series(keys[0], "l2")
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False)
+    assert done.returncode == 9
+    assert (run / "history.sqlite-journal").stat().st_size > 0
+    with RunFolder(run), HistoryWriter(run, from_step=20, facts={}) as history:  # as --resume does
+        history.describe({}, map(row, keys))
+    with gs.load(run) as found:
+        np.testing.assert_array_equal(found.series(keys[0], "l2"), before)
+        assert len(found.steps["step"]) == 20
 
 
 @pytest.mark.parametrize("seed", range(3))

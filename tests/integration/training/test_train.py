@@ -146,6 +146,20 @@ def test_the_last_states_are_kept(folder: Path) -> None:
     assert sorted(path.name for path in (folder / "kept").glob("state-*")) == ["state-000008.npz", "state-000009.npz"]
 
 
+def test_dumps_of_steps_are_those_of_the_dump_command(folder: Path) -> None:
+    options = ("--steps", 5, "--every", 5, "--dump-every", 4, "--dump-at", "1, 2", "--save-every", 2, "-o", "dumped")
+    assert gradscope(*TRAIN, *options, folder=folder).status == 0
+    run = folder / "dumped"
+    assert [path.name for path in sorted(run.glob("step-*"))] == [f"step-{step:06}.npz" for step in (0, 1, 2, 4)]
+    state = "dumped/state-000002.npz"
+    given = ("--data", "data.py:batches", "--batch-index", 2, "--checkpoint", state, "-q", "-o", "two.npz")
+    assert gradscope("dump", "net.py", *given, folder=folder).status == 0
+    with gs.load(run / "step-000002.npz") as ours, gs.load(folder / "two.npz") as other:
+        assert list(ours) == list(other)
+        assert ours.loss == other.loss
+        assert all(ours[key].tobytes() == other[key].tobytes() for key in ours)
+
+
 def test_a_numbered_pipeline_is_the_same_run(folder: Path) -> None:
     for name, where in (("batches", "one"), ("numbered", "two")):
         options = ("--data", f"data.py:{name}", "--steps", 6, "--every", 2, "-q", "-o", where)
@@ -213,6 +227,7 @@ def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Pa
         (("--ema", "2"), 2, "between 0 and 1"),
         (("--select", "haed/*"), 2, "selects nothing"),
         (("--save-every", "often"), 2, "is no number of steps"),
+        (("--dump-at", "1,last"), 2, "is no list of steps"),
         (("--batch-index", "3"), 2, "step n takes batch n"),
         (("--resume", "-o", "empty"), 2, "there is no run in empty to resume"),
         (("-o", "run"), 2, "run holds a run"),
@@ -260,3 +275,26 @@ def test_frozen_and_multiplied_parameters(folder: Path) -> None:
         np.testing.assert_allclose(half, 0.5, rtol=1e-6)
         first = module(folder / "net.py").init(jax.random.split(jax.random.key(0))[0])
         np.testing.assert_array_equal(state["param/hidden/kernel"], first["params"]["hidden"]["kernel"])
+
+
+def test_histograms_are_those_of_the_state_before_the_step(folder: Path) -> None:
+    line = (*TRAIN, "--steps", 8, "--every", 4, "--histograms-every", 3, "--save-every", 3, "--keep", 9)
+    assert gradscope(*line, "-o", "drawn", folder=folder).status == 0
+    key = "param/hidden/kernel"
+    with gs.Run(folder / "drawn") as run, gs.load(folder / "drawn" / "state-000006.npz") as state:
+        assert run.steps["step"].tolist() == [0, 3, 4, 6, 7]
+        found = run.histograms(key)
+        assert list(found) == [0, 3, 6, 7]
+        assert all(run.histograms(each) for each in run.keys())  # noqa: SIM118 - a run is no mapping
+        edges = np.unique([*found[6].lower, *found[6].upper])
+        expected, _ = np.histogram(state[key], edges)
+        assert expected[expected > 0].tolist() == list(found[6].counts)
+    with gs.Run(folder / "drawn") as run:  # what is drawn changes no number
+        drawn = run.series(key, "l2")
+    assert gradscope(*TRAIN, "--steps", 8, "--every", 1, "-o", "plain", folder=folder).status == 0
+    with gs.Run(folder / "plain") as run:
+        np.testing.assert_allclose(drawn, run.series(key, "l2")[[0, 3, 4, 6, 7]], rtol=1e-6)
+    shown = gradscope("show", "drawn", "--tensor", key, folder=folder).output
+    assert "Histograms (4)" in shown
+    rows = gradscope("show", "drawn", "--tensor", key, "--json", folder=folder).json["histograms"]
+    assert [sum(each["counts"]) for each in rows] == [96] * 4

@@ -173,3 +173,28 @@ def test_a_search_that_fails_is_told_and_takes_nothing_down(monkeypatch: pytest.
     assert dump.origins == ()
     assert re.search("could not be explained: TypeError: no such thing", dump.manifest.note)
     assert dump["param_grad/value"].shape == W.shape
+
+
+def test_an_infinity_that_nan_to_num_makes_finite_is_told_as_the_first_value() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        with jax.named_scope("quotient"):
+            divided = w / 0.0
+        with jax.named_scope("safe"):
+            return jnp.nan_to_num(divided).sum() * x.sum()
+
+    (only,) = gs.capture(loss, jnp.ones(3), jnp.ones(3)).findings()
+    assert (only.rule, only.name) == ("nonfinite", "quotient")
+    assert only.why == "has 0 NaN and 3 Inf of 3 elements: it is the first value that is not finite, the result of div"
+
+
+def test_a_function_with_its_own_derivative_rule_is_named() -> None:
+    @jax.custom_vjp
+    def spoiling(w: Any) -> Any:
+        return w * 2
+
+    spoiling.defvjp(lambda w: (w * 2, None), lambda _, gradient: (gradient * jnp.nan,))
+    zero = jnp.zeros(3)
+    (origin,) = gs.capture(lambda w, x: jax.scipy.special.xlogy(x * w, jnp.abs(x) * w).sum(), zero, jnp.ones(3)).origins
+    assert origin.why == "sent back the first NaN: the derivative of xlogy at 0 and 0 (element [0]) is not finite"
+    (origin,) = gs.capture(lambda w, x: (spoiling(w) * x).sum(), zero, jnp.ones(3)).origins
+    assert "the custom_vjp spoiling made it in its own backward rule" in origin.why

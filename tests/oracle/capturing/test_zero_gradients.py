@@ -15,6 +15,7 @@ import gradscope as gs
 from gradscope.capturing.execution.preparation import Arguments, prepare
 from gradscope.capturing.explain.zeros.zero_gradients import Zero, causes_of
 from gradscope.capturing.timings import Timings
+from gradscope.dump.manifest.zero_reasons import kind_of
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
@@ -168,6 +169,23 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
         ONES,
         "(cancellation: the gradient's terms sum to exactly zero in|zero by construction: .*;) dot_general",
     ),
+    "a mask that leaves one entry in each row": (
+        lambda w, x: (jax.nn.softmax(jnp.where(jnp.eye(4, dtype=bool), w[:, None] * x[None], -1e9)) * x[None]).sum(),
+        ONES,
+        r"masked: in each row the mask leaves one entry, whose weight is 1 whatever its score, in exp at",
+    ),
+    "an infinite mask that leaves one entry in each row": (
+        lambda w, x: (
+            jax.nn.softmax(jnp.where(jnp.eye(4, dtype=bool), w[:, None] * x[None], -jnp.inf)) * x[None]
+        ).sum(),
+        ONES,
+        r"masked: in each row the mask leaves one entry, whose weight is 1 whatever its score, in exp at",
+    ),
+    "a softmax far apart": (
+        lambda w, x: (jax.nn.softmax(w[:, None] * 1e4 * x[None]) * x[None]).sum(),
+        ONES,
+        r"underflow: in each row all entries but one are so low that their weight rounds to zero, in exp at",
+    ),
     "a branch": (branches, ONES, r"branch not taken: cond at test_zero_gradients.py:\d+$"),
     "a loop of no iterations": (
         lambda w, x: lax.fori_loop(0, 0, lambda _, carry: carry * w.sum(), x.sum()),
@@ -268,6 +286,29 @@ def said() -> dict[str, str]:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_with_its_place(said: dict[str, str], fault: str) -> None:
     assert re.search(FAULTS[fault][2], said[fault]), said[fault]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_reason_is_of_a_kind_that_explain_knows(said: dict[str, str], fault: str) -> None:
+    for reason in re.sub("^(is exactly zero|has no gradient): ", "", said[fault]).split("; "):
+        assert kind_of(reason) is not None or "takes out what it adds" in reason, reason
+
+
+def test_what_an_optimizer_only_looks_at_for_being_finite_is_cut_off_there() -> None:
+    optax = pytest.importorskip("optax", reason="optax is not installed: pip install 'gradscope-jax[train]'")
+    optimizer = optax.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=5)
+
+    def loss(w: Any, x: Any) -> Any:
+        gradients = {"w": w["w"] * x, "watched": w["watched"]}
+        updates, _ = optimizer.update(gradients, optimizer.init(w), w)
+        return (optax.apply_updates(w, updates)["w"] * x).sum()
+
+    with jax.numpy_dtype_promotion("standard"):
+        dump = gs.capture(loss, {"w": ONES, "watched": ONES}, ROW)
+        assert jnp.array_equal(dump["param_grad/w"], jax.grad(loss)({"w": ONES, "watched": ONES}, ROW)["w"])
+    said = said_of(dump, "param_grad")
+    assert re.search(r"is_finite at test_zero_gradients.py:\d+, an integer path: a comparison", said["watched"])
+    assert [(each.rule, each.name) for each in dump.findings()] == [("zero-grad", "watched")]
 
 
 def test_a_parameter_without_a_fault_is_not_named(said: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ import gradscope
 
 #: What runs programs.
 NEEDS_JAX = frozenset(
-    {"CoreStatistics", "Seen", "capture", "clip", "gradients", "save", "train_step", "value_and_grad"}
+    {"CoreStatistics", "Probe", "Seen", "capture", "clip", "gradients", "save", "train_step", "value_and_grad"}
 )
 
 

@@ -115,6 +115,27 @@ def test_a_kernel_of_equal_weights_is_named_and_one_of_a_normalisation_is_none()
     assert rules(replace(network, entries=(*network.entries, *norm), layers=(*network.layers, scale))) == []
 
 
+def test_the_gain_of_a_normalisation_that_stays_zero_is_the_cause_of_what_it_silences() -> None:
+    network = chain([1.0] * 3)
+    norm = Layer(path="norm", index=1, params=("norm/scale", "norm/bias"), outputs=("norm",), rms={"in": 1.0, "out": 0})
+    silent = (
+        *(
+            entry(f"{family}/norm/{name}", [0.0] * 4, 1)
+            for family in ("param", "param_grad")
+            for name in ("scale", "bias")
+        ),
+        entry("activation/norm", np.zeros((16, 4)), 1, primitive="add"),
+        entry("activation/relu", np.zeros((16, 32)), 2, primitive="max"),
+    )
+    stuck = replace(network, entries=(*network.entries, *silent), layers=(*network.layers, norm))
+    assert rules(stuck) == [("init", "norm/scale")]
+    moving = entry("param_grad/norm/scale", [1.0] * 4, 1)
+    entries = tuple(
+        moving if (each.family, each.name) == ("param_grad", "norm/scale") else each for each in stuck.entries
+    )
+    assert rules(replace(stuck, entries=entries)) == [("dead", "relu")]
+
+
 def test_nonfinite_is_one_finding_at_the_origin_with_all_tensors_counted() -> None:
     broken = [[np.nan, np.inf, 1.0]]
     manifest = Manifest(
@@ -127,7 +148,7 @@ def test_nonfinite_is_one_finding_at_the_origin_with_all_tensors_counted() -> No
     )
     (only,) = find(manifest)
     assert (only.rule, only.name, only.tensors) == ("nonfinite", "early", 4)
-    assert only.why.startswith("has 1 NaN and 1 Inf of 3 elements")
+    assert only.why == "has 1 NaN and 1 Inf of 3 elements: it is the first value that is not finite"
     origin = Origin(direction="forward", name="early/log", why="made the first Inf: log of 0", source="net.py:7")
     (known,) = find(replace(manifest, origins=(origin,)))
     assert known == Finding(
@@ -223,6 +244,18 @@ def test_a_softmax_on_single_elements_is_saturated_and_an_even_one_is_not() -> N
     for weights, expected in ((single, [("saturated", "softmax")]), (np.full((8, 5), 0.2) + 1e-3 * single, [])):
         softmax = entry("activation/softmax", weights / weights.sum(-1, keepdims=True), 1, primitive="div")
         assert rules(replace(network, entries=(*network.entries, softmax))) == expected
+
+
+def test_a_softmax_to_which_a_mask_leaves_one_entry_is_not_saturated() -> None:
+    network = chain([1.0] * 3)
+    single = entry("activation/softmax", np.eye(8, 5)[:, ::-1] + np.eye(8, 5, -5), 1, primitive="div")
+    gradient = entry("param_grad/query", [0.0], 0)
+    why = "masked: in each row the mask leaves one entry, whose weight is 1 whatever its score, in exp at model.py:1"
+    cause = Cause(family="param_grad", name="query", why=why)
+    entries = (*network.entries, single, gradient)
+    assert rules(replace(network, entries=entries, causes=(cause,))) == [("zero-grad", "query")]
+    elsewhere = replace(cause, why=why.replace("py:1", "py:2"))
+    assert ("saturated", "softmax") in rules(replace(network, entries=entries, causes=(elsewhere,)))
 
 
 def test_a_lost_gradient_is_one_finding_at_the_value_closest_to_its_loss() -> None:

@@ -90,6 +90,13 @@ class Scanned(nnx.Module):
         x = scan(nnx.remat(lambda x, layer: layer(x)))(x, self.layers)
         return self.bridge(self.rnn(x))
 
+class Slashed(nnx.Module):
+    def __init__(self, *, rngs):
+        first, second = nnx.Param(jnp.linspace(1.0, 2.0, 4)), nnx.Param(jnp.linspace(-1.0, 1.0, 4))
+        self.kernels = nnx.Dict({"a/b": first, "a": nnx.Dict({"b": second})})
+    def __call__(self, x):
+        return jnp.sin(x @ self.kernels["a/b"][...]) + x @ self.kernels["a"]["b"][...] ** 2
+
 net = Net(rngs=nnx.Rngs(7))
 broken = Net(rngs=nnx.Rngs(7))
 broken.fail = True
@@ -114,6 +121,16 @@ def captured(net: Any, x: Any) -> dict[str, Any]:
         for call, value in enumerate(calls.get_value(), 1)
         if path[-1] == "__call__"
     }
+
+
+def test_variables_that_a_slash_would_make_one_are_both_there(folder: Path) -> None:
+    seen = held.dump(f"{held.source(folder, NET)}:Slashed", "float32[6,4]", loss="sum")
+    from net import Slashed
+
+    net, x = Slashed(rngs=nnx.Rngs(0)), held.family(seen, "input")["x"]
+    gradients = nnx.grad(lambda net: net(x).sum())(net)["kernels"]
+    expected = {"kernels/a%2Fb": gradients["a/b"][...], "kernels/a/b": gradients["a"]["b"][...]}
+    held.assert_same_tensors(held.family(seen, "param_grad"), expected)
 
 
 def test_gradients_activations_and_collections_are_nnxs_own(folder: Path) -> None:

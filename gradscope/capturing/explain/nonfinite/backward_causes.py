@@ -23,6 +23,7 @@ from gradscope.capturing.explain.nonfinite.repairs import (
     overflow,
 )
 from gradscope.capturing.explain.nonfinite.replay import Failure
+from gradscope.tracing.jaxpr.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.operations import Operation, Operations
 
@@ -81,7 +82,9 @@ def _received(failure: Failure) -> float | None:
 def _cause(operation: Operation, failure: Failure, operations: Operations) -> Diagnosis:
     place, primitive = element(failure.index), failure.equation.primitive.name
     if primitive.startswith("custom_vjp"):
-        return Diagnosis(f"its own backward rule, a custom_vjp, made it of a gradient that is finite{place}")
+        rule = custom_rule(failure.equation)
+        named = "" if rule is None or rule.function == primitive else f" {rule.function}"
+        return Diagnosis(f"the custom_vjp{named} made it in its own backward rule, of a gradient that is finite{place}")
     over = _overflow(failure)
     if over is not None:
         return over
@@ -115,7 +118,8 @@ def _singular(operation: Operation, primitive: str, failure: Failure, operations
     if undefined is not None:
         return undefined
     if (primitive in _SINGULAR_AT_ZERO or primitive.startswith("custom_jvp")) and 0 in failure.operands:
-        name = "a function with its own derivative rule" if primitive.startswith("custom_jvp") else primitive
+        rule = custom_rule(failure.equation)
+        name = primitive if rule is None else rule.function.strip("_")
         why = f"the derivative of {name} at {numbers(failure.operands)}{place} is not finite"
         return Diagnosis(why, ADD_EPSILON)
     return None

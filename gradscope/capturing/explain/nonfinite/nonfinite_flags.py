@@ -7,6 +7,7 @@ alike. Where only values are requested it has no backward pass.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import jax
@@ -14,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.capturing.execution.order import ExecutionOrder
-from gradscope.instrument.observing_program import observing_program
+from gradscope.capturing.explain.nonfinite.single_run import run_once
+from gradscope.instrument.observing_program import observing_program, observing_values
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
@@ -39,16 +41,18 @@ class NonfiniteFlags:
     def __init__(self, trace: Trace, leaves: Sequence[Any], *, backward: bool) -> None:
         plan = make_plan(trace, CaptureSpec(operations=True), _flag)
         program, reached = observing_program(trace, plan)
+        forward = observing_values(trace, replace(plan, gradients=frozenset()))
 
         def flags(leaves: Sequence[Any]) -> tuple[list[Any], Mapping[int, Any], Mapping[int, Any], Mapping[int, Any]]:
-            observed = program(leaves)
             own = [_flag(leaf) for leaf in leaves]
             if not backward:
-                return own, observed.captured.values, {}, {}
+                return own, forward(leaves), {}, {}
+            observed = program(leaves)
             gradients = {number: _flag(gradient) for number, gradient in observed.gradients.items()}
             return own, observed.captured.values, observed.cotangents, gradients
 
-        self._leaves, self._values, cotangents, self._gradients = jax.device_get(jax.jit(flags)(list(leaves)))
+        found = jax.device_get(run_once(flags, list(leaves)))
+        self._leaves, self._values, cotangents, self._gradients = found
         self._cotangents = {number: each for number, each in cotangents.items() if number in reached.sites}
         self._numbers = {site.value: number for number, site in enumerate(plan.sites)}
         self._order = ExecutionOrder.of_trace(trace)
@@ -121,7 +125,11 @@ def _flag(value: Any, *, passing: bool = False) -> Any:  # noqa: ARG001 - the sa
     dtype = jax.typeof(value).dtype
     if not jnp.issubdtype(dtype, jnp.inexact):
         return jnp.float32(0)
-    constant = jax.lax.stop_gradient(value)
-    wide = constant.astype(jnp.float32) if dtype.itemsize < np.dtype(np.float16).itemsize else constant
+    return _reduced(jax.lax.stop_gradient(value))
+
+
+@jax.jit  # traced once for each shape, where every value of the run has a flag
+def _reduced(value: Any) -> Any:
+    wide = value.astype(jnp.float32) if value.dtype.itemsize < np.dtype(np.float16).itemsize else value
     flags = jnp.where(jnp.isnan(wide), jnp.uint8(NAN), jnp.where(jnp.isinf(wide), jnp.uint8(INF), jnp.uint8(0)))
     return jax.lax.reduce(flags, jnp.uint8(0), jax.lax.bitwise_or, tuple(range(flags.ndim))).astype(jnp.float32)

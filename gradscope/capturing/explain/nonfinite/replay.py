@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.capturing.explain.nonfinite.nonfinite_flags import counted_iterations
-from gradscope.instrument.observing_program import observing_program
+from gradscope.capturing.explain.nonfinite.single_run import run_once
+from gradscope.instrument.observing_program import observing_program, observing_values
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.taps import whole_tensor
 from gradscope.tracing.dataflow.reachability import Reach
@@ -94,12 +95,15 @@ class Replay:
         )
         plan = Plan(sites=self._sites, gradients=differentiated, observe=whole_tensor)
         program, reached = observing_program(trace, plan)
+        forward = observing_values(trace, plan)
 
         def seen(leaves: Sequence[Any]) -> tuple[Any, Any]:
+            if not backward:
+                return forward(leaves), {}
             observed = program(leaves)
-            return observed.captured.values, observed.cotangents if backward else {}
+            return observed.captured.values, observed.cotangents
 
-        self._values, cotangents = jax.jit(seen)(list(leaves))
+        self._values, cotangents = run_once(seen, list(leaves))
         self._cotangents = {number: each for number, each in cotangents.items() if number in reached.sites}
 
     def forward(self, operation: Operation) -> Failure | None:

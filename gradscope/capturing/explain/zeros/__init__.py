@@ -3,6 +3,7 @@
 - `zero_gradients` follows a gradient that is exactly zero towards the loss. `neighbourhood` observes the operations
   around it, and `zero_uses` classifies an operation whose derivative is zero there.
 - `loop_steps` follows steps through loops, and `operand_names` names the operands that are arguments or constants.
+- `softmax_rows` tells softmaxes whose rows have a single weight, by a mask or by saturation.
 - `rounding_zeros` chooses the gradients that may be rounding errors. `invariance` displaces their values, and finds the
   operation that takes the displacement out, as `displacement` measures it.
 """

@@ -5,7 +5,7 @@ features: the terms of such a gradient cancel, and what is left is rounding. No 
 *displaced* at random, the loss runs once more, and the difference to the first run is followed from operation to
 operation. An invariance is an operation that takes the displacement out: several of its operands, or elements, differ,
 and its result does not. A gradient that vanishes is something else: differences shrink gradually, or in an operation
-that saturates element by element, which takes nothing out.
+that saturates, element by element or row by row, which takes nothing out.
 
 One program observes a sample of every value between the displaced ones and the loss. It runs once as it is, once with
 all values displaced together, and, where that does not settle it, once for each.
@@ -23,6 +23,7 @@ import numpy as np
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.explain.zeros.displacement import Change, change_of, is_taken_out, mixes, precision, sample
 from gradscope.capturing.explain.zeros.neighbourhood import differentiably
+from gradscope.capturing.explain.zeros.softmax_rows import is_saturated
 from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import Plan
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
@@ -179,6 +180,8 @@ class Invariances:
         result = None if made is None else changes.get(made)
         if result is None or not operands or not (len(operands) > 1 or mixes(equation)):
             return False
+        if made is not None and is_saturated(self._before[made]):
+            return False  # a softmax at its limits, where rounding takes out what is displaced
         return is_taken_out(equation, operands, result, self._precision)
 
 

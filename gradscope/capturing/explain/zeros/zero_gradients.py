@@ -27,6 +27,7 @@ from gradscope.capturing.explain.zeros.neighbourhood import (
     observe_neighbourhood,
 )
 from gradscope.capturing.explain.zeros.operand_names import OperandNames
+from gradscope.capturing.explain.zeros.softmax_rows import single_weights
 from gradscope.capturing.explain.zeros.zero_uses import EquationUse
 from gradscope.dump.manifest.manifest import Cause
 from gradscope.naming import IterationIndex
@@ -191,7 +192,9 @@ class _Search:
                 case _:
                     further.append(result)
         if flowing:
-            return [f"cancellation: what flows back from {' and '.join(flowing)} sums to exactly zero"], []
+            cancelled = f"cancellation: what flows back from {' and '.join(flowing)} sums to exactly zero"
+            known = partial(self._neighbourhood.value, iteration=value_at.iteration)
+            return [single_weights(value_at.variable, known) or cancelled], []
         return zero_derivatives, further
 
     def _computed(self, value_at: _VariableAt) -> Iterator[_Result]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.capturing.explain.zeros.operand_names import CONSTANT
+from gradscope.capturing.explain.zeros.softmax_rows import single_entries
 from gradscope.tracing.dataflow.gradient_barriers import location_of
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import Frame
@@ -133,6 +134,8 @@ class EquationUse:
         if self._cancels():
             return f"cancellation: the gradient's terms sum to exactly zero in {where}"
         if found := self._flatness(where):
+            return found
+        if equation.primitive.name == "exp" and (found := single_entries(self.operands[0], where)):
             return found
         kind = next((reason for names, reason in _KINDS if equation.primitive.name in names), _OTHERWISE)
         return kind.format(where=where) + self._zeros(equation.primitive.name)

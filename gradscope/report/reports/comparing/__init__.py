@@ -1,6 +1,6 @@
-"""Comparing has the reports of comparisons: of two dumps, a series, one tensor, and layers by themselves.
+"""Comparing has the reports of comparisons: of two dumps, a series, two runs, one tensor, and layers by themselves.
 
-- `comparison`, `series`, `difference` and `isolation` are the reports.
+- `comparison`, `series`, `compared_runs`, `difference` and `isolation` are the reports.
 - `comparison_rows` makes lines of the rows of a comparison, and `comparison_overview` the tables of one screen.
 - `run_notes` are the notes on how the runs differ.
 """

@@ -69,10 +69,10 @@ class ComparisonReport:
     def document(self, screen: Screen) -> Document:
         """Returns verdict, provenance, tables, reasons and what would pass; or some names, where no name is common."""
         if self.overview and screen.width is not None:
-            return fitted(partial(self._document, screen), screen, most=_MOST_ROWS, fewest=_FEWEST_ROWS)
-        return self._document(screen, None)
+            return fitted(partial(self.shortened, screen), screen, most=_MOST_ROWS, fewest=_FEWEST_ROWS)
+        return self.shortened(screen, None)
 
-    def _document(self, screen: Screen, most: int | None) -> Document:
+    def shortened(self, screen: Screen, most: int | None) -> Document:
         """Returns the document with at most so many rows, chosen from all families; None for all rows."""
         verdict = self.comparison.verdict
         judged = Notes(
@@ -89,14 +89,16 @@ class ComparisonReport:
             judged,
             Notes(title="The runs differ in", notes=(*extent, *provenance)),
             *heat_strips(self.comparison, screen),
-            *(self._tables() if most is None else overview_tables(self.comparison, most)),
+            *(self.tables() if most is None else overview_tables(self.comparison, most)),
             Notes(title="Reasons", notes=tuple(self._reasons()), at_most=_REASONS_PER_STATUS if most is None else 2),
             Notes(notes=tuple(self._outlook(most))),
         )
 
     def annotations(self) -> list[Annotation]:
-        """Returns the verdict; a comparison knows names and no source lines."""
-        return [verdict_annotation(self.comparison.verdict, self.comparison.sentence)]
+        """Returns the verdict, next to the source line of the first divergence."""
+        first = self.comparison.first_divergence.forward or self.comparison.first_divergence.backward
+        source = None if first is None else first.source
+        return [verdict_annotation(self.comparison.verdict, self.comparison.sentence, source)]
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns every row, also those that are the same."""
@@ -110,7 +112,8 @@ class ComparisonReport:
         rows = [row for row in self.comparison.rows if self.everything or row.status != "same"]
         return sorted(rows, key=badness, reverse=True) if self.worst_first else in_tree_order(rows)
 
-    def _tables(self) -> Iterator[Table]:
+    def tables(self) -> Iterator[Table]:
+        """Yields a table of each family, with every row that is shown."""
         totals = Counter(row.family for row in self.comparison.rows)
         families: dict[str, list[ComparisonRow]] = {}
         for row in self._shown():

@@ -47,9 +47,10 @@ def provenance_notes(differences: Sequence[Mapping[str, Json]], screen: Screen, 
     return (*notes, *_hashes(hashes))
 
 
-def verdict_annotation(verdict: str, sentence: str) -> Annotation:
-    """Returns the verdict of a comparison as an annotation."""
-    return Annotation(level="notice" if verdict == "same" else "error", title=f"gradscope: {verdict}", message=sentence)
+def verdict_annotation(verdict: str, sentence: str, source: str | None = None) -> Annotation:
+    """Returns the verdict of a comparison as an annotation, at the `file:line` of the first divergence."""
+    level = "notice" if verdict == "same" else "error"
+    return Annotation(level=level, title=f"gradscope: {verdict}", message=sentence, source=source)
 
 
 def _hashes(fields: Sequence[str]) -> Iterator[Note]:

@@ -44,7 +44,22 @@ class SeriesReport:
 
     def document(self, screen: Screen) -> Document:
         """Returns the verdict, a line for each comparison, and the full report of the first that differs."""
-        verdict, first = self.series.verdict, self.series.first_different
+        heading = self.heading()
+        first = self.series.first_different
+        if first is None:
+            return heading
+        details = ComparisonReport(
+            comparison=first.comparison,
+            everything=self.everything,
+            worst_first=self.worst_first,
+            overview=self.overview,
+            verbose=self.verbose,
+        ).document(screen)
+        return (*heading, Notes(title="The first that differs", notes=(Note(label="name", text=first.name),)), *details)
+
+    def heading(self) -> tuple[Notes, Table]:
+        """Returns the verdict, and the table with a line for each comparison."""
+        verdict = self.series.verdict
         judged = Notes(notes=(Note(label=verdict, text=self.series.sentence, style=VERDICT_STYLES[verdict]),))
         title = "Steps" if self.series.steps else "Candidates"
         table = Table(
@@ -53,17 +68,7 @@ class SeriesReport:
             lines=tuple(map(_line, self.series.members)),
             in_order=False,
         )
-        if first is None:
-            return judged, table
-        details = ComparisonReport(
-            comparison=first.comparison,
-            everything=self.everything,
-            worst_first=self.worst_first,
-            overview=self.overview,
-            verbose=self.verbose,
-        ).document(screen)
-        heading = Notes(title="The first that differs", notes=(Note(label="name", text=first.name),))
-        return judged, table, heading, *details
+        return judged, table
 
     def annotations(self) -> list[Annotation]:
         """Returns the verdict; a comparison knows names and no source lines."""

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.manifest.manifest import Cause, Manifest
 from gradscope.errors import UsageError
 from gradscope.report import Screen, TensorReport, tensor_report, to_json, to_text
 from gradscope.report.reports.tensor import bars
@@ -52,6 +52,16 @@ def test_an_alias_shows_its_tensor() -> None:
     owner = tensor_report("run.npz", one_tensor(), "relu", ())
     assert "alias_of   activation/relu\n" in text_of(alias)
     assert histogram_of(alias) == histogram_of(owner) != []
+
+
+def test_why_it_is_zero_is_said() -> None:
+    cause = Cause(family="param_grad", name="w", why="is zero but for rounding: the loss does not change with it")
+    entries = (entry("param", "w"), entry("param_grad", "w"))
+    known = tensor_report("run.npz", Manifest(entries=entries, causes=(cause,)), "param_grad/w", ())
+    assert re.search(rf"^why zero +{cause.why}$", text_of(known), re.MULTILINE)
+    assert json.loads(to_json(known))["rows"][0]["why_zero"] == cause.why
+    other = tensor_report("run.npz", Manifest(entries=entries, causes=(cause,)), "param/w", ())
+    assert "why zero" not in text_of(other)
 
 
 def test_what_was_found_in_it_is_said() -> None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from gradscope.cli.commands.runs.recording_options import RecordOptions
 from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.options import shared as options
 from gradscope.cli.options.model_options import ModelOptions
 from gradscope.cli.options.report_options import FormatOptions, NameOptions
-from gradscope.cli.options.training_options import RecordOptions, StepOptions
+from gradscope.cli.options.training_options import StepOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from gradscope.dump.record import Json
     from gradscope.frameworks.modules.request import Request
     from gradscope.tracing.loading.model import Model
-    from gradscope.training.loop.training_loop import Outcome
+    from gradscope.training.loop.train_request import Outcome
 
 Steps = Annotated[int, typer.Option(min=1, metavar="N", help="How many steps the run has in the end, resumed or not.")]
 Run = Annotated[Path, typer.Option("--output", "-o", metavar="RUN", help="The folder of the run.")]
@@ -66,6 +67,7 @@ def train(
     # A relative path is one of the folder at the start, whatever the model does to it.
     start, model_request = Path.cwd(), model_options.request(target)
     step_options.factors()
+    checked = record_options.checked()
     notes = set_up_jax(model_options, cache=not no_cache)
     tell: Callable[[str], None] = (lambda _line: None) if quiet else say
     for note in notes:
@@ -83,12 +85,12 @@ def train(
         model_options=model_options, name_options=name_options, force=force, quiet=quiet, verbose=verbose,
         stop=stop, ask=ask, interrupts=context.obj, start=start,
     )  # fmt: skip
-    if signals and outcome.steps < steps and outcome.alarm is None:
+    if signals and outcome.steps < steps and not outcome.stopped:
         tell(f"stopped after {outcome.steps:,} of {steps:,} steps; the same command with --resume goes on")
         raise typer.Exit(_SIGNALLED + signals[0])
     with chdir(start):
         _print_results(output, outcome, format_options)
-    if outcome.alarm is not None:
+    if outcome.stopped or any(alarm.rule in checked for alarm in outcome.alarms):
         raise typer.Exit(1)
 
 
@@ -103,7 +105,8 @@ def _trained(
     from gradscope.cli.running.training_progress import TrainingProgress
     from gradscope.cli.standard_streams import stdout_to_stderr
     from gradscope.training.loop.resuming import opened
-    from gradscope.training.loop.training_loop import TrainRequest, train
+    from gradscope.training.loop.train_request import TrainRequest
+    from gradscope.training.loop.training_loop import train
 
     with stdout_to_stderr(), Progress(quiet=quiet) as progress:
         model = model_options.model(target, model_request)
@@ -114,12 +117,16 @@ def _trained(
         for note in () if quiet else arguments.notes:
             say(note)
         chosen = {"TARGET": target, **_described(model, model_options), **step_options.described()}
+        tell: Callable[[str], None] = (lambda _line: None) if quiet else say
         shown = TrainingProgress(
-            progress, (lambda _line: None) if quiet else say, steps=steps, log_every=record_options.log_every
+            progress, tell, steps=steps, log_every=record_options.log_every
         )  # fmt: skip
         request = TrainRequest(
             model=model, arguments=arguments, batch=_batches(model_options, model, arguments), step=step, steps=steps,
-            every=record_options.every, saving=record_options.saving(), check_numerics=record_options.check_numerics,
+            every=record_options.every, histograms_every=record_options.histograms_every,
+            tensorboard=record_options.tensorboard, saving=record_options.saving(),
+            check_numerics=record_options.check_numerics, is_dumped=record_options.dumped(),
+            on_alarm=record_options.on_alarm.value, keep_alarms=record_options.keep_alarms, tell=tell,
             options=chosen, facts=_facts(model, model_options.facts(arguments)), stop=stop.is_set, progress=shown,
         )  # fmt: skip
         with chdir(start):

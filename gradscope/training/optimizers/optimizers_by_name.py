@@ -14,8 +14,8 @@ import optax.contrib
 
 from gradscope.errors import UsageError
 from gradscope.naming.patterns import nearest_hint
-from gradscope.training import clip, tensorflow1
-from gradscope.training.literal_expressions import Expression, parse_expression
+from gradscope.training.optimizers import clip, tensorflow1
+from gradscope.training.optimizers.literal_expressions import Expression, parse_expression
 
 #: A schedule: the learning rate as a function of the number of steps that were taken before.
 Schedule = Callable[[Any], Any]

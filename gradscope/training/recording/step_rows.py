@@ -1,4 +1,4 @@
-"""Recording turns what a step observed into rows of the run's history."""
+"""Turns what a step observed into rows of the run's history."""
 
 from __future__ import annotations
 
@@ -12,37 +12,39 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.capturing.records.measure import CoreReading
+from gradscope.capturing.seen import Seen
 from gradscope.history.history_rows import StepRecord, TensorRow
-from gradscope.instrument.rewriting.core_statistics import core_numbers
-from gradscope.training.loop.step_programs import Recorded, StepPrograms
-from gradscope.training.state import TrainState, named_leaves
+from gradscope.instrument.rewriting.core_columns import statistics_of
+from gradscope.instrument.rewriting.histogram_counts import histogram_of
+from gradscope.training.recording.recorded import Recorded
 from gradscope.training.step_seen import NUMBERS
 
 
-def tensor_rows(programs: StepPrograms, state: TrainState) -> Iterator[TensorRow]:
-    """Yields the tensors that a step observes, in execution order, those of the optimizer last.
+def tensor_rows(outlines: Sequence[Seen], keys: Sequence[str], leaves: Mapping[str, Any]) -> Iterator[TensorRow]:
+    """Yields the tensors that a step observes, its batch, then in execution order, those of the optimizer last.
 
     Args:
-        programs: The step, which has been traced.
-        state: A state; its shapes are used.
+        outlines: The shapes of the observations of each loss and its gradients.
+        keys: The keys of all observed tensors.
+        leaves: What has the shapes and dtypes of further tensors, by key.
     """
-    found = {row.key: row for row in _backward_rows(programs)}
-    yield from found.values()
-    params, own = named_leaves(state.params), state.slots() | state.averages()
-    for key in programs.keys:
+    for key in keys:
         family, name = naming.split_key(key)
-        leaf = own.get(key, params.get(name))
-        if key not in found:
+        if family == naming.INPUT:
+            yield TensorRow(family=family, name=name, shape=tuple(leaves[key].shape), dtype=str(leaves[key].dtype))
+    found = {row.key: row for outline in reversed(outlines) for row in _backward_rows(outline, frozenset(keys))}
+    yield from found.values()
+    for key in keys:
+        family, name = naming.split_key(key)
+        leaf = leaves.get(key)
+        if key not in found and family != naming.INPUT:
             shape, dtype = (None, None) if leaf is None else (tuple(leaf.shape), str(leaf.dtype))
             yield TensorRow(family=family, name=name, shape=shape, dtype=dtype)
 
 
-def _backward_rows(programs: StepPrograms) -> Iterator[TensorRow]:
-    """Yields the tensors of the loss and its gradients, as a dump of the same step would describe them."""
-    if programs.outline is None:
-        return
-    zeros = jax.tree_util.tree_map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), programs.outline)
-    known = frozenset(programs.keys)
+def _backward_rows(outline: Seen, known: frozenset[str]) -> Iterator[TensorRow]:
+    """Yields the tensors of a loss and its gradients, as a dump of the same step would describe them."""
+    zeros = jax.tree_util.tree_map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), outline)
     for record in zeros.session(CoreReading()).records():
         if naming.key_of(record.family, record.name) in known:
             yield TensorRow(
@@ -52,7 +54,7 @@ def _backward_rows(programs: StepPrograms) -> Iterator[TensorRow]:
 
 
 def step_record(
-    number: int, keys: Sequence[str], recorded: Recorded, *, examples: int | None, follows: bool
+    number: int, keys: Sequence[str], recorded: Recorded, *, examples: int | None, follows: bool, skipped: int = 0
 ) -> StepRecord:
     """Returns what is recorded of a step; waits for the device.
 
@@ -62,9 +64,12 @@ def step_record(
         recorded: What was recorded on the device.
         examples: Examples of all steps up to this one; None where it is not known.
         follows: Whether a step was recorded before, so that cosines have a meaning.
+        skipped: Updates that the run has skipped.
     """
-    vectors, cosines, numbers = jax.device_get(recorded)
-    stats = {key: _statistics(vector) for key, vector in zip(keys, vectors, strict=True)}
+    vectors, cosines, numbers, unchanged = jax.device_get(recorded)
+    stats: dict[str, dict[str, Any]] = {
+        key: {**statistics_of(vector)} for key, vector in zip(keys, vectors, strict=True)
+    }
     total = float(numbers["grad_norm"]) ** 2
     for name, cosine in cosines.items():
         gradient = stats.get(naming.key_of(naming.PARAM_GRAD, name), {})
@@ -72,32 +77,20 @@ def step_record(
         gradient["share"] = _known(gradient.get("l2", math.nan) ** 2 / total) if total else None
         _add_ratio(stats, name)
     own: dict[str, float | int | None] = {
-        "step": number, "time": time.time(), "examples": examples, "skipped": 0,
+        "step": number, "time": time.time(), "examples": examples, "skipped": skipped,
         **{name: float(numbers[name]) for name in NUMBERS if name in numbers},
     }  # fmt: skip
-    return StepRecord(numbers=own, stats=stats)
+    histograms = {key: histogram_of(vector) for key, vector in zip(keys, vectors, strict=True)}
+    return StepRecord(
+        numbers=own, stats=stats, unchanged={name: bool(each) for name, each in unchanged.items()},
+        histograms={key: histogram for key, histogram in histograms.items() if histogram is not None},
+    )  # fmt: skip
 
 
 def _add_ratio(stats: Mapping[str, dict[str, Any]], name: str) -> None:
     update, param = (stats.get(naming.key_of(family, name), {}) for family in (naming.UPDATE, naming.PARAM))
     if param.get("l2") and "l2" in update:
         update["ratio"] = update["l2"] / param["l2"]
-
-
-def _statistics(vector: np.ndarray) -> dict[str, Any]:
-    """Returns the columns of a history from a vector of core statistics; those over no finite element are missing."""
-    numbers = core_numbers(vector)
-    counts = {"zeros": numbers.zeros, "nan": numbers.nan, "inf": numbers.inf}
-    if not numbers.finite:
-        return counts
-    return {
-        "l2": numbers.rms * math.sqrt(numbers.finite),
-        "rms": numbers.rms,
-        "mean": numbers.mean,
-        "std": numbers.std,
-        "amax": max(abs(numbers.minimum), abs(numbers.maximum)),
-        **counts,
-    }
 
 
 def _known(value: Any) -> float | None:

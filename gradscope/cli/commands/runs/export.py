@@ -1,0 +1,108 @@
+"""`gradscope export` writes what a training run recorded for other programs: CSV, or TensorBoard."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gradscope.cli.blas import keep_single_threaded
+from gradscope.cli.options.report_options import SelectionOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gradscope.history.history_reader import History
+    from gradscope.history.history_rows import TensorRow
+
+
+class Kind(StrEnum):
+    """What a run is exported to."""
+
+    CSV = "csv"
+    TENSORBOARD = "tensorboard"
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a training run.")],
+    *,
+    to: Annotated[
+        Kind, typer.Option("--to", metavar="NAME", help=f"What it is exported to: {', '.join(Kind)}.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="PATH",
+            help="The file of CSV, by default standard output; the folder of event files, by default the run's own.",
+        ),
+    ] = None,
+    selection_options: SelectionOptions,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the file, or the event files in the folder.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Write what a training run recorded for other programs: one long table of CSV, or event files of TensorBoard.
+
+    TensorBoard needs 'pip install gradscope-jax[tensorboard]'. Nothing here needs JAX.
+    """
+    keep_single_threaded()
+    from gradscope.errors import UsageError
+    from gradscope.history.history_reader import History
+    from gradscope.report import Which
+
+    if selection_options.depth is not None:
+        raise UsageError("--depth is of dumps, and an export is of a training run", hint="leave it out")
+    which = Which(selection=selection_options.selection(), families=selection_options.family_set())
+    with History(run) as history:
+        which.require_matches(history.tensors.values())
+        if to is Kind.CSV:
+            _export_csv(history, which.selects, output, force=force)
+        else:
+            _export_events(history, which.selects, run if output is None else output, force=force)
+
+
+def _export_csv(
+    history: History, selects: Callable[[TensorRow], bool], output: Path | None, *, force: bool
+) -> None:  # fmt: skip
+    import io
+
+    from gradscope.cli.printing import print_plain, say
+    from gradscope.dump.storage.storage_errors import machine_errors
+    from gradscope.errors import UsageError
+    from gradscope.history.exporting.long_table import write_csv
+    from gradscope.naming import printable
+
+    text = io.StringIO()
+    write_csv(history, selects, text)
+    if output is None:
+        print_plain(text.getvalue())
+        return
+    if output.exists() and not force:
+        raise UsageError(f"{printable(str(output))} exists", hint="name another file, or replace it with --force")
+    with machine_errors("write to", output):
+        output.write_text(text.getvalue(), encoding="utf-8")
+    say(f"wrote {output}: {text.getvalue().count(chr(10)) - 1:,} numbers")
+
+
+def _export_events(history: History, selects: Callable[[TensorRow], bool], folder: Path, *, force: bool) -> None:
+    from gradscope.cli.printing import say
+    from gradscope.dump.storage.storage_errors import machine_errors
+    from gradscope.errors import UsageError
+    from gradscope.history.exporting.event_files import export_events
+    from gradscope.history.run_folder import event_files_in
+    from gradscope.naming import printable
+    from gradscope.naming.wording import counted
+
+    with machine_errors("write to", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        before = event_files_in(folder)
+        if before and not force:
+            raise UsageError(
+                f"{printable(str(folder))} has event files already", hint="name another folder, or replace with --force"
+            )
+        for path in before:
+            path.unlink()
+    steps = export_events(history, selects, folder)
+    say(f"wrote {counted(steps, 'step')}: tensorboard --logdir {folder}")

@@ -1,0 +1,251 @@
+"""Where two training runs first diverge: the first step, and in it the first tensor in the order of a step.
+
+A history has statistics and no elements. What is compared is the least `rel_l2` that two tensors can have by them
+(`metrics/bounds.py`): over the tolerance it proves a difference, below it nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from gradscope import naming
+from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
+from gradscope.comparison.diagnosis.run_differences import provenance_differences
+from gradscope.comparison.diagnosis.run_stages import STEP, RunRow, follows_the_loss, place_in_step
+from gradscope.comparison.judging.compare_options import CompareOptions
+from gradscope.comparison.judging.rows import Verdict
+from gradscope.comparison.judging.tolerance_rules import Tolerance
+from gradscope.comparison.metrics.bounds import least_rel_l2
+from gradscope.dump.record import Json
+from gradscope.errors import UsageError
+from gradscope.history.history_reader import History
+from gradscope.history.history_rows import TensorRow
+from gradscope.naming import printable
+from gradscope.naming.wording import counted
+
+#: Version of the JSON: it increases when a key changes its meaning or is removed.
+SCHEMA: Final = 1
+
+#: The numbers of a step that are compared: the norms among the others follow from the tensors.
+_NUMBERS: Final = ("loss", "learning_rate")
+
+#: What differs between any two runs and says nothing about them.
+_OF_THE_COMMAND: Final = ("argv",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDivergence:
+    """`RunDivergence` is the result of comparing two runs; it is true where they are the same.
+
+    Attributes:
+        steps: The steps that both runs recorded and that were compared.
+        largest: The largest bound of `rel_l2` of each of them.
+        first_step: The first step that differs; None where none does.
+        rows: The tensors at that step, or at the last one where none differs, in the order of the step.
+        ref_only: How many steps only the reference recorded.
+        cand_only: How many steps only the candidate recorded.
+        provenance_differences: `field`, `ref` and `cand` of each difference between how the runs were made.
+    """
+
+    steps: tuple[int, ...]
+    largest: tuple[float, ...]
+    first_step: int | None
+    rows: tuple[RunRow, ...]
+    ref_only: int = 0
+    cand_only: int = 0
+    provenance_differences: tuple[Mapping[str, Json], ...] = field(default=())
+
+    def __bool__(self) -> bool:
+        return self.verdict == "same"
+
+    @property
+    def verdict(self) -> Verdict:
+        """`same` as far as statistics tell, `different`, or `nothing compared`."""
+        if not self.steps or not any(row.bound is not None for row in self.rows):
+            return "nothing compared"
+        return "same" if self.first_step is None else "different"
+
+    @property
+    def first(self) -> RunRow | None:
+        """The first tensor or number, in the order of the step, that differs at the first step that does."""
+        return None if self.first_step is None else next(row for row in self.rows if row.differs)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict as a sentence."""
+        if self.verdict == "nothing compared":
+            why = "no tensor in common" if self.steps else "no recorded step in common"
+            return f"Nothing compared: the runs have {why}."
+        first = self.first
+        if first is None:
+            return f"As far as statistics tell, {counted(len(self.steps), 'step')} the same."
+        before = self.steps.index(self.first_step or 0)
+        agreeing = f"{counted(before, 'recorded step')} the same, then" if before else "From the first one on:"
+        return f"{agreeing} step {self.first_step} differs, first in the {first.stage}: {_difference(first)}."
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns the comparison as JSON; infinities are floats, which `dump.manifest.json_text` writes as strings."""
+        first = self.first
+        facts: dict[str, Json] = {
+            "schema": SCHEMA,
+            "command": "compare",
+            "verdict": self.verdict,
+            "sentence": self.sentence,
+            "first_step": self.first_step,
+            "first": None if first is None else first.to_json(),
+            "compared_steps": len(self.steps),
+            "largest": [{"step": step, "rel_l2_at_least": bound}
+                        for step, bound in zip(self.steps, self.largest, strict=True)],
+            "ref_only_steps": self.ref_only,
+            "cand_only_steps": self.cand_only,
+            "rows": [row.to_json() for row in self.rows],
+            "provenance_differences": [dict(difference) for difference in self.provenance_differences],
+        }  # fmt: skip
+        return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+def compare_runs(ref: History, cand: History, options: CompareOptions) -> RunDivergence:
+    """Compares two runs at the steps that both recorded.
+
+    Args:
+        ref: The reference.
+        cand: The candidate.
+        options: The names that take part, the tolerances, and names that may be in one run only.
+
+    Raises:
+        UsageError: A pattern selects nothing, or a tolerance is about something else than `rel_l2`.
+        DumpError: One of the histories is damaged.
+    """
+    judge = _Judge(ref, cand, options)
+    ours, theirs = ref.steps(), cand.steps()
+    common = np.intersect1d(ours["step"], theirs["step"])
+    largest: list[float] = []
+    shown: tuple[int | None, tuple[RunRow, ...]] = (None, ())
+    for step in common.tolist():
+        rows = judge.rows(step, _numbers(ours, step), _numbers(theirs, step))
+        largest.append(max((row.bound for row in rows if row.bound is not None), default=0.0))
+        if shown[0] is None:
+            shown = (step if any(row.differs for row in rows) else None), rows
+    return RunDivergence(
+        steps=tuple(common.tolist()), largest=tuple(largest), first_step=shown[0], rows=shown[1],
+        ref_only=len(ours["step"]) - len(common), cand_only=len(theirs["step"]) - len(common),
+        provenance_differences=provenance_differences(_facts(ref), _facts(cand)),
+    )  # fmt: skip
+
+
+class _Judge:
+    """Judges the tensors of one step after the other."""
+
+    def __init__(self, ref: History, cand: History, options: CompareOptions) -> None:
+        self._ref, self._cand, self._options = ref, cand, options
+        self._reduced = reduced_matmul(ref.facts) or reduced_matmul(cand.facts)
+        ours, theirs = ({each.key: number for number, each in side.tensors.items()} for side in (ref, cand))
+        tensors = {key: ref.tensors[number] for key, number in ours.items()}
+        tensors |= {key: cand.tensors[number] for key, number in theirs.items() if key not in tensors}
+        options.selection.require_matches([name for each in tensors.values() for name in (each.name, each.key)])
+        chosen = [key for key, each in tensors.items() if options.selection.selects(each.name, key)]
+        self._tensors = {
+            key: tensors[key]
+            for key in sorted(chosen, key=lambda key: place_in_step(tensors[key].family, tensors[key].name))
+        }
+        self._numbers = {key: (ours.get(key), theirs.get(key)) for key in self._tensors}
+        self._tolerances = {key: self._tolerance(each) for key, each in self._tensors.items()}
+
+    def rows(self, step: int, ref: Mapping[str, float], cand: Mapping[str, float]) -> tuple[RunRow, ...]:
+        """Returns the rows of a step, in the order of the step.
+
+        Args:
+            step: The step.
+            ref: The reference's numbers of the step.
+            cand: The candidate's.
+        """
+        ours, theirs = self._ref.stats_at(step), self._cand.stats_at(step)
+        rows = [
+            self._row(tensor, ours.get(one, {}) if one is not None else {},
+                      theirs.get(other, {}) if other is not None else {})
+            for key, tensor in self._tensors.items()
+            for one, other in [self._numbers[key]]
+        ]  # fmt: skip
+        if not self._options.selection.select:
+            rows += [self._number_row(name, ref[name], cand[name]) for name in _NUMBERS if name in ref or name in cand]
+        found = [row for row in rows if row is not None]
+        return tuple(sorted(found, key=lambda row: place_in_step(row.family, row.name)))
+
+    def _row(self, tensor: TensorRow, ref: Mapping[str, Json], cand: Mapping[str, Json]) -> RunRow | None:
+        if not ref and not cand:
+            return None
+        if not ref or not cand:
+            return RunRow(
+                name=tensor.name, family=tensor.family, status="missing" if ref else "extra",
+                counts=not self._options.may_be_missing(tensor.name, tensor.key),
+            )  # fmt: skip
+        bound = least_rel_l2(ref, cand)
+        tolerance = self._tolerances[tensor.key]
+        least = 0.0 if bound is None else bound.rel_l2
+        same = dict(ref) == dict(cand) if tolerance is None else _admits(tolerance, least)
+        return RunRow(
+            name=tensor.name, family=tensor.family, status="same" if same else "different", bound=least,
+            tolerance="" if tolerance is None else tolerance.spelling, ref=_float(ref.get("l2")),
+            cand=_float(cand.get("l2")),
+        )  # fmt: skip
+
+    def _number_row(self, name: str, ref: float, cand: float) -> RunRow | None:
+        if math.isnan(ref) and math.isnan(cand):
+            return None
+        scale = abs(ref)
+        change = math.inf if math.isnan(ref) or math.isnan(cand) else abs(cand - ref)
+        least = change / scale if scale else (math.inf if change else 0.0)
+        tolerance = self._options.tolerance(name, f"{STEP}/{name}", self._default(naming.TENSOR, "float32"))
+        same = least == 0 if tolerance is None else _admits(tolerance, least)
+        return RunRow(
+            name=name, family=STEP, status="same" if same else "different", bound=least,
+            tolerance="" if tolerance is None else tolerance.spelling,
+            ref=None if math.isnan(ref) else ref, cand=None if math.isnan(cand) else cand,
+        )  # fmt: skip
+
+    def _tolerance(self, tensor: TensorRow) -> Tolerance | None:
+        default = self._default(tensor.family, tensor.dtype or "float32")
+        return self._options.tolerance(tensor.name, tensor.key, default)
+
+    def _default(self, family: str, dtype: str) -> float:
+        # What is computed from gradients has their error.
+        judged_as = naming.PARAM_GRAD if follows_the_loss(family) else family
+        return default_tolerance(judged_as, dtype, dtype, reduced=self._reduced)
+
+
+def _admits(tolerance: Tolerance, least: float) -> bool:
+    held = tolerance.expression.holds({"rel_l2": least})
+    if held is None:
+        raise UsageError(
+            f"a history has statistics only, which cannot decide {tolerance.spelling!r}",
+            hint="give a limit on rel_l2, as in --tol 1e-3, or --bitwise",
+        )
+    return held
+
+
+def _numbers(steps: Mapping[str, np.ndarray], step: int) -> dict[str, float]:
+    at = int(steps["step"].searchsorted(step))
+    return {name: float(steps[name][at]) for name in _NUMBERS}
+
+
+def _facts(history: History) -> dict[str, Json]:
+    return {name: value for name, value in history.facts.items() if name not in _OF_THE_COMMAND}
+
+
+def _float(value: Json) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _difference(row: RunRow) -> str:
+    name = printable(row.name if row.family == STEP else naming.key_of(row.family, row.name))
+    if row.status in ("missing", "extra"):
+        return f"`{name}` is only in the {'reference' if row.status == 'missing' else 'candidate'}"
+    if row.bound is not None and math.isinf(row.bound):
+        return f"`{name}` is finite in one run only, or zero in the reference"
+    limit = f", tolerance {row.tolerance}" if row.tolerance else ""
+    return f"`{name}`, rel_l2 at least {row.bound:.3g}{limit}"

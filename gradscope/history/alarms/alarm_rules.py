@@ -1,0 +1,104 @@
+"""The table of the rules that raise alarms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from gradscope import naming
+
+NONFINITE: Final = "nonfinite"
+
+#: Tensors that deviate by this share of the largest deviation deviate alike.
+_ALIKE: Final = 0.9
+
+#: The statistics of tensors, by key and column.
+Statistics = Mapping[str, Mapping[str, float | int | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmRule:
+    """One row of the table of rules.
+
+    Attributes:
+        name: The rule's stable name.
+        sentence: A description, for users.
+        formula: What is compared with what.
+        watches: The column of `steps` that a spike is of; None for a rule about tensors.
+        families: The families of the tensors that an alarm may name.
+    """
+
+    name: str
+    sentence: str
+    formula: str
+    watches: str | None = None
+    families: tuple[str, ...] = ()
+
+
+_SPIKE: Final = "above mean + 6 standard deviations of the last 128 steps; silent before 64"
+
+#: Every rule.
+RULES: Final = (
+    AlarmRule(
+        name=NONFINITE,
+        sentence="The loss or a gradient is NaN or infinite.",
+        formula="an element that is not finite",
+        families=(naming.PARAM_GRAD,),
+    ),
+    AlarmRule(
+        name="loss-spike", sentence="The loss jumps up.", formula=_SPIKE, watches="loss",
+        families=(naming.PARAM, naming.ACTIVATION),
+    ),
+    AlarmRule(
+        name="grad-spike", sentence="The norm of the gradients jumps up.", formula=_SPIKE, watches="grad_norm",
+        families=(naming.PARAM_GRAD, naming.ACTIVATION_GRAD),
+    ),
+    AlarmRule(
+        name="update-spike", sentence="The norm of the updates jumps up.", formula=_SPIKE, watches="update_norm",
+        families=(naming.UPDATE,),
+    ),
+    AlarmRule(
+        name="stuck",
+        sentence="A trained parameter does not change.",
+        formula="its bytes are the same after the step, at 3 recorded steps in a row",
+        families=(naming.PARAM,),
+    ),
+    AlarmRule(
+        name="dying",
+        sentence="More and more units of a layer get no gradient.",
+        formula="share of exact zeros in a parameter's gradient, which is that of its dead units: above 1/2 at 3 "
+        "recorded steps in a row, and below 1/4 before",
+        families=(naming.PARAM_GRAD,),
+    ),
+    AlarmRule(
+        name="update-ratio",
+        sentence="The updates of a parameter are far too large or too small for it.",
+        formula="l2(update) / l2(parameter) outside 1e-7..1e-1 at 10 recorded steps in a row, and not on its way back; "
+        "too small only while the median of all parameters is not",
+        families=(naming.UPDATE,),
+    ),
+    AlarmRule(
+        name="vanishing",
+        sentence="Gradients get ever smaller from the last layer to the first.",
+        formula="slope of log10(rms) of activation gradients over the depth, times the depth: a factor of 1e3 down, "
+        "and of 1e2 more than at the first 5 recorded steps, at 3 in a row",
+        families=(naming.ACTIVATION_GRAD,),
+    ),
+    AlarmRule(
+        name="exploding",
+        sentence="Gradients get ever larger from the last layer to the first.",
+        formula="as for vanishing, upwards",
+        families=(naming.ACTIVATION_GRAD,),
+    ),
+)  # fmt: skip
+
+#: The same by name.
+BY_NAME: Final[Mapping[str, AlarmRule]] = MappingProxyType({rule.name: rule for rule in RULES})
+
+
+def forward_most(deviations: Mapping[str, float]) -> str | None:
+    """Returns the first of those that deviate about as much as the one that deviates most; None where none does."""
+    largest = max(deviations.values(), default=0.0)
+    return next((key for key, each in deviations.items() if each >= _ALIKE * largest and each > 0), None)

@@ -1,0 +1,147 @@
+"""Watches a run step by step, and raises alarms."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from gradscope import naming
+from gradscope.history.alarms.alarm_rules import BY_NAME, NONFINITE, RULES, Statistics, forward_most
+from gradscope.history.alarms.tensor_rules import TensorRules
+from gradscope.history.history_rows import Alarm
+
+#: A spike is above mean + `_DEVIATIONS` standard deviations of the last `_WINDOW` values, of which there have to be
+#: `_FEWEST`: the rule of OLMo-core and MaxText.
+_WINDOW: Final = 128
+_FEWEST: Final = 64
+_DEVIATIONS: Final = 6.0
+#: A spike is over below mean and so many deviations: a level that stays high moves its own limit, and is one spike.
+_CALM: Final = 3.0
+#: The least standard deviation, as a share of the mean: the rounding of a constant series is no spike.
+_LEAST_SPREAD: Final = 1e-3
+
+#: Recorded values of a tensor with which the next one is compared, and the least spread of their decimal logarithms.
+_COMPARED: Final = 16
+_LEAST_DECADES: Final = 0.05
+
+_TITLES: Final = {"loss": "loss", "grad_norm": "norm of the gradients", "update_norm": "norm of the updates"}
+
+
+class AlarmWatch:
+    """An `AlarmWatch` applies the rules to a run, one step after the other.
+
+    Args:
+        sizes: The number of elements of each tensor, by key; may be filled later.
+    """
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._windows = {rule.name: deque[float](maxlen=_WINDOW) for rule in RULES if rule.watches is not None}
+        self._above: set[str] = set()
+        self._logarithms: dict[str, deque[float]] = {}
+        self._tensors = TensorRules(sizes)
+
+    def step(self, number: int, numbers: Mapping[str, float]) -> list[Alarm]:
+        """Returns the alarms about the numbers of a step, without a tensor.
+
+        Args:
+            number: The step.
+            numbers: Its numbers by the columns of `steps`, as far as they are known; in the order of the steps.
+        """
+        found: list[Alarm] = []
+        for rule in RULES:
+            value = numbers.get(rule.watches or "")
+            if value is None:
+                continue
+            if not math.isfinite(value):
+                if NONFINITE not in self._above:
+                    found.append(Alarm(step=number, rule=NONFINITE, why=f"the {_shown(rule.watches)} is {value}"))
+                self._above.add(NONFINITE)
+                return found
+            limit, calm = self._limits(rule.name)
+            self._windows[rule.name].append(value)
+            if value <= calm:
+                self._above.discard(rule.name)
+            elif value > limit and rule.name not in self._above:
+                self._above.add(rule.name)
+                why = f"the {_shown(rule.watches)} is {value:.4g}, above {limit:.4g}, mean + 6 sd of the last steps"
+                found.append(Alarm(step=number, rule=rule.name, why=why, value=value, limit=limit))
+        self._above.discard(NONFINITE)
+        return found
+
+    def named(self, alarm: Alarm, stats: Statistics) -> Alarm:
+        """Returns an alarm about a step with the tensor that deviates most from what it was.
+
+        Args:
+            alarm: The alarm.
+            stats: The statistics of the tensors at that step, by key, in the order of the step.
+        """
+        families = BY_NAME[alarm.rule].families
+        deviations = {key: self._deviation(key, each) for key, each in stats.items()
+                      if naming.split_key(key)[0] in families}  # fmt: skip
+        key = forward_most(deviations)
+        return alarm if key is None else replace(alarm, key=key, why=f"deviates most: {alarm.why}")
+
+    def recorded(self, number: int, stats: Statistics, unchanged: Mapping[str, bool]) -> list[Alarm]:
+        """Returns the alarms about the tensors of a recorded step.
+
+        Args:
+            number: The step.
+            stats: The statistics of the tensors, by key, in the order of the step.
+            unchanged: Whether the step left a trained parameter as it was, by name, as far as that is known.
+        """
+        found = list(self._tensors.alarms(stats, unchanged))
+        for key, each in stats.items():
+            logarithm = _logarithm(each)
+            if logarithm is not None:
+                self._logarithms.setdefault(key, deque(maxlen=_COMPARED)).append(logarithm)
+        return [replace(alarm, step=number) for alarm in found]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns everything that it remembers, for `restore`."""
+        return {
+            "windows": {name: list(each) for name, each in self._windows.items()},
+            "above": sorted(self._above),
+            "logarithms": {key: list(each) for key, each in self._logarithms.items()},
+            "tensors": self._tensors.to_json(),
+        }
+
+    def restore(self, found: Mapping[str, Any]) -> None:
+        """Remembers what `to_json` returned."""
+        self._windows = {name: deque(each, _WINDOW) for name, each in found["windows"].items()}
+        self._above = set(found["above"])
+        self._logarithms = {key: deque(each, _COMPARED) for key, each in found["logarithms"].items()}
+        self._tensors.restore(found["tensors"])
+
+    def _limits(self, rule: str) -> tuple[float, float]:
+        """Returns the value above which there is a spike, and the one below which the last spike is over."""
+        window = self._windows[rule]
+        if len(window) < _FEWEST:
+            return math.inf, math.inf
+        values = np.array(window)
+        mean = float(values.mean())
+        spread = max(float(values.std()), _LEAST_SPREAD * abs(mean))
+        return mean + _DEVIATIONS * spread, mean + _CALM * spread
+
+    def _deviation(self, key: str, stats: Mapping[str, float | int | None]) -> float:
+        """Returns how far a tensor is from what it was, in its own standard deviations of decimal logarithms."""
+        if stats.get("nan") or stats.get("inf"):
+            return math.inf
+        before, now = self._logarithms.get(key), _logarithm(stats)
+        if not before or now is None:
+            return 0.0
+        values = np.array(before)
+        return abs(now - float(np.median(values))) / max(float(values.std()), _LEAST_DECADES)
+
+
+def _logarithm(stats: Mapping[str, float | int | None]) -> float | None:
+    l2 = stats.get("l2")
+    return math.log10(l2) if l2 else None
+
+
+def _shown(column: str | None) -> str:
+    return _TITLES[column or ""]

@@ -1,0 +1,185 @@
+"""The rules about tensors, which are applied to recorded steps."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from gradscope import naming
+from gradscope.history.alarms.alarm_rules import Statistics, forward_most
+from gradscope.history.history_rows import Alarm
+
+#: Recorded steps in a row at which a condition has to hold: a single one may be the schedule's or the batch's.
+_IN_A_ROW: Final = 3
+
+#: A share of dead units is rising past half where it was below `_ALIVE` before.
+_DEAD: Final = 0.5
+_ALIVE: Final = 0.25
+
+#: The update of a parameter over the parameter, and recorded steps in a row that it has to be outside.
+_LEAST_RATIO: Final = 1e-7
+_MOST_RATIO: Final = 1e-1
+_RATIO_ROW: Final = 10
+#: A ratio that came nearer by this factor meanwhile is on its way back, as that of a parameter that grows from zero.
+_BACK: Final = 2.0
+
+#: Recorded steps that say how gradients change over the depth in the beginning, decades that they have to change by
+#: from the last layer to the first, and decades more than in the beginning.
+_FIRST: Final = 5
+_DECADES: Final = 3.0
+_STEEPER: Final = 2.0
+#: Layers that have a depth.
+_FEWEST_LAYERS: Final = 4
+
+
+@dataclass(slots=True)
+class _Streak:
+    """How often in a row a condition held for each of some things, and for which it has raised an alarm."""
+
+    lengths: dict[str, int] = field(default_factory=dict[str, int])
+
+    def reached(self, holds: Mapping[str, bool], length: int) -> list[str]:
+        """Returns those for which it holds this many times in a row just now."""
+        self.lengths = {name: self.lengths.get(name, 0) + 1 for name, each in holds.items() if each}
+        return [name for name, each in self.lengths.items() if each == length]
+
+
+class TensorRules:
+    """The rules about tensors, and what they remember.
+
+    Args:
+        sizes: The number of elements of each tensor, by key; may be filled later.
+    """
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._sizes = sizes
+        self._least_dead: dict[str, float] = {}
+        self._ratios: dict[str, deque[float]] = {}
+        self._depths: list[tuple[float, dict[str, float]]] = []
+        self._streaks = {name: _Streak() for name in ("stuck", "dying", "high", "low", "vanishing", "exploding")}
+
+    def alarms(self, stats: Statistics, unchanged: Mapping[str, bool]) -> Iterable[Alarm]:
+        """Yields the alarms of a recorded step, of step 0.
+
+        Args:
+            stats: The statistics of the tensors, by key, in the order of the step.
+            unchanged: Whether the step left a trained parameter as it was, by name, as far as that is known.
+        """
+        yield from self._stuck(unchanged)
+        yield from self._dying(stats)
+        yield from self._update_ratio(stats)
+        yield from self._depth(stats)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns everything that they remember."""
+        return {
+            "least_dead": self._least_dead,
+            "ratios": {key: list(each) for key, each in self._ratios.items()},
+            "depths": self._depths,
+            "streaks": {name: each.lengths for name, each in self._streaks.items()},
+        }
+
+    def restore(self, found: Mapping[str, Any]) -> None:
+        """Remembers what `to_json` returned."""
+        self._least_dead = dict(found["least_dead"])
+        self._ratios = {key: deque(each, _RATIO_ROW) for key, each in found["ratios"].items()}
+        self._depths = [(decades, dict(each)) for decades, each in found["depths"]]
+        self._streaks = {name: _Streak(dict(each)) for name, each in found["streaks"].items()}
+
+    def _stuck(self, unchanged: Mapping[str, bool]) -> Iterable[Alarm]:
+        names = self._streaks["stuck"].reached(unchanged, _IN_A_ROW)
+        if names:
+            why = f"did not change at {_IN_A_ROW} recorded steps in a row{_others(names)}"
+            yield Alarm(step=0, rule="stuck", key=naming.key_of(naming.PARAM, names[0]), why=why)
+
+    def _dying(self, stats: Statistics) -> Iterable[Alarm]:
+        shares = {
+            key: zeros / self._sizes[key]
+            for key, each in stats.items()
+            if naming.split_key(key)[0] == naming.PARAM_GRAD and (zeros := each.get("zeros")) is not None
+            and self._sizes.get(key)
+        }  # fmt: skip
+        self._least_dead |= {key: min(share, self._least_dead.get(key, 1.0)) for key, share in shares.items()}
+        dead = {key: share > _DEAD and self._least_dead[key] < _ALIVE for key, share in shares.items()}
+        keys = self._streaks["dying"].reached(dead, _IN_A_ROW)
+        key = forward_most({key: shares[key] - self._least_dead[key] for key in keys})
+        if key is not None:
+            why = f"is zero in {shares[key]:.0%} of its elements, and was in {self._least_dead[key]:.0%}{_others(keys)}"
+            yield Alarm(step=0, rule="dying", key=key, why=why, value=shares[key], limit=_DEAD)
+
+    def _update_ratio(self, stats: Statistics) -> Iterable[Alarm]:
+        ratios = {key: ratio for key, each in stats.items() if (ratio := each.get("ratio")) is not None}
+        for key, ratio in ratios.items():
+            self._ratios.setdefault(key, deque(maxlen=_RATIO_ROW)).append(ratio)
+        middle = float(np.median(list(ratios.values()))) if ratios else 0.0
+        sides = (
+            ("high", _MOST_RATIO, lambda ratio: ratio > _MOST_RATIO, lambda first, last: last * _BACK < first),
+            (
+                "low", _LEAST_RATIO, lambda ratio: ratio < _LEAST_RATIO <= middle,
+                lambda first, last: last > first * _BACK,
+            ),
+        )  # fmt: skip
+        side: tuple[str, float, Callable[[float], bool], Callable[[float, float], bool]]
+        for side in sides:
+            name, limit, outside, returning = side
+            keys = self._streaks[name].reached({key: outside(ratio) for key, ratio in ratios.items()}, _RATIO_ROW)
+            for key in list(keys):
+                if returning(self._ratios[key][0], self._ratios[key][-1]):
+                    self._streaks[name].lengths[key] -= 1  # it is asked again at the next step
+                    keys.remove(key)
+            key = forward_most({key: abs(math.log10(max(ratios[key], 1e-300) / limit)) for key in keys})
+            if key is not None:
+                what = "more" if name == "high" else "less"
+                why = (
+                    f"is {ratios[key]:.2g} of the parameter, {what} than {limit:g} at {_RATIO_ROW} recorded steps in a "
+                    f"row{_others(keys)}"
+                )
+                yield Alarm(step=0, rule="update-ratio", key=key, why=why, value=ratios[key], limit=limit)
+
+    def _depth(self, stats: Statistics) -> Iterable[Alarm]:
+        logarithms = {
+            key: math.log10(rms)
+            for key, each in stats.items()
+            if naming.split_key(key)[0] == naming.ACTIVATION_GRAD and (rms := each.get("rms"))
+        }
+        if len(logarithms) < _FEWEST_LAYERS:
+            return
+        # From the last layer to the first, the way that gradients go.
+        decades = -_slope(list(logarithms.values())) * (len(logarithms) - 1)
+        if len(self._depths) < _FIRST:
+            self._depths.append((decades, logarithms))
+            return
+        before = float(np.median([each for each, _ in self._depths]))
+        first = {key: float(np.median([each[key] for _, each in self._depths if key in each] or [value]))
+                 for key, value in logarithms.items()}  # fmt: skip
+        for rule, sign in (("vanishing", -1), ("exploding", 1)):
+            steep = sign * decades > _DECADES and sign * (decades - before) > _STEEPER
+            if self._streaks[rule].reached({rule: steep}, _IN_A_ROW):
+                key = forward_most({key: abs(value - first[key]) for key, value in logarithms.items()})
+                verb = "shrink" if sign < 0 else "grow"
+                why = (
+                    f"changed most: the gradients {verb} by a factor of {10 ** abs(decades):.2g} from the last layer "
+                    f"to the first, {_times(before)} in the beginning"
+                )
+                limit = 10 ** (sign * _DECADES)
+                yield Alarm(step=0, rule=rule, key=key, why=why, value=10**decades, limit=limit)
+
+
+def _slope(values: Sequence[float]) -> float:
+    """Returns the slope of the least-squares line through values at 0, 1, 2, ..."""
+    at = np.arange(len(values)) - (len(values) - 1) / 2
+    return float(at @ np.array(values) / (at @ at))
+
+
+def _others(names: Sequence[str]) -> str:
+    more = len(names) - 1
+    return f", and so {'do' if more > 1 else 'does'} {more:,} other{'s' if more > 1 else ''}" if more else ""
+
+
+def _times(decades: float) -> str:
+    return f"by {10 ** abs(decades):.2g} {'down' if decades < 0 else 'up'}"

@@ -1,0 +1,91 @@
+"""Opens a database that anybody may have written, so that nothing in it runs and no query of it is endless."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from gradscope.dump.storage.input_file import InputFile
+from gradscope.errors import DumpError
+from gradscope.history.schema import APPLICATION_ID, TABLES, VERSION
+from gradscope.naming import printable
+
+_HEADER: Final = b"SQLite format 3\0"
+#: What is read of it, and where the size of a page is in it.
+_HEADER_BYTES: Final = 20
+_PAGE_SIZE: Final = slice(16, 18)
+#: Offset of the byte in the header that is 2 where readers need the write-ahead log.
+_READ_VERSION: Final = 19
+_WITH_LOG: Final = 2
+
+#: The longest text or blob, in bytes.
+_LONGEST: Final = 1 << 20
+#: Steps of SQLite's machine for each byte of the file that a query may take, and between two looks at their number. A
+#: page that many others point to makes a small file endless.
+_WORK_PER_BYTE: Final = 64
+WORK_UNIT: Final = 100_000
+
+
+def opened(path: Path) -> tuple[sqlite3.Connection, int]:
+    """Returns a connection that only reads, and the steps of SQLite's machine that a query may take.
+
+    Raises:
+        DumpError: It is no file of SQLite.
+        OSError: It cannot be read.
+    """
+    with InputFile(path) as file:
+        size_bytes = file.size_bytes
+        header = file.read(0, min(size_bytes, _HEADER_BYTES))
+    if not header.startswith(_HEADER) or len(header) < _HEADER_BYTES:
+        raise DumpError("it is not a history: it is no file of SQLite")
+    log = path.with_name(f"{path.name}-wal")
+    if _is_cut_short(path, header):
+        raise DumpError("it is cut short: its last page is not whole")
+    # Without a log nobody writes to it, and SQLite would make one, which a folder that is read-only refuses.
+    mode = "&immutable=1" if header[_READ_VERSION] == _WITH_LOG and not log.exists() else ""
+    with suppress(OSError):
+        size_bytes += log.stat().st_size
+    try:
+        connection = sqlite3.connect(
+            f"file:{quote(str(path.absolute()))}?mode=ro{mode}", uri=True, isolation_level=None, check_same_thread=False
+        )
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        for pragma in ("trusted_schema=OFF", "query_only=ON", "cell_size_check=ON", "mmap_size=0"):
+            connection.execute(f"PRAGMA {pragma}")
+    except sqlite3.Error as error:
+        raise DumpError(f"it is not a history that can be read: {error}") from error
+    return connection, _WORK_PER_BYTE * size_bytes + 10 * WORK_UNIT
+
+
+def _is_cut_short(path: Path, header: bytes) -> bool:
+    """Returns whether the file ends within a page, while nobody writes to it."""
+    page = int.from_bytes(header[_PAGE_SIZE], "big")
+    page = 1 << 16 if page == 1 else page
+    written = any(path.with_name(f"{path.name}{suffix}").exists() for suffix in ("-wal", "-journal"))
+    # The size is looked at last: what was being written before has a log or a journal.
+    return not written and page > 0 and path.stat().st_size % page != 0
+
+
+def require_schema(connection: sqlite3.Connection) -> None:
+    """Refuses a file that has any other schema than a history.
+
+    Raises:
+        DumpError: It has.
+        sqlite3.Error: It is damaged.
+    """
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION_ID:
+        raise DumpError("it is not a history: another program wrote it")
+    if version > VERSION:
+        raise DumpError(f"its version is {version}, and this gradscope reads {VERSION}", hint="upgrade gradscope")
+    found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 64").fetchall()
+    expected = {("table", name, name, statement) for name, statement in TABLES.items()}
+    if set(found) != expected or len(found) != len(expected):
+        strange = next((f"the {kind} {printable(str(name))}" for kind, name, table, sql in found
+                        if (kind, name, table, sql) not in expected), "a table that is missing")  # fmt: skip
+        raise DumpError(f"its schema is not that of a history: {strange}")

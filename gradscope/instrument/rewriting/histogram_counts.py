@@ -1,0 +1,73 @@
+"""Core statistics and the value histogram of a tensor inside a compiled step, as one vector.
+
+As `core_statistics`, it is computed by NumPy where the CPU is the device, and has each count as two digits of float32.
+Other devices add ones at the bins of the elements, which is a kernel of its own: it is for chosen steps.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope.history.value_histograms import BINS, BINS_PER_SIGN, SHIFT, ValueHistogram, counted
+from gradscope.instrument.rewriting.core_statistics import WIDTH, as_bytes, core_statistics
+from gradscope.instrument.rewriting.host_calls import made_on_host
+from gradscope.instrument.taps import whole_tensor
+from gradscope.tracing.jaxpr.sharding import varying, varying_axes
+
+_BASE = 2**16
+_BITS_PER_BYTE = 8
+
+
+def statistics_and_histogram(value: Any, *, passing: bool = False) -> Any:
+    """Returns the vector of `core_statistics`, then two digits for each bin of the histogram; an observer.
+
+    Args:
+        value: An array of any shape; of a complex one the magnitudes are counted, of a typed PRNG key its data.
+        passing: Whether it is a cotangent, which nothing reads again when it has been passed on.
+    """
+    constant = as_bytes(jax.lax.stop_gradient(whole_tensor(value)))
+    digits = jax.lax.platform_dependent(constant, cpu=_on_host, default=_on_device)
+    return jnp.concatenate([core_statistics(value, passing=passing), digits])
+
+
+def histogram_of(vector: np.ndarray) -> ValueHistogram | None:
+    """Returns the histogram in a vector; None where it has core statistics only."""
+    digits = vector[WIDTH:].reshape(-1, 2).astype(np.int64)
+    return ValueHistogram.of(digits[:, 0] * _BASE + digits[:, 1]) if len(digits) else None
+
+
+def _on_host(value: Any) -> Any:
+    dtype = jax.typeof(value).dtype
+    bits = jax.lax.bitcast_convert_type(value, f"uint{dtype.itemsize * _BITS_PER_BYTE}")
+    shape = jax.ShapeDtypeStruct((2 * BINS,), jnp.float32)
+    return varying(made_on_host(partial(_counted_digits, dtype), shape, bits), varying_axes([bits]))
+
+
+def _counted_digits(dtype: np.dtype[Any], operand: np.ndarray) -> np.ndarray:
+    return np.stack(np.divmod(counted(operand.view(dtype)), _BASE), axis=1).astype(np.float32).reshape(-1)
+
+
+def _on_device(value: Any) -> Any:
+    bits = jax.lax.bitcast_convert_type(_as_float32(value.reshape(-1)), jnp.uint32)
+    magnitude = (bits & 0x7FFFFFFF).astype(jnp.int32)
+    number = jnp.where(magnitude == 0, 0, (magnitude >> SHIFT) + 1)
+    at = BINS_PER_SIGN + jnp.where(bits >> 31 == 0, number, -number)
+    # What is not finite is beyond the bins of its sign, and dropped.
+    at = jnp.where(number > BINS_PER_SIGN, BINS, at)
+    counts = jnp.zeros(BINS, jnp.int32).at[at].add(1, mode="drop")
+    return jnp.stack([counts // _BASE, counts % _BASE], axis=1).astype(jnp.float32).reshape(-1)
+
+
+def _as_float32(value: Any) -> Any:
+    narrow = value.astype(jnp.float32)
+    if jnp.finfo(value.dtype).bits <= jnp.finfo(jnp.float32).bits:
+        return narrow
+    ends = jnp.finfo(jnp.float32)
+    clipped = jnp.where(jnp.isinf(narrow) & jnp.isfinite(value), ends.max, narrow)
+    clipped = jnp.where((clipped == 0) & (value != 0), ends.smallest_subnormal, jnp.abs(clipped))
+    return jnp.where(jnp.isnan(value), narrow, jnp.copysign(clipped, value.astype(jnp.float32)))

@@ -1,0 +1,121 @@
+"""The tree of layers as content: each block with the numbers of the terminal's overview, and the flow of data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.dump.record import Json
+from gradscope.report.page.content.json_values import Keys, shortened
+from gradscope.report.page.content.table_content import cell_content
+from gradscope.report.tables.by_block.block_cells import CELLS, BlockFacts
+from gradscope.report.tables.by_block.contents import BlockTree, Contents, block_tree
+from gradscope.report.tables.by_block.folded_blocks import Block
+from gradscope.report.tables.dump_rows import Row
+
+_NOTHING: Final = Contents()
+#: So many blocks have numbers of all that is in them; of more, only their own.
+_MOST_SUMMED: Final = 6_000
+
+
+def blocks_content(
+    rows: Sequence[Row],
+    layers: Sequence[Layer],
+    notes: Mapping[str, Sequence[str]],
+    keys: Keys,
+    errors: Mapping[str, float] = MappingProxyType({}),
+) -> Json:
+    """Returns the tree of the blocks of a dump as content.
+
+    Args:
+        rows: The rows of the dump, in execution order.
+        layers: Its layers.
+        notes: The rules that found something in a tensor, by its key.
+        keys: Numbers the tensors.
+        errors: Of a comparison, the error in each tensor, by its key; a column has the largest in each block.
+
+    Returns:
+        `names` and `parents` (the position of the block around; -1 at the top) by block, `keys` of its tensors, `words`
+            of the rules that found something in it or below, `columns` with their `cells`, and `flow`: for each block
+            the positions of its siblings whose values it reads.
+    """
+    tree = block_tree(rows, layers, notes)
+    blocks, paths, parents = _laid_out(tree.root)
+    facts = [_facts(tree, block, summed=len(blocks) <= _MOST_SUMMED) for block in blocks]
+    return {
+        "names": [shortened(block.component) for block in blocks],
+        "parents": list(parents),
+        "keys": [[keys.number(row.key) for row in tree.contents.get(block, _NOTHING).rows] for block in blocks],
+        "words": [", ".join(each.words()) for each in facts],
+        "columns": [*_errors(facts, errors), *_columns(facts)],
+        "flow": _flow(paths, parents, layers),
+    }
+
+
+def _laid_out(root: Block) -> tuple[list[Block], list[str], list[int]]:
+    """Returns all blocks but the root, each after the one around it, with their paths and the position of that one."""
+    blocks: list[Block] = []
+    paths: list[str] = []
+    parents: list[int] = []
+    pending = [(part, "", -1) for part in reversed(root.parts.values())]
+    while pending:
+        block, around, parent = pending.pop()
+        path = f"{around}/{block.component}" if around else block.component
+        pending += [(part, path, len(blocks)) for part in reversed(block.parts.values())]
+        blocks.append(block)
+        paths.append(path)
+        parents.append(parent)
+    return blocks, paths, parents
+
+
+def _facts(tree: BlockTree, block: Block, *, summed: bool) -> BlockFacts:
+    instance = list(block.below()) if summed else [block]
+    return BlockFacts(
+        own=[tree.contents.get(block, _NOTHING)], instances=[[tree.contents.get(each, _NOTHING) for each in instance]]
+    )
+
+
+def _errors(facts: Sequence[BlockFacts], errors: Mapping[str, float]) -> Iterator[Json]:
+    if errors:
+        found = ([errors.get(row.key) for instance in each.instances for part in instance for row in part.rows]
+                 for each in facts)  # fmt: skip
+        worst = [max((error for error in each if error is not None), default=None) for each in found]
+        yield {"name": "rel_l2", "kind": "number", "cells": [cell_content(each) for each in worst]}
+
+
+def _columns(facts: Sequence[BlockFacts]) -> Iterator[Json]:
+    for column, cell in CELLS.items():
+        cells = [cell(each) for each in facts]
+        if column.has_values(cells):
+            yield {"name": column.full_heading, "kind": column.kind, "cells": [cell_content(each) for each in cells]}
+
+
+def _flow(paths: Sequence[str], parents: Sequence[int], layers: Sequence[Layer]) -> list[Json]:
+    """Returns for each block the positions of the blocks beside it, whose values it reads."""
+    positions = {path: at for at, path in enumerate(paths)}
+    made_by = {name: layer.path for layer in layers for name in layer.outputs}
+    read: list[dict[int, None]] = [{} for _ in paths]
+    for layer in layers:
+        for name in layer.inputs:
+            pair = _siblings(made_by.get(name, name), layer.path, positions, parents)
+            if pair is not None:
+                read[pair[1]][pair[0]] = None
+    return [list(each) for each in read]
+
+
+def _siblings(maker: str, reader: str, positions: Mapping[str, int], parents: Sequence[int]) -> tuple[int, int] | None:
+    """Returns the two blocks beside each other that a value goes between; None where there are none."""
+    if maker not in positions or reader not in positions:
+        return None
+    beside = {parent: block for block, parent in _upwards(positions[maker], parents)}
+    block, parent = next(each for each in _upwards(positions[reader], parents) if each[1] in beside)
+    return None if beside[parent] == block else (beside[parent], block)
+
+
+def _upwards(block: int, parents: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yields a block and those around it, each with the block around."""
+    while block >= 0:
+        yield block, parents[block]
+        block = parents[block]

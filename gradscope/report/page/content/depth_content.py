@@ -1,0 +1,95 @@
+"""Lines along depth as content: a number of each layer, in execution order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from gradscope import naming
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.record import Json
+from gradscope.report.page.content.json_values import Keys, rounded, shortened
+
+#: The most scopes of a name; one from a file may have any number.
+_MOST_SCOPES: Final = 64
+#: What is shown along depth, by family, and how the direction is called.
+DIRECTIONS: Final = {naming.ACTIVATION: "forward", naming.ACTIVATION_GRAD: "backward"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A dump with a name.
+
+    Attributes:
+        name: Its file, or its step.
+        manifest: Its manifest.
+        counterparts: The keys of the tensors that have another key than in the first dump, by that key.
+    """
+
+    name: str
+    manifest: Manifest
+    counterparts: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def depth_content(title: str, dumps: Sequence[Measured], keys: Keys, families: Collection[str] = DIRECTIONS) -> Json:
+    """Returns the rms of activations and of their gradients along depth, a line for each dump and direction.
+
+    Args:
+        title: The title of the chart.
+        dumps: The dumps; the layers are those of the first.
+        keys: Numbers the tensors.
+        families: Which of the two.
+
+    Returns:
+        `title`; `names`: the layers; `lines`: each with its `label`, `direction`, `keys` and `values`.
+    """
+    names = layers_along_depth(dumps[0].manifest)
+    lines: list[Json] = []
+    for dump in dumps:
+        for family in DIRECTIONS:
+            label = _LABELS[family] if len(dumps) == 1 else dump.name
+            lines += _line(label, family, names, dump, keys) if family in families else []
+    return {"title": title, "names": [shortened(name) for name in names], "lines": lines}
+
+
+_LABELS: Final = {naming.ACTIVATION: "activation rms", naming.ACTIVATION_GRAD: "gradient rms"}
+
+
+def innermost(names: Iterable[str]) -> list[str]:
+    """Returns the names that are no scope of another one."""
+    found = list(names)
+    around = {scope for name in found for scope in _scopes(name)}
+    return [name for name in found if name not in around]
+
+
+def _scopes(name: str) -> Iterator[str]:
+    components = name.split("/", _MOST_SCOPES)
+    for number in range(1, len(components)):
+        yield "/".join(components[:number])
+
+
+def layers_along_depth(manifest: Manifest) -> list[str]:
+    """Returns the names of the layers in execution order, without those around others."""
+    own = [entry for entry in manifest.entries if entry.family in DIRECTIONS and entry.alias_of is None]
+    order: dict[str, int] = {}
+    for entry in sorted(own, key=_position):
+        order.setdefault(entry.name, len(order))
+    return innermost(order)
+
+
+def _position(entry: Entry) -> int:
+    return entry.site.index
+
+
+def _line(label: str, family: str, names: Sequence[str], dump: Measured, keys: Keys) -> list[Json]:
+    found = {naming.key_of(entry.family, entry.name): entry.stats["rms"] for entry in dump.manifest.entries
+             if "rms" in entry.stats}  # fmt: skip
+    tensors = [naming.key_of(family, name) for name in names]
+    own = [dump.counterparts.get(key, key) for key in tensors]
+    if not any(key in found for key in own):
+        return []
+    values: list[Json] = [rounded(as_float(found[key])) if key in found else None for key in own]
+    numbers: list[Json] = [keys.number(key) for key in tensors]
+    return [{"label": label, "direction": DIRECTIONS[family], "keys": numbers, "values": values}]

@@ -1,0 +1,47 @@
+"""The values of content: keys by number, numbers of six digits, texts of bounded length."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gradscope.dump.record import Json
+
+#: The longest name or message in content, in characters; a longer one loses its middle.
+LONGEST_TEXT: Final = 2_000
+#: Significant digits of numbers in content; people see three.
+_DIGITS: Final = 6
+
+
+class Keys:
+    """`Keys` number the keys of tensors, so that content has each of them once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, key: str) -> int:
+        """Returns the number of a key."""
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def to_json(self) -> list[Json]:
+        """Returns the keys in the order of their numbers."""
+        return [shortened(key) for key in self._numbers]
+
+
+def shortened(text: str) -> str:
+    """Returns a text of at most `LONGEST_TEXT` characters, without its middle where it is longer."""
+    if len(text) <= LONGEST_TEXT:
+        return text
+    half = LONGEST_TEXT // 2
+    return f"{text[:half]} ... {len(text) - 2 * half:,} characters ... {text[-half:]}"
+
+
+def rounded(value: float) -> Json:
+    """Returns a number with six significant digits; what is not finite as the words that JSON in a dump has."""
+    if isinstance(value, int):
+        return value
+    if value != value:  # noqa: PLR0124 - NaN
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "Infinity" if value > 0 else "-Infinity"
+    short = float(f"{value:.{_DIGITS}g}")
+    return int(short) if short.is_integer() and abs(short) < 2**53 else short

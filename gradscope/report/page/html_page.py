@@ -1,0 +1,115 @@
+"""The file of a page: one document of HTML with its styles, scripts and data, which requests nothing."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Final
+
+from gradscope.report.page.page_parts import Page, PageMaker, PageNotes
+from gradscope.report.page.static_html import summary_html, text_html
+from gradscope.report.render.document import Note
+
+#: The largest page in bytes; what is larger is made again with less in it.
+LARGEST_PAGE_BYTES: Final = 25_000_000
+#: The levels of detail, from everything to the summary alone.
+LEVELS: Final = range(6)
+#: Levels from which on scripts have nothing to show.
+_SUMMARY_ONLY: Final = LEVELS[-1]
+
+#: The page's own modules, each after those that it imports.
+_MODULES: Final = (
+    "text", "content", "address", "elements", "saving", "virtual_table", "line_chart", "depth_view", "heat_map",
+    "block_tree", "tensor_view", "run_view", "page",
+)  # fmt: skip
+_IMPORT: Final = re.compile(r'^import (\{.*\}) from "\./(\w+)\.js";$', re.MULTILINE)
+_EXPORT: Final = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
+
+
+def page_html(make: PageMaker, largest_bytes: int = LARGEST_PAGE_BYTES) -> str:
+    """Returns the file of a page, with as much detail as its size allows.
+
+    Args:
+        make: Returns the page at a level of detail.
+        largest_bytes: The largest size.
+
+    Returns:
+        The document; a summary that is itself larger is not cut.
+    """
+    document = ""
+    for level in LEVELS:
+        document = _document(make(level), scripted=level != _SUMMARY_ONLY)
+        if len(document.encode()) <= largest_bytes:
+            break
+    return document
+
+
+def _document(page: Page, *, scripted: bool) -> str:
+    style, library, own = (
+        _text("uplot/uPlot.min.css") + _text("script/page.css"),
+        _text("uplot/uPlot.iife.min.js"),
+        _own(),
+    )
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {_hash(library)} {_hash(own)}",
+            f"style-src {_hash(style)}",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+    left_out = PageNotes(notes=[Note(label="left out", text=text) for text in page.left_out])
+    scripts = "".join(_scripts(page, library, own)) if scripted else ""
+    return "".join(
+        (
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{text_html(page.title)} - gradscope</title><style>{style}</style></head>",
+            f"<body><header><h1>{text_html(page.title)}</h1></header>",
+            f'<main><section id="summary">{summary_html(page.summary)}{summary_html([left_out])}</section>',
+            '<noscript><p class="note">Charts, the complete tables and each tensor need JavaScript.</p></noscript>',
+            f"</main>{scripts}</body></html>\n",
+        )
+    )
+
+
+def _scripts(page: Page, library: str, own: str) -> Iterator[str]:
+    # In base64 no text can end the element, whatever names it has.
+    yield f'<script type="application/octet-stream" id="content">{_encoded(page)}</script>'
+    yield f"<script>{library}</script><script>{own}</script>"
+
+
+def _encoded(page: Page) -> str:
+    """Returns the content in base64 of gzip: the size of the JSON in four bytes, the JSON, the packed numbers."""
+    text = json.dumps({"kind": page.kind, **page.content}, separators=(",", ":"), allow_nan=False).encode()
+    whole = struct.pack("<I", len(text)) + text + page.packed
+    return base64.b64encode(gzip.compress(whole, mtime=0)).decode()
+
+
+def _own() -> str:
+    """Returns the page's modules as one script."""
+    return "'use strict';\n" + "".join(map(_module, _MODULES))
+
+
+def _module(name: str) -> str:
+    """Returns a module as a function that is called at once, whose result has what the module exports."""
+    text = _text(f"script/{name}.js")
+    exported = ", ".join(found[1] for found in _EXPORT.findall(text))
+    body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const \1 = \2_module;", text))
+    return f"const {name}_module = (() => {{\n{body}return {{ {exported} }};\n}})();\n"
+
+
+def _text(name: str) -> str:
+    return (files("gradscope.report.page") / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

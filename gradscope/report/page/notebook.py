@@ -1,0 +1,77 @@
+"""What a notebook shows of a dump and of a run: the verdict, a small chart, and the head of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.manifest.manifest import Manifest
+from gradscope.naming.small_chart import SmallChart
+from gradscope.report.page.content.depth_content import DIRECTIONS, layers_along_depth
+from gradscope.report.page.page_parts import PageNotes
+from gradscope.report.page.run_page import run_verdict, steepest_trends
+from gradscope.report.page.static_html import summary_html
+from gradscope.report.render.document import Note
+from gradscope.report.reports.dump_overview import verdict_note
+from gradscope.report.reports.dump_report import dump_report
+from gradscope.report.reports.run_report import RunReport
+from gradscope.report.tables.table import Line, Table
+from gradscope.stats import Finding
+
+#: Lines of a table.
+_LINES: Final = 12
+_LABELS: Final = {"forward": "activation", "backward": "gradient"}
+
+
+def dump_html(line: str, manifest: Manifest, findings: Sequence[Finding]) -> str:
+    """Returns a dump as HTML of less than 60 kB: verdict, rms along depth, and the numbers block by block.
+
+    Args:
+        line: The dump in one line.
+        manifest: Its manifest.
+        findings: The findings that `gradscope.stats.find` returned for it.
+
+    Raises:
+        DumpError: A statistic in the manifest is not a number.
+    """
+    report = dump_report("show", "", manifest, findings)
+    facts = report.overview_facts()
+    names = layers_along_depth(manifest)
+    lines = {_LABELS[direction]: _rms(manifest, family, names) for family, direction in DIRECTIONS.items()}
+    chart = SmallChart(title="rms along depth", lines=lines)
+    notes = [verdict_note(facts.findings), Note(label="dump", text=line)]
+    return _put_together(notes, chart, facts.overview.table(_LINES))
+
+
+def run_html(line: str, report: RunReport) -> str:
+    """Returns a run as HTML of less than 60 kB: its alarms, its loss, and its steepest trends.
+
+    Args:
+        line: The run in one line.
+        report: The report of its trends.
+    """
+    shown = ("loss", "grad_norm", "update_norm")
+    chart = SmallChart(title="over steps", lines={name: _known(report.steps, name) for name in shown})
+    return _put_together([run_verdict(report), Note(label="run", text=line)], chart, steepest_trends(report, _LINES))
+
+
+def _rms(manifest: Manifest, family: str, names: Sequence[str]) -> list[float | None]:
+    found = {entry.name: as_float(entry.stats["rms"]) for entry in manifest.entries
+             if entry.family == family and "rms" in entry.stats}  # fmt: skip
+    return [found.get(name) for name in names]
+
+
+def _known(steps: Mapping[str, np.ndarray], name: str) -> list[float | None]:
+    return [None if np.isnan(value) else float(value) for value in steps[name].tolist()]
+
+
+def _put_together(notes: Sequence[Note], chart: SmallChart, table: Table) -> str:
+    # In a notebook there is nothing that a link to a tensor could lead to.
+    lines = tuple(Line(cells=line.cells, keys=()) for line in table.lines)
+    return (
+        f"<div>{summary_html([PageNotes(notes=notes)])}{chart.svg()}{summary_html([replace(table, lines=lines)])}</div>"
+    )

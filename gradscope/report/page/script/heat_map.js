@@ -1,0 +1,114 @@
+/** A heat map of tensors against steps, on a canvas of one pixel for each number. */
+
+import { colour, element } from "./elements.js";
+import { numberText, printable } from "./text.js";
+
+/**
+ * @typedef {{names: string[], steps: number[], values: (row: number, step: number) => number}} HeatParts
+ */
+
+const LEAST_ROW_PIXELS = 3;
+const MOST_ROW_PIXELS = 18;
+const HEIGHT = 420;
+
+export class HeatMap {
+  /** @param {(row: number, step: number) => void} chosen */
+  constructor(chosen) {
+    this.chosen = chosen;
+    /** @type {HeatParts} */
+    this.parts = { names: [], steps: [], values: () => NaN };
+    this.at = { row: 0, step: 0 };
+    this.canvas = element("canvas", { class: "heat", tabindex: 0, role: "img", "aria-label": "heat map of layers against steps" });
+    this.told = element("output", { class: "told" });
+    this.scale = element("p", { class: "note" });
+    this.box = element("div", {}, element("div", { class: "heat-box" }, this.canvas), this.told, this.scale);
+    this.canvas.addEventListener("mousemove", (event) => this.point(event));
+    this.canvas.addEventListener("click", (event) => {
+      this.point(event);
+      this.chosen(this.at.row, this.at.step);
+    });
+    this.canvas.addEventListener("keydown", (event) => this.moved(event));
+  }
+
+  /** @param {HeatParts} parts */
+  show(parts) {
+    this.parts = parts;
+    this.draw();
+  }
+
+  /** Draws all numbers; magnitudes on a logarithmic scale. */
+  draw() {
+    const { names, steps, values } = this.parts;
+    const [rows, columns] = [Math.max(names.length, 1), Math.max(steps.length, 1)];
+    const numbers = new Float32Array(names.length * steps.length);
+    let [low, high] = [Infinity, 0];
+    for (let row = 0; row < names.length; row++) {
+      for (let step = 0; step < steps.length; step++) {
+        const size = Math.abs(values(row, step));
+        numbers[row * steps.length + step] = size;
+        if (size > 0 && Number.isFinite(size)) [low, high] = [Math.min(low, size), Math.max(high, size)];
+      }
+    }
+    this.canvas.width = columns;
+    this.canvas.height = rows;
+    const pixels = Math.min(Math.max(HEIGHT / rows, LEAST_ROW_PIXELS), MOST_ROW_PIXELS);
+    this.canvas.style.height = `${rows * pixels}px`;
+    const context = this.canvas.getContext("2d");
+    if (context === null) return;
+    const image = context.createImageData(columns, rows);
+    const bad = channels(colour("bad"));
+    const none = channels(colour("grid"));
+    const span = Math.log(high / low) || 1;
+    numbers.forEach((size, at) => {
+      const shade = size === 0 ? 0 : Math.log(size / low) / span;
+      const found = Number.isNaN(size) ? none : Number.isFinite(size) ? ramp(shade) : bad;
+      image.data.set([...found, 255], at * 4);
+    });
+    context.putImageData(image, 0, 0);
+    this.scale.textContent = high > 0 ? `dark ${numberText(low)} to bright ${numberText(high)}, logarithmic; red is not finite, grey was not recorded` : "all are zero, or none was recorded";
+  }
+
+  /** @param {MouseEvent} event */
+  point(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const { names, steps } = this.parts;
+    const row = Math.floor(((event.clientY - box.top) / box.height) * names.length);
+    const step = Math.floor(((event.clientX - box.left) / box.width) * steps.length);
+    this.tell(row, step);
+  }
+
+  /** @param {number} row @param {number} step */
+  tell(row, step) {
+    const { names, steps, values } = this.parts;
+    this.at = { row: Math.min(Math.max(row, 0), names.length - 1), step: Math.min(Math.max(step, 0), steps.length - 1) };
+    const value = values(this.at.row, this.at.step);
+    this.told.textContent = `${printable(names[this.at.row] ?? "")}  ·  step ${steps[this.at.step]}  ·  ${numberText(value)}`;
+  }
+
+  /** @param {KeyboardEvent} event */
+  moved(event) {
+    if (event.key === "Enter") this.chosen(this.at.row, this.at.step);
+    const [down, right] = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] ?? [];
+    if (down === undefined || right === undefined) return;
+    event.preventDefault();
+    this.tell(this.at.row + down, this.at.step + right);
+  }
+}
+
+/** @param {string} hex @returns {number[]} */
+function channels(hex) {
+  const value = parseInt(hex.slice(1), 16);
+  return [(value >> 16) & 255, (value >> 8) & 255, value & 255];
+}
+
+/** Colours of growing brightness, which are also told apart in grey (those of viridis at five points). */
+const RAMP = ["#440154", "#3b528b", "#21918c", "#5ec962", "#fde725"].map(channels);
+
+/** @param {number} shade 0..1 @returns {number[]} */
+export function ramp(shade) {
+  const place = Math.min(Math.max(shade, 0), 1) * (RAMP.length - 1);
+  const first = Math.min(Math.floor(place), RAMP.length - 2);
+  const [one, other] = [RAMP[first] ?? [0, 0, 0], RAMP[first + 1] ?? [0, 0, 0]];
+  const part = place - first;
+  return [0, 1, 2].map((at) => Math.round((one[at] ?? 0) * (1 - part) + (other[at] ?? 0) * part));
+}

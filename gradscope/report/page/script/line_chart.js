@@ -1,0 +1,235 @@
+/** A chart of lines, drawn by uPlot: hover and arrow keys name what is under them, a click or Enter selects it. */
+
+import { colour, element, lineColour } from "./elements.js";
+import { csv, save } from "./saving.js";
+import { numberText, numeric, printable } from "./text.js";
+
+/**
+ * @typedef {{label: string, values: (number | null)[], dashed?: boolean}} Line
+ * @typedef {{
+ *   title: string, across: string, names: string[], positions: number[], lines: Line[], marks: MarkContent[],
+ *   logarithmic: boolean, chosen?: (line: number, at: number) => void,
+ * }} ChartParts
+ */
+
+const HEIGHT = 260;
+const NARROWEST = 240;
+/** What is zero is drawn so far below the smallest value of a logarithmic axis. */
+const BELOW = 10;
+
+export class LineChart {
+  /** @param {ChartParts} parts */
+  constructor(parts) {
+    this.parts = parts;
+    this.told = element("output", { class: "told" });
+    this.area = element("div", { class: "plot", tabindex: 0, role: "img", "aria-label": `${parts.title}, ${parts.lines.length} lines over ${parts.names.length} points` });
+    const buttons = element(
+      "div",
+      { class: "controls" },
+      element("strong", {}, parts.title),
+      element("button", { type: "button", click: () => this.saveCsv() }, "CSV"),
+      element("button", { type: "button", click: () => this.saveSvg() }, "SVG"),
+    );
+    this.box = element("figure", { class: "chart" }, buttons, this.area, this.told, this.legend());
+    /** @type {uPlot | null} */
+    this.plot = null;
+    this.area.addEventListener("keydown", (event) => this.moved(event));
+    this.area.addEventListener("click", () => this.choose());
+    new ResizeObserver(() => this.draw()).observe(this.area);
+  }
+
+  legend() {
+    const { lines, marks } = this.parts;
+    const items = lines.map((line, at) => {
+      const swatch = element("span", { class: "swatch" });
+      swatch.style.borderTopColor = `var(--line-${at % 8})`;
+      swatch.style.borderTopStyle = line.dashed ? "dashed" : "solid";
+      return element("li", {}, swatch, ` ${printable(line.label)}`);
+    });
+    const marked = marks.map((mark) => element("li", { class: "mark" }, printable(mark.text)));
+    return element("ul", { class: "legend" }, ...items, ...marked.slice(0, 12));
+  }
+
+  /** Draws the chart again, in the width that there is and the colours of the theme. */
+  draw(again = false) {
+    const width = Math.max(this.area.clientWidth, NARROWEST);
+    if (this.plot !== null && !again) {
+      if (this.plot.width !== width) this.plot.setSize({ width, height: HEIGHT });
+      return;
+    }
+    this.plot?.destroy();
+    this.area.replaceChildren();
+    const { positions, lines } = this.parts;
+    const floor = this.floor();
+    const values = lines.map((line) => line.values.map((value) => this.drawn(value, floor)));
+    if (!values.some((line) => line.some((value) => value !== null))) {
+      this.area.replaceChildren(element("p", { class: "note" }, "There is no value to draw."));
+      return;
+    }
+    this.plot = new uPlot(this.options(width, floor), [positions, ...values], this.area);
+  }
+
+  /** The smallest positive magnitude that is drawn. */
+  floor() {
+    const found = this.parts.lines.flatMap((line) => line.values).filter((value) => value !== null && value > 0 && Number.isFinite(value));
+    return found.reduce((low, value) => Math.min(low ?? Infinity, value ?? Infinity), Infinity) ?? Infinity;
+  }
+
+  /** @param {number | null} value @param {number} floor */
+  drawn(value, floor) {
+    if (value === null || !Number.isFinite(value)) return null;
+    if (!this.parts.logarithmic) return value;
+    return value > 0 ? value : Number.isFinite(floor) ? floor / BELOW : null;
+  }
+
+  /** @param {number} width @param {number} floor @returns {uPlot.Options} */
+  options(width, floor) {
+    const { lines, logarithmic, names, across } = this.parts;
+    const axis = { stroke: colour("text"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("grid") } };
+    const points = (this.parts.positions.length || 1) < 60;
+    return {
+      width,
+      height: HEIGHT,
+      legend: { show: false },
+      scales: { x: { time: false }, y: logarithmic ? { distr: 3, log: 10, range: (_plot, low, high) => decades(low ?? floor, high ?? floor) } : {} },
+      cursor: { y: false, focus: { prox: 24 } },
+      focus: { alpha: 0.4 },
+      series: [
+        {},
+        ...lines.map((line, at) => ({ label: line.label, stroke: lineColour(at), width: 1.5, dash: line.dashed ? [6, 4] : [], points: { show: points, size: 5 }, spanGaps: true })),
+      ],
+      axes: [
+        { ...axis, label: across, labelSize: 18, size: 34, values: (_plot, splits) => splits.map((at) => (Number.isInteger(at) ? String(at) : "")) },
+        { ...axis, size: 72, grid: { ...axis.grid, filter: (_plot, splits) => splits.map((value) => (logarithmic && !isDecade(value) ? null : value)) }, values: (_plot, splits) => splits.map((value) => (value === null || value === undefined ? "" : tick(value, logarithmic))) },
+      ],
+      hooks: {
+        setCursor: [(plot) => this.tell(plot.cursor.idx ?? null)],
+        draw: [(plot) => this.drawMarks(plot)],
+      },
+      padding: [8, 12, 0, 0],
+      ...(names.length === 0 ? { cursor: { show: false } } : {}),
+    };
+  }
+
+  /** @param {uPlot} plot */
+  drawMarks(plot) {
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.strokeStyle = colour("bad");
+    ctx.setLineDash([4, 4]);
+    for (const mark of this.parts.marks) {
+      const x = Math.round(plot.valToPos(mark.at, "x", true));
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+    ctx.restore();
+  }
+
+  /** @param {number | null} at */
+  tell(at) {
+    if (at === null || at === undefined) {
+      this.told.textContent = "";
+      return;
+    }
+    const values = this.parts.lines.map((line) => {
+      const value = line.values[at];
+      return value === null || value === undefined ? "" : `${printable(line.label)} ${numberText(value)}`;
+    });
+    const marks = this.parts.marks.filter((mark) => mark.at === this.parts.positions[at]).map((mark) => printable(mark.text));
+    this.told.textContent = [printable(this.parts.names[at] ?? ""), ...values, ...marks].filter(Boolean).join("  ·  ");
+  }
+
+  /** @param {KeyboardEvent} event */
+  moved(event) {
+    if (event.key === "Enter") this.choose();
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (by === undefined || this.plot === null) return;
+    event.preventDefault();
+    const last = this.parts.positions.length - 1;
+    const at = Math.min(Math.max((this.plot.cursor.idx ?? -by) + by, 0), last);
+    this.plot.setCursor({ left: this.plot.valToPos(this.parts.positions[at] ?? 0, "x"), top: 10 });
+    this.tell(at);
+  }
+
+  choose() {
+    const at = this.plot?.cursor.idx;
+    if (at === null || at === undefined || this.parts.chosen === undefined) return;
+    const near = this.plot?.series.findIndex((series, number) => number > 0 && /** @type {any} */ (series)._focus) ?? -1;
+    this.parts.chosen(Math.max(near - 1, 0), at);
+  }
+
+  saveCsv() {
+    const { names, positions, lines, across, title } = this.parts;
+    const rows = positions.map((position, at) => [position, names[at] ?? "", ...lines.map((line) => line.values[at] ?? "")]);
+    save(`${fileName(title)}.csv`, "text/csv", csv([[across, "name", ...lines.map((line) => line.label)], ...rows]));
+  }
+
+  saveSvg() {
+    if (this.plot !== null) save(`${fileName(this.parts.title)}.svg`, "image/svg+xml", this.svg(this.plot));
+  }
+
+  /** @param {uPlot} plot */
+  svg(plot) {
+    const ratio = devicePixelRatio || 1;
+    const [left, top, width, height] = [plot.bbox.left, plot.bbox.top, plot.bbox.width, plot.bbox.height].map((each) => each / ratio);
+    const [x0, y0, w, h] = [left ?? 0, top ?? 0, width ?? 0, height ?? 0];
+    const floor = this.floor();
+    const paths = this.parts.lines.map((line, at) => {
+      const points = line.values.flatMap((value, number) => {
+        const drawn = this.drawn(value, floor);
+        if (drawn === null) return [];
+        return [`${(plot.valToPos(this.parts.positions[number] ?? 0, "x") + x0).toFixed(1)},${(plot.valToPos(drawn, "y") + y0).toFixed(1)}`];
+      });
+      return `<polyline fill="none" stroke="${lineColour(at)}" stroke-width="1.5" points="${points.join(" ")}"/>`;
+    });
+    const keys = this.parts.lines.map((line, at) => `<text x="${x0 + 8 + at * 150}" y="${plot.height + 16}" fill="${lineColour(at)}">${escaped(line.label)}</text>`);
+    const [low, high] = [plot.scales["y"]?.min ?? 0, plot.scales["y"]?.max ?? 0];
+    const ends = [high, low].map((value, at) => `<text x="${x0 - 6}" y="${at === 0 ? y0 + 10 : y0 + h}" text-anchor="end">${numberText(value)}</text>`);
+    return [
+      `<svg xmlns="http://www.w3.org/2000/svg" width="${plot.width}" height="${plot.height + 24}" font-family="sans-serif" font-size="12">`,
+      `<title>${escaped(this.parts.title)}</title><rect width="100%" height="100%" fill="#fff"/>`,
+      `<rect x="${x0}" y="${y0}" width="${w}" height="${h}" fill="none" stroke="#999"/>`,
+      ...paths, ...keys, ...ends, "</svg>",
+    ].join("\n");
+  }
+}
+
+/** @param {number} low @param {number} high @returns {[number, number]} */
+function decades(low, high) {
+  if (!(low > 0) || !(high > 0)) return [1, 10];
+  const [from, to] = [Math.log10(low), Math.log10(high)];
+  const margin = Math.max((to - from) * 0.06, 0.125);
+  return [10 ** (from - margin), 10 ** (to + margin)];
+}
+
+/** @param {number | null | undefined} value */
+function isDecade(value) {
+  return value !== null && value !== undefined && Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6;
+}
+
+/** @param {number} value @param {boolean} logarithmic */
+function tick(value, logarithmic) {
+  return logarithmic && value > 0 && (value < 0.1 || value >= 1e4) ? value.toExponential(0).replace("e+", "e") : numberText(value);
+}
+
+/** @param {string} title */
+function fileName(title) {
+  return title.toLowerCase().replace(/[^a-z0-9]+/g, "-");
+}
+
+/** @param {string} text */
+function escaped(text) {
+  return printable(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+/**
+ * Returns cells as the values of a line.
+ * @param {Cell[]} cells
+ * @returns {(number | null)[]}
+ */
+export function lineValues(cells) {
+  return cells.map((cell) => (cell === null ? null : numeric(cell)));
+}

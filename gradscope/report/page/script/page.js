@@ -1,0 +1,135 @@
+/** Puts the page together: charts, tables, tree, one tensor, the search, and the theme. */
+
+import { select, selected, whenSelected } from "./address.js";
+import { BlockTree } from "./block_tree.js";
+import { readContent } from "./content.js";
+import { depthCharts } from "./depth_view.js";
+import { choice, element, section } from "./elements.js";
+import { RunView } from "./run_view.js";
+import { TensorView } from "./tensor_view.js";
+import { VirtualTable } from "./virtual_table.js";
+
+const TYPING_PAUSE_MS = 120;
+
+async function start() {
+  const main = document.querySelector("main");
+  const encoded = document.getElementById("content")?.textContent ?? "";
+  if (main === null) return;
+  if (typeof DecompressionStream === "undefined") {
+    main.append(element("p", { class: "note" }, "This browser cannot decompress data (DecompressionStream), so that only the summary is shown."));
+    return;
+  }
+  const { content, packed } = await readContent(encoded);
+  build(content, packed, main);
+  document.documentElement.dataset["ready"] = "true";
+}
+
+/** @param {Content} content @param {Uint8Array} packed @param {HTMLElement} main */
+function build(content, packed, main) {
+  const charts = depthCharts(content.depth, content.keys);
+  if (charts.length > 0) {
+    const depth = section("depth", "Along depth");
+    depth.append(...charts.map((chart) => chart.box));
+    main.append(depth);
+  }
+  const run = content.run === undefined ? null : new RunView(content.run, packed, content.sets[0]?.tables ?? [], content.keys);
+  if (run !== null) main.append(run.curveSection, run.heatSection, run.stepSection);
+  const tables = run === null ? tableSection(content, main) : run.tables;
+  const tree = content.blocks === undefined || content.blocks.names.length === 0 ? null : new BlockTree(content.blocks, content.keys);
+  if (tree !== null) main.append(tree.box);
+  const tensor = new TensorView(content);
+  document.body.append(tensor.box);
+
+  const search = element("input", { type: "search", placeholder: "Search names, or a glob like *conv*", "aria-label": "Search names", "aria-keyshortcuts": "/" });
+  header(search, () => [...charts, ...(run?.allCharts() ?? [])].forEach((chart) => chart.draw(true)), run);
+
+  const follow = (/** @type {Set<string>} */ changed) => {
+    if (changed.has("step") || changed.has("from") || changed.has("to")) run?.address();
+    if (changed.has("search")) {
+      const query = selected("search");
+      if (search.value !== query) search.value = query;
+      [...tables, ...(tree === null ? [] : [tree])].forEach((each) => each.filter(query));
+    }
+    if (changed.has("tensor") || (changed.has("step") && run !== null)) {
+      const known = run?.tensorCharts(selected("tensor")) ?? [];
+      tensor.show(selected("tensor"), [...known.map((chart) => chart.box), ...(run?.tensorHistogram(selected("tensor")) ?? [])]);
+      document.body.classList.toggle("has-tensor", !tensor.box.hidden);
+      tables.forEach((table) => table.drawRows());
+    }
+  };
+  whenSelected(follow);
+  follow(new Set(["search", "tensor"]));
+
+  let waiting = 0;
+  search.addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => select({ search: search.value }, { quiet: true }), TYPING_PAUSE_MS);
+  });
+  addEventListener("keydown", (event) => {
+    if (event.key === "/" && !typing(event.target)) {
+      event.preventDefault();
+      search.focus();
+      search.select();
+    } else if (event.key === "Escape") {
+      if (event.target === search && search.value !== "") search.value = "";
+      if (event.target === search) select({ search: search.value }, { quiet: true });
+      if (event.target === search) search.blur();
+      else if (selected("tensor") !== "") select({ tensor: "" });
+    }
+  });
+}
+
+/** @param {EventTarget | null} target */
+function typing(target) {
+  return target instanceof HTMLInputElement && ["search", "number", "text"].includes(target.type);
+}
+
+/**
+ * Adds the tables, of which one set is shown where there are several candidates.
+ * @param {Content} content @param {HTMLElement} main
+ * @returns {VirtualTable[]}
+ */
+function tableSection(content, main) {
+  const sets = content.sets.map((set) => ({ name: set.name, tables: set.tables.map((table) => new VirtualTable(table, content.keys)) }));
+  const boxes = element("div", {});
+  const show = (/** @type {string} */ name) => {
+    const set = sets.find((each) => each.name === name) ?? sets[0];
+    boxes.replaceChildren(...(set?.tables ?? []).map((table) => table.box));
+    set?.tables.forEach((table) => table.drawRows());
+  };
+  const { box, list } = choice("of", sets.map((set) => set.name), (name) => select({ of: name }, { quiet: true }));
+  const made = section("tables", "Tables", ...(sets.length > 1 ? [box] : []));
+  made.append(boxes);
+  main.append(made);
+  const follow = () => {
+    if (selected("of") !== "") list.value = selected("of");
+    show(list.value);
+  };
+  whenSelected((changed) => {
+    if (changed.has("of")) follow();
+  });
+  follow();
+  return sets.flatMap((set) => set.tables);
+}
+
+/** @param {HTMLElement} search @param {() => void} redraw @param {RunView | null} run */
+function header(search, redraw, run) {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const theme = element("button", {
+    type: "button",
+    click: () => {
+      const now = document.documentElement.dataset["theme"] ?? (dark.matches ? "dark" : "light");
+      document.documentElement.dataset["theme"] = now === "dark" ? "light" : "dark";
+      redraw();
+      run?.heat.draw();
+    },
+  }, "Light or dark");
+  dark.addEventListener("change", redraw);
+  const links = [...document.querySelectorAll("main section[id]")].map((each) => {
+    const heading = each.querySelector("h2")?.textContent ?? "";
+    return element("button", { type: "button", class: "jump", click: () => each.scrollIntoView() }, each.id === "summary" ? "Summary" : heading);
+  });
+  document.querySelector("header")?.append(element("nav", { "aria-label": "Page" }, ...links), search, theme);
+}
+
+void start();

@@ -1,0 +1,94 @@
+/** What `gradscope.report.page` writes into a page; the types of the scripts. */
+
+type Cell = boolean | number | string | null | Cell[];
+
+interface ColumnContent {
+  heading: string;
+  group: string;
+  kind: string;
+  about: string;
+  priority: number;
+}
+
+interface TableContent {
+  title: string;
+  columns: ColumnContent[];
+  cells: Cell[][];
+  keys: number[][];
+  notes: string[];
+}
+
+interface LineContent {
+  label: string;
+  direction: string;
+  keys: number[];
+  values: Cell[];
+}
+
+interface MarkContent {
+  at: number;
+  text: string;
+  key?: number;
+}
+
+interface DepthContent {
+  title: string;
+  names: string[];
+  lines: LineContent[];
+  marks?: MarkContent[];
+}
+
+interface TensorsContent {
+  keys: number[];
+  columns: { name: string; kind: string; cells: Cell[] }[];
+  octaves: (number[] | null)[];
+}
+
+interface Side {
+  name: string;
+  tensors: TensorsContent;
+  /** Of a candidate: the number of its key for that of the reference, where they differ. */
+  counterparts?: Record<string, number>;
+}
+
+interface BlocksContent {
+  names: string[];
+  parents: number[];
+  keys: number[][];
+  words: string[];
+  columns: { name: string; kind: string; cells: Cell[] }[];
+  flow: number[][];
+}
+
+interface GraphContent {
+  /** For the number of each key, the numbers of those that it is computed from. */
+  sources: Record<string, number[]>;
+}
+
+interface RunContent {
+  steps: number[];
+  curves: { steps: number[]; columns: { name: string; values: Cell[] }[] };
+  keys: number[];
+  sizes: (number | null)[];
+  /** The statistics that are packed one after the other: a plane of tensors by steps for each. */
+  packed: string[];
+  octave_parts: number;
+  alarms: { step: number; rule: string; why: string; key: number | null }[];
+  /** The families whose statistics the columns of a group show. */
+  groups: Record<string, string[]>;
+  /** By step, for each tensor the exponent of its first octave and the counts from there. */
+  histograms: { step: number; octaves: (number[] | null)[] }[];
+}
+
+interface Content {
+  kind: "dump" | "comparison" | "run";
+  keys: string[];
+  sets: { name: string; tables: TableContent[] }[];
+  depth: DepthContent[];
+  blocks?: BlocksContent;
+  sides?: Side[];
+  graph?: GraphContent;
+  /** For a source, the number of the first line and the lines. */
+  sources?: Record<string, [number, string[]]>;
+  run?: RunContent;
+}

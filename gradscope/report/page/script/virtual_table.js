@@ -1,0 +1,242 @@
+/** A table of any length: only the rows in sight are elements. It is sorted, filtered, and shows chosen columns. */
+
+import { selected, tensorAddress } from "./address.js";
+import { element } from "./elements.js";
+import { csv, save } from "./saving.js";
+import { cellText, isNumeric, matcher, numeric, printable } from "./text.js";
+
+const ROW_PIXELS = 26;
+const ROWS_BEYOND = 12;
+const ROWS_IN_SIGHT = 18;
+/** Columns that a table does not show at first: those that a terminal drops first. */
+const LESS_IMPORTANT = 8;
+const SAMPLED = 400;
+const WIDEST_NAME = 60;
+
+export class VirtualTable {
+  /**
+   * @param {TableContent} table
+   * @param {string[]} keys
+   */
+  constructor(table, keys) {
+    this.table = table;
+    this.keys = keys;
+    /** @type {boolean[]} */
+    this.shown = table.columns.map((column, at) => at === 0 || column.priority < LESS_IMPORTANT);
+    /** @type {{column: number, down: boolean} | null} */
+    this.order = null;
+    this.query = "";
+    this.lines = table.keys.map((_, at) => at);
+    this.texts = table.keys.map((line, at) => this.searched(line, at));
+    this.count = element("output", {});
+    this.body = element("tbody");
+    this.heads = element("thead");
+    this.columns = element("colgroup");
+    this.grid = element("table", { class: "virtual", "aria-rowcount": this.lines.length }, this.columns, this.heads, this.body);
+    this.scroller = element("div", { class: "scroller", tabindex: 0, role: "region", "aria-label": table.title }, this.grid);
+    this.scroller.addEventListener("scroll", () => this.drawRows());
+    this.scroller.addEventListener("keydown", (event) => this.moved(event));
+    this.box = element("div", { class: "table-box" }, this.controls(), this.scroller, ...table.notes.map((note) => element("p", { class: "note" }, printable(note))));
+    this.drawHeads();
+    this.arrange();
+  }
+
+  /** @param {number[]} line @param {number} at */
+  searched(line, at) {
+    return [String(this.table.cells[0]?.[at] ?? ""), ...line.map((key) => this.keys[key] ?? "")];
+  }
+
+  controls() {
+    const boxes = this.table.columns.slice(1).map((column, before) => {
+      const box = element("input", { type: "checkbox", change: () => this.choose(before + 1, box.checked) });
+      box.checked = this.shown[before + 1] ?? false;
+      return element("label", {}, box, ` ${this.heading(before + 1)}`);
+    });
+    return element(
+      "div",
+      { class: "controls" },
+      element("strong", {}, printable(this.table.title)),
+      this.count,
+      element("details", { class: "menu" }, element("summary", {}, "Columns"), element("div", {}, ...boxes)),
+      element("button", { type: "button", click: () => this.saveCsv() }, "CSV"),
+    );
+  }
+
+  /** @param {number} at */
+  heading(at) {
+    const column = this.table.columns[at];
+    return column === undefined ? "" : `${column.group} ${column.heading}`.trim();
+  }
+
+  /** @param {number} column @param {boolean} shown */
+  choose(column, shown) {
+    this.shown[column] = shown;
+    this.drawHeads();
+    this.drawRows();
+  }
+
+  /**
+   * Replaces the cells, such as by those of another step.
+   * @param {Cell[][]} cells
+   */
+  replaceCells(cells) {
+    this.table = { ...this.table, cells };
+    this.arrange();
+  }
+
+  /** @param {string} query */
+  filter(query) {
+    if (query === this.query) return;
+    this.query = query;
+    this.scroller.scrollTop = 0;
+    this.arrange();
+  }
+
+  /** @param {number} column */
+  sort(column) {
+    const again = this.order?.column === column;
+    if (again && !this.order?.down) this.order = null;
+    else this.order = { column, down: !again };
+    this.drawHeads();
+    this.arrange();
+  }
+
+  arrange() {
+    const found = matcher(this.query);
+    this.lines = this.table.keys.map((_, at) => at).filter((at) => this.texts[at]?.some(found));
+    if (this.order !== null) {
+      const { column, down } = this.order;
+      const cells = this.table.cells[column] ?? [];
+      const numbers = isNumeric(this.table.columns[column]?.kind ?? "");
+      const sign = down ? -1 : 1;
+      this.lines.sort((one, other) => compared(cells[one], cells[other], numbers, sign) || one - other);
+    }
+    this.grid.setAttribute("aria-rowcount", String(this.lines.length));
+    const all = this.table.keys.length;
+    this.count.textContent = this.lines.length === all ? "" : `${this.lines.length.toLocaleString("en-US")} of ${all.toLocaleString("en-US")}`;
+    this.drawRows();
+  }
+
+  drawHeads() {
+    const { columns } = this.table;
+    const visible = columns.map((_, at) => at).filter((at) => this.shown[at]);
+    this.columns.replaceChildren(
+      ...visible.map((at) => {
+        const made = element("col");
+        made.style.width = `${this.width(at)}ch`;
+        return made;
+      }),
+    );
+    this.grid.style.width = `${visible.reduce((sum, at) => sum + this.width(at), 0)}ch`;
+    const groups = element("tr");
+    for (const at of visible) {
+      const group = columns[at]?.group ?? "";
+      const last = groups.lastElementChild;
+      if (last instanceof HTMLTableCellElement && last.textContent === group) last.colSpan += 1;
+      else groups.append(element("th", { class: "group", scope: "colgroup" }, group));
+    }
+    const heads = visible.map((at) => {
+      const column = columns[at];
+      const order = this.order?.column === at ? (this.order.down ? "descending" : "ascending") : "none";
+      const button = element("button", { type: "button", title: column?.about ?? "", click: () => this.sort(at) }, `${column?.heading ?? ""}${{ none: "", ascending: " ▲", descending: " ▼" }[order]}`);
+      return element("th", { scope: "col", "aria-sort": order, class: isNumeric(column?.kind ?? "") ? "number" : "text" }, button);
+    });
+    const grouped = columns.some((column) => column.group !== "");
+    this.heads.replaceChildren(...(grouped ? [groups] : []), element("tr", {}, ...heads));
+  }
+
+  /** @param {number} at */
+  width(at) {
+    const column = this.table.columns[at];
+    const cells = this.table.cells[at] ?? [];
+    const step = Math.max(1, Math.floor(cells.length / SAMPLED));
+    let longest = (column?.heading.length ?? 0) + 3;
+    for (let line = 0; line < cells.length; line += step) longest = Math.max(longest, cellText(cells[line], column?.kind ?? "").length);
+    return Math.min(longest, WIDEST_NAME) + 2;
+  }
+
+  drawRows() {
+    const first = Math.max(0, Math.floor(this.scroller.scrollTop / ROW_PIXELS) - ROWS_BEYOND);
+    const last = Math.min(this.lines.length, first + ROWS_IN_SIGHT + 2 * ROWS_BEYOND);
+    const focused = document.activeElement?.getAttribute("data-line");
+    const rows = this.lines.slice(first, last).map((line, at) => this.row(line, first + at));
+    this.body.replaceChildren(spacer(first), ...rows, spacer(this.lines.length - last));
+    if (focused !== null && focused !== undefined) this.link(focused)?.focus({ preventScroll: true });
+  }
+
+  /** @param {number} line @param {number} at */
+  row(line, at) {
+    const cells = this.table.columns.flatMap((column, number) => {
+      if (!this.shown[number]) return [];
+      const text = cellText(this.table.cells[number]?.[line], column.kind);
+      if (number === 0) return [element("th", { scope: "row", title: text }, this.name(line, text))];
+      const kind = column.kind === "words" && text !== "" ? `words ${text.includes("same") ? "good" : "found"}` : isNumeric(column.kind) ? "number" : "text";
+      return [element("td", { class: kind, title: column.kind === "text" ? text : "" }, text)];
+    });
+    const chosen = selected("tensor");
+    const own = chosen !== "" && (this.table.keys[line] ?? []).some((key) => this.keys[key] === chosen);
+    return element("tr", { "aria-rowindex": at + 1, "aria-selected": own, class: own ? "chosen" : "" }, ...cells);
+  }
+
+  /** @param {number} line @param {string} text */
+  name(line, text) {
+    const key = this.table.keys[line]?.[0];
+    const shown = element("bdi", {}, text);
+    if (key === undefined) return shown;
+    return element("a", { href: tensorAddress(this.keys[key] ?? ""), "data-line": line }, shown);
+  }
+
+  /** @param {string} line */
+  link(line) {
+    const found = this.body.querySelector(`a[data-line="${line}"]`);
+    return found instanceof HTMLAnchorElement ? found : null;
+  }
+
+  /** @param {KeyboardEvent} event */
+  moved(event) {
+    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const line = document.activeElement?.getAttribute("data-line");
+    if (by === undefined || line === null || line === undefined) return;
+    event.preventDefault();
+    const at = this.lines.indexOf(Number(line)) + by;
+    const next = this.lines[at];
+    if (next === undefined) return;
+    if (at * ROW_PIXELS < this.scroller.scrollTop) this.scroller.scrollTop = at * ROW_PIXELS;
+    const bottom = this.scroller.scrollTop + (ROWS_IN_SIGHT - 1) * ROW_PIXELS;
+    if (at * ROW_PIXELS > bottom) this.scroller.scrollTop += ROW_PIXELS;
+    this.drawRows();
+    this.link(String(next))?.focus({ preventScroll: true });
+  }
+
+  saveCsv() {
+    const visible = this.table.columns.map((_, at) => at).filter((at) => this.shown[at]);
+    const lines = this.lines.map((line) => visible.map((at) => plain(this.table.cells[at]?.[line])));
+    save(`${this.table.title.split(" ")[0] ?? "table"}.csv`, "text/csv", csv([visible.map((at) => this.heading(at)), ...lines]));
+  }
+}
+
+/** @param {number} rows */
+function spacer(rows) {
+  const cell = element("td");
+  cell.style.height = `${rows * ROW_PIXELS}px`;
+  return element("tr", { class: "spacer", "aria-hidden": "true" }, cell);
+}
+
+/** @param {Cell | undefined} cell @returns {string | number} */
+function plain(cell) {
+  if (Array.isArray(cell)) return cell.map(plain).join("..");
+  return typeof cell === "number" ? cell : String(cell ?? "");
+}
+
+/**
+ * Compares two cells; those without a value come last in either direction, and NaN is larger than any number.
+ * @param {Cell | undefined} one @param {Cell | undefined} other @param {boolean} numbers @param {number} sign
+ */
+function compared(one, other, numbers, sign) {
+  const missing = Number(one === null || one === undefined) - Number(other === null || other === undefined);
+  if (missing !== 0 || one === null) return missing;
+  if (!numbers) return sign * String(one).localeCompare(String(other), "en", { numeric: true });
+  const [left, right] = [numeric(one), numeric(other)];
+  if (Number.isNaN(left) || Number.isNaN(right)) return sign * (Number(Number.isNaN(left)) - Number(Number.isNaN(right)));
+  return sign * (left === right ? 0 : left < right ? -1 : 1);
+}

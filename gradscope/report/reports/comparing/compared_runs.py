@@ -1,0 +1,109 @@
+"""The report of a comparison of two runs: the first step that differs, and the first tensor of each stage in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gradscope import naming
+from gradscope.comparison.diagnosis.run_divergence import RunDivergence
+from gradscope.comparison.diagnosis.run_stages import STEP, RunRow
+from gradscope.dump.record import Json
+from gradscope.naming.wording import counted
+from gradscope.report.render.document import Document, Note, Notes
+from gradscope.report.render.github import Annotation
+from gradscope.report.render.screen import Screen
+from gradscope.report.reports.comparing.comparison import VERDICT_STYLES
+from gradscope.report.reports.comparing.run_notes import provenance_notes, verdict_annotation
+from gradscope.report.tables.sparkline import sparkline
+from gradscope.report.tables.table import Column, Line, Table
+
+_WIDTH: Final = 40
+
+_TENSOR: Final = (
+    Column(heading="rel_l2 at least", kind="number", priority=1),
+    Column(heading="tolerance", kind="text", priority=3),
+    Column(heading="ref", kind="number", group="l2", priority=2),
+    Column(heading="cand", kind="number", group="l2", priority=2),
+)
+_STAGES: Final = (
+    Column(heading="stage", kind="name"),
+    Column(heading="differ", kind="text", priority=2),
+    Column(heading="first", kind="text"),
+    *_TENSOR,
+)
+_ROWS: Final = (Column(heading="tensor", kind="name"), Column(heading="status", kind="words"), *_TENSOR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDivergenceReport:
+    """A `RunDivergenceReport` presents the comparison of two runs.
+
+    Attributes:
+        divergence: The comparison.
+        everything: Whether the document has every tensor of the step, too.
+        verbose: Whether hashes in which the runs differ are shown.
+    """
+
+    divergence: RunDivergence
+    everything: bool = False
+    verbose: bool = False
+
+    def document(self, screen: Screen) -> Document:
+        """Returns the verdict, the first difference of each stage, and the difference over the steps."""
+        found = self.divergence
+        judged = Notes(
+            notes=(
+                Note(label=found.verdict, text=found.sentence, style=VERDICT_STYLES[found.verdict]),
+                *provenance_notes(found.provenance_differences, screen, verbose=self.verbose),
+            )
+        )
+        tables = (() if found.first_step is None else (self._stages(),)) + ((self._all(),) if self.everything else ())
+        return judged, *tables, Notes(notes=tuple(self._extent(screen)))
+
+    def annotations(self) -> list[Annotation]:
+        """Returns the verdict; a comparison knows names and no source lines."""
+        return [verdict_annotation(self.divergence.verdict, self.divergence.sentence)]
+
+    def rows(self) -> list[dict[str, Json]]:
+        """Returns the tensors at the first step that differs, or at the last one."""
+        return [row.to_json() for row in self.divergence.rows]
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns the comparison as JSON."""
+        return self.divergence.to_json()
+
+    def _stages(self) -> Table:
+        by_stage: dict[str, list[RunRow]] = {}
+        for row in self.divergence.rows:
+            by_stage.setdefault(row.stage, []).append(row)
+        lines = tuple(
+            Line(cells=(stage, f"{len(differing)} of {len(rows)}", _name(differing[0]), *_cells(differing[0])), keys=())
+            for stage, rows in by_stage.items()
+            if (differing := [row for row in rows if row.differs])
+        )
+        title = f"At step {self.divergence.first_step}, in the order of the step"
+        return Table(title=title, columns=_STAGES, lines=lines, in_order=False).without_empty_columns()
+
+    def _all(self) -> Table:
+        lines = tuple(Line(cells=(_name(row), (row.status,), *_cells(row)), keys=()) for row in self.divergence.rows)
+        return Table(title=f"Tensors ({len(lines):,})", columns=_ROWS, lines=lines, in_order=False)
+
+    def _extent(self, screen: Screen) -> list[Note]:
+        found = self.divergence
+        notes = [Note(label="compared", text=f"{counted(len(found.steps), 'step')} that both runs recorded")]
+        if found.ref_only or found.cand_only:
+            text = f"{found.ref_only:,} of the reference, {found.cand_only:,} of the candidate"
+            notes.append(Note(label="not in both", text=text))
+        if any(found.largest):
+            line = sparkline(found.largest, _WIDTH, unicode=screen.unicode)
+            notes.append(Note(label="difference", text=f"{line}  largest rel_l2 of each step, at least"))
+        return notes
+
+
+def _name(row: RunRow) -> str:
+    return row.name if row.family == STEP else naming.key_of(row.family, row.name)
+
+
+def _cells(row: RunRow) -> tuple[float | str | None, ...]:
+    return row.bound, row.tolerance or None, row.ref, row.cand

@@ -1,0 +1,169 @@
+"""What a run does about alarms: it finds them, goes back to before their step, and saves or skips it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import jax.numpy as jnp
+
+from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.record import Json
+from gradscope.history.alarms.alarm_rules import NONFINITE
+from gradscope.history.alarms.alarm_watch import AlarmWatch
+from gradscope.history.history_rows import Alarm, StepRecord
+from gradscope.history.history_writer import HistoryWriter
+from gradscope.history.run_folder import RunFolder, alarm_path
+from gradscope.tracing.loading.model import Model
+from gradscope.training.loop.alarm_files import save_step
+from gradscope.training.loop.step_programs import StepPrograms
+from gradscope.training.recording.alarm_notes import nonfinite_alarm, write_alarms
+from gradscope.training.recording.state_ring import StateRing
+from gradscope.training.recording.step_rows import step_record
+from gradscope.training.state import TrainState
+
+if TYPE_CHECKING:
+    from gradscope.history.exporting.event_files import EventFile
+
+#: What an alarm does.
+OnAlarm: TypeAlias = Literal["stop", "save", "skip", "note"]
+
+#: Steps between two copies of the state.
+_KEEP_EVERY: Final = 20
+
+
+class RunAlarms:
+    """The alarms of one run.
+
+    Args:
+        model: The model.
+        folder: The folder of the run.
+        history: Its history.
+        programs: Its step.
+        is_recorded: Returns whether a step is recorded, and so which of the programs took it.
+        has_histograms: Returns whether a recorded step has histograms, likewise.
+        on_alarm: What an alarm does.
+        keep: How many folders of alarms are kept.
+        facts: What manifests state about the run.
+        tell: Called with a line about what was done.
+        events: The event file, to which alarms are written, too; None for none.
+
+    Attributes:
+        found: The alarms of this run.
+        skipped: Updates that were skipped.
+        sizes: The number of elements of each tensor by key, which the caller fills.
+        dump: The manifest of the last dump; None before.
+    """
+
+    def __init__(
+        self, model: Model, folder: RunFolder, history: HistoryWriter, programs: StepPrograms, *,
+        is_recorded: Callable[[int], bool], has_histograms: Callable[[int], bool],
+        on_alarm: OnAlarm, keep: int, facts: Mapping[str, Json],
+        tell: Callable[[str], None], events: EventFile | None,
+    ) -> None:  # fmt: skip
+        self._model = model
+        self._folder = folder
+        self._history = history
+        self._programs = programs
+        self._is_recorded = is_recorded
+        self._has_histograms = has_histograms
+        self._events = events
+        self._on_alarm: OnAlarm = on_alarm
+        self._keep = keep
+        self._facts = facts
+        self._tell = tell
+        self._ring = StateRing(_KEEP_EVERY)
+        self.sizes: dict[str, int] = {}
+        self._watch = AlarmWatch(self.sizes)
+        self.found: list[Alarm] = []
+        self.skipped = 0
+        self.dump: Manifest | None = None
+
+    def keep(self, number: int, state: TrainState, batch: Any) -> None:
+        """Keeps what a step is going to be taken with."""
+        if self._on_alarm != "note":
+            self._ring.keep(number, state, batch)
+
+    def of_step(self, number: int, numbers: Mapping[str, float], record: StepRecord | None) -> list[Alarm]:
+        """Returns the alarms of a step, which have no tensor yet where they are about the step."""
+        alarms = self._watch.step(number, numbers)
+        if record is not None:
+            alarms = [self._watch.named(alarm, record.stats) for alarm in alarms]
+            alarms += self._watch.recorded(number, record.stats, record.unchanged)
+        return alarms
+
+    def judged(self, number: int) -> None:
+        """Lets go of what only steps before this one needed."""
+        self._ring.judged(number)
+
+    def raised(self, alarms: Sequence[Alarm], *, before: TrainState | None, batch: Any) -> None:
+        """Writes alarms of one step, and saves the step where that is wanted.
+
+        Args:
+            alarms: The alarms.
+            before: The state before the step; None where it is to be computed again.
+            batch: The step's batch.
+        """
+        if not alarms:
+            return
+        number = alarms[0].step
+        if self._on_alarm != "note" or before is not None:
+            state = self.state_before(number) if before is None else before
+            alarms = self._saved(state, batch, [self._with_tensor(alarm, state, batch) for alarm in alarms])
+        for alarm in alarms:
+            self.found.append(alarm)
+            self._history.alarm(alarm)
+            if self._events is not None:
+                self._events.alarm(alarm)
+            self._tell(f"step {number:,}: {alarm.rule}: {'' if alarm.key is None else f'{alarm.key} '}{alarm.why}")
+
+    def state_before(self, number: int) -> TrainState:
+        """Returns the state before a step of late, bit for bit."""
+        return self._ring.state_before(number, self._advanced)
+
+    def skip(self, number: int, before: TrainState) -> TrainState:
+        """Returns the state after a step whose update is skipped: the one before it, one step later."""
+        self.skipped += 1
+        self._ring.clear()
+        self._tell(f"step {number:,}: its update is skipped, {self.skipped:,} so far")
+        return replace(before, step=before.step + 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what a run that goes on from here has to remember."""
+        return {"watch": self._watch.to_json(), "skipped": self.skipped}
+
+    def restore(self, found: Mapping[str, Any]) -> None:
+        """Remembers what `to_json` returned."""
+        self._watch.restore(found["watch"])
+        self.skipped = found["skipped"]
+
+    def _advanced(self, number: int, state: TrainState, batch: Any) -> TrainState:
+        # By the program that took the step: the two agree to rounding only.
+        return self._observed(number, state, batch).state if self._is_recorded(number) else self._programs.plain(
+            state, jnp.bool_(True), batch
+        ).state  # fmt: skip
+
+    def _observed(self, number: int, state: TrainState, batch: Any) -> Any:
+        previous, histograms = self._programs.no_gradients(state), self._has_histograms(number)
+        return self._programs.observed(state, jnp.bool_(True), previous, batch, histograms=histograms)
+
+    def _with_tensor(self, alarm: Alarm, state: TrainState, batch: Any) -> Alarm:
+        """Returns an alarm about a step that was not recorded with the tensor that deviates, which running it tells."""
+        if alarm.key is not None or alarm.rule == NONFINITE:
+            return alarm
+        own = StateRing(1)
+        own.keep(alarm.step, state, batch)  # a copy: the program donates the state
+        taken = self._observed(alarm.step, own.state_before(alarm.step, self._advanced), batch)
+        record = step_record(alarm.step, self._programs.keys, taken.recorded, examples=None, follows=False)
+        return self._watch.named(alarm, record.stats)
+
+    def _saved(self, state: TrainState, batch: Any, alarms: list[Alarm]) -> list[Alarm]:
+        number = alarms[0].step
+        folder = alarm_path(self._folder.path, number)
+        self.dump = save_step(self._model, state, batch, folder=folder, facts=self._facts)
+        named = [nonfinite_alarm(number, self.dump) if each.rule == NONFINITE else each for each in alarms]
+        write_alarms(folder, named, loss=self.dump.loss)
+        for removed in self._folder.keep_alarms(self._keep):
+            self._history.release(removed)
+        return [replace(alarm, folder=folder.name) for alarm in named]

@@ -1,0 +1,97 @@
+"""What a training run is to do, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradscope.capturing.execution.arguments import Arguments
+from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.record import Json
+from gradscope.history.history_rows import Alarm
+from gradscope.tracing.loading.model import Model
+from gradscope.training.loop.run_alarms import OnAlarm
+from gradscope.training.step import TrainStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """When checkpoints are saved, beside the one after the last step.
+
+    Attributes:
+        steps: After every so many steps; None for never.
+        seconds: After every so many seconds; None for never.
+        keep: How many of the last ones are kept.
+    """
+
+    steps: int | None = None
+    seconds: float | None = None
+    keep: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRequest:
+    """What a run does.
+
+    Attributes:
+        model: The model.
+        arguments: The arguments of its loss.
+        batch: Returns the batch of a step, by number.
+        step: The step.
+        steps: How many steps the run has in the end.
+        every: Steps that this number divides are recorded, and the last.
+        histograms_every: Steps that this number divides are recorded with histograms, and the last; None for none.
+        tensorboard: Whether event files are written, too.
+        saving: When checkpoints are saved.
+        check_numerics: Whether the run stops at a loss or a gradient that is not finite.
+        options: The options that decide the run's numbers, for its history.
+        facts: What manifests and the history state about the run.
+        is_dumped: Returns whether a step is dumped, by number.
+        on_alarm: What an alarm does.
+        keep_alarms: How many folders of alarms are kept.
+        stop: Returns whether the run is to stop after the present step.
+        progress: Called after each step with its number and its numbers.
+        tell: Called with a line about each alarm.
+    """
+
+    model: Model
+    arguments: Arguments
+    batch: Callable[[int], Any]
+    step: TrainStep
+    steps: int
+    every: int
+    histograms_every: int | None = None
+    tensorboard: bool = False
+    saving: Saving = field(default_factory=Saving)
+    check_numerics: bool = True
+    options: Mapping[str, str]
+    facts: Mapping[str, Json]
+    is_dumped: Callable[[int], bool] = lambda _number: False
+    on_alarm: OnAlarm = "save"
+    keep_alarms: int = 3
+    stop: Callable[[], bool] = lambda: False
+    progress: Callable[[int, Mapping[str, Any]], None] = lambda _number, _numbers: None
+    tell: Callable[[str], None] = lambda _line: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        resumed_from: The number of steps that had been taken before; None for a new run.
+        steps: The number of steps that it has taken in all.
+        state: Its last checkpoint.
+        stopped: Whether an alarm stopped it.
+        alarms: Its alarms.
+        dump: The manifest of the dump of the last step that an alarm saved; None without one.
+    """
+
+    resumed_from: int | None
+    steps: int
+    state: Path
+    stopped: bool = False
+    alarms: tuple[Alarm, ...] = ()
+    dump: Manifest | None = None

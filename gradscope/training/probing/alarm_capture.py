@@ -1,0 +1,99 @@
+"""Saves a step of the user's loop: its state, its batch, and a dump of its loss with the origin of a NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from gradscope import naming
+from gradscope.capturing.dump_model import DumpRequest, dump_model
+from gradscope.capturing.execution.arguments import Arguments as LossArguments
+from gradscope.capturing.execution.function_call import Call, is_array_or_real, loss_of, positions
+from gradscope.capturing.records.measure import TensorReading
+from gradscope.capturing.timings import Timings
+from gradscope.capturing.value_and_grad import Signature
+from gradscope.dump.manifest.manifest import Manifest, RunFacts
+from gradscope.dump.record import Json
+from gradscope.dump.storage.storage_errors import machine_errors
+from gradscope.dump.writer import DumpWriter
+from gradscope.frameworks.modules.tree_names import tree_names
+from gradscope.tracing.loading.model import Model
+from gradscope.tracing.loading.module_models import with_array_variables
+from gradscope.training.probing.collecting import collecting
+from gradscope.training.probing.step_replay import Arguments
+from gradscope.training.recording.array_records import record_of
+
+
+class _CapturedError(Exception):
+    """Ends a step when its loss has been captured: what comes after it is of no use."""
+
+
+class _Capturing:
+    """Stands in for a collector: the first loss that the step differentiates is dumped.
+
+    Attributes:
+        manifest: The manifest of the dump; None before.
+    """
+
+    def __init__(self, path: Path, facts: Mapping[str, Json]) -> None:
+        self._path = path
+        self._facts = facts
+        self.manifest: Manifest | None = None
+
+    def value_and_grad(self, function: Callable[..., Any], signature: Signature, args: Any, kwargs: Any) -> Any:
+        """Dumps a loss, and ends the step."""
+        call = Call(function, args, kwargs, positions(signature.argnums, len(args)), is_array_or_real)
+        name = getattr(function, "__name__", "loss")
+        loss = loss_of(call, has_aux=signature.has_aux)
+        model = with_array_variables(Model.of_values(name, loss, call.variables, call.batch))
+        request = DumpRequest(reading=TensorReading(keep=False), facts=dict(self._facts))
+        with DumpWriter(self._path, force=True) as writer:
+            arguments = LossArguments.of(model.init(None), call.batch)
+            self.manifest = dump_model(model, arguments, request, writer, Timings())
+        raise _CapturedError
+
+    def record(self, updates: Any, optimizer: Any, params: Any) -> None:
+        """Records nothing."""
+
+
+def save_step(
+    function: Callable[..., Any], arguments: Arguments, *, state: frozenset[int], names: Mapping[int, str],
+    folder: Path, facts: Mapping[str, Json],
+) -> Manifest | None:  # fmt: skip
+    """Saves a step: the state before it, its batch, and a dump of its first loss with statistics and origins.
+
+    Args:
+        function: The step.
+        arguments: Its arguments.
+        state: The numbers of the leaves of the arguments that are state.
+        names: The keys of the leaves that the step hands to its loss.
+        folder: Where to; it is made.
+        facts: What the manifests state about the run.
+
+    Returns:
+        The manifest of the dump; None where the step differentiates no loss outside of `jax.jit`.
+
+    Raises:
+        MachineError: The disk is full or fails.
+        ModelError: The step failed.
+    """
+    with machine_errors("write to", folder):
+        folder.mkdir(exist_ok=True)
+    leaves = jax.tree_util.tree_leaves(arguments)
+    paths = tree_names(arguments)
+    arrays = {at: leaf for at, leaf in enumerate(leaves) if isinstance(leaf, jax.Array) or hasattr(leaf, "dtype")}
+    for name, chosen in (("state.npz", state), ("batch.npz", arrays.keys() - state)):
+        with DumpWriter(folder / name, force=True) as writer:
+            for at in sorted(chosen):
+                key = names.get(at, naming.key_of(naming.AUX, f"arguments/{paths[at]}"))
+                writer.add(record_of(key, arrays[at]))
+            writer.commit(RunFacts(provenance=facts))
+    capturing = _Capturing(folder / "dump.npz", facts)
+    args, kwargs = arguments
+    with collecting(capturing), suppress(_CapturedError):
+        function(*args, **kwargs)
+    return capturing.manifest

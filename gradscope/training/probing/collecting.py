@@ -1,0 +1,285 @@
+"""Collects what a step observes while JAX traces it, and turns it into extra outputs of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradscope import naming
+from gradscope.capturing.execution.function_call import Call, is_array, positions
+from gradscope.capturing.seen import Seen
+from gradscope.capturing.value_and_grad import Signature, observing_value_and_grad
+from gradscope.errors import UsageError
+from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
+from gradscope.instrument.rewriting.core_statistics import core_statistics, merged_statistics
+from gradscope.tracing.jaxpr.jaxcompat import trace_state
+from gradscope.tracing.tracer import leaves_of, variable_leaves
+from gradscope.training.recording.recorded import outline_of
+from gradscope.training.state import named_leaves, slots_of
+
+_FUNCTIONAL = (
+    "there, write (value, grads), seen = gs.value_and_grad(loss)(...), return seen, and call probe.write(step, seen) "
+    "outside"
+)
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """What a step returns in addition; the keys are part of the pytree.
+
+    Attributes:
+        keys: The keys of the observed tensors.
+        vectors: Their core statistics, [tensors, WIDTH].
+        numbers: The numbers of the step, by the names of `step_seen.NUMBERS`.
+        gradients: The gradients of the loss by parameter.
+        unchanged: Whether the step left a parameter as it was, by parameter; only of those whose new value is known.
+    """
+
+    keys: tuple[str, ...]
+    vectors: Any
+    numbers: dict[str, Any]
+    gradients: dict[str, Any]
+    unchanged: dict[str, Any]
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        """Returns the arrays, and the keys."""
+        return (self.vectors, self.numbers, self.gradients, self.unchanged), self.keys
+
+    @classmethod
+    def tree_unflatten(cls, keys: tuple[str, ...], children: tuple[Any, ...]) -> Collected:
+        """Restores it from the output of `tree_flatten`."""
+        vectors, numbers, gradients, unchanged = children
+        return cls(keys=keys, vectors=vectors, numbers=numbers, gradients=gradients, unchanged=unchanged)
+
+
+class Collector:
+    """Collects during one trace of a step; where it does not observe, it leaves the step the program that it is.
+
+    Args:
+        spec: The selection that is observed.
+        observes: Whether the step is observed.
+
+    Attributes:
+        losses: The value of each loss that was differentiated.
+        outlines: The shapes of the observations of each of them.
+        shapes: What has the shape and dtype of further tensors, by key.
+        arguments: The arguments of the losses: the key that a dump has for each, and the array.
+    """
+
+    def __init__(self, spec: CaptureSpec, *, observes: bool) -> None:
+        self._spec = spec
+        self._observes = observes
+        self._trace = trace_state()
+        self._seen: list[Seen] = []
+        self._params: dict[str, Any] = {}
+        self._paths: dict[str, str] = {}
+        self._gradients: dict[str, list[Any]] = {}
+        self._updates: Any = None
+        self._optimizer: Any = None
+        self._after: Any = None
+        self.losses: list[Any] = []
+        self.outlines: list[Seen] = []
+        self.shapes: dict[str, Any] = {}
+        self.arguments: list[tuple[str, Any]] = []
+
+    def value_and_grad(self, function: Callable[..., Any], signature: Signature, args: Any, kwargs: Any) -> Any:
+        """Returns what `jax.value_and_grad` returns, and keeps what it observes.
+
+        Raises:
+            UsageError: It is inside a transformation of its own.
+        """
+        self._require_outermost("value_and_grad")
+        if not self._observes:
+            plain = jax.value_and_grad(
+                function, argnums=signature.argnums, has_aux=signature.has_aux, holomorphic=signature.holomorphic,
+                allow_int=signature.allow_int,
+            )  # fmt: skip
+            out = plain(*args, **kwargs)
+        else:
+            out, seen = observing_value_and_grad(function, signature, self._spec, "stats")(*args, **kwargs)
+            call = Call(function, args, kwargs, positions(signature.argnums, len(args)), is_array)
+            self._keep(seen, out[1], _names(call, signature, args), _differentiated(signature, args))
+            leaves = [*variable_leaves(call.variables), *leaves_of(call.batch, naming.INPUT)]
+            arrays = jax.tree_util.tree_leaves((call.variables, call.batch))
+            keys = [naming.key_of(leaf.family, leaf.name) for leaf in leaves]
+            self.arguments += zip(keys, arrays, strict=True)
+        self.losses.append(out[0][0] if signature.has_aux else out[0])
+        return out
+
+    def record(self, updates: Any, optimizer: Any, params: Any) -> None:
+        """Keeps updates, an optimizer's state and new parameters; None for what there is none of.
+
+        Raises:
+            UsageError: It is inside a transformation of its own.
+        """
+        self._require_outermost("record")
+        self._updates = self._updates if updates is None else updates
+        self._optimizer = self._optimizer if optimizer is None else optimizer
+        self._after = self._after if params is None else params
+
+    def collected(self) -> Collected:
+        """Returns the extra outputs of the step."""
+        gradients = {name: _mean(each) for name, each in self._gradients.items()}
+        updates, after = self._by_name(self._updates, "updates"), self._by_name(self._after, "params")
+        if not updates:
+            updates = {name: new - self._params[name] for name, new in after.items()}
+        vectors = _merged(self._seen, gradients)
+        own = {naming.key_of(naming.UPDATE, name): leaf for name, leaf in updates.items()} | self._slots()
+        chosen = {key: leaf for key, leaf in own.items() if selects(self._spec, key)}
+        vectors |= {key: core_statistics(leaf) for key, leaf in chosen.items()}
+        self.shapes = {key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for key, leaf in chosen.items()}
+        numbers = {"loss": _mean(self.losses), "grad_norm": optax.tree.norm(gradients)}
+        numbers["param_norm"] = optax.tree.norm(self._params)
+        if updates:
+            numbers["update_norm"] = optax.tree.norm(updates)
+        rate = optax.tree.get(self._optimizer, "learning_rate") if self._optimizer is not None else None
+        if rate is not None:
+            numbers["learning_rate"] = rate
+        unchanged = {name: (new == self._params[name]).all() for name, new in after.items()}
+        return Collected(
+            keys=tuple(vectors),
+            vectors=jnp.stack(list(vectors.values())) if vectors else jnp.zeros((0, 0)),
+            numbers={name: jnp.asarray(each, jnp.float32) for name, each in numbers.items()},
+            gradients=gradients,
+            unchanged=unchanged,
+        )
+
+    def _keep(self, seen: Seen, gradients: Any, names: Any, params: Any) -> None:
+        self._seen.append(seen)
+        self.outlines.append(outline_of(seen))
+        paths = named_leaves(gradients)
+        for name, (path, gradient), param in zip(
+            jax.tree_util.tree_leaves(names), paths.items(), jax.tree_util.tree_leaves(params), strict=True
+        ):
+            if name and jnp.issubdtype(param.dtype, jnp.inexact):
+                self._params[name] = param
+                self._paths[path] = name
+                self._gradients.setdefault(name, []).append(gradient)
+
+    def _by_name(self, tree: Any, what: str) -> dict[str, Any]:
+        """Returns the leaves of a pytree like the parameters by parameter.
+
+        Raises:
+            UsageError: None of its leaves is where a parameter is.
+        """
+        if tree is None:
+            return {}
+        named = named_leaves(tree)
+        found = {self._paths[path]: leaf for path, leaf in named.items() if path in self._paths}
+        if not found:
+            known = ", ".join(list(self._paths)[:3])
+            raise UsageError(
+                f"probe.record({what}=...) has another structure than the gradients: no leaf of it is at the place of "
+                f"a parameter, such as {known}",
+                hint="hand over the pytree that the optimizer returned for these gradients",
+            )
+        return found
+
+    def _slots(self) -> dict[str, Any]:
+        if self._optimizer is None:
+            return {}
+        of_paths = {path: self._params[name] for path, name in self._paths.items()}
+        slots = slots_of(self._optimizer, of_paths)
+        renamed = ((*naming.split_key(key), leaf) for key, leaf in slots.items())
+        return {naming.key_of(family, self._paths[path]): leaf for family, path, leaf in renamed}
+
+    def _require_outermost(self, method: str) -> None:
+        if trace_state() != self._trace:
+            raise UsageError(
+                f"probe.{method} is called inside a transformation of its own (scan, vmap, shard_map, or another jit), "
+                "from which nothing gets out but by being returned",
+                hint=_FUNCTIONAL,
+            )
+
+
+class Observer(Protocol):
+    """What stands behind the methods of a probe that are called inside a step."""
+
+    def value_and_grad(self, function: Callable[..., Any], signature: Signature, args: Any, kwargs: Any) -> Any:
+        """Returns what `jax.value_and_grad` returns."""
+        ...
+
+    def record(self, updates: Any, optimizer: Any, params: Any) -> None:
+        """Keeps updates, an optimizer's state and new parameters; None for what there is none of."""
+        ...
+
+
+_current: ContextVar[Observer | None] = ContextVar("collector", default=None)
+
+
+@contextmanager
+def collecting(collector: Observer) -> Generator[None]:
+    """Makes an observer the one that `current` returns."""
+    token = _current.set(collector)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current(method: str) -> Observer:
+    """Returns the observer of the step that is being traced.
+
+    Raises:
+        UsageError: None is: the step was not compiled by `probe.jit`.
+    """
+    found = _current.get()
+    if found is None:
+        raise UsageError(
+            f"probe.{method} is called outside of a step that probe.jit compiled",
+            hint=f"compile the step with probe.jit, in place of jax.jit; or, {_FUNCTIONAL}",
+        )
+    return found
+
+
+def selects(spec: CaptureSpec, key: str) -> bool:
+    """Returns whether a selection has a key, of whatever family."""
+    family, name = naming.split_key(key)
+    families = spec.families | ({naming.SLOT_PREFIX} if spec.families == EVERYTHING else frozenset())
+    return bool({family, family.partition("/")[0]} & families) and spec.selection.selects(name, key)
+
+
+def _differentiated(signature: Signature, args: Sequence[Any]) -> Any:
+    """Returns the pytree of what is differentiated, which that of the gradients is like."""
+    numbers = signature.argnums
+    return args[numbers] if isinstance(numbers, int) else [args[number] for number in numbers]
+
+
+def _names(call: Call, signature: Signature, args: Sequence[Any]) -> Any:
+    """Returns the pytree of the gradients with the parameters' names; "" for what is no parameter."""
+    differentiated = positions(signature.argnums, len(args))
+    names = [leaf.name if leaf.family == naming.PARAM else "" for leaf in variable_leaves(call.variables)]
+    tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(call.variables), names)
+    by_position = dict(zip(dict.fromkeys(differentiated), call.differentiated_in(tree), strict=True))
+    own = [by_position[position] for position in differentiated]
+    return own[0] if isinstance(signature.argnums, int) else own
+
+
+def _merged(seen: Sequence[Seen], gradients: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the statistics of each tensor over all calls: as of their batches together."""
+    found: dict[str, list[Any]] = {}
+    for each in seen:
+        for key in each:
+            found.setdefault(key, []).append(each[key].vector)
+    merged: dict[str, Any] = {}
+    for key, vectors in found.items():
+        family, name = naming.split_key(key)
+        if len(vectors) == 1 or family == naming.PARAM:
+            merged[key] = vectors[0]
+        else:
+            merged[key] = (
+                core_statistics(gradients[name]) if family == naming.PARAM_GRAD else merged_statistics(vectors)
+            )
+    return merged
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else sum(values[1:], values[0]) / len(values)

@@ -1,0 +1,88 @@
+"""Makes what is recorded of a step, or of many, from observations that the user's program returned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradscope import naming
+from gradscope.capturing.seen import Seen
+from gradscope.errors import UsageError
+from gradscope.instrument.rewriting.core_columns import CoreStatistics
+from gradscope.instrument.rewriting.core_statistics import core_statistics
+from gradscope.training.probing.collecting import Collected
+from gradscope.training.state import named_leaves
+from gradscope.training.step_seen import StepSeen
+
+
+def steps_in(seen: Seen[Any] | StepSeen) -> int | None:
+    """Returns of how many steps observations are; None where they are of one, without an axis.
+
+    Raises:
+        UsageError: They are of something else than statistics of one step, or of several in a row.
+    """
+    backward = seen.backward if isinstance(seen, StepSeen) else seen
+    if isinstance(backward, Seen) and not backward.watching.statistics:
+        raise UsageError(
+            "a run has statistics, and these are tensors", hint="observe with observe='stats', which is the default"
+        )
+    loss = seen.loss if isinstance(seen, StepSeen) else seen.observed.loss
+    if jnp.ndim(loss) > 1:
+        raise UsageError(
+            f"these are observations over {jnp.ndim(loss)} axes, and a scan over steps has one",
+            hint="write one index of the others: jax.tree.map(lambda leaf: leaf[:, 0], seen)",
+        )
+    return jnp.shape(loss)[0] if jnp.ndim(loss) else None
+
+
+def collected_from(seen: Seen[Any] | StepSeen, loss: Any, updates: Any) -> Collected:
+    """Returns what is recorded of observations; of several steps, each array has a leading axis.
+
+    Args:
+        seen: The observations.
+        loss: The loss to record; None for the one in the observations.
+        updates: The updates, a pytree of arrays with the same leading axis; None where they are not recorded.
+    """
+    made = _of_one if steps_in(seen) is None else _of_several
+    return made(seen, loss, updates)
+
+
+@jax.jit
+def _of_one(seen: Any, loss: Any, updates: Any) -> Collected:
+    vectors = {key: seen[key].vector for key in seen}
+    numbers: dict[str, Any] = _numbers(seen, vectors)
+    named = {} if updates is None else named_leaves(updates)
+    if named:
+        vectors |= {naming.key_of(naming.UPDATE, name): core_statistics(leaf) for name, leaf in named.items()}
+        numbers["update_norm"] = optax.tree.norm(updates)
+    if loss is not None:
+        numbers["loss"] = loss
+    return Collected(
+        keys=tuple(vectors),
+        vectors=jnp.stack(list(vectors.values())) if vectors else jnp.zeros((0, 0)),
+        numbers={name: jnp.asarray(each, jnp.float32) for name, each in numbers.items()},
+        gradients={},
+        unchanged={},
+    )
+
+
+def _numbers(seen: Any, vectors: Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(seen, StepSeen):
+        return dict(seen.numbers)
+    numbers = {"loss": seen.observed.loss}
+    params = [
+        leaf.name for leaf in seen.watching.trace.arguments if leaf.family == naming.PARAM and leaf.differentiated
+    ]
+    for family, name in ((naming.PARAM_GRAD, "grad_norm"), (naming.PARAM, "param_norm")):
+        keys = [naming.key_of(family, each) for each in params]
+        if set(keys) <= vectors.keys():  # a norm over some of the parameters is another number
+            squares = jnp.stack([CoreStatistics(vectors[key]).l2 ** 2 for key in keys])
+            numbers[name] = jnp.sqrt(squares.sum())
+    return numbers
+
+
+_of_several = jax.jit(jax.vmap(_of_one))

@@ -1,0 +1,116 @@
+"""The history of a probe: its folder, and what is written of each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from gradscope.capturing.run_environment import machine_provenance
+from gradscope.errors import UsageError
+from gradscope.history.history_reader import History
+from gradscope.history.history_rows import StepRecord
+from gradscope.history.history_writer import HistoryWriter
+from gradscope.history.run_folder import RunFolder, is_run
+from gradscope.naming import printable
+from gradscope.training.probing.collecting import Collected
+from gradscope.training.probing.probed_step import Layout
+from gradscope.training.recording.recorded import Recorded, cosine
+from gradscope.training.recording.step_rows import tensor_rows
+
+
+class ProbeHistory:
+    """The open history of a run.
+
+    Args:
+        path: The folder.
+        start: The number of the first step; rows from it on are removed.
+        force: Whether a run in the folder may be replaced.
+
+    Attributes:
+        folder: The folder, locked.
+        writer: Writes the history.
+        sizes: The number of elements of each tensor that was described, by key.
+        last: The number of the last step that was written.
+
+    Raises:
+        UsageError: The folder holds a run that would be lost, or another process writes to it.
+        DumpError: It holds a history that cannot be read.
+        MachineError: It cannot be written.
+    """
+
+    def __init__(self, path: Path, start: int, *, force: bool) -> None:
+        self.folder = _opened(path, start, force=force)
+        facts = {name: str(value) for name, value in machine_provenance().items()}
+        try:
+            self.writer = HistoryWriter(self.folder.path, from_step=start, facts=facts)
+        except BaseException:
+            self.folder.close()
+            raise
+        self.sizes: dict[str, int] = {}
+        self.last = start - 1
+        self._described: frozenset[str] = frozenset()
+        self._previous: dict[str, Any] | None = None
+
+    def close(self) -> None:
+        """Waits until everything is written, and unlocks the folder.
+
+        Raises:
+            MachineError: The disk is full or fails.
+        """
+        try:
+            self.writer.close()
+        finally:
+            self.folder.close()
+
+    def describe(self, collected: Collected, layout: Layout) -> None:
+        """Writes the tensors that a step observes, where there are new ones."""
+        if self._described.issuperset(collected.keys):
+            return
+        tensors = list(tensor_rows(layout.outlines, collected.keys, layout.shapes))
+        self.writer.describe({}, tensors)
+        self.sizes.update({each.key: math.prod(each.shape) for each in tensors if each.shape is not None})
+        self._described |= frozenset(collected.keys)
+
+    def recorded(self, collected: Collected) -> tuple[Recorded, bool]:
+        """Returns what is recorded of a step, and whether it has cosines with the last recorded one."""
+        previous, self._previous = self._previous, collected.gradients
+        follows = bool(previous) and previous.keys() == collected.gradients.keys()
+        cosines = _cosines_of(collected.gradients, previous) if follows else dict.fromkeys(collected.gradients, 0.0)
+        return Recorded(collected.vectors, cosines, collected.numbers, collected.unchanged), follows
+
+    def write(self, number: int, record: Callable[[], StepRecord]) -> None:
+        """Writes a step soon.
+
+        Raises:
+            MachineError: The disk is full or fails, now or when an earlier step was written.
+        """
+        self.writer.write(record)
+        self.last = number
+
+
+@jax.jit
+def _cosines_of(gradients: dict[str, Any], previous: dict[str, Any]) -> dict[str, Any]:
+    return {name: cosine(gradient, previous[name]) for name, gradient in gradients.items()}
+
+
+def _opened(path: Path, start: int, *, force: bool) -> RunFolder:
+    folder = RunFolder(path)
+    try:
+        if is_run(path) and force:
+            folder.clear()
+        elif is_run(path):
+            with History(path) as history:
+                recorded = history.steps()["step"]
+            if len(recorded) and not start:
+                raise UsageError(
+                    f"{printable(str(path))} holds a run that was recorded up to step {int(recorded[-1]):,}",
+                    hint="continue it with start=STEP, replace it with force=True, or name another folder",
+                )
+    except BaseException:
+        folder.close()
+        raise
+    return folder

@@ -1,0 +1,118 @@
+"""A step that the user wrote, compiled twice: as it is, and with what it observes as extra outputs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from gradscope.capturing.seen import Seen
+from gradscope.errors import UsageError
+from gradscope.instrument.query.capture_spec import CaptureSpec
+from gradscope.training.probing.collecting import Collected, Collector, collecting
+
+
+class Layout(NamedTuple):
+    """What the trace of an observed step says about its extra outputs.
+
+    Attributes:
+        outlines: The shapes of the observations of each loss.
+        shapes: What has the shape and dtype of further tensors, by key.
+        names: The keys that a dump has for the step's arguments, by the number of the leaf.
+    """
+
+    outlines: list[Seen]
+    shapes: dict[str, Any]
+    names: dict[int, str]
+
+
+class ProbedStep:
+    """Two programs of one step.
+
+    Args:
+        function: The step.
+        options: The options of `jax.jit`.
+        spec: The selection that is observed.
+
+    Attributes:
+        layout: What the observed program returns; None before it was traced.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], spec: CaptureSpec) -> None:
+        self._function = function
+        self._spec = spec
+        self._loss_at: int | None = None
+        self.layout: Layout | None = None
+        shardings = options.get("out_shardings")
+        of_observed: dict[str, Any] = {} if shardings is None else {"out_shardings": (shardings, None)}
+        self._plain_program = jax.jit(self._plain(), **options)
+        self._observed_program = jax.jit(self._observed(), **{**options, **of_observed})
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The step as the user wrote it."""
+        return self._function
+
+    @property
+    def plain(self) -> Any:
+        """The program of `jax.jit` and `jax.value_and_grad`."""
+        return self._plain_program
+
+    def taken(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Returns what the step returns, and its loss where that is among it; None where it is not."""
+        out = self._plain_program(*args, **kwargs)
+        at = self._loss_at
+        return out, None if at is None else jax.tree_util.tree_leaves(out)[at]
+
+    def observed(self, *args: Any, **kwargs: Any) -> tuple[Any, Collected]:
+        """Returns what the step returns, and what was observed in it."""
+        return self._observed_program(*args, **kwargs)
+
+    def _plain(self) -> Callable[..., Any]:
+        @functools.wraps(self._function)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            collector = Collector(self._spec, observes=False)
+            with collecting(collector):
+                out = self._function(*args, **kwargs)
+            self._require_loss(collector)
+            self._loss_at = _position(collector.losses, out)
+            return out
+
+        return step
+
+    def _observed(self) -> Callable[..., Any]:
+        @functools.wraps(self._function)
+        def step(*args: Any, **kwargs: Any) -> tuple[Any, Collected]:
+            collector = Collector(self._spec, observes=True)
+            with collecting(collector):
+                out = self._function(*args, **kwargs)
+            self._require_loss(collector)
+            collected = collector.collected()
+            self.layout = Layout(collector.outlines, collector.shapes, _named(collector, (args, kwargs)))
+            return out, collected
+
+        return step
+
+    def _require_loss(self, collector: Collector) -> None:
+        if not collector.losses:
+            name = getattr(self._function, "__name__", "the step")
+            raise UsageError(
+                f"{name} calls probe.value_and_grad nowhere, so that there is nothing to observe",
+                hint="call it in place of jax.value_and_grad",
+            )
+
+
+def _named(collector: Collector, arguments: Any) -> dict[int, str]:
+    """Returns the keys of those leaves of a step's arguments that it hands to a loss as they are, by number."""
+    keys = {id(array): key for key, array in reversed(collector.arguments)}
+    leaves = jax.tree_util.tree_leaves(arguments)
+    return {at: keys[id(leaf)] for at, leaf in enumerate(leaves) if id(leaf) in keys}
+
+
+def _position(losses: list[Any], out: Any) -> int | None:
+    """Returns which leaf of a step's output is its loss; None where none is."""
+    if len(losses) != 1:
+        return None
+    return next((at for at, leaf in enumerate(jax.tree_util.tree_leaves(out)) if leaf is losses[0]), None)

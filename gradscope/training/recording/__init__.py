@@ -1,0 +1,8 @@
+"""Recording: what a step observed becomes rows of a run's history, and past states can be had again.
+
+- `recorded` defines what is recorded of one step, on the device.
+- `step_rows` turns it into rows of the history.
+- `state_ring` keeps copies of past states, from which the state before an alarm's step can be had again.
+- `array_records` makes the record of a dump from an array.
+- `alarm_notes` states what is known of an alarm.
+"""

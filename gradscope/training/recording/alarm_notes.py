@@ -1,0 +1,56 @@
+"""What is stated about an alarm: what a dump of its step says, and the file in its folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gradscope import naming
+from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.record import Json
+from gradscope.dump.storage.storage_errors import machine_errors
+from gradscope.history.alarms.alarm_rules import NONFINITE
+from gradscope.history.history_rows import Alarm
+
+
+def write_alarms(folder: Path, alarms: Sequence[Alarm], *, loss: float | None) -> None:
+    """Writes `alarm.json`.
+
+    Args:
+        folder: The alarm's folder.
+        alarms: What was wrong at one step.
+        loss: The loss of the step; None where it is not known.
+
+    Raises:
+        MachineError: The disk is full or fails.
+    """
+    listed = [
+        {"rule": each.rule, "tensor": each.key, "why": each.why, "value": each.value, "limit": each.limit}
+        for each in alarms
+    ]
+    number = loss if loss is None or math.isfinite(loss) else repr(loss)  # JSON has no NaN
+    found = {"step": alarms[0].step, "loss": number, "alarms": listed}
+    with machine_errors("write to", folder):
+        (folder / "alarm.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+def nonfinite_alarm(step: int, manifest: Manifest) -> Alarm:
+    """Returns the alarm about a step whose loss or gradients are not finite, from a dump of it."""
+    loss = manifest.loss
+    if loss is not None and not math.isfinite(loss):
+        return Alarm(step=step, rule=NONFINITE, why=f"the loss is {loss}")
+    bad = [entry for entry in manifest.entries
+           if entry.family == naming.PARAM_GRAD and (entry.stats.get("nan") or entry.stats.get("inf"))]  # fmt: skip
+    if not bad:
+        # The dump's program adds in another order than the step, and stays below the largest number.
+        return Alarm(step=step, rule=NONFINITE, why="its loss or a gradient is not finite")
+    entry = bad[0]
+    why = f"has {_elements(entry.stats)} that are not finite"
+    return Alarm(step=step, rule=NONFINITE, why=why, key=naming.key_of(entry.family, entry.name))
+
+
+def _elements(stats: Mapping[str, Json]) -> str:
+    number = sum(value for name in ("nan", "inf") if isinstance(value := stats.get(name), int))
+    return f"{number:,} element{'s' if number > 1 else ''}"

@@ -1,0 +1,24 @@
+"""Makes the record of a dump from an array of a program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope import naming
+from gradscope.arrays.dtypes import dtype_name
+from gradscope.dump.record import Record, SiteFacts
+from gradscope.instrument.taps import whole_tensor
+
+
+def record_of(key: str, leaf: Any) -> Record:
+    """Returns the record of an array under a key."""
+    family, name = naming.split_key(key)
+    array = np.asarray(whole_tensor(leaf))
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    dtype = str(leaf.dtype) if is_key else dtype_name(array.dtype)
+    shape = tuple(leaf.shape)
+    return Record(family=family, name=name, shape=shape, dtype=dtype, stats={}, site=SiteFacts(index=0), array=array)

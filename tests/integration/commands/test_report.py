@@ -1,0 +1,104 @@
+"""`gradscope report`: which page it writes of which paths, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradscope as gs
+from tests.integration import models
+from tests.integration.command import gradscope
+from tests.support.page_samples import content_of, run_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for run, scale in (("one", 1.0), ("other", 2.0)):
+        (tmp_path / run).mkdir()
+        for step in (1, 2):
+            weights, x = np.full(3, scale * step, np.float32), np.ones(3, np.float32)
+            dump = gs.capture(lambda w, x: ((w * x) ** 2).sum(), weights, x)
+            gs.save(tmp_path / run / f"step_{step}.npz", dump)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "sets"),
+    [
+        ("one/step_1.npz", "dump", ["one/step_1.npz"]),
+        ("one", "dump", ["one"]),
+        ("one/step_1.npz one/step_2.npz", "comparison", ["one/step_2.npz"]),
+        ("one/step_1.npz one/step_2.npz other/step_1.npz", "comparison", ["one/step_2.npz", "other/step_1.npz"]),
+        ("one other", "comparison", ["step_1", "step_2"]),
+    ],
+)
+def test_a_page_is_of_a_dump_of_steps_or_of_a_comparison(folder: Path, what: str, kind: str, sets: list[str]) -> None:
+    done = gradscope("report", *what.split(), "-o", "page.html", folder=folder)
+    assert (done.status, done.errors) == (0, "")
+    page = folder / "page.html"
+    assert done.output == f"page.html: {page.stat().st_size:,} bytes\n"
+    content, _ = content_of(page.read_text(encoding="utf-8"))
+    assert content["kind"] == kind
+    assert [each["name"] for each in content["sets"]] == sets
+
+
+def test_source_lines_are_in_a_dump_and_on_its_page_where_they_were_requested(tmp_path: Path) -> None:
+    models.write(tmp_path, models.source())
+    for options in ("", "--source"):
+        dump = f"with{options}.npz"
+        assert gradscope("dump", "model.py", *options.split(), "-q", "-o", dump, folder=tmp_path).status == 0
+        gradscope("report", dump, "--force", folder=tmp_path)
+        sources = content_of((tmp_path / "report.html").read_text(encoding="utf-8"))[0]["sources"]
+        assert bool(sources) == bool(options)
+    written = (tmp_path / "model.py").read_text().splitlines()
+    (label,) = (each for each in sources if written[int(each.split(":")[1]) - 1].strip() == "x = jax.nn.relu(x)")
+    first, lines = sources[label]
+    assert lines == written[first - 1 : first + 6]
+    compared = gradscope("compare", "with.npz", "with--source.npz", "--json", folder=tmp_path)
+    assert compared.status == 0
+    assert "source_lines" not in compared.output
+
+
+def test_a_page_of_a_run_is_made_without_jax(tmp_path: Path) -> None:
+    run_folder(tmp_path / "run")
+    program = (
+        "import sys; sys.argv = ['gradscope', 'report', 'run']\n"
+        "from gradscope.cli.main import main\n"
+        "try: main()\nfinally: sys.exit('jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert content_of((tmp_path / "report.html").read_text(encoding="utf-8"))[0]["kind"] == "run"
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "message"),
+    [
+        ("run one/step_1.npz", 2, "run is a training run, and a page has one run alone"),
+        ("none.npz", 3, "none.npz: it cannot be opened"),
+        ("one/step_1.npz -o taken.html", 2, "taken.html exists"),
+        ("one/step_1.npz -o nowhere/page.html", 2, "there is no folder"),
+    ],
+)
+def test_what_cannot_be_a_page_is_refused(folder: Path, line: str, status: int, message: str) -> None:
+    run_folder(folder / "run")
+    (folder / "taken.html").write_text("mine")
+    done = gradscope("report", *line.split(), folder=folder)
+    assert done.status == status
+    assert message in done.errors
+    assert (folder / "taken.html").read_text() == "mine"
+
+
+def test_the_same_page_is_made_in_python(folder: Path) -> None:
+    gradscope("report", "one/step_1.npz", "one/step_2.npz", folder=folder)
+    one, two = (gs.load(folder / "one" / f"step_{step}.npz") for step in (1, 2))
+    gs.report(one, two).save(folder / "own.html")
+    own, other = (content_of((folder / name).read_text(encoding="utf-8"))[0] for name in ("own.html", "report.html"))
+    assert own["depth"][0]["lines"][0]["values"] == other["depth"][0]["lines"][0]["values"]
+    assert own["keys"] == other["keys"]
+    with pytest.raises(gs.UsageError, match="a Comparison has no candidates"):
+        gs.report(gs.compare(one, two), two)

@@ -1,0 +1,211 @@
+"""Pages in a real browser: read, sorted, filtered, folded, linked, hovered, on a phone, offline, from strangers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradscope.report import page_html
+from tests.integration.process.browser.conftest import Opened
+from tests.support.page_samples import HOSTILE, content_of, dump_maker
+
+Open = Callable[..., Opened]
+
+
+def names(page: Any, table: int = 0) -> list[str]:
+    """The names in the rows of a table that are in sight."""
+    return page.locator(".virtual").nth(table).locator("tbody th").all_inner_texts()
+
+
+def until(page: Any, condition: str) -> None:
+    """Waits until an expression is true; Playwright's own way evaluates text in the page, which the policy forbids."""
+    end = time.monotonic() + 10
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(20)
+
+
+@pytest.mark.parametrize("kind", ["dump", "comparison", "run", "hostile", "long"])
+@pytest.mark.parametrize("width", [360, 2560])
+def test_a_page_opens_without_an_error_a_request_or_a_scroll_bar_below(opened: Open, kind: str, width: int) -> None:
+    page = opened(kind, width=width).page
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator(".virtual").count() > 0
+
+
+def test_without_javascript_the_summary_is_read(opened: Open) -> None:
+    page = opened("dump", java_script_enabled=False).page
+    assert "dead: activation/block1/relu" in page.inner_text("#summary")
+    assert "Block by block" in page.inner_text("#summary")
+    assert "need JavaScript" in page.inner_text("main")
+
+
+def test_a_table_is_sorted_in_both_directions_and_put_back(opened: Open) -> None:
+    page = opened("dump").page
+    layers = page.locator(".table-box", has_text="Layers (")
+    head = layers.get_by_role("button", name="rms").first
+    shown = layers.locator("tbody tr:not(.spacer)")
+    before = shown.all_inner_texts()
+    head.click()
+    assert shown.first.inner_text().startswith("block2/conv")
+    assert layers.locator("th[aria-sort=descending]").count() == 1
+    head.click()
+    assert layers.locator("th[aria-sort=ascending]").count() == 1
+    head.click()
+    assert shown.all_inner_texts() == before
+
+
+def test_names_are_searched_by_words_and_by_glob(opened: Open) -> None:
+    page = opened("dump").page
+    page.keyboard.press("/")
+    page.keyboard.type("block1")
+    until(page, "location.hash === '#search=block1'")
+    assert set(names(page, 1)) == {"block1", "block1/conv", "block1/relu"}
+    page.keyboard.press("Escape")
+    page.get_by_role("searchbox").fill("*/relu")
+    until(page, "location.hash.includes('relu')")
+    assert names(page, 1) == ["stem/relu", "block1/relu"]
+
+
+def test_a_tensor_is_linked_shown_and_left_with_escape(opened: Open) -> None:
+    page = opened("dump", "#tensor=activation/block1/relu").page
+    panel = page.get_by_role("complementary")
+    assert panel.get_by_role("heading", name="activation/block1/relu").is_visible()
+    assert "0.22" in panel.inner_text()
+    page.keyboard.press("Escape")
+    assert not panel.is_visible()
+    assert page.evaluate("location.hash") == ""
+    page.locator("#summary dd a").first.click()
+    assert page.evaluate("location.hash") == "#tensor=activation/block1/relu"
+    assert panel.is_visible()
+    page.go_back()
+    assert not panel.is_visible()
+
+
+def test_every_number_of_a_tensor_is_the_dumps(opened: Open, pages: dict[str, Path]) -> None:
+    page = opened("dump", "#tensor=activation/stem/conv").page
+    content, _ = content_of(pages["dump"].read_text(encoding="utf-8"))
+    tensors = content["sides"][0]["tensors"]
+    row = tensors["keys"].index(content["keys"].index("activation/stem/conv"))
+    shown = dict(line.split("\t") for line in page.locator("#tensor .facts tr").all_inner_texts())
+    expected = {column["name"] for column in tensors["columns"] if column["cells"][row] is not None}
+    assert set(shown) == expected
+    assert (shown["rms"], shown["mean"], shown["shape"]) == ("1.02", "-0.00400", "[8,16,16,16]")
+
+
+def test_a_tree_opens_and_follows_the_keyboard(opened: Open) -> None:
+    page = opened("dump").page
+    tree = page.locator(".tree")
+    assert tree.get_by_role("link", name="relu", exact=True).count() == 0
+    tree.locator("summary", has_text="block1").focus()
+    page.keyboard.press("Enter")
+    tree.get_by_role("link", name="relu", exact=True).click()
+    assert page.evaluate("location.hash") == "#tensor=activation/block1/relu"
+
+
+def test_a_chart_names_what_is_under_the_pointer_and_under_the_arrow_keys(opened: Open) -> None:
+    page = opened("dump").page
+    plot = page.locator(".plot").first
+    plot.hover()
+    assert "activation rms" in page.locator(".chart .told").first.inner_text()
+    plot.focus()
+    for _ in range(8):
+        page.keyboard.press("ArrowLeft")
+    assert page.locator(".chart .told").first.inner_text().startswith("stem/conv")
+    assert "1.02" in page.locator(".chart .told").first.inner_text()
+
+
+def test_tables_and_charts_are_saved(opened: Open, tmp_path: Path) -> None:
+    page = opened("dump").page
+    with page.expect_download() as saving:
+        page.locator(".table-box", has_text="Layers (").get_by_role("button", name="CSV").click()
+    saving.value.save_as(tmp_path / "layers.csv")
+    lines = (tmp_path / "layers.csv").read_text().splitlines()
+    assert lines[0].startswith("name,shape")
+    assert [line.split(",")[0] for line in lines[1:3]] == ["stem", "stem/conv"]
+    with page.expect_download() as saving:
+        page.get_by_role("button", name="SVG").first.click()
+    saving.value.save_as(tmp_path / "chart.svg")
+    assert (tmp_path / "chart.svg").read_text().count("<polyline") == 2
+
+
+def test_candidates_are_chosen_and_stand_beside_each_other(opened: Open) -> None:
+    page = opened("comparison", "#tensor=activation/stem").page
+    assert page.locator("#tensor thead").first.inner_text().split() == ["a.npz", "b.npz"]
+    assert "first divergence forward of a.npz: block1/conv" in page.locator(".chart").first.inner_text()
+    page.locator("#tables select").select_option("b.npz")
+    assert page.evaluate("location.hash").endswith("of=b.npz")
+    assert page.locator("#tables .virtual").count() == 2
+
+
+def test_a_run_is_followed_step_by_step(opened: Open) -> None:
+    page = opened("run", "#tensor=activation_grad/layer0&step=3").page
+    table = page.locator(".table-box", has_text="Layers (")
+    gradient = table.locator("tbody tr:not(.spacer)").first
+    assert "1000" in gradient.inner_text()
+    page.locator("input[type=range]").fill("5")
+    assert page.evaluate("location.hash").endswith("step=5")
+    assert "1.00e+05" in gradient.inner_text()
+    assert page.locator("#tensor .plot canvas").count() == 2
+    assert page.locator("#tensor h3").inner_text() == "Elements by magnitude at step 4"
+    assert page.locator("#tensor .bars rect title").first.text_content() == "2^4 .. 2^5: 4"
+    assert page.locator(".legend .mark").first.inner_text() == "step 7: nonfinite"
+    heat = page.locator("canvas.heat")
+    assert heat.evaluate("canvas => [canvas.width, canvas.height]") == [8, 3]
+    heat.focus()
+    page.keyboard.press("ArrowDown")
+    assert "activation_grad/layer1" in page.locator("#heat .told").inner_text()
+    page.keyboard.press("Enter")
+    assert "tensor=activation_grad/layer1" in page.evaluate("location.hash")
+
+
+@pytest.mark.parametrize("name", ["script", "attribute", "entity", "markup", "bidi override", "a megabyte"])
+def test_hostile_names_are_shown_as_text(opened: Open, name: str) -> None:
+    page = opened("hostile").page
+    keys = page.evaluate("document.title")
+    assert keys.endswith("- gradscope")
+    page.get_by_role("searchbox").fill(HOSTILE[name].split()[0][:30])
+    until(page, "location.hash !== ''")
+    link = page.locator(".virtual a").first
+    link.click()
+    shown = page.locator("#tensor h2").inner_text()
+    assert shown.startswith("activation/")
+    assert len(shown) < 400
+    assert page.locator("script").count() == 3
+    assert "\u202e" not in page.evaluate("document.body.innerText")
+
+
+def test_5000_tensors_scroll_with_few_elements(opened: Open) -> None:
+    page = opened("long").page
+    scroller = page.locator(".scroller").first
+    scroller.evaluate("box => { box.scrollTop = box.scrollHeight }")
+    until(page, "document.querySelector('.virtual tbody').innerText.includes('block39/layer')")
+    assert page.locator(".virtual tbody tr").count() < 60
+    assert page.evaluate("document.querySelectorAll('*').length") < 5_000
+
+
+def test_light_and_dark_follow_the_system_and_the_button(opened: Open) -> None:
+    page = opened("dump", color_scheme="dark").page
+    paper = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(paper)
+    page.get_by_role("button", name="Light or dark").click()
+    assert page.evaluate(paper) == "rgb(255, 255, 255)" != dark
+
+
+def test_a_page_works_in_the_frame_of_a_notebook(browser: Any, tmp_path: Path) -> None:
+    from gradscope.api.reporting import ReportPage
+
+    (tmp_path / "book.html").write_text(ReportPage(page_html(dump_maker()))._repr_html_(), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 900, "height": 1000})
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text))
+    page.goto((tmp_path / "book.html").as_uri())
+    frame = page.frame_locator("iframe")
+    frame.locator(".virtual a", has_text="block1/relu").first.click()
+    assert frame.locator("#tensor h2").inner_text() == "activation/block1/relu"
+    page.close()
+    assert problems == []

@@ -1,0 +1,222 @@
+"""The rules of alarms on series that NumPy makes: planted faults at their step with the right tensor, and none else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradscope.history.alarms.alarm_rules import RULES
+from gradscope.history.alarms.alarm_watch import AlarmWatch
+from gradscope.history.history_rows import Alarm
+
+LAYERS = ("first", "second", "third", "fourth", "fifth", "head")
+SIZE = 200
+STEPS = 600
+EVERY = 5
+
+Stats = dict[str, dict[str, Any]]
+
+
+class Training:
+    """A sound run: a loss that falls with noise, gradients that shrink with it, and statistics of every fifth step."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def numbers(self, step: int) -> dict[str, float]:
+        level = 2 / (1 + step / 100) + 0.5
+        return {
+            "loss": level * float(self._rng.lognormal(0, 0.1)),
+            "grad_norm": level * float(self._rng.lognormal(0, 0.25)),
+            "update_norm": 0.01 * float(self._rng.lognormal(0, 0.1)),
+        }
+
+    def stats(self, step: int) -> Stats:
+        found: Stats = {}
+        for depth, layer in enumerate(LAYERS):
+            typical = {"param": 5 + 0.001 * step, "param_grad": 0.3, "update": 0.005, "activation": 30,
+                       "activation_grad": 0.1 * 1.5**depth}  # fmt: skip
+            for family, level in typical.items():
+                l2 = level * float(self._rng.lognormal(0, 0.1))
+                found[f"{family}/{layer}"] = {"l2": l2, "rms": l2 / SIZE**0.5, "zeros": 0, "nan": 0, "inf": 0}
+            found[f"update/{layer}"]["ratio"] = found[f"update/{layer}"]["l2"] / found[f"param/{layer}"]["l2"]
+            found[f"param_grad/{layer}"]["zeros"] = int(self._rng.integers(0, SIZE // 10))
+        return found
+
+
+def watched(training: Training, fault: Any = None, *, steps: int = STEPS, every: int = EVERY) -> list[Alarm]:
+    """The alarms of a run that a fault changes: `fault(step, numbers, stats, unchanged)`."""
+    sizes = {f"{family}/{layer}": SIZE for family in ("param_grad", "activation_grad") for layer in LAYERS}
+    watch, found = AlarmWatch(sizes), []
+    for step in range(steps):
+        numbers, stats = training.numbers(step), training.stats(step)
+        unchanged = dict.fromkeys(LAYERS, False)
+        if fault is not None:
+            fault(step, numbers, stats, unchanged)
+        found += (watch.named(alarm, stats) for alarm in watch.step(step, numbers))
+        if step % every == 0:
+            found += watch.recorded(step, stats, unchanged)
+        watch = again(watch, sizes, step)
+    return found
+
+
+def again(watch: AlarmWatch, sizes: Mapping[str, int], step: int) -> AlarmWatch:
+    """Now and then the watch of a run that was saved and resumed."""
+    if step % 97:
+        return watch
+    resumed = AlarmWatch(sizes)
+    resumed.restore(json.loads(json.dumps(watch.to_json())))
+    return resumed
+
+
+def scaled(stats: Stats, key: str, factor: float) -> None:
+    for column in ("l2", "rms", "ratio"):
+        if column in stats[key]:
+            stats[key][column] *= factor
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_sound_run_raises_no_alarm(seed: int) -> None:
+    assert watched(Training(seed), steps=2000, every=20) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "column", "family"),
+    [
+        ("loss-spike", "loss", "activation"),
+        ("grad-spike", "grad_norm", "param_grad"),
+        ("update-spike", "update_norm", "update"),
+    ],
+)
+@pytest.mark.parametrize("at", [64, 65, 301, 599])
+def test_a_spike_is_found_at_its_step_with_the_tensor_that_deviates(
+    rule: str, column: str, family: str, at: int
+) -> None:
+    layer = LAYERS[at % len(LAYERS)]
+
+    def fault(step: int, numbers: dict[str, float], stats: Stats, _: Any) -> None:
+        if step == at:
+            numbers[column] *= 20
+            scaled(stats, f"{family}/{layer}", 20)
+            scaled(stats, "param/head", 1.5)
+
+    (alarm,) = watched(Training(at), fault)
+    assert (alarm.step, alarm.rule, alarm.key) == (at, rule, f"{family}/{layer}")
+    assert alarm.value is not None
+    assert alarm.limit is not None
+    assert alarm.value > alarm.limit
+
+
+def test_spikes_are_silent_before_there_is_something_to_compare_with() -> None:
+    def fault(step: int, numbers: dict[str, float], stats: Stats, _: Any) -> None:
+        if step == 63:
+            numbers["loss"] *= 100
+
+    assert watched(Training(1), fault) == []
+
+
+def test_the_limit_is_mean_and_six_deviations_of_the_last_128_steps() -> None:
+    values = np.random.default_rng(0).normal(5, 1, 300)
+    limit = values[-128:].mean() + 6 * values[-128:].std()
+    for value, found in ((limit * 0.999, 0), (limit * 1.001, 1)):
+        watch = AlarmWatch({})
+        assert [alarm for step, each in enumerate(values) for alarm in watch.step(step, {"loss": each})] == []
+        alarms = watch.step(300, {"loss": value})
+        assert len(alarms) == found
+        assert all(alarm.limit == pytest.approx(limit) for alarm in alarms)
+
+
+def test_a_level_that_stays_high_is_one_alarm() -> None:
+    def fault(step: int, numbers: dict[str, float], stats: Stats, _: Any) -> None:
+        if step >= 200:
+            numbers["loss"] *= 50
+
+    (alarm,) = watched(Training(2), fault)
+    assert (alarm.step, alarm.rule) == (200, "loss-spike")
+
+
+def test_the_forward_most_of_tensors_that_deviate_alike_is_named() -> None:
+    def fault(step: int, numbers: dict[str, float], stats: Stats, _: Any) -> None:
+        if step == 300:
+            numbers["grad_norm"] *= 1000
+            for layer in LAYERS[2:]:
+                scaled(stats, f"param_grad/{layer}", 1e3)
+
+    (alarm,) = watched(Training(3), fault)
+    assert alarm.key == "param_grad/third"
+
+
+def test_a_loss_that_is_not_finite_is_an_alarm_whatever_came_before() -> None:
+    def fault(step: int, numbers: dict[str, float], stats: Stats, _: Any) -> None:
+        if step == 3:
+            numbers["loss"] = float("nan")
+            stats["param_grad/second"]["nan"] = 4
+
+    (alarm,) = watched(Training(4), fault)
+    assert (alarm.step, alarm.rule, alarm.key) == (3, "nonfinite", "param_grad/second")
+
+
+def stuck(step: int, numbers: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
+    unchanged["fourth"] = step >= 100
+
+
+def dying(step: int, numbers: Any, stats: Stats, unchanged: Any) -> None:
+    stats["param_grad/second"]["zeros"] = min(SIZE, max(0, step - 200))
+
+
+def too_large(step: int, numbers: Any, stats: Stats, unchanged: Any) -> None:
+    if step >= 100:
+        scaled(stats, "update/third", 300)
+
+
+def too_small(step: int, numbers: Any, stats: Stats, unchanged: Any) -> None:
+    if step >= 100:
+        scaled(stats, "update/fifth", 1e-6)
+
+
+def steepening(sign: int) -> Any:
+    def fault(step: int, numbers: Any, stats: Stats, unchanged: Any) -> None:
+        for depth, layer in enumerate(LAYERS):
+            scaled(stats, f"activation_grad/{layer}", 10 ** (sign * (len(LAYERS) - 1 - depth) * min(step / 300, 1)))
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("fault", "rule", "key", "earliest", "latest"),
+    [
+        (stuck, "stuck", "param/fourth", 110, 110),
+        (dying, "dying", "param_grad/second", 305, 320),
+        (too_large, "update-ratio", "update/third", 145, 145),
+        (too_small, "update-ratio", "update/fifth", 145, 145),
+        (steepening(-1), "vanishing", "activation_grad/first", 100, 300),
+        (steepening(1), "exploding", "activation_grad/first", 200, 330),
+    ],
+)
+def test_what_tensors_do_over_time_is_found_once(fault: Any, rule: str, key: str, earliest: int, latest: int) -> None:
+    (alarm,) = watched(Training(5), fault)
+    assert (alarm.rule, alarm.key) == (rule, key)
+    assert earliest <= alarm.step <= latest
+
+
+def test_what_sound_schedules_do_is_no_alarm() -> None:
+    def warm_up_and_decay(step: int, numbers: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
+        rate = 0.0 if step == 0 else min(1.0, (STEPS - step) / 50) ** 8
+        unchanged |= dict.fromkeys(unchanged, rate == 0)
+        for layer in LAYERS:
+            scaled(stats, f"update/{layer}", rate)
+        numbers["update_norm"] *= rate
+        # A bias that grows from zero by equal steps.
+        stats["update/head"]["ratio"] = 1 / step if step else None
+
+    assert watched(Training(6), warm_up_and_decay, every=1) == []
+
+
+def test_every_rule_is_tested_here() -> None:
+    tested = {"nonfinite", "loss-spike", "grad-spike", "update-spike", "stuck", "dying", "update-ratio", "vanishing",
+              "exploding"}  # fmt: skip
+    assert {rule.name for rule in RULES} == tested

@@ -1,0 +1,152 @@
+"""Alarms of `gradscope train`: the step, what is saved of it, what `--on-alarm` does, and who exits 1."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import gradscope as gs
+from tests.integration.command import Finished, gradscope
+from tests.integration.training.trained import contents, rows, write_files
+
+pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
+
+#: Batches of which one has targets a hundred times as large, and one that makes every number NaN.
+SPIKED = """
+
+def spiked():
+    for number, batch in enumerate(batches()):
+        yield {**batch, "y": batch["y"] * (100 if number in (75, 90) else 1)}
+
+
+def broken():
+    for number, batch in enumerate(batches()):
+        yield {**batch, "y": batch["y"] * (np.nan if number == 7 else 1)}
+"""
+AT = 75
+TRAIN = ("train", "net.py", "--data", "data.py:spiked", "--every", 10, "--optimizer", "sgd(0.001)")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_users_have_it() -> Iterator[None]:
+    """JAX as users have it, in the thread of the command, too."""
+    before = jax.config.jax_numpy_dtype_promotion
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    yield
+    jax.config.update("jax_numpy_dtype_promotion", before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("alarms")
+    write_files(path)
+    with (path / "data.py").open("a", encoding="utf-8") as file:
+        file.write(SPIKED)
+    return path
+
+
+@pytest.fixture(scope="module")
+def saved(folder: Path) -> Finished:
+    """A run whose alarms save, and which saved the state before the step by itself."""
+    options = ("--steps", 100, "--save-every", AT, "--keep", 9, "--keep-alarms", 1, "-o", "saved", "--json")
+    return gradscope(*TRAIN, *options, folder=folder)
+
+
+def test_a_spike_saves_the_state_before_its_step_and_its_batch(saved: Finished, folder: Path) -> None:
+    assert saved.status == 0, saved.errors
+    alarms = {(each["step"], each["rule"]): each for each in saved.json["alarms"]}
+    assert {step for step, _ in alarms} == {AT, 90}
+    assert {rule for _, rule in alarms} == {"loss-spike", "grad-spike", "update-spike"}
+    assert (alarms[AT, "update-spike"]["family"], alarms[AT, "update-spike"]["name"]) == ("update", "head/kernel")
+    assert f"step {AT}: loss-spike" in saved.errors
+    assert all("folder" not in each for each in saved.json["alarms"] if each["step"] == AT)  # --keep-alarms 1
+    assert not (folder / "saved" / f"alarm-{AT:06}").exists()
+    assert alarms[90, "loss-spike"]["folder"] == "alarm-000090"
+    with gs.load(folder / "saved") as run:
+        assert [each.step for each in run.alarms] == [each["step"] for each in saved.json["alarms"]]
+    shown = gradscope("show", "saved", folder=folder).output
+    assert "loss-spike" in shown
+    assert "alarm-000090" in shown
+
+
+def test_what_was_saved_gives_the_step_again(saved: Finished, folder: Path) -> None:
+    alarm = "saved/alarm-000090"
+    found = json.loads((folder / alarm / "alarm.json").read_text(encoding="utf-8"))
+    options = ("--data", f"{alarm}/batch.npz", "--checkpoint", f"{alarm}/state.npz", "-q", "--json")
+    again = gradscope("dump", "net.py", *options, folder=folder).json
+    with gs.load(folder / alarm / "dump.npz") as dump:
+        assert again["loss"] == dump.loss == float(found["loss"])
+    value = next(each["value"] for each in found["alarms"] if each["rule"] == "loss-spike")
+    assert again["loss"] == pytest.approx(value, rel=1e-5)
+
+
+def test_the_state_that_is_computed_again_is_bit_for_bit_the_one_that_there_was(folder: Path) -> None:
+    options = ("--steps", 80, "--save-every", AT, "--keep", 9, "-o", "bits", "-q")
+    assert gradscope(*TRAIN, *options, folder=folder).status == 0
+    with (
+        gs.load(folder / "bits" / f"alarm-{AT:06}" / "state.npz") as again,
+        gs.load(folder / "bits" / f"state-{AT:06}.npz") as state,
+    ):
+        assert len(again) > 5
+        for key in again:
+            assert again[key].tobytes() == state[key].tobytes(), key
+
+
+def test_a_skipped_update_leaves_the_state_and_is_counted(folder: Path) -> None:
+    options = ("--steps", 82, "--save-every", AT, "--keep", 9, "--every", 1, "--on-alarm", "skip", "-o", "skipped")
+    done = gradscope(*TRAIN, *options, folder=folder)
+    assert done.status == 0, done.errors
+    assert f"step {AT}: its update is skipped, 1 so far" in done.errors
+    with gs.load(folder / "skipped") as run:
+        assert run.steps["step"].tolist() == list(range(82))
+        assert run.steps["skipped"].tolist() == [0] * AT + [1] * (82 - AT)
+        kernel = run.series("param/head/kernel", "l2")
+        assert kernel[AT] == kernel[AT + 1] != kernel[AT + 2]
+        assert {each.step for each in run.alarms} == {AT}
+
+
+def test_stop_ends_before_the_step_and_note_goes_on(folder: Path) -> None:
+    stopped = gradscope(*TRAIN, "--steps", 100, "--on-alarm", "stop", "-o", "stopped", "-q", folder=folder)
+    assert stopped.status == 1
+    assert (folder / "stopped" / f"state-{AT:06}.npz").exists()
+    assert (folder / "stopped" / f"alarm-{AT:06}" / "batch.npz").exists()
+    noted = gradscope(*TRAIN, "--steps", 80, "--on-alarm", "note", "-o", "noted", "--check", "all", "-q", folder=folder)
+    assert noted.status == 1
+    assert {row[0] for row in rows(folder / "noted", "alarms")} == {AT}
+    assert not list((folder / "noted").glob("alarm-*"))
+    other = ("--steps", 80, "--on-alarm", "note", "-o", "other", "--check", "stuck,dying", "-q")
+    assert gradscope(*TRAIN, *other, folder=folder).status == 0
+
+
+def test_a_step_that_is_not_finite_is_skipped_where_that_is_asked_for(folder: Path) -> None:
+    options = ("--data", "data.py:broken", "--steps", 12, "--every", 1, "--on-alarm", "skip", "-q", "-o", "broken")
+    done = gradscope("train", "net.py", *options, folder=folder)
+    assert done.status == 0, done.errors
+    ((step, rule, *_, saved),) = rows(folder / "broken", "alarms")
+    assert (step, rule, saved) == (7, "nonfinite", "alarm-000007")
+    with gs.load(folder / "broken") as run, gs.load(folder / "broken" / "state-000012.npz") as state:
+        assert run.steps["skipped"].tolist() == [0] * 7 + [1] * 5
+        assert all(np.isfinite(state[key]).all() for key in state if key.startswith("param/"))
+
+
+def test_a_run_that_is_resumed_raises_the_alarms_of_one_that_was_not_stopped(folder: Path) -> None:
+    options: tuple[Any, ...] = ("--on-alarm", "skip", "-q")
+    for name, parts in (("whole", [95]), ("parts", [70, 80, 95])):
+        for number, steps in enumerate(parts):
+            resume = ("--resume",) if number else ()
+            # Every step is observed: the last one of a part is, whatever K is.
+            given = ("--steps", steps, "--every", 1, *options, *resume, "-o", name)
+            assert gradscope(*TRAIN, *given, folder=folder).status == 0
+    assert contents(folder / "whole", 95) == contents(folder / "parts", 95)
+
+
+def test_a_rule_that_does_not_exist_is_one_message(folder: Path) -> None:
+    done = gradscope(*TRAIN, "--steps", 2, "--check", "loss-spik", "-o", "bad", folder=folder)
+    assert (done.status, done.errors.count("error:")) == (2, 1)
+    assert "loss-spike" in done.errors

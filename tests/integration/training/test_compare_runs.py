@@ -1,0 +1,185 @@
+"""`gradscope compare` of two runs: the first step that differs, and the first tensor in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradscope.comparison.diagnosis.run_divergence import RunDivergence, compare_runs
+from gradscope.comparison.judging.compare_options import CompareOptions
+from gradscope.history.history_reader import History
+from gradscope.history.history_rows import StepRecord, TensorRow
+from gradscope.history.history_writer import HistoryWriter
+from tests.integration.command import gradscope
+from tests.integration.training.histories import write
+from tests.integration.training.trained import write_files
+
+KEYS = ("update/w", "slot/mu/w", "param_grad/w", "clipped_grad/w", "activation/one", "param/w", "input/x")
+#: The stages in the order of a step, by the key of the tensor that is in it.
+IN_ORDER = ("input/x", "param/w", "activation/one", "param_grad/w", "clipped_grad/w", "slot/mu/w", "update/w")
+
+
+def statistics(array: np.ndarray) -> dict[str, float | int]:
+    wide = array.astype(np.float64)
+    return {
+        "l2": float(np.linalg.norm(wide)), "rms": float(np.sqrt((wide**2).mean())), "mean": float(wide.mean()),
+        "std": float(wide.std()), "amax": float(np.abs(wide).max()), "zeros": 0, "nan": 0, "inf": 0,
+    }  # fmt: skip
+
+
+def recorded(folder: Path, steps: dict[int, dict[str, np.ndarray]], loss: float = 1.0) -> Path:
+    folder.mkdir()
+    with HistoryWriter(folder, from_step=0, facts={"model": "net"}) as history:
+        keys = dict.fromkeys(key for tensors in steps.values() for key in tensors)
+        split = (key.rsplit("/", 1) for key in keys)
+        history.describe({}, [TensorRow(family=family, name=name, dtype="float32") for family, name in split])
+        for step, tensors in steps.items():
+            stats = {key: statistics(array) for key, array in tensors.items()}
+            history.write(lambda step=step, stats=stats: StepRecord(numbers={"step": step, "loss": loss}, stats=stats))
+    return folder
+
+
+def compared(ref: Path, cand: Path, **options: Any) -> RunDivergence:
+    with History(ref) as one, History(cand) as other:
+        return compare_runs(one, other, CompareOptions(**options))
+
+
+def steps_of(seed: int = 0) -> dict[int, dict[str, np.ndarray]]:
+    generator = np.random.default_rng(seed)
+    return {step: {key: generator.normal(size=24) for key in KEYS} for step in (0, 10, 20)}
+
+
+@pytest.mark.parametrize("first", range(len(IN_ORDER)))
+def test_the_first_tensor_is_that_of_the_first_stage(tmp_path: Path, first: int) -> None:
+    ref, cand = steps_of(), steps_of()
+    for step in (10, 20):
+        for key in IN_ORDER[first:]:
+            cand[step][key] = cand[step][key] * 1.01
+    found = compared(recorded(tmp_path / "a", ref), recorded(tmp_path / "b", cand))
+    assert (found.first_step, found.verdict) == (10, "different")
+    assert found.first is not None
+    assert f"{found.first.family}/{found.first.name}" == IN_ORDER[first]
+    assert [row.status for row in found.rows].count("different") == len(IN_ORDER) - first
+    assert "1 recorded step the same, then step 10 differs" in found.sentence
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_bound_is_never_more_than_the_difference(tmp_path: Path, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    ref = {0: {key: generator.normal(generator.normal(), 1, 8) for key in KEYS}}
+    cand = {0: {key: array + generator.normal(0, 0.1, 8) for key, array in ref[0].items()}}
+    found = compared(recorded(tmp_path / "a", ref), recorded(tmp_path / "b", cand))
+    for row in found.rows:
+        if row.family == "step":
+            continue
+        one, other = (side[0][f"{row.family}/{row.name}"] for side in (ref, cand))
+        assert row.bound is not None
+        assert 0 < row.bound <= np.linalg.norm(other - one) / np.linalg.norm(one) * (1 + 1e-12)
+
+
+def test_tolerances_are_those_of_a_comparison_of_dumps(tmp_path: Path) -> None:
+    ref, cand = steps_of(), steps_of()
+    for key in KEYS:
+        cand[10][key] = cand[10][key] * (1 + 2e-4)
+    one, other = recorded(tmp_path / "a", ref), recorded(tmp_path / "b", cand)
+    by_default = {f"{row.family}/{row.name}": row.status for row in compared(one, other).rows}
+    assert by_default["param/w"] == by_default["activation/one"] == "different"  # 1e-4
+    assert by_default["param_grad/w"] == by_default["update/w"] == "same"  # 5e-4
+    line = ("compare", one, other, "--tol")
+    assert gradscope(*line, "3e-4", folder=tmp_path).status == 0
+    assert gradscope(*line, "update.*=rel_l2 < 1e-4", "--select", "update/*", folder=tmp_path).status == 1
+    assert gradscope("compare", one, one, "--bitwise", folder=tmp_path).status == 0
+    assert gradscope("compare", one, other, "--bitwise", "--select", "update/*", folder=tmp_path).status == 1
+
+
+def test_what_one_run_lacks_differs_unless_it_may_be_missing(tmp_path: Path) -> None:
+    ref, cand = steps_of(), steps_of()
+    for tensors in cand.values():
+        del tensors["slot/mu/w"]
+    one, other = recorded(tmp_path / "a", ref), recorded(tmp_path / "b", cand)
+    found = gradscope("compare", one, other, "--json", folder=tmp_path)
+    assert (found.status, found.json["first"]["status"], found.json["first_step"]) == (1, "missing", 0)
+    assert gradscope("compare", one, other, "--allow-missing", "slot/.*", folder=tmp_path).status == 0
+
+
+def test_a_loss_that_is_not_finite_in_one_run_differs(tmp_path: Path) -> None:
+    one = recorded(tmp_path / "a", steps_of())
+    other = recorded(tmp_path / "b", steps_of(), loss=float("nan"))
+    found = compared(one, other)
+    assert found.first is not None
+    assert (found.first.stage, found.first.bound, found.first.cand) == ("loss", np.inf, None)
+    assert compared(other, other).verdict == "same"
+
+
+def test_only_common_steps_are_compared(tmp_path: Path) -> None:
+    steps = steps_of()
+    one = recorded(tmp_path / "a", steps)
+    other = recorded(tmp_path / "b", {20: steps[20], 25: steps[0]})
+    found = gradscope("compare", one, other, "--json", folder=tmp_path)
+    assert (found.status, found.json["compared_steps"]) == (0, 1)
+    assert (found.json["ref_only_steps"], found.json["cand_only_steps"]) == (2, 1)
+    late = recorded(tmp_path / "c", {3: steps[0]})
+    done = gradscope("compare", one, late, folder=tmp_path)
+    assert (done.status, "no recorded step in common" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("dump.npz",), "dump.npz is none"),
+        (("run", "run"), "a training run is compared with one other"),
+        (("run", "--isolate", "model.py"), "--isolate is of dumps"),
+        (("run", "--map", "map.toml"), ""),
+        (("run", "--tol", "max_abs < 1"), "cannot decide 'max_abs < 1'"),
+        (("run", "--select", "v*"), "pattern 'v*' selects nothing"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_message(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    write(tmp_path / "run")
+    np.savez(tmp_path / "dump.npz", w=np.ones(2))
+    (tmp_path / "map.toml").write_text("")
+    done = gradscope("compare", "run", *options, folder=tmp_path)
+    assert (done.status, done.errors.count("error:"), message in done.errors) == (2, 1, True), done.errors
+
+
+@pytest.mark.parametrize("line", ["compare run run", "watch run --once", "export run --to csv", "show run"])
+def test_reading_runs_imports_no_jax(tmp_path: Path, line: str) -> None:
+    write(tmp_path / "run")
+    program = (
+        f"import sys; sys.argv = ['gradscope', *{line.split()}]; from gradscope.cli.program import run;"
+        "run(None); print(sorted({'jax', 'jaxlib'} & sys.modules.keys()))"
+    )
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("[]\n"), done.stderr
+
+
+def test_planted_differences_of_real_runs_are_found(tmp_path: Path) -> None:
+    """Another batch at step 4, and another clip: the step, and the first tensor, that it reaches."""
+    pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
+    write_files(tmp_path)
+    (tmp_path / "other.py").write_text(
+        "import data\n\n\ndef batches():\n    for number, batch in enumerate(data.batches()):\n"
+        "        yield {**batch, 'x': batch['x'] * 1.01} if number == 4 else batch\n"
+    )
+    train = ("train", "net.py", "--steps", 7, "--every", 2, "--optimizer", "sgd(0.05)", "-q", "--clip")
+    for name, options in {
+        "a": ("norm(1)", "--data", "data.py:batches"),
+        "b": ("norm(1)", "--data", "other.py:batches"),
+        "c": ("norm(0.9)", "--data", "data.py:batches"),
+    }.items():
+        done = gradscope(*train, *options, "-o", name, folder=tmp_path)
+        assert done.status == 0, done.errors
+    assert gradscope("compare", "a", "a", "--bitwise", folder=tmp_path).status == 0
+    batch = gradscope("compare", "a", "b", "--json", folder=tmp_path)
+    first = batch.json["first"]
+    assert (batch.status, batch.json["first_step"], first["family"], first["name"]) == (1, 4, "input", "x")
+    assert first["rel_l2_at_least"] == pytest.approx(0.01, rel=1e-4)
+    clip = gradscope("compare", "a", "c", "--json", folder=tmp_path).json
+    assert (clip["first_step"], clip["first"]["stage"]) == (0, "clipped gradients")
+    assert {"field": "option --clip", "ref": "norm(1)", "cand": "norm(0.9)"} in clip["provenance_differences"]

@@ -1,0 +1,399 @@
+"""`gradscope.Probe` against the loop without it: the same program, the same numbers, and statistics of NumPy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import gradscope as gs
+
+optax = pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
+
+P = PartitionSpec
+TX = optax.adam(0.01)
+
+
+@pytest.fixture(autouse=True)
+def _as_users_have_it() -> Any:
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def initial() -> Any:
+    one, two = jax.random.split(jax.random.key(0))
+    params = {"hidden": {"w": jax.random.normal(one, (4, 8))}, "head": {"w": jax.random.normal(two, (8, 1))}}
+    return params, TX.init(params)
+
+
+def batch(number: int) -> Any:
+    x = jax.random.normal(jax.random.key(100 + number), (16, 4))
+    return {"x": x, "y": x[:, :1]}
+
+
+def loss(params: Any, batch: Any) -> Any:
+    with jax.named_scope("hidden"):
+        hidden = jnp.tanh(batch["x"] @ params["hidden"]["w"])
+    with jax.named_scope("head"):
+        return ((hidden @ params["head"]["w"] - batch["y"]) ** 2).mean()
+
+
+def loop_step(value_and_grad: Any, record: Any, loss: Any = loss) -> Any:
+    def train_step(state: Any, batch: Any) -> Any:
+        params, optimizer = state
+        value, grads = value_and_grad(loss)(params, batch)
+        updates, optimizer = TX.update(grads, optimizer, params)
+        record(updates=updates, opt_state=optimizer)
+        return (optax.apply_updates(params, updates), optimizer), value
+
+    return train_step
+
+
+def nothing(**_: Any) -> None: ...
+
+
+PLAIN = loop_step(jax.value_and_grad, nothing)
+
+
+def statistics(array: Any) -> dict[str, float]:
+    wide = np.asarray(array, np.float64)
+    return {"l2": float(np.linalg.norm(wide)), "mean": float(wide.mean()), "std": float(wide.std()),
+            "amax": float(np.abs(wide).max()), "zeros": int((wide == 0).sum())}  # fmt: skip
+
+
+def assert_recorded(run: Any, step: int, key: str, array: Any) -> None:
+    at = run.steps["step"].tolist().index(step)
+    for name, expected in statistics(array).items():
+        np.testing.assert_allclose(run.series(key, name)[at], expected, rtol=2e-5, atol=1e-7, err_msg=f"{key} {name}")
+
+
+def test_the_step_is_the_program_without_a_probe_and_what_is_recorded_is_what_it_computes(tmp_path: Path) -> None:
+    plain = jax.jit(PLAIN)
+    with gs.Probe(tmp_path, every=2) as probe:
+        step = probe.jit(loop_step(probe.value_and_grad, probe.record))
+        ours, theirs = step.lower(initial(), batch(0)), plain.lower(initial(), batch(0))
+        assert ours.as_text() == theirs.as_text()
+        assert without_lines(ours.compile().as_text()) == without_lines(theirs.compile().as_text())
+        state, expected, before = initial(), initial(), []
+        for number in range(5):
+            before.append(expected)
+            state, value = step(state, batch(number))
+            expected, other = plain(expected, batch(number))
+            np.testing.assert_allclose(value, other, rtol=1e-6)
+    with gs.load(tmp_path) as run:
+        assert run.steps["step"].tolist() == [0, 2, 4]
+        for number in (0, 2, 4):
+            params, optimizer = before[number]
+            value, grads = jax.value_and_grad(loss)(params, batch(number))
+            updates, optimizer = TX.update(grads, optimizer, params)
+            arrays = {"param": params, "param_grad": grads, "update": updates, "slot/mu": optimizer[0].mu}
+            for family, tree in arrays.items():
+                assert_recorded(run, number, f"{family}/hidden/w", tree["hidden"]["w"])
+            hidden = np.tanh(np.asarray(batch(number)["x"]) @ np.asarray(params["hidden"]["w"]))
+            assert_recorded(run, number, "activation/hidden", hidden)
+            at = number // 2
+            assert run.steps["loss"][at] == pytest.approx(float(value), rel=1e-5)
+            assert run.steps["grad_norm"][at] == pytest.approx(float(optax.tree.norm(grads)), rel=1e-5)
+            assert run.steps["update_norm"][at] == pytest.approx(float(optax.tree.norm(updates)), rel=1e-5)
+        first, last = (jax.grad(loss)(before[number][0], batch(number))["hidden"]["w"] for number in (2, 4))
+        cosine = float(jnp.vdot(first, last) / jnp.linalg.norm(first) / jnp.linalg.norm(last))
+        assert run.series("param_grad/hidden/w", "cosine")[2] == pytest.approx(cosine, rel=1e-4)
+        assert run.at(4).stats("activation_grad/head").nan == 0
+
+
+def without_lines(text: str | None) -> str:
+    """A compiled program without the lines of the sources that it came from."""
+    body = re.sub(r", metadata=\{[^}]*\}", "", text or "")
+    return re.split(r"\n\n?(?:FileNames|StackFrames|FunctionNames|FileLocations)", body)[0]
+
+
+def test_donation_has_aux_and_argnums(tmp_path: Path) -> None:
+    def with_aux(scale: Any, params: Any, batch: Any) -> Any:
+        value = scale * loss(params, batch)
+        return value, {"twice": 2 * value}
+
+    with gs.Probe(tmp_path, every=1, families=["param_grad", "update"]) as probe:
+
+        def train_step(params: Any, scale: Any, batch: Any) -> Any:
+            (value, aux), grads = probe.value_and_grad(with_aux, argnums=(1, 0), has_aux=True)(scale, params, batch)
+            after = jax.tree.map(lambda leaf, grad: leaf - 0.1 * grad, params, grads[0])
+            probe.record(updates=(jax.tree.map(lambda grad: -0.1 * grad, grads[0]), jnp.zeros_like(scale)))
+            return after, value, aux
+
+        step = probe.jit(train_step, donate_argnums=0)
+        params = initial()[0]
+        kept = jax.tree.map(jnp.copy, params)
+        after, value, aux = step(params, jnp.float32(2.0), batch(0))
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(params))
+    grads = jax.grad(lambda params: 2 * loss(params, batch(0)))(kept)
+    np.testing.assert_allclose(after["head"]["w"], kept["head"]["w"] - 0.1 * grads["head"]["w"], rtol=1e-5)
+    np.testing.assert_allclose(aux["twice"], 2 * value)
+    with gs.load(tmp_path) as run:
+        assert_recorded(run, 0, "param_grad/params/hidden/w", grads["hidden"]["w"])
+        assert_recorded(run, 0, "update/params/hidden/w", -0.1 * grads["hidden"]["w"])
+        assert all(key.split("/")[0] in {"param_grad", "update"} for key in run.keys())  # noqa: SIM118
+
+
+def test_accumulated_gradients_count_as_one_step_on_all_batches(tmp_path: Path) -> None:
+    with gs.Probe(tmp_path, every=1) as probe:
+
+        def train_step(params: Any, batches: Any) -> Any:
+            total = jax.tree.map(jnp.zeros_like, params)
+            for each in batches:
+                _, grads = probe.value_and_grad(loss)(params, each)
+                total = jax.tree.map(jnp.add, total, grads)
+            return jax.tree.map(lambda leaf, grad: leaf - 0.1 * grad / 2, params, total)
+
+        probe.jit(train_step)(initial()[0], [batch(0), batch(1)])
+    both = {name: jnp.concatenate([batch(0)[name], batch(1)[name]]) for name in ("x", "y")}
+    params = initial()[0]
+    value, grads = jax.value_and_grad(loss)(params, both)
+    with gs.load(tmp_path) as run:
+        assert run.steps["loss"].tolist() == [pytest.approx(float(value), rel=1e-5)]
+        assert run.steps["grad_norm"].tolist() == [pytest.approx(float(optax.tree.norm(grads)), rel=1e-5)]
+        assert_recorded(run, 0, "param_grad/hidden/w", grads["hidden"]["w"])
+        assert_recorded(run, 0, "activation/hidden", np.tanh(both["x"] @ params["hidden"]["w"]))
+
+
+def test_a_scan_over_steps_is_written_as_so_many_steps(tmp_path: Path) -> None:
+    def body(state: Any, batch: Any) -> Any:
+        params, optimizer = state
+        (value, grads), seen = gs.value_and_grad(loss)(params, batch)
+        updates, optimizer = TX.update(grads, optimizer, params)
+        return (optax.apply_updates(params, updates), optimizer), (seen, updates, value)
+
+    batches = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(batch, range(3)))
+    _, (seen, updates, values) = jax.jit(lambda state: jax.lax.scan(body, state, batches))(initial())
+    with gs.Probe(tmp_path) as probe:
+        probe.write(10, seen, updates=updates)
+        with pytest.raises(gs.UsageError, match="step 12 was to be written after step 12"):
+            probe.write(12, seen)
+    state, plain = initial(), jax.jit(PLAIN)
+    with gs.load(tmp_path) as run:
+        assert run.steps["step"].tolist() == [10, 11, 12]
+        np.testing.assert_allclose(run.steps["loss"], values, rtol=1e-6)
+        for number in range(3):
+            grads = jax.grad(loss)(state[0], batch(number))
+            assert_recorded(run, 10 + number, "param_grad/head/w", grads["head"]["w"])
+            assert run.steps["grad_norm"][number] == pytest.approx(float(optax.tree.norm(grads)), rel=1e-4)
+            after, _ = plain(state, batch(number))
+            step = after[0]["head"]["w"] - state[0]["head"]["w"]
+            assert run.series("update/head/w", "l2")[number] == pytest.approx(float(jnp.linalg.norm(step)), rel=1e-4)
+            state = after
+
+
+def test_a_spike_in_a_scan_is_an_alarm_with_its_tensor(tmp_path: Path) -> None:
+    batches = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(batch, range(80)))
+    spiked = {**batches, "x": batches["x"].at[SPIKE].mul(100)}
+    params = {"hidden": {"w": 0.01 * initial()[0]["hidden"]["w"]}, "head": initial()[0]["head"]}
+    of_each = lambda carry, each: (carry, gs.value_and_grad(loss)(params, each)[1])  # noqa: E731
+    _, seen = jax.jit(lambda batches: jax.lax.scan(of_each, 0, batches))(spiked)
+    with gs.Probe(tmp_path) as probe:
+        probe.write(0, seen)
+    with gs.load(tmp_path) as run:
+        found = {each.rule: each for each in run.alarms}
+        assert {each.step for each in run.alarms} == {SPIKE}
+        assert (found["loss-spike"].key, found["loss-spike"].folder) == ("activation/hidden", None)
+
+
+def test_a_step_of_train_step_is_written(tmp_path: Path) -> None:
+    step = gs.train_step(loss, "sgd(0.1)", clip="global_norm(0.01)")
+    _, seen = jax.jit(step)(step.init(initial()[0]), batch(0))
+    with gs.Probe(tmp_path) as probe:
+        probe.write(0, seen)
+    with gs.load(tmp_path) as run:
+        assert run.steps["grad_norm_clipped"].tolist() == [pytest.approx(0.01, rel=1e-4)]
+        assert run.series("clipped_grad/head/w", "l2")[0] == pytest.approx(float(seen["clipped_grad/head/w"].l2))
+
+
+def in_scan(probe: Any) -> Any:
+    return lambda params, batch: jax.lax.scan(
+        lambda carry, _: (carry, probe.value_and_grad(loss)(carry, batch)[0]), params, length=2
+    )
+
+
+def in_vmap(probe: Any) -> Any:
+    def of_each(params: Any, batch: Any) -> Any:
+        return jax.vmap(lambda x: probe.value_and_grad(loss)(params, {"x": x[None], "y": x[None, :1]})[0])(batch["x"])
+
+    return of_each
+
+
+def in_jit(probe: Any) -> Any:
+    return jax.jit(probe.value_and_grad(loss))
+
+
+@pytest.mark.parametrize("wrong", [in_scan, in_vmap, in_jit])
+def test_inside_a_transformation_the_functional_form_is_named(wrong: Any, tmp_path: Path) -> None:
+    with gs.Probe(tmp_path) as probe:
+        step = probe.jit(wrong(probe))
+        with pytest.raises(gs.UsageError, match=r"probe\.value_and_grad is called inside a transformation") as caught:
+            step(initial()[0], batch(0))
+        assert "(value, grads), seen = gs.value_and_grad(loss)(...)" in (caught.value.hint or "")
+        assert "probe.write(step, seen)" in (caught.value.hint or "")
+
+
+def test_bad_input_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(gs.UsageError, match="every is 0"):
+        gs.Probe(tmp_path, every=0)
+    with pytest.raises(gs.UsageError, match="no family 'updat'"):
+        gs.Probe(tmp_path, families="updat")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(gs.UsageError, match="is not a folder"):
+        gs.Probe(tmp_path / "file")
+    with gs.Probe(tmp_path / "run", every=1) as probe:
+        with pytest.raises(gs.UsageError, match="another process trains in"):
+            gs.Probe(tmp_path / "run")
+        with pytest.raises(gs.UsageError, match=r"outside of a step that probe\.jit compiled"):
+            probe.value_and_grad(loss)(initial()[0], batch(0))
+        step = probe.jit(loss)
+        with pytest.raises(gs.UsageError, match=r"calls probe\.value_and_grad nowhere"):
+            step(initial()[0], batch(0))
+        with pytest.raises(gs.UsageError, match="has a step already"):
+            probe.jit(step)
+    with pytest.raises(gs.UsageError, match="the probe is closed"):
+        step(initial()[0], batch(0))
+    with gs.Probe(tmp_path / "run") as probe:  # nothing was recorded in it
+        step = probe.jit(lambda params, batch: (probe.value_and_grad(loss)(params, batch), probe.record(updates=[1.0])))
+        with pytest.raises(gs.UsageError, match=r"probe.record\(updates=...\) has another structure"):
+            step(initial()[0], batch(0))
+
+
+def test_a_run_is_continued_from_a_step_on_and_not_lost(tmp_path: Path) -> None:
+    def steps(numbers: range, state: Any, **options: Any) -> Any:
+        with gs.Probe(tmp_path, every=2, **options) as probe:
+            step = probe.jit(loop_step(probe.value_and_grad, probe.record))
+            for number in numbers:
+                state, _ = step(state, batch(number))
+        return state
+
+    state = steps(range(5), initial())
+    with pytest.raises(gs.UsageError, match="holds a run that was recorded up to step 4"):
+        gs.Probe(tmp_path)
+    steps(range(3, 7), state, start=3)
+    with gs.load(tmp_path) as run:
+        assert run.steps["step"].tolist() == [0, 2, 4, 6]
+    steps(range(1), state, force=True)
+    with gs.load(tmp_path) as run:
+        assert run.steps["step"].tolist() == [0]
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["shardings", "shard_map"])
+def test_data_parallel_steps_record_what_one_device_computes(mapped: bool, tmp_path: Path) -> None:
+    if jax.device_count() < 2:
+        pytest.skip("there is only one device: data parallelism was NOT probed")
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    replicated, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+
+    def of_shards(params: Any, batch: Any) -> Any:
+        return jax.lax.pmean(loss(params, batch), "data")
+
+    over_shards = jax.shard_map(of_shards, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+    with gs.Probe(tmp_path, every=2, families=["param", "param_grad", "update", "slot"]) as probe:
+        step = probe.jit(
+            loop_step(probe.value_and_grad, probe.record, over_shards if mapped else loss),
+            donate_argnums=0, in_shardings=(replicated, split), out_shardings=(replicated, replicated),
+        )  # fmt: skip
+        state, alone, before = initial(), initial(), []
+        for number in range(3):
+            before.append(alone)
+            state, value = step(state, batch(number))
+            alone, expected = jax.jit(PLAIN)(alone, batch(number))
+            np.testing.assert_allclose(value, expected, rtol=1e-5)
+    with gs.load(tmp_path) as run:
+        for number in (0, 2):
+            grads = jax.grad(loss)(before[number][0], batch(number))
+            assert_recorded(run, number, "param_grad/hidden/w", grads["hidden"]["w"])
+
+
+SPIKE = 70
+
+
+def noisy_loop(folder: Path, factor: float, steps: int = 80, **options: Any) -> list[Any]:
+    """A donated loop whose targets are multiplied at one step; returns copies of the state before each."""
+    with gs.Probe(folder, every=8, keep_every=10, **options) as probe:
+        step = probe.jit(loop_step(probe.value_and_grad, probe.record), donate_argnums=0)
+        state, before = initial(), []
+        for number in range(steps):
+            each = batch(number)
+            before.append(jax.tree.map(jnp.copy, state))
+            state, _ = step(state, {**each, "y": each["y"] * (factor if number == SPIKE else 1)})
+    return before
+
+
+def test_an_alarm_between_records_saves_the_state_before_its_step_and_its_batch(tmp_path: Path) -> None:
+    before = noisy_loop(tmp_path, 1000.0)
+    with gs.load(tmp_path) as run:
+        (alarm,) = run.alarms
+        assert (alarm.step, alarm.rule, alarm.folder) == (SPIKE, "loss-spike", f"alarm-{SPIKE:06}")
+    params, optimizer = before[SPIKE]
+    folder = tmp_path / f"alarm-{SPIKE:06}"
+    with (
+        gs.load(folder / "state.npz") as state,
+        gs.load(folder / "batch.npz") as data,
+        gs.load(folder / "dump.npz") as dump,
+    ):
+        np.testing.assert_array_equal(state["param/hidden/w"], params["hidden"]["w"])
+        np.testing.assert_array_equal(state["param/head/w"], params["head"]["w"])
+        saved = [state[key] for key in state if key.startswith("aux/arguments/")]
+        assert len(saved) == len(jax.tree.leaves(optimizer))
+        np.testing.assert_array_equal(data["input/x"], batch(SPIKE)["x"])
+        np.testing.assert_array_equal(data["input/y"], batch(SPIKE)["y"] * 1000)
+        params = {"hidden": {"w": state["param/hidden/w"]}, "head": {"w": state["param/head/w"]}}
+        again = loss(params, {"x": data["input/x"], "y": data["input/y"]})
+        assert dump.loss == pytest.approx(float(again), rel=1e-6)
+        assert alarm.value == pytest.approx(float(again), rel=1e-6)
+
+
+def test_a_nan_is_found_with_its_origin_and_stops_where_that_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(gs.ModelError, match=f"step {SPIKE}: nonfinite: .* the loss is nan; .* alarm-{SPIKE:06}"):
+        noisy_loop(tmp_path, float("nan"), steps=100, on_alarm="stop")
+    with gs.load(tmp_path) as run:
+        assert [(each.step, each.rule) for each in run.alarms] == [(SPIKE, "nonfinite")]
+    with gs.load(tmp_path / f"alarm-{SPIKE:06}" / "dump.npz") as dump:
+        assert np.isnan(dump.loss)
+        assert dump.origins
+
+
+def test_what_alarms_may_not_do_and_where_a_loop_makes_its_own_state(tmp_path: Path) -> None:
+    with pytest.raises(gs.UsageError, match="A probe cannot skip an update"):
+        gs.Probe(tmp_path, on_alarm="skip")  # type: ignore[arg-type]
+    noisy_loop(tmp_path / "noted", 1000.0, on_alarm="note")
+    with gs.load(tmp_path / "noted") as run:
+        assert [(each.step, each.folder) for each in run.alarms] == [(SPIKE, None)]
+    with gs.Probe(tmp_path / "own", every=1) as probe:
+        step = probe.jit(loop_step(probe.value_and_grad, probe.record))
+        state = initial()
+        for number in range(SPIKE + 1):
+            each = batch(number)
+            state, _ = step(state, {**each, "y": each["y"] * (1000 if number == SPIKE else 1)})
+            state = jax.tree.map(lambda leaf: leaf * 1, state)  # other arrays than the step returned
+    with gs.load(tmp_path / "own") as run:
+        assert {each.folder for each in run.alarms} == {None}
+
+
+def test_scalars_are_a_flat_dictionary_of_floats(tmp_path: Path) -> None:
+    (value, grads), seen = jax.jit(gs.value_and_grad(loss))(initial()[0], batch(0))
+    found = seen.scalars()
+    assert found["loss"] == float(value)
+    norm = np.linalg.norm(np.asarray(grads["head"]["w"], np.float64))
+    assert found["param_grad/head/w/l2"] == pytest.approx(norm, rel=1e-5)
+    assert {type(each) for each in found.values()} == {float}
+    assert set(seen.scalars(["nan"])) == {"loss", *(f"{key}/nan" for key in seen)}
+    step = gs.train_step(loss, "sgd(0.1)")
+    _, whole = jax.jit(step)(step.init(initial()[0]), batch(0))
+    assert whole.scalars()["update/head/w/l2"] == pytest.approx(0.1 * norm, rel=1e-5)
+    assert whole.scalars()["grad_norm"] == pytest.approx(float(optax.tree.norm(grads)), rel=1e-5)
+    with pytest.raises(gs.UsageError, match="no statistic 'l3'"):
+        seen.scalars(["l3"])
+    several = jax.vmap(gs.value_and_grad(loss), in_axes=(None, 0))(
+        initial()[0], jax.tree.map(lambda x: x[None], batch(0))
+    )
+    with pytest.raises(gs.UsageError, match="several steps or examples"):
+        several[1].scalars()

@@ -1,0 +1,131 @@
+"""Pages for tests, of dumps and histories made by hand, and what is inside the file of a page."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradscope.comparison.result import Series, SeriesMember
+from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.record import SiteFacts
+from gradscope.history.history_reader import History
+from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
+from gradscope.history.history_writer import HistoryWriter
+from gradscope.history.value_histograms import ValueHistogram, counted
+from gradscope.report import Compared, PageMaker, comparison_page, dump_page, page_html, run_page
+from gradscope.stats import find
+from tests.support.report_samples import HOSTILE_NAMES, different_runs, entry, same_runs, small_network, stats_of
+
+#: What tries to leave the element that it is in, and the attribute.
+MARKUP = {
+    "script": "</script><script>document.title='owned'</script>",
+    "comment": "<!--<script>",
+    "attribute": "\" onmouseover='document.title=1' x=\"",
+    "entity": "&lt;b&gt;",
+    "a megabyte": "x" * 1_000_000,
+    "slashes": "/" * 5_000,
+}
+HOSTILE = {**HOSTILE_NAMES, **MARKUP}
+
+
+def dump_maker(manifest: Manifest | None = None, path: str = "run.npz") -> PageMaker:
+    """The page of a dump, by default of the small network."""
+    manifest = small_network() if manifest is None else manifest
+    return dump_page(path, manifest, find(manifest))
+
+
+def comparison_maker() -> PageMaker:
+    """The page of two candidates, of which the first differs."""
+    compared = [
+        Compared(name=name, comparison=comparison, ref=small_network(), cand=small_network())
+        for name, comparison in (("a.npz", different_runs()), ("b.npz", same_runs()))
+    ]
+    members = tuple(SeriesMember(name=each.name, comparison=each.comparison) for each in compared)
+    return comparison_page("ref.npz", Series(members=members), compared)
+
+
+def hostile_manifest() -> Manifest:
+    """A dump in which every name, and every source, tries something."""
+    entries = (
+        each
+        for number, name in enumerate(HOSTILE.values())
+        for each in (
+            entry("activation", name, index=number, source=f"{name}:3"),
+            entry("param_grad", name, index=number, stats=stats_of([1.0, float("nan")])),
+        )
+    )
+    return Manifest(entries=tuple(entries), note=MARKUP["script"], loss=1.0)
+
+
+def deep_manifest(tensors: int) -> Manifest:
+    """A dump of many operations, whose activations and gradients differ."""
+    shared = [stats_of([scale * 1.25, -scale, 0.0]) for scale in (1.0, 2.0, 4.0, 8.0)]
+    entries = (
+        Entry(
+            family=family, name=f"block{at // 64}/layer{at // 8 % 8}/op{at % 8}", shape=(3,), dtype="float32",
+            stats=shared[(at + order) % 4], site=SiteFacts(index=at, source=f"net.py:{at % 97}"),
+        )
+        for at in range(tensors // 2)
+        for order, family in enumerate(("activation", "activation_grad"))
+    )  # fmt: skip
+    return Manifest(entries=tuple(entries))
+
+
+def run_folder(folder: Path, steps: int = 8, layers: int = 3) -> Path:
+    """A run whose gradients grow tenfold a step, and become NaN in the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = [f"{family}/layer{at}" for at in range(layers) for family in ("activation", "activation_grad")]
+    tensors = [
+        TensorRow(family=key.split("/")[0], name=key.split("/")[1], shape=(2, 3), dtype="float32") for key in keys
+    ]
+    with HistoryWriter(folder, from_step=0, facts={"model": "net"}) as history:
+        history.describe({}, iter(tensors))
+        for step in range(steps):
+            stats = {key: _at(step, key, last=step == steps - 1) for key in keys}
+            numbers = {"step": step, "loss": 4.0 / (step + 1), "grad_norm": 1.0 + step}
+            values = counted(np.array([0.0, *[2.0**step] * 3, -(2.0**step)], np.float32))
+            found = {key: ValueHistogram.of(values) for key in keys if step % 2 == 0}
+            made = StepRecord(numbers=numbers, stats=stats, histograms=found)
+            history.write(lambda made=made: made)
+        history.alarm(Alarm(step=steps - 1, rule="nonfinite", why="has 2 NaN", key=keys[1]))
+    return folder
+
+
+def run_maker(folder: Path) -> PageMaker:
+    """The page of a run."""
+    with History(folder) as history:
+        return run_page("run", history)
+
+
+def _at(step: int, key: str, *, last: bool) -> dict[str, float | int]:
+    rms = 10.0**step if key.startswith("activation_grad") else 0.5 + int(key[-1])
+    return {"rms": rms, "l2": rms * 2, "mean": -rms / 4, "zeros": step % 3, "nan": 2 * last, "inf": 0}
+
+
+def content_of(page: str) -> tuple[dict[str, Any], bytes]:
+    """The JSON and the packed numbers in the file of a page."""
+    (encoded,) = re.findall(r'id="content">([A-Za-z0-9+/=]*)</script>', page)
+    whole = gzip.decompress(base64.b64decode(encoded))
+    (size,) = struct.unpack("<I", whole[:4])
+    return json.loads(whole[4 : 4 + size]), whole[4 + size :]
+
+
+def write_pages(folder: Path) -> dict[str, Path]:
+    """Writes a page of each kind, and returns their paths by kind."""
+    makers = {
+        "dump": dump_maker(),
+        "comparison": comparison_maker(),
+        "run": run_maker(run_folder(folder / "run")),
+        "hostile": dump_maker(hostile_manifest(), path=MARKUP["script"]),
+        "long": dump_maker(deep_manifest(5_000)),
+    }
+    for kind, maker in makers.items():
+        (folder / f"{kind}.html").write_text(page_html(maker), encoding="utf-8")
+    return {kind: folder / f"{kind}.html" for kind in makers}

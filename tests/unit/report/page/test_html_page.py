@@ -1,0 +1,184 @@
+"""The file of a page: it requests nothing, data is never markup, it is readable as it is, and its size is bounded."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from gradscope.report import PageMaker, page_html
+from gradscope.report.page.page_parts import Page, PageNotes
+from gradscope.report.render.document import Note
+from gradscope.report.render.screen import Screen
+from tests.support.page_samples import (
+    HOSTILE,
+    comparison_maker,
+    content_of,
+    deep_manifest,
+    dump_maker,
+    hostile_manifest,
+    run_folder,
+    run_maker,
+)
+from tests.support.report_samples import report_of, small_network
+
+
+class Markup(HTMLParser):
+    """The elements of a page, with their attributes, and its text outside of scripts and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.code: list[str] = []
+        self._inside = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside in ("script", "style"):
+            self.code.append(data)
+        else:
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PageMaker]:
+    run = run_maker(run_folder(tmp_path_factory.mktemp("run")))
+    return {
+        "dump": dump_maker(),
+        "comparison": comparison_maker(),
+        "run": run,
+        "hostile": dump_maker(hostile_manifest()),
+    }
+
+
+@pytest.fixture(scope="module")
+def pages(makers: dict[str, PageMaker]) -> dict[str, str]:
+    return {kind: page_html(make) for kind, make in makers.items()}
+
+
+@pytest.mark.parametrize("kind", ["dump", "comparison", "run", "hostile"])
+def test_nothing_in_a_page_names_another_file(pages: dict[str, str], kind: str) -> None:
+    for tag, attributes in Markup(pages[kind]).elements:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base", "form")
+        assert not {"src", "srcset", "action", "data", "style"} & attributes.keys()
+        assert (attributes.get("href") or "#").startswith("#")
+        assert not [name for name in attributes if name.startswith("on")]
+
+
+def test_the_policy_allows_the_pages_own_scripts_and_styles_alone(pages: dict[str, str]) -> None:
+    page = Markup(pages["dump"])
+    (policy,) = (each["content"] for _, each in page.elements if each.get("http-equiv") == "Content-Security-Policy")
+    directives = dict(each.strip().split(" ", 1) for each in (policy or "").split(";"))
+    assert directives["default-src"] == "'none'"
+    assert "unsafe" not in str(policy)
+    style, _, library, own = page.code
+    assert directives["style-src"] == hashed(style)
+    assert directives["script-src"].split() == [hashed(library), hashed(own)]
+
+
+def hashed(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def test_hostile_names_are_text_and_bounded(pages: dict[str, str]) -> None:
+    page = Markup(pages["hostile"])
+    assert [tag for tag, _ in page.elements].count("script") == 3
+    assert "</script><script>document.title='owned'</script>" in page.text
+    assert not re.search("[\x00-\x08\x0e-\x1f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", pages["hostile"])
+    assert "\\u202e" in page.text
+    assert len(pages["hostile"]) < 500_000
+    content, _ = content_of(pages["hostile"])
+    assert max(map(len, content["keys"])) < 2_200
+    assert f"activation/{HOSTILE['script']}" in content["keys"]
+
+
+def test_what_is_wrong_is_read_without_scripts(pages: dict[str, str]) -> None:
+    text = Markup(pages["dump"]).text
+    assert "dead: activation/block1/relu has 87.5% dead units" in text
+    assert "Block by block (" in text
+    assert "Forward first differs at `block1/conv`" in Markup(pages["comparison"]).text
+    assert "nonfinite: at step 7 activation_grad/layer0 has 2 NaN" in Markup(pages["run"]).text
+
+
+def test_a_page_has_the_tables_of_the_terminal_with_their_values(pages: dict[str, str]) -> None:
+    content, _ = content_of(pages["dump"])
+    shown = content["sets"][0]["tables"]
+    expected = [table.without_empty_columns() for table in report_of(small_network()).tables(Screen())]
+    assert [each["title"] for each in shown] == [table.title for table in expected]
+    for table, each in zip(expected, shown, strict=True):
+        assert [column["heading"] for column in each["columns"]] == [column.heading for column in table.columns]
+        assert each["cells"][0] == list(table.cells(0))
+        assert [[content["keys"][key] for key in line] for line in each["keys"]] == [
+            list(line.keys) for line in table.lines
+        ]
+
+
+def test_along_depth_are_the_innermost_layers_in_execution_order(pages: dict[str, str]) -> None:
+    (depth,) = content_of(pages["dump"])[0]["depth"]
+    assert depth["names"] == ["stem/conv", "stem/relu", "block1/conv", "block1/relu", "block2/conv", "loss"]
+    forward, backward = depth["lines"]
+    assert (forward["values"][:2], backward["values"][:2]) == ([1.02, 0.61], [2.0e-3, 2.1e-3])
+
+
+def test_the_first_divergence_is_marked_and_candidates_are_superimposed(pages: dict[str, str]) -> None:
+    content, _ = content_of(pages["comparison"])
+    forward, backward = content["depth"][:2]
+    assert [line["label"] for line in forward["lines"]] == ["a.npz", "b.npz"]
+    assert [forward["names"][mark["at"]] for mark in forward["marks"]] == ["block1/conv"]
+    assert [content["keys"][mark["key"]] for mark in backward["marks"]] == ["activation_grad/block1"]
+
+
+def test_a_block_has_the_siblings_whose_values_it_reads(pages: dict[str, str]) -> None:
+    blocks = content_of(pages["dump"])[0]["blocks"]
+    assert [name for name, parent in zip(blocks["names"], blocks["parents"], strict=True) if parent == -1][:2] == [
+        "input",
+        "stem",
+    ]
+    assert all(parent < at for at, parent in enumerate(blocks["parents"]))
+
+
+@pytest.mark.parametrize("largest_bytes", [130_000, 115_000])
+def test_what_is_too_large_loses_detail_and_says_so(largest_bytes: int) -> None:
+    make = dump_maker(deep_manifest(1_000))
+    page = page_html(make, largest_bytes)
+    assert len(page.encode()) <= largest_bytes
+    assert "left out" in Markup(page).text
+    assert "left out" not in Markup(page_html(make)).text
+
+
+def test_a_page_that_cannot_be_small_enough_is_its_summary() -> None:
+    def make(level: int) -> Page:
+        noise = "".join(hashlib.sha256(bytes([at, level])).hexdigest() for at in range(200))
+        return Page(
+            kind="dump",
+            title="t",
+            summary=[PageNotes(notes=[Note(label="verdict", text="fine")])],
+            content={"keys": [noise]},
+        )
+
+    page = page_html(make, 20_000)
+    assert "fine" in Markup(page).text
+    assert "<script" not in page
+
+
+def test_a_run_has_its_series_and_alarms(pages: dict[str, str]) -> None:
+    content, packed = content_of(pages["run"])
+    run = content["run"]
+    assert run["steps"] == list(range(8))
+    assert len(packed) == 3 * len(run["packed"]) * len(run["keys"]) * 8
+    assert run["alarms"] == [
+        {"step": 7, "rule": "nonfinite", "why": "has 2 NaN", "key": content["keys"].index("activation_grad/layer0")}
+    ]
+    assert [column["name"] for column in run["curves"]["columns"]] == ["loss", "grad_norm"]
+    assert [(each["step"], each["octaves"][0]) for each in run["histograms"]] == [(at, [at, 4]) for at in (0, 2, 4, 6)]
