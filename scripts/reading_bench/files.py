@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,4 +48,7 @@ def write_foreign(path: Path, mebibytes: int) -> None:
     """Writes an `.npz` of so many MiB of random float32 with NumPy."""
     random = np.random.default_rng(0)
     rows = mebibytes * 2**20 // 4 // _MEMBERS // 1024
-    np.savez(path, **{f"w{number}": random.standard_normal((rows, 1024), np.float32) for number in range(_MEMBERS)})
+    arrays: dict[str, Any] = {
+        f"w{number}": random.standard_normal((rows, 1024), np.float32) for number in range(_MEMBERS)
+    }
+    np.savez(path, **arrays)
