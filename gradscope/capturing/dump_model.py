@@ -151,10 +151,13 @@ def _add_examples(
 def _require_memory(prepared: Prepared, request: DumpRequest) -> None:
     """Raises `MachineError` where the run does not fit into the memory allowed."""
     if request.bounds is not None and (needed := prepared.program.size_bytes) > request.bounds.memory:
+        bounding = prepared.program.bounded_by
         raise MachineError(
             f"a run of the model needs {shown_size(needed)}, above the "
-            f"{shown_size(request.bounds.memory)} of --max-memory",
-            hint="run a smaller batch, or allow more",
+            f"{shown_size(request.bounds.memory)} of --max-memory"
+            + (f"; the most is for {bounding}" if bounding else ""),
+            hint="run a smaller batch, or allow more"
+            + ("; an operation of the loss is in one segment, with all its iterations" if bounding else ""),
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradscope.errors import DumpError, ModelError, UsageError
 from gradscope.frameworks.detect import hint_without_adapter
@@ -49,9 +50,7 @@ class Arguments:
     @classmethod
     def of(cls, variables: Any, batch: Any) -> Arguments:
         """The arguments that are these values: pytrees of arrays and numbers."""
-        values = jax.tree_util.tree_map(
-            lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf), (variables, batch)
-        )
+        values = jax.tree_util.tree_map(_as_jax_has_it, (variables, batch))
         shapes, make = _existing(lambda: values)
         return cls(shapes=shapes, make=make)
 
@@ -70,6 +69,14 @@ class Arguments:
                 f"the batch lacks {', '.join(lacking)}, which the requested values need",
                 hint="add it to the file, or request values that do not need it",
             )
+
+
+def _as_jax_has_it(leaf: Any) -> Any:
+    """Returns a leaf with the dtype that a program receives it in: float64 is float32 unless JAX has 64-bit types."""
+    if not hasattr(leaf, "dtype"):
+        return jnp.asarray(leaf)
+    own = isinstance(leaf, (np.ndarray, np.generic))
+    return jnp.asarray(leaf) if own and jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype else leaf
 
 
 def model_arguments(

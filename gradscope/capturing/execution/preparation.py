@@ -44,6 +44,11 @@ class RunnableProgram(Protocol):
         ...
 
     @property
+    def bounded_by(self) -> str:
+        """The operation that needs the most memory, in words; "" where everything is one run."""
+        ...
+
+    @property
     def scratch_bytes(self) -> int:
         """The space on disk that it uses between runs."""
         ...
@@ -163,6 +168,7 @@ class _SingleRun:
 
     def __init__(self, name: str, resolved: ResolvedQuery, shapes: Sequence[Any], timings: Timings) -> None:
         self.runs = 1
+        self.bounded_by = ""
         self.scratch_bytes = 0
         self._name = name
         self._resolved = resolved

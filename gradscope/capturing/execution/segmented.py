@@ -30,6 +30,7 @@ from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.trace_query import ResolvedQuery
 from gradscope.instrument.rewriting.interpreter import Captured
 from gradscope.instrument.segments import Connected, Segment, Segments, bytes_of
+from gradscope.tracing.jaxpr.frames import source_in
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
 from gradscope.tracing.user_frames import user_code
 
@@ -117,6 +118,26 @@ class SegmentedProgram:
             stage for programs in self._programs for stage in (programs.forward, *(b.stage for b in programs.backward))
         ]
         return arguments + gradients + max(map(_own_bytes, stages))
+
+    @property
+    def bounded_by(self) -> str:
+        """The operation of the run that needs the most memory: `scan at model.py:22, whose 8 iterations run as one`."""
+        runs = [(each, stage) for each in self._programs for stage in each.backward]
+        largest, backward = max(runs, key=lambda run: _own_bytes(run[1].stage))
+        root, plan = self._resolved.trace.root, backward.plan
+        sizes = {
+            number: sum(bytes_of(variable.aval) for variable in root.jaxpr.eqns[number].outvars)
+            for number in largest.segment.numbers
+        }
+        for number in plan.numbers:
+            frame, equation, _ = plan.key_of(number)
+            at = frame[0][0] if frame else equation
+            sizes[at] = sizes.get(at, 0) + plan.bytes_of(number)
+        equation = root.jaxpr.eqns[max(largest.segment.numbers, key=lambda number: sizes[number])]
+        name, source = equation.primitive.name, source_in(root, equation)
+        where = f"{name} at {source}" if source else name
+        count = equation.params.get("length") if name == "scan" else None
+        return where if count is None else f"{where}, whose {count} iterations run as one"
 
     @property
     def scratch_bytes(self) -> int:

@@ -9,8 +9,10 @@ from typing import Final
 
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
 from gradscope.comparison.diagnosis.growth import FLAGGED
+from gradscope.comparison.judging.judge import UNPROVEN
 from gradscope.comparison.judging.noise import WITHIN
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.layout.recipes import REORDERED
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import (
     AUX,
@@ -49,7 +51,14 @@ _SOME: Final = 3
 
 def different_sentence(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> str:
     """Returns the sentence for two runs that differ."""
-    rest = [*_new_errors(rows, divergence), *_others(rows, divergence, blame), *_rearranged(rows), *_one_sided(rows)]
+    rest = [
+        *_new_errors(rows, divergence),
+        *_others(rows, divergence, blame),
+        *_rearranged(rows),
+        *_unproven(rows),
+        *_reordered(rows),
+        *_one_sided(rows),
+    ]
     directions = _directions(rows, divergence, blame)
     advice = _advice(rows)
     if not directions:
@@ -64,19 +73,20 @@ def same_sentence(rows: Sequence[ComparisonRow]) -> str:
     tensors = counted(len(compared), "tensor")
     undecided = sum("bit_equal" not in row.metrics for row in compared)
     bits = f"bit-equal {equal}" + (f", and {undecided} judged by statistics alone" if undecided else "")
+    order = "".join(f"; {each}" for each in _reordered(rows))
     if equal == len(compared):
-        return f"Same bit for bit: {tensors}."
+        return f"Same bit for bit: {tensors}{order}."
     rounded = sum(_is_rounding(row) for row in compared)
     zeros = f", {rounded} zero but for rounding" if rounded else ""
     calibrated = [row for row in compared if "noise" in row.metrics and not _is_rounding(row)]
     worst = max(calibrated, key=_noise, default=None)
     if worst is not None and _noise(worst) <= WITHIN:
         most = f"at most {times(_noise(worst))} noise at {_quoted(worst.name)}"
-        return f"Same within noise: {tensors}, {most}, {bits}{zeros}."
+        return f"Same within noise: {tensors}, {most}, {bits}{zeros}{order}."
     worst = max(compared, key=lambda row: row.needed or 0.0)
     needed = worst.needed or 0.0
     how = "as far as statistics tell" if undecided else "within tolerance"
-    return f"Same {how}: {tensors}, largest rel_l2 {brief(needed)} at {_quoted(worst.name)}, {bits}{zeros}."
+    return f"Same {how}: {tensors}, largest rel_l2 {brief(needed)} at {_quoted(worst.name)}, {bits}{zeros}{order}."
 
 
 def _is_rounding(row: ComparisonRow) -> bool:
@@ -168,6 +178,18 @@ def _rearranged(rows: Sequence[ComparisonRow]) -> list[str]:
     more = f" and {len(found) - _SOME} more" if len(found) > _SOME else ""
     verb = "has" if len(found) == 1 else "have"
     return [f"{counted(len(found), 'parameter')} {verb} another layout: {', '.join(names)}{more}"]
+
+
+def _unproven(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns a clause about inputs whose layout nothing but their own values shows, as of an image on its side."""
+    found = [f"{_quoted(row.name)} ({row.made_by})" for row in rows if row.why == UNPROVEN]
+    which = "which no parameter has, and may be the cause"
+    return [f"the same input in another layout, {which}: {', '.join(found[:_SOME])}"] if found else []
+
+
+def _reordered(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns a clause about a batch whose examples are in another order."""
+    return ["the batch has its examples in another order"] if any(r.made_by.endswith(REORDERED) for r in rows) else []
 
 
 def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence) -> list[str]:

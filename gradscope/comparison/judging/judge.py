@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gradscope.comparison.judging.rounding_floors import Floor, is_within
 from gradscope.comparison.judging.rows import ComparisonRow, Status
@@ -16,6 +17,9 @@ from gradscope.dump.manifest.manifest import Entry, Ledger
 from gradscope.naming import key_of, split_key
 from gradscope.naming.patterns import Pattern
 from gradscope.naming.wording import brief, counted, percent
+
+#: The remark on an input that agrees in a layout which nothing but its own values shows.
+UNPROVEN: Final = "its own values alone show this layout: no parameter has it, and what is computed from it differs"
 
 
 def judge(
@@ -48,12 +52,13 @@ def judge(
         why=rounding
         or _undecidable(evidence, tolerance)
         or evidence.why
+        or (UNPROVEN if match.unproven and passes else "")
         or ("" if passes else _why(evidence, tolerance)),
         examples=evidence.examples,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Unmatched:
     """Unmatched is a tensor that only one dump has.
 

@@ -4,6 +4,8 @@ A tensor needs no counterpart where its values are compared under another name, 
 it is a step in between: everything that is computed from it is compared, and agrees. Two programs can have different
 modules, and a layer of one that is no layer of the other makes no difference then. That holds for ports, which have
 other names or layouts, and between precisions, where casts are layers of one side; otherwise a missing layer was lost.
+Against a capture from PyTorch neither does what such a capture never holds, or what PyTorch keeps beside the program:
+outputs beside the loss, inputs of the loss alone, and counts of the batches seen.
 """
 
 from __future__ import annotations
@@ -16,11 +18,24 @@ from functools import cached_property, reduce
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.judging.judge import Unmatched
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax
+from gradscope.comparison.pairing.values.sums import sums
 from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, gradient_family, is_gradient, key_of, split_key
+from gradscope.naming import (
+    ACTIVATION,
+    ACTIVATION_GRAD,
+    AUX,
+    INPUT,
+    INPUT_GRAD,
+    STATE,
+    gradient_family,
+    is_gradient,
+    key_of,
+    split_key,
+    subject_family,
+)
 
 
 def unmatched(
@@ -48,12 +63,13 @@ def unmatched(
     )
     ref = _PairedDump(dumps.ref, in_ref, loop_outputs, facts)
     cand = _PairedDump(dumps.cand, in_cand, {match.ref: match for match in pairing.inverse}, facts)
+    summed = sums(dumps, pairing.only_ref, pairing.only_cand)
     missing = [
-        Unmatched(entry=ref.source.entry(key), status="missing", why_redundant=_why_redundant(key, ref, cand))
+        Unmatched(ref.source.entry(key), "missing", summed.get(key) or _why_redundant(key, ref, cand))
         for key in pairing.only_ref
     ]
     extra = [
-        Unmatched(entry=cand.source.entry(key), status="extra", why_redundant=_why_redundant(key, cand, ref))
+        Unmatched(cand.source.entry(key), "extra", summed.get(key) or _why_redundant(key, cand, ref))
         for key in pairing.only_cand
     ]
     return missing, extra
@@ -62,7 +78,7 @@ def unmatched(
 def _is_ported(match: Match) -> bool:
     """Returns whether a pair has another name or layout in the candidate, which the user did not state."""
     return match.matched_by in ("path", "order", "fingerprint") or (
-        match.matched_by == "name" and not match.recipe.plain
+        match.matched_by == "name" and not match.recipe.as_stored
     )
 
 
@@ -138,6 +154,8 @@ def _why_redundant(key: str, own: _PairedDump, other: _PairedDump) -> str:
     owner = own.source.resolve(key)
     if reason := own.source.entry(owner).absent:
         return f"there is no tensor on either side ({reason})"
+    if reason := _why_of_one_framework(owner, own, other):
+        return reason
     # A file without layers has one name for a tensor, not one for every layer that returns it unchanged.
     if owner != key and owner in own.compared and not other.source.manifest.layers:
         return f"the same tensor as {owner}, which is compared"
@@ -147,6 +165,22 @@ def _why_redundant(key: str, own: _PairedDump, other: _PairedDump) -> str:
     if totals and all(each in known and other.source.resolve(each) in other.compared for each in totals):
         return f"a part of what arrives at {', '.join(totals)}, which is compared"
     return _why_between(key, owner, own, other)
+
+
+def _why_of_one_framework(owner: str, own: _PairedDump, other: _PairedDump) -> str:
+    """Returns why a capture of the other framework has no such tensor; "" where it has, or is none."""
+    entry = own.source.entry(owner)
+    if not other.source.manifest.layers or is_of_jax(own.source) is is_of_jax(other.source):
+        return ""
+    if not is_of_jax(own.source):
+        counts = entry.family == STATE and not entry.shape and dtype_class(entry.dtype) == "integer"
+        return "a count that only PyTorch keeps" if counts else ""
+    if entry.family == AUX:
+        return "captures of PyTorch hold no outputs beside the loss"
+    start = key_of(subject_family(entry.family) or entry.family, entry.name)
+    if entry.family in (INPUT, INPUT_GRAD) and own.facts.losses_agree and own.lies_between(start):
+        return "captures of PyTorch hold no inputs of the loss alone, and the losses agree"
+    return ""
 
 
 def _why_between(key: str, owner: str, own: _PairedDump, other: _PairedDump) -> str:

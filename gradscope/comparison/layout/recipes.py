@@ -7,7 +7,7 @@ reshape, flip), makes several tensors of one (split, unstack), or one of several
     Recipe(keys=("param/qkv",), steps=(Split(1, 3),), part=2)        # np.split(qkv, 3, axis=1)[2]
 
 Steps are written for the parameter. Per-example gradients have a leading axis of examples, so the steps are applied
-example by example.
+example by example. After the steps, a recipe may put the examples of a batch into another order.
 
 Sharp edge: a recipe with steps needs its tensors in memory in full, one pair per thread; plain tensors are streamed.
 """
@@ -15,7 +15,7 @@ Sharp edge: a recipe with steps needs its tensors in memory in full, one pair pe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.naming import example_axes, printable, split_key
 from gradscope.protocols import implements
+
+#: What the description of a recipe says of a batch whose examples are in another order.
+REORDERED: Final = "examples in another order"
 
 
 class RecipeStep(Protocol):
@@ -173,6 +176,25 @@ class Stack:
         return {"stack": self.axis}
 
 
+@dataclass(frozen=True, slots=True)
+class ExampleOrder:
+    """ExampleOrder puts the examples of a batch into another order.
+
+    Attributes:
+        axis: The axis of the examples; each may have several consecutive entries of it, as where time is merged in.
+        order: The index that each example had before.
+    """
+
+    axis: int
+    order: tuple[int, ...]
+
+    def apply(self, array: Array) -> Array:
+        """Returns an array whose axis is a multiple of the number of examples with the examples in this order."""
+        shape, axis = array.shape, self.axis
+        each = array.reshape(*shape[:axis], len(self.order), shape[axis] // len(self.order), *shape[axis + 1 :])
+        return each.take(self.order, axis=axis).reshape(shape)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """Recipe makes one tensor of a dump's tensors.
@@ -181,15 +203,22 @@ class Recipe:
         keys: The tensors that the steps start from.
         steps: The steps in order.
         part: The index of the result among the arrays that the last step makes.
+        examples: The order of the examples in the result; None for that in which they are stored.
     """
 
     keys: tuple[str, ...]
     steps: tuple[RecipeStep, ...] = ()
     part: int = 0
+    examples: ExampleOrder | None = None
 
     @property
     def plain(self) -> bool:
         """Whether the result is a stored tensor without any change."""
+        return self.as_stored and self.examples is None
+
+    @property
+    def as_stored(self) -> bool:
+        """Whether the result is a stored tensor, with its examples in whatever order."""
         return not self.steps and len(self.keys) == 1
 
     def array(self, source: DumpSource) -> Array:
@@ -208,9 +237,11 @@ class Recipe:
             UsageError: A step does not fit the shapes; the message names the step and the tensors.
         """
         family, _ = split_key(self.keys[0])
-        if self.plain or not example_axes(family) or any(array.shape[:1] < (1,) for array in arrays):
-            return self._made_of(arrays)
-        return np.stack([self._made_of(list(each)) for each in zip(*arrays, strict=False)])
+        if self.as_stored or not example_axes(family) or any(array.shape[:1] < (1,) for array in arrays):
+            made = self._made_of(arrays)
+        else:
+            made = np.stack([self._made_of(list(each)) for each in zip(*arrays, strict=False)])
+        return made if self.examples is None else self.examples.apply(made)
 
     def _made_of(self, arrays: list[Array]) -> Array:
         arrays = self.results(arrays)
@@ -240,7 +271,7 @@ class Recipe:
 
     def description(self) -> str:
         """Returns the steps in words: `split 0 into 3, transpose [1, 0]`."""
-        return ", ".join(map(_words, self.steps))
+        return ", ".join([*map(_words, self.steps), *([] if self.examples is None else [REORDERED])])
 
 
 def _words(step: RecipeStep) -> str:

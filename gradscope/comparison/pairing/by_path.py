@@ -19,7 +19,7 @@ from gradscope.comparison.pairing.normal_forms import (
     without_gradient_word,
 )
 from gradscope.comparison.pairing.values.equal_classes import equal_classes
-from gradscope.comparison.pairing.values.equality import Equality, values_agree
+from gradscope.comparison.pairing.values.equality import Equality
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, STATE, TENSOR, gradient_family, split_key
 
@@ -85,14 +85,15 @@ def _of_names(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
 def _refuted(dumps: Dumps, unmatched: Pairing, matches: Iterable[Match]) -> bool:
     """Returns whether more parameters have their values under another name than under that of their match."""
     stored = [match for match in matches if match.recipe.plain and _is_kernel(dumps, match)]
-    wrong = [match for match in stored if not values_agree(dumps, match)]
+    equality = Equality(dumps)
+    wrong = [match for match in stored if not equality.agree(match)]
     if 2 * len(wrong) <= len(stored):
         return False
     kernels = (
         tuple(key for key in keys if split_key(key)[0] == PARAM) for keys in (unmatched.only_ref, unmatched.only_cand)
     )
     only_ref, only_cand = kernels
-    classes = equal_classes(dumps, Pairing(only_ref=only_ref, only_cand=only_cand), Equality(dumps))
+    classes = equal_classes(dumps, Pairing(only_ref=only_ref, only_cand=only_cand), equality)
     elsewhere = {key for each in classes for key in each.refs}
     return 2 * sum(match.ref in elsewhere for match in wrong) > len(stored)
 

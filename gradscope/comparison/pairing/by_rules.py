@@ -96,7 +96,7 @@ def written_rules(matches: Iterable[Match]) -> Iterator[dict[str, Json]]:
     """
     parts_of: defaultdict[Recipe, dict[int, str]] = defaultdict(dict)
     for match in matches:
-        if match.matched_by != "iterations" and (match.matched_by != "name" or not match.recipe.plain):
+        if match.matched_by != "iterations" and (match.matched_by != "name" or not match.recipe.as_stored):
             parts_of[Recipe(keys=match.recipe.keys, steps=match.recipe.steps)][match.recipe.part] = match.ref
     for recipe, parts in parts_of.items():
         names: list[Json] = [_literal(parts.get(part, "")) for part in range(max(parts) + 1)]

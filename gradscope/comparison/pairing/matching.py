@@ -39,11 +39,20 @@ PASSES: Final[Mapping[MatchedBy, str]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """Match stores a key of the reference, the recipe of its counterpart, and the pass that matched them."""
+    """Match stores a key of the reference, the recipe of its counterpart, and the pass that matched them.
+
+    Attributes:
+        ref: The key of the reference.
+        recipe: What makes its counterpart.
+        matched_by: The pass.
+        unproven: Whether its own values alone show the layout of an input: no parameter has it, and nothing that is
+            computed from the input agrees.
+    """
 
     ref: str
     recipe: Recipe
     matched_by: MatchedBy
+    unproven: bool = False
 
     @classmethod
     def of(cls, ref: str, cand: str, matched_by: MatchedBy) -> Match:
@@ -102,6 +111,12 @@ class Dumps:
 
     ref: DumpSource
     cand: DumpSource
+
+
+def is_of_jax(source: DumpSource) -> bool:
+    """Returns whether a dump was captured from JAX, and not from PyTorch or written by hand."""
+    versions = source.manifest.provenance.get("versions")
+    return isinstance(versions, dict) and "jax" in versions
 
 
 #: A function from the dumps and a pairing to matches among the unmatched tensors.

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from gradscope.comparison.pairing.by_rules import MapRule, by_rules
+from gradscope.comparison.pairing.inference.example_order import with_example_order
 from gradscope.comparison.pairing.inference.layout_inference import Mapper, with_layouts
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, by_name, pair
-from gradscope.naming import Selection, split_key
+from gradscope.naming import INPUT, Selection, split_key
 
 
 def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, mapper: Mapper) -> Pairing:
@@ -22,8 +23,12 @@ def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, m
         mapper: Applies a function to many pairs.
     """
     pairing = _with_loop_outputs(dumps, pair(dumps, _passes(rules)))
+    selected = {each.ref for each in pairing.matched if selection.selects(*_spellings(each))}
+    # The order of the examples is that of the inputs, whether those are selected or not.
+    read = [each for each in pairing.matched if each.ref in selected or split_key(each.ref)[0] == INPUT]
+    matched = with_example_order(dumps, with_layouts(dumps, read, mapper))
     return Pairing(
-        matched=with_layouts(dumps, [each for each in pairing.matched if selection.selects(*_spellings(each))], mapper),
+        matched=tuple(each for each in matched if each.ref in selected),
         inverse=tuple(each for each in pairing.inverse if selection.selects(*_spellings(each))),
         only_ref=tuple(key for key in pairing.only_ref if selection.selects(*_both(key))),
         only_cand=tuple(key for key in pairing.only_cand if selection.selects(*_both(key))),

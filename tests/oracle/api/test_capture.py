@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -48,6 +49,14 @@ def test_a_batch_may_have_leaves_that_are_no_arrays() -> None:
     dump = gs.capture(scaled, W, {**X, "train": True, "apply": loss, "scale": 2.0, "none": None})
     assert keys(dump, "input") == {"input/x", "input/y", "input/scale"}
     assert float(dump["input_grad/scale"]) == pytest.approx(float(loss(W, X)))
+
+
+def test_arrays_of_numpy_are_saved_as_the_program_receives_them(tmp_path: Path) -> None:
+    wide = jax.tree.map(np.float64, (W, X))
+    gs.save(tmp_path / "wide.npz", gs.capture(loss, *wide))
+    with gs.load(tmp_path / "wide.npz") as dump:
+        assert_gradients(dump, {f"param_grad/{name}": each for name, each in jax.grad(loss)(W, X).items()})
+        assert dump["param/w"].dtype == np.float32
 
 
 def test_several_differentiated_arguments_have_their_names() -> None:

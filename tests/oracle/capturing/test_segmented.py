@@ -130,6 +130,21 @@ def test_a_run_that_exceeds_the_bound_in_segments_is_refused_before_it_runs() ->
         captured(case.loss, case.arguments(), 1024)
 
 
+def test_a_refusal_names_the_operation_that_needs_the_most() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        x = jnp.tanh(x @ w)
+        x, _ = jax.lax.scan(lambda h, _: (jnp.sin(h @ w), None), x, None, length=9)
+        return jnp.cos(x @ w).sum()
+
+    with pytest.raises(MachineError) as refused:
+        captured(loss, (jnp.eye(16), jnp.ones((64, 16))), 20_000)
+    line = loss.__code__.co_firstlineno + 2
+    assert refused.value.message.endswith(
+        f"of --max-memory; the most is for scan at test_segmented.py:{line}, whose 9 iterations run as one"
+    )
+    assert "with all its iterations" in str(refused.value.hint)
+
+
 def _paths(dump: MemoryDump) -> Any:
     return [(layer.path, layer.inputs, layer.outputs) for layer in dump.manifest.layers]
 

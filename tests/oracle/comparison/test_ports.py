@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import gradscope as gs
@@ -45,3 +50,43 @@ def test_what_lies_unpaired_before_a_difference_is_said() -> None:
     sentence = compared(convnet, "dropout").sentence
     assert "before it `dropout` is only in the candidate" in sentence
     assert "Forward first" not in sentence
+
+
+def _image_network(*, channels_first: bool) -> Callable[..., Any]:
+    order = ("NCHW", "OIHW", "NCHW") if channels_first else ("NHWC", "HWIO", "NHWC")
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("conv"):
+            x = jax.lax.conv_general_dilated(batch["x"], weights["k"], (1, 1), "SAME", dimension_numbers=order)
+        with jax.named_scope("pool"):
+            x = jnp.tanh(x).mean((2, 3) if channels_first else (1, 2))
+        return jnp.square(x @ weights["w"]).mean()
+
+    return loss
+
+
+@pytest.mark.parametrize("channels_first", [False, True])
+@pytest.mark.parametrize("width", [6, 8])
+def test_an_image_on_its_side_is_told_where_no_parameter_is(width: int, channels_first: bool) -> None:
+    draw = np.random.default_rng(11).normal
+    kernel, head = draw(size=(3, 3, 3, 4)).astype(np.float32), draw(size=(4, 2)).astype(np.float32)
+    image = draw(size=(5, 6, width, 3)).astype(np.float32)
+    one = captured((_image_network(channels_first=False), {"k": kernel, "w": head}, {"x": image}))
+
+    def port(kernel: Any, image: Any) -> Comparison:
+        if channels_first:
+            kernel, image = kernel.transpose(3, 2, 0, 1), image.transpose(0, 3, 1, 2)
+        weights = {"k": np.ascontiguousarray(kernel), "w": head}
+        loss = _image_network(channels_first=channels_first)
+        return gs.compare(one, captured((loss, weights, {"x": np.ascontiguousarray(image)})))
+
+    assert port(kernel, image)
+    aside = port(kernel, image.swapaxes(1, 2))
+    assert not aside
+    assert "the same input in another layout, which no parameter has, and may be the cause: `x`" in aside.sentence
+    # The kernels on their side bear it out.
+    both = port(kernel.swapaxes(0, 1), image.swapaxes(1, 2))
+    assert both, both.sentence
+    assert all("own values alone" not in row.why for row in both.rows)
+    # A fault behind a right layout leaves the input alone.
+    assert "may be the cause" not in port(kernel * 1.1, image).sentence

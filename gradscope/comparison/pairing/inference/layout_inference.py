@@ -26,7 +26,7 @@ from gradscope.comparison.layout.layouts import AxisLayout, Shape, arranged, rel
 from gradscope.comparison.layout.recipes import Recipe, Transpose
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.inference.layout_use import LayoutUse
-from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.pairing.matching import Dumps, Match, is_of_jax
 from gradscope.comparison.pairing.normal_forms import end_of
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
@@ -73,7 +73,7 @@ class _Inference:
         self._dumps = dumps
         self._mapper = mapper
         self._search = LayoutSearch(dumps)
-        self._frameworks = _is_of_jax(dumps.ref) is not _is_of_jax(dumps.cand)
+        self._frameworks = is_of_jax(dumps.ref) is not is_of_jax(dumps.cand)
         self._used = all(any(entry.family == ACTIVATION for entry in each.manifest.entries) for each in _both(dumps))
 
     def applied(self, matches: Sequence[Match]) -> tuple[Match, ...]:
@@ -87,10 +87,37 @@ class _Inference:
         alike = {_subject(match) for match in plain if match not in found and not is_gradient(_family(match))}
         gradients = (match for match in rest if is_gradient(_family(match)))
         found |= self._by_values([match for match in gradients if _subject(match) not in alike])
-        related = _RelatedPairs(self._dumps, found, _by_shapes(self._dumps, matches))
+        transposed = _transposed(self._dumps, matches)
+        related = _RelatedPairs(self._dumps, found, transposed)
         known = {match: layout for match in found if (layout := related.layout(match, self._among(match))) is not None}
-        known = LayoutUse(self._dumps, self._search, matches).borne_out(known, related.usual)
-        return tuple(_with_layout(match, known.get(match), self._dumps) for match in matches)
+        known |= self._gradients_as_values([match for match in found if match not in known], known)
+        use = LayoutUse(self._dumps, self._search, matches)
+        known = use.borne_out(known, related.usual)
+        every = transposed | known
+        unproven = {
+            each for each in every if self._unproven(each, every, related) and not use.agrees_behind(each, known)
+        }
+        laid_out = (_with_layout(match, known.get(match), self._dumps) for match in matches)
+        return tuple(replace(made, unproven=match in unproven) for match, made in zip(matches, laid_out, strict=True))
+
+    def _gradients_as_values(
+        self, matches: Iterable[Match], known: Mapping[Match, AxisLayout]
+    ) -> Iterator[tuple[Match, AxisLayout]]:
+        """Yields the gradients among some pairs whose values have a known layout, with that."""
+        values = {_subject(match): layout for match, layout in known.items() if not is_gradient(_family(match))}
+        for match in (match for match in matches if is_gradient(_family(match)) and _subject(match) in values):
+            if (layout := _fitting(values[_subject(match)], self._among(match))) is not None:
+                yield match, layout
+
+    def _unproven(self, match: Match, known: Mapping[Match, AxisLayout], related: _RelatedPairs) -> bool:
+        """Returns whether an input has another layout that no parameter has or implies."""
+        if _family(match) != INPUT or not known[match].steps(self._shape(match)):
+            return False
+        implied = {axes for axes in related.implied if len(axes) == len(known[match].axes)}
+        if implied:
+            return known[match].axes not in implied
+        stored = (each for each in known if _family(each) in (PARAM, STATE))
+        return not any(known[each].steps(self._shape(each)) for each in stored)
 
     def _by_values(self, matches: Sequence[Match]) -> dict[Match, Layouts]:
         return dict(zip(matches, self._mapper(self._agreeing, matches), strict=True))
@@ -143,16 +170,21 @@ class _RelatedPairs:
     Args:
         dumps: The dumps.
         found: The layouts that the values of each pair agree with.
-        by_shapes: The layouts of pairs that were found by values, by their shapes.
+        transposed: The layouts of pairs that were found by their values.
+
+    Attributes:
+        implied: The orders of the axes of activations that the kernels of convolutions imply.
     """
 
-    def __init__(self, dumps: Dumps, found: Mapping[Match, Layouts], by_shapes: Mapping[_Shapes, AxisLayout]) -> None:
+    def __init__(self, dumps: Dumps, found: Mapping[Match, Layouts], transposed: Mapping[Match, AxisLayout]) -> None:
         self._dumps = dumps
-        self._by_shapes = by_shapes
+        self._by_shapes = _by_shapes(dumps, transposed)
         self._found = found
         self._values: dict[_Subject, AxisLayout] = {}
         self._gradients: dict[_Subject, AxisLayout] = {}
         groups: defaultdict[tuple[str, int], Counter[tuple[int, ...]]] = defaultdict(Counter)
+        for match, layout in transposed.items():
+            groups[_group(dumps, match)][layout.axes] += 1
         for match, agreeing in found.items():
             if len(agreeing) == 1:
                 (self._gradients if is_gradient(_family(match)) else self._values)[_subject(match)] = agreeing[0]
@@ -160,7 +192,8 @@ class _RelatedPairs:
                     groups[_group(dumps, match)][axes] += 1
         self._usual = {group: next(iter(axes)) for group, axes in groups.items() if len(axes) == 1}
         self._usual |= {group: axes.most_common(1)[0][0] for group, axes in groups.items() if group[0] == ACTIVATION}
-        self._usual = {(ACTIVATION, len(axes)): axes for axes in self._implied()} | self._usual
+        self.implied = frozenset(self._implied())
+        self._usual = {(ACTIVATION, len(axes)): axes for axes in self.implied} | self._usual
 
     def layout(self, match: Match, among: Iterable[AxisLayout]) -> AxisLayout | None:
         """Returns the layout of a pair: by its values, or by related pairs; None where nothing decides."""
@@ -195,15 +228,25 @@ class _RelatedPairs:
                     yield (0, *range(2, rank), 1)
 
 
-def _by_shapes(dumps: Dumps, matches: Iterable[Match]) -> dict[_Shapes, AxisLayout]:
-    """Returns the order of axes in which most pairs of two different shapes were found by their values."""
-    counts: defaultdict[_Shapes, Counter[AxisLayout]] = defaultdict(Counter)
+def _transposed(dumps: Dumps, matches: Iterable[Match]) -> dict[Match, AxisLayout]:
+    """Returns the layouts of the pairs that were found by their values with their axes in another order."""
+    found: dict[Match, AxisLayout] = {}
     for match in matches:
-        steps, shapes = match.recipe.steps, _shapes(dumps, match)
-        if match.matched_by == "fingerprint" and len(match.recipe.keys) == len(steps) == 1 and shapes[1] != shapes[2]:
+        steps = match.recipe.steps
+        if match.matched_by == "fingerprint" and len(match.recipe.keys) == len(steps) == 1:
             (step,) = steps
             if isinstance(step, Transpose):
-                counts[shapes][AxisLayout(shapes[2], step.axes, shapes[1])] += 1
+                _, ref, cand = _shapes(dumps, match)
+                found[match] = AxisLayout(cand, step.axes, ref)
+    return found
+
+
+def _by_shapes(dumps: Dumps, transposed: Mapping[Match, AxisLayout]) -> dict[_Shapes, AxisLayout]:
+    """Returns the order of axes in which most pairs of two different shapes were found by their values."""
+    counts: defaultdict[_Shapes, Counter[AxisLayout]] = defaultdict(Counter)
+    for match, layout in transposed.items():
+        if layout.shape != layout.split:
+            counts[_shapes(dumps, match)][layout] += 1
     return {shapes: layouts.most_common(1)[0][0] for shapes, layouts in counts.items()}
 
 
@@ -239,11 +282,6 @@ def _family(match: Match) -> str:
 
 def _both(dumps: Dumps) -> tuple[DumpSource, DumpSource]:
     return dumps.ref, dumps.cand
-
-
-def _is_of_jax(source: DumpSource) -> bool:
-    versions = source.manifest.provenance.get("versions")
-    return isinstance(versions, dict) and "jax" in versions
 
 
 def _with_layout(match: Match, layout: AxisLayout | None, dumps: Dumps) -> Match:

@@ -65,13 +65,23 @@ class LayoutUse:
                         found[each] = other
         return found
 
+    def agrees_behind(self, match: Match, known: Mapping[Match, AxisLayout]) -> bool:
+        """Returns whether a value that is computed from a tensor agrees with its counterpart, or none is known.
+
+        Args:
+            match: The tensor.
+            known: Layouts by pair.
+        """
+        readers = self._readers[split_key(self._dumps.ref.resolve(match.ref))[1]]
+        outputs = (self._agrees(name, known) for layer in readers for name in layer.outputs)
+        results = [result for result in outputs if result is not None]
+        return not results or any(results)
+
     def _is_used(self, match: Match, layout: AxisLayout, known: Mapping[Match, AxisLayout], usual: _Usual) -> bool:
         if layout == usual(match, (layout,)) or not layout.steps(self._dumps.cand.entry(match.cand).shape):
             return True
         readers = self._readers[split_key(self._dumps.ref.resolve(match.ref))[1]]
-        outputs = (self._agrees(name, known) for layer in readers for name in layer.outputs)
-        results = [result for result in outputs if result is not None]
-        return not results or any(results) or any(self._has(layer, layout, known) for layer in readers)
+        return self.agrees_behind(match, known) or any(self._has(layer, layout, known) for layer in readers)
 
     def _has(self, layer: Layer, layout: AxisLayout, known: Mapping[Match, AxisLayout]) -> bool:
         """Returns whether a parameter of a layer is merged of the same parts in the same order."""

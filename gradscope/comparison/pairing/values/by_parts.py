@@ -2,7 +2,8 @@
 
 PyTorch packs the projections of attention into one weight `[3 width, width]`, and the gates of an LSTM into one of
 `[4 width, in]`; other frameworks have a kernel for each. A packed tensor is matched where every part of it is found,
-by values, among tensors that nothing else matched. Where parts are equal, as biases that are all zero, the names of a
+by values, among tensors that nothing else matched; parts of several sizes, as where queries share keys and values, are
+matched by `uneven_parts`. Where parts are equal, as biases that are all zero, the names of a
 packed tensor whose values decide tell which is which, or else the gradients, or the numbers of the layers in order.
 """
 
@@ -24,6 +25,7 @@ from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split
 from gradscope.comparison.pairing.inference.equal_parts import assigned
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
+from gradscope.comparison.pairing.values.uneven_parts import uneven_parts
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import PARAM, STATE, TENSOR, gradient_family, key_of, split_key
 
@@ -51,14 +53,18 @@ def by_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     ref, cand = (_stored(dumps.ref, unmatched.only_ref), _stored(dumps.cand, unmatched.only_cand))
     if not ref or not cand:
         return
+    taken: set[str] = set()
     for packed in _found(dumps.cand, cand, dumps.ref, ref, of_ref=False):
+        taken |= {packed.key, *packed.parts}
         steps = (Split(packed.axis, len(packed.parts)), *packed.layout.steps(_part_shape(dumps.cand, packed)))
         for part, key in enumerate(packed.parts):
             yield Match(ref=key, recipe=Recipe(keys=(packed.key,), steps=steps, part=part), matched_by="fingerprint")
     for packed in _found(dumps.ref, ref, dumps.cand, cand, of_ref=True):
+        taken |= {packed.key, *packed.parts}
         shape = dumps.cand.entry(packed.parts[0]).shape
         steps = (*packed.layout.steps(shape), Concatenate(packed.axis))
         yield Match(ref=packed.key, recipe=Recipe(keys=packed.parts, steps=steps), matched_by="fingerprint")
+    yield from uneven_parts(dumps, *([key for key in keys if key not in taken] for keys in (ref, cand)))
 
 
 def _stored(source: DumpSource, keys: Sequence[str]) -> list[str]:

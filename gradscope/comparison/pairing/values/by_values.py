@@ -29,7 +29,7 @@ from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.comparison.pairing.values.equal_classes import EqualClasses, equal_classes
-from gradscope.comparison.pairing.values.equality import Equality
+from gradscope.comparison.pairing.values.equality import Equality, absent_keys
 from gradscope.comparison.pairing.values.same_use import SameUse
 from gradscope.naming import AUX, PARAM, STATE, TENSOR, is_gradient, key_of, split_key, subject_family
 
@@ -52,12 +52,16 @@ def by_sibling(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     """Yields matches of the gradients of values that are paired, by the same recipe."""
     recipes = {match.ref: match for match in unmatched.matched}
     free = frozenset(unmatched.only_cand)
+    unused_ref, unused_cand = absent_keys(dumps.ref), absent_keys(dumps.cand)
     for key in unmatched.only_ref:
         family, name = split_key(key)
         subject = subject_family(family)
         match = None if subject is None else recipes.get(key_of(subject, name))
         if match is not None and all(split_key(each)[0] == subject for each in match.recipe.keys):
             keys = tuple(key_of(family, split_key(each)[1]) for each in match.recipe.keys)
+            # A program can return a value twice, and the loss reads one of them: equal values are no equal uses.
+            if match.matched_by != "name" and (key in unused_ref) is not (keys[0] in unused_cand):
+                continue
             if free.issuperset(keys) and _shapes(dumps, key, keys[0]) == _shapes(dumps, match.ref, match.cand):
                 yield Match(ref=key, recipe=replace(match.recipe, keys=keys), matched_by=match.matched_by)
 

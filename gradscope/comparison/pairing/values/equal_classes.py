@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gradscope.comparison.layout.recipes import RecipeStep
 from gradscope.comparison.pairing.matching import Dumps, Pairing
-from gradscope.comparison.pairing.values.equality import Equality, Statistics, ValueClass, measurable, tolerance
+from gradscope.comparison.pairing.values.equality import Equality, Statistics, ValueClass, measurable
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
 
@@ -60,7 +60,7 @@ def equal_classes(dumps: Dumps, unmatched: Pairing, equality: Equality) -> Itera
         by_size[size].append(_Group([cands[each] for each in classes], equality.cand_stats))
     for each, keys in refs.items():
         for group in by_size[math.prod(each[2])]:
-            limit = tolerance(dumps, keys[0], group.classes[0][0])
+            limit = equality.tolerance(keys[0], group.classes[0][0])
             if limit is None:
                 continue
             for others in group.near(equality.ref_stats(keys[0]), limit):

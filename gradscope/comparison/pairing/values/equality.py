@@ -24,10 +24,10 @@ from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.precision import comparable, scale_of
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.record import Json
-from gradscope.naming import PARAM, PARAM_GRAD, TENSOR, key_of, split_key
+from gradscope.naming import PARAM, PARAM_GRAD, STATE, TENSOR, key_of, split_key
 from gradscope.stats import stats_of_chunks
 
-#: Family, dtype, shape and hash.
+#: Family, dtype, shape and hash; a parameter without a gradient is of a family of its own.
 ValueClass: TypeAlias = tuple[str, str, tuple[int, ...], Json]
 
 #: Returns the statistics of a tensor by its key.
@@ -46,15 +46,16 @@ class Equality:
         self._search = LayoutSearch(dumps)
         self.ref_stats, self.cand_stats = _statistics(dumps.ref), _statistics(dumps.cand)
         self._ref_gradients, self._cand_gradients = _param_gradients(dumps.ref), _param_gradients(dumps.cand)
+        self._ref_absent, self._cand_absent = absent_keys(dumps.ref), absent_keys(dumps.cand)
         self._steps: dict[tuple[ValueClass, ValueClass], tuple[RecipeStep, ...] | None] = {}
 
     def ref_class(self, key: str) -> ValueClass:
         """Returns the class of a tensor of the reference."""
-        return _class_of(self._dumps.ref, key, self.ref_stats(key))
+        return _class_of(self._dumps.ref, key, self.ref_stats(key), self._ref_absent)
 
     def cand_class(self, key: str) -> ValueClass:
         """Returns the class of a tensor of the candidate."""
-        return _class_of(self._dumps.cand, key, self.cand_stats(key))
+        return _class_of(self._dumps.cand, key, self.cand_stats(key), self._cand_absent)
 
     def recipe(self, ref: str, cand: str) -> Recipe | None:
         """Returns the recipe that makes the reference's tensor of the candidate's; None where values differ."""
@@ -65,7 +66,7 @@ class Equality:
         return None if steps is None else Recipe(keys=(cand,), steps=steps)
 
     def _found(self, ref: str, cand: str) -> tuple[RecipeStep, ...] | None:
-        limit = tolerance(self._dumps, ref, cand)
+        limit = self.tolerance(ref, cand)
         if limit is None:
             return None
         bound = least_rel_l2(self.ref_stats(ref), self.cand_stats(cand))
@@ -76,6 +77,22 @@ class Equality:
         if self.ref_class(ref)[1:] == self.cand_class(cand)[1:]:
             return ()
         return _steps(self._dumps, self._search, (ref, cand), limit)
+
+    def tolerance(self, ref: str, cand: str) -> float | None:
+        """Returns how much two tensors may differ; None where their families or dtypes do not fit."""
+        one, other = self._dumps.ref.entry(ref), self._dumps.cand.entry(cand)
+        families = {one.family, other.family}
+        frozen = families == {PARAM, STATE} and _is_state(ref, self._ref_absent) and _is_state(cand, self._cand_absent)
+        if len(families) > 1 and TENSOR not in families and not frozen:
+            return None
+        if not comparable(one.dtype, other.dtype):
+            return None
+        return default_tolerance(one.family, one.dtype, other.dtype, reduced=False)
+
+    def agree(self, match: Match) -> bool:
+        """Returns whether the two tensors of a plain match have equal values in any layout, whatever statistics say."""
+        limit = self.tolerance(match.ref, match.cand)
+        return limit is not None and _steps(self._dumps, self._search, (match.ref, match.cand), limit) is not None
 
     def of_gradients(self, match: Match) -> bool:
         """Returns whether the gradients of a parameter and its counterpart are equal, and no constants."""
@@ -88,12 +105,6 @@ class Equality:
         return not is_constant(self.ref_stats(ref)) and self.recipe(ref, cand) is not None
 
 
-def values_agree(dumps: Dumps, match: Match) -> bool:
-    """Returns whether the two tensors of a plain match have equal values in any layout."""
-    limit = tolerance(dumps, match.ref, match.cand)
-    return limit is not None and _steps(dumps, LayoutSearch(dumps), (match.ref, match.cand), limit) is not None
-
-
 def measurable(source: DumpSource, keys: Iterable[str]) -> Iterator[str]:
     """Yields the keys of tensors of several elements that a dump has."""
     for key in keys:
@@ -102,14 +113,18 @@ def measurable(source: DumpSource, keys: Iterable[str]) -> Iterator[str]:
             yield key
 
 
-def tolerance(dumps: Dumps, ref: str, cand: str) -> float | None:
-    """Returns how much two tensors may differ; None where their families or dtypes do not fit."""
-    one, other = dumps.ref.entry(ref), dumps.cand.entry(cand)
-    if one.family != other.family and TENSOR not in (one.family, other.family):
-        return None
-    if not comparable(one.dtype, other.dtype):
-        return None
-    return default_tolerance(one.family, one.dtype, other.dtype, reduced=False)
+def absent_keys(source: DumpSource) -> frozenset[str]:
+    """Returns the keys whose tensors are absent, themselves or as what they are an alias of."""
+    entries = {key_of(entry.family, entry.name): entry for entry in source.manifest.entries}
+    return frozenset(
+        key for key, entry in entries.items() if entries.get(entry.alias_of or key, entry).absent is not None
+    )
+
+
+def _is_state(key: str, absent: frozenset[str]) -> bool:
+    """Returns whether a tensor is state, as is a parameter that the loss has no gradient of, whatever it is called."""
+    family, name = split_key(key)
+    return family == STATE or key_of(PARAM_GRAD, name) in absent
 
 
 def is_constant(statistics: Mapping[str, Json]) -> bool:
@@ -126,10 +141,11 @@ def _param_gradients(source: DumpSource) -> frozenset[str]:
     return frozenset(measurable(source, (key for key in source.keys() if split_key(key)[0] == PARAM_GRAD)))  # noqa: SIM118 - no mapping
 
 
-def _class_of(source: DumpSource, key: str, statistics: Mapping[str, Json]) -> ValueClass:
+def _class_of(source: DumpSource, key: str, statistics: Mapping[str, Json], absent: frozenset[str]) -> ValueClass:
     entry = source.entry(key)
+    frozen = entry.family == PARAM and key_of(PARAM_GRAD, entry.name) in absent
     # Without a hash a tensor is a class of its own; no hash has a slash.
-    return entry.family, entry.dtype, entry.shape, statistics.get("hash", key)
+    return f"frozen {entry.family}" if frozen else entry.family, entry.dtype, entry.shape, statistics.get("hash", key)
 
 
 def _statistics(source: DumpSource) -> Statistics:

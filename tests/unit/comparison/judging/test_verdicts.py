@@ -474,3 +474,39 @@ def test_json_has_the_documented_keys_and_survives_strict_text() -> None:
 def test_contradictory_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         CompareOptions(**wrong)
+
+
+def without_tensors(tensors: Tensors) -> MemoryDump:
+    return MemoryDump(Manifest(entries=tuple(entry(key, array) for key, array in tensors.items()), layers=LAYERS), {})
+
+
+def test_statistics_alone_are_the_same_as_far_as_they_tell() -> None:
+    found = compare(dump(), without_tensors({key: array * np.float32(1 + 1e-6) for key, array in MODEL.items()}))
+    assert found.verdict == "same"
+    assert found.sentence.startswith("Same as far as statistics tell: 7 tensors")
+    assert "and 7 judged by statistics alone" in found.sentence
+    # Of tensors nothing is left open, and a sentence that says so must not be weaker.
+    assert compare(dump(), dump(scaled(1 + 1e-6))).sentence.startswith("Same within tolerance: 7 tensors")
+
+
+def scaled(factor: float) -> Tensors:
+    return {key: array * np.float32(factor) for key, array in MODEL.items()}
+
+
+ADVICE = " A reference made with `gradscope calibrate` would tell whether that is noise."
+
+
+@pytest.mark.parametrize(("excess", "advised"), [(2.0, True), (18.0, True), (22.0, False), (1000.0, False)])
+def test_calibration_is_suggested_where_it_would_settle_the_difference(excess: float, advised: bool) -> None:
+    key = "activation/second"
+    tolerance = next(row.tolerance for row in compare(dump(), dump()).rows if row.name == "second")
+    assert tolerance is not None
+    changed = {**MODEL, key: MODEL[key] * np.float32(1 + excess * tolerance)}
+    assert compare(dump(), dump(changed)).sentence.endswith(ADVICE) is advised
+
+
+def test_calibration_settles_no_difference_of_names_or_shapes() -> None:
+    fewer = {key: array for key, array in MODEL.items() if key != "param_grad/first/w"}
+    assert ADVICE not in compare(dump(), dump(fewer)).sentence
+    cut = {**MODEL, "activation/second": MODEL["activation/second"][:2]}
+    assert ADVICE not in compare(dump(), dump(cut)).sentence

@@ -1,0 +1,117 @@
+"""`with_example_order` recognises a batch whose examples are in another order, as a data loader that shuffles makes it.
+
+The inputs prove the order: the slices of their leading axis are the same, bit for bit, in both dumps, and those of all
+inputs that differ have moved alike. A tensor that is computed from the batch is then read in that order where it agrees
+better so than as it is stored; a sum over the batch, as the gradient of a parameter, has no order. Its axis of examples
+is found by its size, of which the number of examples is a divisor: the leading one, or another (time before examples),
+or one that is merged with time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.arrays.dtypes import encode
+from gradscope.comparison.layout.layouts import relative_error
+from gradscope.comparison.layout.recipes import ExampleOrder
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.precision import comparable
+from gradscope.naming import (
+    ACTIVATION,
+    ACTIVATION_GRAD,
+    AUX,
+    EXAMPLE_GRAD,
+    INPUT,
+    INPUT_GRAD,
+    TERM,
+    split_key,
+)
+
+#: The families of tensors that may have an axis of examples.
+_OF_BATCHES: Final = (INPUT, INPUT_GRAD, ACTIVATION, ACTIVATION_GRAD, AUX, EXAMPLE_GRAD, TERM)
+
+
+def with_example_order(dumps: Dumps, matches: Sequence[Match]) -> tuple[Match, ...]:
+    """Returns the matches with the order of the examples, where the inputs prove that it is another.
+
+    Args:
+        dumps: The dumps of the matches.
+        matches: The matches, with their layouts.
+
+    Raises:
+        DumpError: One of the dumps is damaged.
+    """
+    order = _order(dumps, [match for match in matches if split_key(match.ref)[0] == INPUT])
+    if not order:
+        return tuple(matches)
+    return tuple(_ordered(dumps, match, order) for match in matches)
+
+
+def _order(dumps: Dumps, inputs: Sequence[Match]) -> tuple[int, ...]:
+    """Returns the index in the candidate of each example of the reference; empty where it is the same or none.
+
+    Of examples that are equal in all inputs that differ, the first of the one is the first of the other.
+    """
+    moved = [match for match in inputs if dumps.ref.entry(match.ref).shape[:1] > (1,) and _may_differ(dumps, match)]
+    if not moved or len({dumps.ref.entry(match.ref).shape[0] for match in moved}) != 1:
+        return ()
+    pairs = [pair for match in moved if (pair := _arrays(dumps, match)) is not None]
+    differing = [(one, other) for one, other in pairs if _slices([one]) != _slices([other])]
+    indices: defaultdict[tuple[bytes, ...], list[int]] = defaultdict(list)
+    for index, example in enumerate(_slices([other for _, other in differing])):
+        indices[example].append(index)
+    order = [indices[each].pop(0) if indices.get(each) else -1 for each in _slices([one for one, _ in differing])]
+    return tuple(order) if -1 not in order and order != sorted(order) else ()
+
+
+def _slices(arrays: Sequence[Array]) -> list[tuple[bytes, ...]]:
+    """Returns the bytes of each example in all of some inputs."""
+    return list(zip(*([np.ascontiguousarray(encode(part)).tobytes() for part in each] for each in arrays), strict=True))
+
+
+def _may_differ(dumps: Dumps, match: Match) -> bool:
+    one, other = dumps.ref.entry(dumps.ref.resolve(match.ref)), dumps.cand.entry(dumps.cand.resolve(match.cand))
+    hashes = one.stats.get("hash"), other.stats.get("hash")
+    return not match.recipe.as_stored or hashes[0] is None or hashes[0] != hashes[1]
+
+
+def _arrays(dumps: Dumps, match: Match) -> tuple[Array, Array] | None:
+    """Returns both tensors of a pair in one layout; None where they cannot be compared."""
+    if not dumps.ref.has_tensor(match.ref) or not all(map(dumps.cand.has_tensor, match.recipe.keys)):
+        return None
+    one, other = dumps.ref.entry(dumps.ref.resolve(match.ref)), dumps.cand.entry(dumps.cand.resolve(match.cand))
+    if not comparable(one.dtype, other.dtype):
+        return None
+    ref, cand = dumps.ref.array(match.ref), match.recipe.array(dumps.cand)
+    return (ref, cand) if ref.shape == cand.shape else None
+
+
+def _ordered(dumps: Dumps, match: Match, order: tuple[int, ...]) -> Match:
+    """Returns a match with the order of the examples where its tensors agree better so."""
+    shape = dumps.ref.entry(match.ref).shape
+    if split_key(match.ref)[0] not in _OF_BATCHES or not any(_divides(len(order), size) for size in shape):
+        return match
+    if not _may_differ(dumps, match) or (arrays := _arrays(dumps, match)) is None:
+        return match
+    ref, cand = arrays
+    errors = {each: relative_error(ref, each.apply(cand)) for each in _candidates(shape, order)}
+    best = min(errors, key=lambda each: errors[each])
+    as_stored = relative_error(ref, cand)
+    return replace(match, recipe=replace(match.recipe, examples=best)) if errors[best] < as_stored else match
+
+
+def _candidates(shape: Sequence[int], order: tuple[int, ...]) -> Iterator[ExampleOrder]:
+    """Yields the axes that may be those of the examples, the likeliest first."""
+    axes = [axis for axis, size in enumerate(shape) if _divides(len(order), size)]
+    yield from (ExampleOrder(axis, order) for axis in sorted(axes, key=lambda axis: (shape[axis] != len(order), axis)))
+
+
+def _divides(count: int, size: int) -> bool:
+    return size > 0 and math.gcd(size, count) == count

@@ -1,0 +1,126 @@
+"""`uneven_parts` matches a tensor of one dump with tensors of several sizes of the other that are joined in it.
+
+Where several queries share a key and a value, one kernel `[in, queries + keys + values]` is three of another framework.
+The parts are found one after the other along an axis, by their values, all as they are or all with the same order of
+axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Final
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.default_tolerances import default_tolerance
+from gradscope.comparison.layout.layouts import relative_error
+from gradscope.comparison.layout.recipes import Concatenate, Recipe, RecipeStep, Split, Transpose
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.precision import comparable
+from gradscope.dump.interfaces import DumpSource
+from gradscope.naming import PARAM
+
+#: The most axes of a tensor whose parts are tried with their axes in every order.
+_MOST_AXES: Final = 3
+
+#: The most tensors that are tried as parts of one: all of them are read.
+_MOST_PARTS: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """_Joined stores the parts of a tensor in order along `axis`, and the order of axes that makes a part of each."""
+
+    key: str
+    parts: tuple[str, ...]
+    sizes: tuple[int, ...]
+    axis: int
+    order: tuple[int, ...]
+
+    def steps(self, order: tuple[int, ...]) -> tuple[RecipeStep, ...]:
+        """Returns the step that puts axes into an order; none for the order that they have."""
+        return (Transpose(order),) if order != tuple(range(len(order))) else ()
+
+
+def uneven_parts(dumps: Dumps, ref: Sequence[str], cand: Sequence[str]) -> Iterator[Match]:
+    """Yields matches of tensors with the tensors that are joined in them.
+
+    Args:
+        dumps: The dumps.
+        ref: The reference's stored tensors without a counterpart.
+        cand: The candidate's.
+    """
+    for joined in _found(dumps.cand, cand, dumps.ref, ref):
+        inverse = tuple(np.argsort(joined.order).tolist())
+        steps = (Split(joined.axis, joined.sizes), *joined.steps(inverse))
+        for part, key in enumerate(joined.parts):
+            yield Match(ref=key, recipe=Recipe(keys=(joined.key,), steps=steps, part=part), matched_by="fingerprint")
+    for joined in _found(dumps.ref, ref, dumps.cand, cand):
+        steps = (*joined.steps(joined.order), Concatenate(joined.axis))
+        yield Match(ref=joined.key, recipe=Recipe(keys=joined.parts, steps=steps), matched_by="fingerprint")
+
+
+def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: Sequence[str]) -> Iterator[_Joined]:
+    free = list(singles)
+    for key in keys:
+        entry = holder.entry(key)
+        if not 0 < len(entry.shape) <= _MOST_AXES:
+            continue
+        fitting = [
+            single
+            for single in free
+            if _may_be_part(other.entry(single).shape, entry.shape)
+            and comparable(other.entry(single).dtype, entry.dtype)
+        ]
+        if 1 < len(fitting) <= _MOST_PARTS and (joined := _joined(holder, key, other, fitting)) is not None:
+            free = [single for single in free if single not in joined.parts]
+            yield joined
+
+
+def _may_be_part(part: Sequence[int], whole: Sequence[int]) -> bool:
+    """Returns whether a shape is that of a part: smaller along one axis, and the same along the others."""
+    others = Counter(whole) - Counter(part)
+    return len(part) == len(whole) and others.total() == 1 and math.prod(part) < math.prod(whole)
+
+
+def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[str]) -> _Joined | None:
+    whole = holder.array(key)
+    tolerance = default_tolerance(PARAM, str(whole.dtype), str(whole.dtype), reduced=False)
+    if bool((whole == whole.flat[0]).all()):
+        return None  # the parts of a constant are no evidence
+    arrays = {single: other.array(single) for single in singles}
+    for order in permutations(range(whole.ndim)):
+        ordered = {single: array.transpose(order) for single, array in arrays.items()}
+        for axis in range(whole.ndim):
+            parts = _cover(
+                np.moveaxis(whole, axis, 0), {n: np.moveaxis(a, axis, 0) for n, a in ordered.items()}, tolerance
+            )
+            if len(parts) > 1:
+                sizes = tuple(ordered[part].shape[axis] for part in parts)
+                return _Joined(key, parts, sizes, axis, order)
+    return None
+
+
+def _cover(whole: Array, parts: Mapping[str, Array], tolerance: float) -> tuple[str, ...]:
+    """Returns the tensors that make up another along its first axis, in order; empty where some of it is none."""
+    found: list[str] = []
+    start = 0
+    while start < len(whole):
+        fitting = (
+            name
+            for name, part in parts.items()
+            if name not in found
+            and part.shape[1:] == whole.shape[1:]
+            and 0 < len(part) <= len(whole) - start
+            and relative_error(whole[start : start + len(part)], part) <= tolerance
+        )
+        if (name := next(fitting, None)) is None:
+            return ()
+        found.append(name)
+        start += len(parts[name])
+    return tuple(found)

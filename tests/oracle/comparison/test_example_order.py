@@ -1,0 +1,109 @@
+"""A batch whose examples are in another order is the same batch; what the inputs do not prove is a difference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+
+EXAMPLES, STEPS, WIDTH = 6, 4, 5
+ORDER = np.array([3, 0, 5, 1, 4, 2])
+
+_draw = np.random.default_rng(7).normal
+WEIGHTS = {
+    "in": _draw(size=(WIDTH, WIDTH)).astype(np.float32),
+    "cell": _draw(size=(WIDTH, WIDTH)).astype(np.float32) / 3,
+    "merged": _draw(size=(WIDTH, WIDTH)).astype(np.float32),
+    "norm": np.ones((1, WIDTH), np.float32),
+}
+BATCH: dict[str, Any] = {
+    "x": _draw(size=(EXAMPLES, STEPS, WIDTH)).astype(np.float32),
+    "labels": np.array([0, 1, 1, 0, 1, 0], np.int32),
+    "scale": np.float32(0.5),
+}
+
+
+def _loss(fault: str, weights: Any, batch: Any) -> Any:
+    """Examples first, time before examples, both merged, and a sum over examples in between."""
+    with jax.named_scope("in"):
+        x = jnp.tanh(batch["x"] @ weights["in"]) * (1.01 if fault == "in" else 1)
+
+    def cell(h: Any, x: Any) -> Any:
+        h = jnp.tanh(h @ weights["cell"] + x)
+        return h, h
+
+    with jax.named_scope("loop"):
+        _, states = jax.lax.scan(cell, jnp.zeros((EXAMPLES, WIDTH)), x.swapaxes(0, 1))
+    with jax.named_scope("merged"):
+        flat = states.swapaxes(0, 1).reshape(EXAMPLES * STEPS, WIDTH) @ weights["merged"]
+        flat = jnp.roll(flat, 1, 0) if fault == "merged" else flat
+    with jax.named_scope("norm"):
+        last = flat.reshape(EXAMPLES, STEPS, WIDTH)[:, -1]
+        last = (last - last.mean(0, keepdims=True)) / jnp.sqrt(last.var(0, keepdims=True) + 1e-3) * weights["norm"]
+    with jax.named_scope("loss"):
+        return -(jax.nn.log_softmax(last)[jnp.arange(EXAMPLES), batch["labels"]]).mean() * batch["scale"]
+
+
+def _captured(batch: Any, fault: str = "") -> Dump:
+    return gs.capture(lambda weights, given: _loss(fault, weights, given), WEIGHTS, batch)
+
+
+def _moved(*names: str) -> dict[str, Any]:
+    return {name: value[ORDER] if name in names else value for name, value in BATCH.items()}
+
+
+@pytest.fixture(scope="module")
+def reference() -> Dump:
+    return _captured(BATCH)
+
+
+def test_a_batch_in_another_order_is_the_same_and_the_sentence_says_so(reference: Dump) -> None:
+    moved = _moved("x", "labels")
+    found = gs.compare(reference, _captured(moved))
+    assert found, found.sentence
+    assert found.sentence.endswith("; the batch has its examples in another order.")
+    reordered = {f"{row.family}/{row.name}" for row in found.rows if "another order" in row.made_by}
+    assert {"input/x", "activation/in", "activation_grad/in", "activation/merged", "input_grad/x"} <= reordered
+    assert not any(name.startswith("param") for name in reordered)
+    # What the rows say is what NumPy says of the two batches.
+    row = next(row for row in found.rows if (row.family, row.name) == ("input", "x"))
+    assert row.metrics["bit_equal"] is True
+    inverse = np.argsort(ORDER)
+    assert np.array_equal(moved["x"][inverse], BATCH["x"])
+
+
+@pytest.mark.parametrize("fault", ["in", "merged"])
+def test_a_fault_behind_a_batch_in_another_order_is_found_at_its_layer(reference: Dump, fault: str) -> None:
+    found = gs.compare(reference, _captured(_moved("x", "labels"), fault))
+    assert not found
+    assert found.first_divergence.forward is not None
+    assert found.first_divergence.forward.name == fault
+    assert "the batch has its examples in another order" in found.sentence
+
+
+def test_labels_that_stay_where_their_examples_moved_are_a_difference(reference: Dump) -> None:
+    found = gs.compare(reference, _captured(_moved("x")))
+    assert not found
+    assert found.first_divergence.forward is not None
+    assert found.first_divergence.forward.name == "loss"
+
+
+def test_inputs_that_moved_in_two_ways_or_changed_by_a_bit_prove_no_order(reference: Dump) -> None:
+    apart = {**_moved("x"), "labels": np.array([1, 1, 0, 0, 1, 1], np.int32)}
+    changed = _moved("x", "labels")
+    changed["x"] = np.where(changed["x"] == changed["x"][0, 0, 0], np.nextafter(changed["x"], 9), changed["x"])
+    for batch in (apart, changed):
+        found = gs.compare(reference, _captured(batch))
+        assert not found
+        assert "another order" not in found.sentence
+
+
+def test_a_program_that_shuffles_by_itself_differs(reference: Dump) -> None:
+    shuffled = gs.capture(lambda weights, given: _loss("", weights, {**given, "x": given["x"][ORDER]}), WEIGHTS, BATCH)
+    assert not gs.compare(reference, shuffled)

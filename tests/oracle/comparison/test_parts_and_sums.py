@@ -1,0 +1,121 @@
+"""One parameter for several: joined along an axis, in equal or unequal parts, or added up; by values, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+from tests.support.ports import torch_like
+from tests.support.ports.port import captured
+
+_draw = np.random.default_rng(21).normal
+X = {"x": _draw(size=(4, 8)).astype(np.float32)}
+QUERY, KEY, VALUE = (_draw(size=(8, width)).astype(np.float32) for width in (8, 4, 4))
+
+
+def _attention(*, transposed: bool, packed: bool) -> Any:
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("attention"):
+            own = {name: value.T if transposed else value for name, value in weights["attention"].items()}
+            if packed:
+                query, key, value = jnp.split(batch["x"] @ own["qkv"], [8, 12], axis=1)
+            else:
+                query, key, value = (batch["x"] @ own[name] for name in ("q", "k", "v"))
+            mixed = jnp.tanh(query) + jnp.concatenate([key, value], 1)
+        return jnp.square(mixed).mean()
+
+    return loss
+
+
+def _apart(**changes: Any) -> Dump:
+    weights = {"attention": {"q": QUERY, "k": KEY, "v": VALUE} | changes}
+    return captured((_attention(transposed=False, packed=False), weights, X))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_queries_that_share_keys_and_values_are_paired_with_their_packed_kernel(transposed: bool) -> None:
+    joined = np.concatenate([QUERY, KEY, VALUE], axis=1)
+    weights = {"attention": {"qkv": np.ascontiguousarray(joined.T) if transposed else joined}}
+    packed = captured((_attention(transposed=transposed, packed=True), weights, X))
+    for one, other in ((packed, _apart()), (_apart(), packed)):
+        found = gs.compare(one, other)
+        assert found, found.sentence
+        assert {row.status for row in found.rows} == {"same"}
+    # A part that is not in it leaves all of them without a counterpart.
+    assert not gs.compare(packed, _apart(k=KEY * 1.01))
+
+
+def _biased(biases: Mapping[str, Any]) -> Dump:
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("layer"):
+            summed = sum(weights["layer"][name] for name in biases)
+            return jnp.tanh(batch["x"] @ weights["layer"]["w"] + summed).sum()
+
+    return captured((loss, {"layer": {"w": QUERY, **biases}}, X))
+
+
+def test_two_biases_are_one_where_they_add_up_to_it() -> None:
+    one, two, third = (_draw(size=8).astype(np.float32) for _ in range(3))
+    apart = _biased({"b_ih": one, "b_hh": two})
+    for pair in ((apart, _biased({"b": one + two})), (_biased({"b": one + two}), apart)):
+        found = gs.compare(*pair)
+        assert found, found.sentence
+        told = {row.name: row.why for row in found.rows if row.family == "param" and not row.counts}
+        assert told == {
+            "layer/b": "the sum of layer/b_hh and layer/b_ih",
+            "layer/b_hh": "layer/b is the sum of layer/b_hh and layer/b_ih",
+            "layer/b_ih": "layer/b is the sum of layer/b_hh and layer/b_ih",
+        }
+    assert not gs.compare(apart, _biased({"b": one + third}))
+    # The sum is right, and what is computed from it is not.
+    wrong = gs.compare(apart, _biased({"b": one + two, "c": np.full(8, 0.1, np.float32)}))
+    assert not wrong
+    assert wrong.first_divergence.forward is not None
+
+
+def test_an_lstm_of_pytorch_is_the_same_as_one_with_a_single_bias() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is absent: its LSTM was NOT compared")
+    from gradscope.frameworks.torch import capture
+
+    torch.manual_seed(0)
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = torch.nn.LSTM(6, 8, batch_first=True)
+            self.head = torch.nn.Linear(8, 3)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.lstm(x)[0][:, -1])
+
+    network, x = Network(), torch.randn(4, 5, 6)
+    reference = capture(network, lambda y: y.square().mean(), {"x": x})
+    own = {name: value.detach().numpy() for name, value in network.named_parameters()}
+    weights = {
+        "lstm": {
+            "weight_ih": own["lstm.weight_ih_l0"], "weight_hh": own["lstm.weight_hh_l0"],
+            "bias": own["lstm.bias_ih_l0"] + own["lstm.bias_hh_l0"],
+        },
+        "head": {"weight": own["head.weight"], "bias": own["head.bias"]},
+    }  # fmt: skip
+
+    def loss(scale: float) -> Any:
+        def program(weights: Any, batch: Any) -> Any:
+            with jax.named_scope("lstm"):
+                h = torch_like.lstm(weights["lstm"], batch["x"])
+            with jax.named_scope("head"):
+                y = torch_like.linear(weights["head"], h) * scale
+            return jnp.square(y).mean()
+
+        return program
+
+    found = gs.compare(reference, captured((loss(1.0), weights, {"x": x.numpy()})))
+    assert found, found.sentence
+    assert not gs.compare(reference, captured((loss(1.01), weights, {"x": x.numpy()})))

@@ -1,0 +1,124 @@
+"""A network captured from PyTorch against its port, and the same tensors in an `.npz` without a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+from tests.support.ports.convnet import CONVNET, WIDTH
+from tests.support.ports.port import FAULTS, captured
+
+torch = pytest.importorskip("torch", reason="PyTorch is absent: ports of its captures were NOT compared")
+
+from torch import Tensor, nn  # noqa: E402
+
+from gradscope.frameworks.torch import capture  # noqa: E402
+
+#: The statistics that a batch norm leaves behind are no tensors of a capture from PyTorch.
+FORWARD_FAULTS = tuple(fault for fault in FAULTS if fault != "momentum")
+
+
+class Convolution(nn.Conv2d):
+    """A convolution, where PyTorch correlates."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name
+        return self._conv_forward(input, self.weight.flip(2, 3), self.bias)
+
+
+class Activated(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name
+        return torch.relu(super().forward(input))
+
+
+def _module(weights: Mapping[str, Mapping[str, Any]]) -> nn.Module:
+    """PyTorch's own layers with the weights of the stand-ins that the port is made of."""
+    module = nn.Sequential()
+    for name, layer in (
+        ("conv1", nn.Conv2d(WIDTH, WIDTH, 3, padding=1)),
+        ("norm1", nn.BatchNorm2d(WIDTH)),
+        ("act1", nn.GELU()),
+        ("conv2", Convolution(WIDTH, WIDTH, 3, padding=1)),
+        ("pool", nn.MaxPool2d(2)),
+        ("conv3", nn.Conv2d(WIDTH, WIDTH, 3, padding=1)),
+        ("flatten", nn.Flatten()),
+        ("fc1", Activated(WIDTH * 9, 12)),
+        ("fc2", nn.Linear(12, 12)),
+    ):
+        module.add_module(name, layer)
+        tensors = {key: torch.from_numpy(np.array(value)) for key, value in weights.get(name, {}).items()}
+        layer.load_state_dict(tensors, strict=False)
+    return module
+
+
+@pytest.fixture(scope="module")
+def reference() -> Dump:
+    _, weights, batch = CONVNET.reference
+    label = torch.from_numpy(batch["label"]).long()
+    return capture(
+        _module(weights), lambda x: nn.functional.cross_entropy(x, label), {"input": torch.from_numpy(batch["image"])}
+    )
+
+
+@pytest.fixture(scope="module")
+def bare(reference: Dump, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tensors of the reference by their keys, as `numpy.savez` writes them."""
+    path = tmp_path_factory.mktemp("bare") / "bare.npz"
+    tensors: dict[str, Any] = {key: np.asarray(reference[key]) for key in reference}
+    np.savez(path, **tensors)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ports() -> dict[str, Dump]:
+    return {fault: captured(CONVNET.candidate(fault)) for fault in ("", *FORWARD_FAULTS)}
+
+
+def test_a_correct_port_of_a_capture_is_the_same(reference: Dump, ports: dict[str, Dump]) -> None:
+    found = gs.compare(reference, ports[""])
+    assert found.verdict == "same", [(row.family, row.name, row.why) for row in found.rows if row.counts]
+
+
+def test_what_a_capture_of_pytorch_never_holds_needs_no_counterpart(reference: Dump, ports: dict[str, Dump]) -> None:
+    for one, other in ((reference, ports[""]), (ports[""], reference)):
+        found = gs.compare(one, other)
+        assert found, found.sentence
+        alone = {f"{row.family}/{row.name}" for row in found.rows if not row.counts and "PyTorch" in row.why}
+        assert alone == {"state/norm1/num_batches_tracked", "input/label", "aux/norm1/mean", "aux/norm1/var"}
+
+
+def test_labels_that_only_the_loss_reads_are_missed_where_the_losses_differ(
+    reference: Dump, ports: dict[str, Dump]
+) -> None:
+    found = gs.compare(reference, ports["padding"])
+    assert any(row.counts and (row.family, row.name) == ("input", "label") for row in found.rows)
+
+
+def test_a_correct_port_of_tensors_without_a_manifest_agrees(bare: Path, ports: dict[str, Dump]) -> None:
+    found = gs.compare(gs.load(bare), ports[""])
+    assert not [row.name for row in found.rows if row.status == "different"]
+    assert found.first_divergence.forward is None
+    assert found.sentence.startswith("Forward agrees. Backward agrees; 3 names only in the candidate")
+
+
+@pytest.mark.parametrize("fault", FORWARD_FAULTS)
+def test_a_fault_is_blamed_on_its_layer(reference: Dump, ports: dict[str, Dump], fault: str) -> None:
+    found = gs.compare(reference, ports[fault])
+    assert found.verdict == "different"
+    first = found.first_divergence.forward
+    assert first is not None
+    assert first.name in CONVNET.shows_at[fault], found.sentence
+
+
+@pytest.mark.parametrize("fault", FORWARD_FAULTS)
+def test_a_fault_is_blamed_on_its_layer_without_a_manifest(bare: Path, ports: dict[str, Dump], fault: str) -> None:
+    found = gs.compare(gs.load(bare), ports[fault])
+    assert found.verdict == "different"
+    first = found.first_divergence.forward
+    assert first is not None
+    assert first.name in CONVNET.shows_at[fault], found.sentence
