@@ -7,12 +7,14 @@ would otherwise get the descriptor of a stream that is closed; and a command tha
 
 from __future__ import annotations
 
+import gc
 import sys
 from functools import partial
 from typing import NoReturn
 
 from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.running.supervisor import runs_model, supervise
+from gradscope.cli.running.version import VERSION_OPTIONS, print_version
 from gradscope.cli.standard_streams import keep_stdout_for_results, open_streams
 
 
@@ -20,7 +22,11 @@ def main() -> NoReturn:
     """Runs the command line and exit."""
     open_streams()
     ends_with = None
-    if runs_model(sys.argv[1:]):
+    if not runs_model(sys.argv[1:]):
+        # What a dump has is kept to the end, and nothing in it refers back: searching it for cycles took a quarter of
+        # `show` (2026-11).
+        gc.disable()
+    else:
         ends_with = supervise()
         keep_stdout_for_results()
     with Interrupts(ends_with) as interrupts:
@@ -34,6 +40,9 @@ def main() -> NoReturn:
 
 
 def _run(interrupts: Interrupts) -> int:
+    if sys.argv[1:2] and sys.argv[1] in VERSION_OPTIONS:
+        print_version()
+        return 0
     from gradscope.cli.program import run
 
     return run(interrupts)

@@ -21,6 +21,7 @@ from typer.core import TyperCommand
 from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.options.grouping import with_groups, with_parameters
 from gradscope.cli.options.shared import Traceback
+from gradscope.cli.running.version import VERSION_OPTIONS, print_version
 from gradscope.errors import UsageError
 
 #: The commands, in the order of `--help`, each with its module. It is the function of that name there.
@@ -49,16 +50,14 @@ _WrongCommandLine = cast("type[typer.BadParameter]", typer.BadParameter.__base__
 
 def _print_version(requested: bool) -> None:
     if requested:
-        from importlib.metadata import version
-
-        typer.echo(f"gradscope {version('gradscope-jax')}")
+        print_version()
         raise typer.Exit
 
 
 def _options(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001 - its callback prints it
-        bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Show the version.")
+        bool, typer.Option(*VERSION_OPTIONS, callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:

@@ -178,7 +178,8 @@ class _Pairs:
 
     def owners(self, match: Match) -> _Owners:
         keys = tuple(map(self.dumps.cand.resolve, match.recipe.keys))
-        return self.dumps.ref.resolve(match.ref), replace(match.recipe, keys=keys)
+        recipe = match.recipe if keys == match.recipe.keys else replace(match.recipe, keys=keys)
+        return self.dumps.ref.resolve(match.ref), recipe
 
     def noise_floor(self, match: Match) -> float | None:
         """Returns the noise floor of a pair's owners; None where there is none."""

@@ -7,7 +7,7 @@ with bfloat16 at float32's precision would report the rounding to bfloat16 as a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 import ml_dtypes
@@ -35,6 +35,7 @@ def dtype_class(name: str) -> str:
     return "boolean" if name == "bool" else name
 
 
+@lru_cache(maxsize=256)
 def comparable(first: str, second: str) -> bool:
     """Returns whether elements of two logical dtypes can be subtracted without a change of class."""
     if dtype_class(first) != dtype_class(second):
@@ -48,6 +49,7 @@ def component_name(name: str) -> str:
     return {"complex64": "float32", "complex128": "float64"}.get(name, name)
 
 
+@lru_cache(maxsize=256)
 def coarser(first: str, second: str) -> str:
     """Returns the floating-point dtype with fewer bits of significand; complex dtypes count as their components."""
     return min(component_name(first), component_name(second), key=lambda name: (_significand_bits(name), name))

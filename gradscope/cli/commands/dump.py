@@ -179,7 +179,7 @@ def dump(
     from gradscope.cli.running.jax_setup import set_up_jax
     from gradscope.stats import find
 
-    # Wrong options are reported before JAX is imported, which takes half a second.
+    # Reported before JAX is imported, which takes half a second.
     options.require_compatible(_EXCLUDED, run_options, operation_options, query_options)
     model_request, failing_rules = model_options.request(target), result_options.failing_rules()
     selection, families = selection_options.selection(), selection_options.family_set()
@@ -194,9 +194,9 @@ def dump(
     )  # fmt: skip
     request = _dump_request(spec, run_options, query_options, source=operation_options.source)
     run_options.say(*notes)
-    path, manifest = _run(target, model_request, model_options, run_options, request, context.obj)
-    findings = find(manifest)
-    failed = trips(findings, failing_rules)
+    kept = query_options.input_files
+    path, manifest = _run(target, model_request, model_options, run_options, request, kept, context.obj)
+    failed = trips(findings := find(manifest), failing_rules)
     if speaks_for_all():
         _print_results(path, manifest, findings, run_options, selection_options, result_options, format_options)
         failed |= result_options.strict and bool(manifest.ledger.unseen())
@@ -232,9 +232,10 @@ def _run(
     model_options: ModelOptions,
     run_options: RunOptions,
     request: DumpRequest,
+    kept: Sequence[Path],
     interrupts: Interrupts,
 ) -> tuple[Path, Manifest]:
-    """Loads the model, runs it and writes the dump; returns the path of the dump and its manifest."""
+    """Loads the model, runs it and writes the dump, over none of `kept`; returns its path and its manifest."""
     from gradscope.capturing.dump_model import dump_model
     from gradscope.capturing.execution.preparation import Bounds
     from gradscope.capturing.records.distributed import dump_writer, is_shared
@@ -253,7 +254,7 @@ def _run(
         path = run_options.output or Path(model.slug if is_shared() else f"{model.slug}.npz")
         with chdir(start):
             own = run_options.output is None and not run_options.force and replaces_own_dump(path, named)
-            writer = dump_writer(path, force=run_options.force or own, inputs=model_options.input_files)
+            writer = dump_writer(path, force=run_options.force or own, inputs=(*kept, *model_options.input_files))
         interrupts.on_interrupt(writer.discard)
         arguments = model_options.arguments(model, partial=bool(request.query))
         for choice in model.choices if run_options.verbose else ():

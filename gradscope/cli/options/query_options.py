@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gradscope.dump.record import Json
     from gradscope.instrument.query.trace_query import TraceQuery
     from gradscope.naming import Selection
@@ -88,6 +90,14 @@ class QueryOptions(FetchOptions):
         list[str],
         typer.Option(metavar="NAME", help="Treat this as a constant. Repeatable.", rich_help_panel=_PANEL),
     ] = field(default_factory=list[str])
+
+    @property
+    def input_files(self) -> tuple[Path, ...]:
+        """The files that the options name."""
+        from gradscope.tracing.data.single_tensors import file_of
+
+        spellings = [*(each.partition("=")[2] for each in self.feed), *self.cotangent]
+        return tuple(file_of(each) for each in spellings if each and each != ONES)
 
     def wrt_selection(self) -> Selection | None:
         """Returns the selection of `--wrt`; None where it is not set.

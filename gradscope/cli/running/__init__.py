@@ -1,5 +1,6 @@
-"""Running prepares a model's run for a command.
+"""Running prepares a model's run for a command, or what needs no command.
 
+- `version` prints the version.
 - `supervisor` runs the command in a child process, so that its exit status is right however it ends.
 - `jax_setup` imports JAX and sets its precision and its cache of compiled programs.
 - `rerun` makes the model of a saved dump again, for `compare --isolate` and `isolate`.

@@ -18,7 +18,8 @@ from gradscope.comparison.pairing.normal_forms import (
     tokens_of,
     without_gradient_word,
 )
-from gradscope.comparison.pairing.values.by_values import equal_values, values_agree
+from gradscope.comparison.pairing.values.equal_classes import equal_classes
+from gradscope.comparison.pairing.values.equality import Equality
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, STATE, TENSOR, gradient_family, split_key
 
@@ -84,14 +85,16 @@ def _of_names(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
 def _refuted(dumps: Dumps, unmatched: Pairing, matches: Iterable[Match]) -> bool:
     """Returns whether more parameters have their values under another name than under that of their match."""
     stored = [match for match in matches if match.recipe.plain and _is_kernel(dumps, match)]
-    wrong = [match for match in stored if not values_agree(dumps, match)]
+    equality = Equality(dumps)
+    wrong = [match for match in stored if not equality.agree(match)]
     if 2 * len(wrong) <= len(stored):
         return False
     kernels = (
         tuple(key for key in keys if split_key(key)[0] == PARAM) for keys in (unmatched.only_ref, unmatched.only_cand)
     )
     only_ref, only_cand = kernels
-    elsewhere = {match.ref for match in equal_values(dumps, Pairing(only_ref=only_ref, only_cand=only_cand))}
+    classes = equal_classes(dumps, Pairing(only_ref=only_ref, only_cand=only_cand), equality)
+    elsewhere = {key for each in classes for key in each.refs}
     return 2 * sum(match.ref in elsewhere for match in wrong) > len(stored)
 
 
@@ -117,13 +120,15 @@ def _same_form(forms: tuple[Mapping[str, str], Mapping[str, str]]) -> Iterator[M
 
 
 def _stacks(dumps: Dumps, ref: _FamilyNames, cand: _FamilyNames) -> Iterator[Match]:
+    numbered = ref.numbered()
     for form, key in cand.forms().items():
-        for row in ref.numbered().get(form, ()):
+        for row in numbered.get(form, ()):
             if _is_stack(dumps.cand, key, dumps.ref, row):
                 for part, each in enumerate(row):
                     yield Match(ref=each, recipe=Recipe(keys=(key,), steps=(Unstack(0),), part=part), matched_by="path")
+    numbered = cand.numbered()
     for form, key in ref.forms().items():
-        for row in cand.numbered().get(form, ()):
+        for row in numbered.get(form, ()):
             if _is_stack(dumps.ref, key, dumps.cand, row):
                 yield Match(ref=key, recipe=Recipe(keys=tuple(row), steps=(Stack(0),)), matched_by="path")
 

@@ -23,7 +23,7 @@ from gradscope.comparison.layout.layouts import relative_error
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
-from gradscope.comparison.pairing.values.by_values import Equality
+from gradscope.comparison.pairing.values.equality import Equality
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry, Layer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -10,7 +11,7 @@ from gradscope.dump.manifest.codec import manifest_from_text
 from gradscope.dump.manifest.manifest import MEMBER, Entry, Manifest, Stored
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.member_facts import member_facts
-from gradscope.dump.storage.npy_header import PREFIX_LIMIT, NpyHeader, parse_npy_header
+from gradscope.dump.storage.npy_header import NpyHeader, npy_prefix, parse_npy_header
 from gradscope.dump.storage.storage_errors import located
 from gradscope.dump.storage.stored_tensor import StoredTensor
 from gradscope.dump.zip.directory import Directory, ZipMember
@@ -32,9 +33,9 @@ def read_archive(file: InputFile, directory: Directory) -> tuple[Manifest, dict[
     """
     if directory.trailing_bytes:
         raise DumpError(f"{directory.trailing_bytes} bytes follow its end")
-    offsets = _data_offsets(file, directory)
+    members = _members(file, directory)
     with located("its manifest"):
-        manifest = _read_manifest(file, directory.members[MEMBER], offsets[MEMBER])
+        manifest = _read_manifest(file, members[MEMBER])
     entries = entries_by_key(manifest)
     stored = {key: entry.stored for key, entry in entries.items() if entry.stored is not None}
     _require_same_members(directory, {each.member for each in stored.values()})
@@ -42,30 +43,46 @@ def read_archive(file: InputFile, directory: Directory) -> tuple[Manifest, dict[
     for key, each in stored.items():
         with located(key):
             _require_same_member(key, each, directory.members[each.member])
-            tensors[key] = _tensor(file, entries[key], each, directory.members[each.member], offsets[each.member])
+            tensors[key] = _tensor(file, entries[key], each, members[each.member])
     return manifest, tensors
 
 
-def _data_offsets(file: InputFile, directory: Directory) -> dict[str, int]:
-    """Returns the offset of each member's data, after checking that members leave no gaps between them."""
-    offsets: dict[str, int] = {}
+@dataclass(frozen=True, slots=True)
+class _Data:
+    """_Data has a member, the offset of its data, and the first bytes of its data."""
+
+    member: ZipMember
+    offset: int
+    prefix: bytes
+
+
+def _members(file: InputFile, directory: Directory) -> dict[str, _Data]:
+    """Returns the data of each member by its name.
+
+    Raises:
+        DumpError: There are bytes between the members.
+    """
+    found: dict[str, _Data] = {}
     end = 0
     for name, member in directory.members.items():
         with located(name):
             if member.method != STORED or member.header_offset != end:
                 raise DumpError("it is compressed, or bytes that belong to no member precede it")
-            offsets[name] = data_offset(file, member, directory.limits[name])
-            end = offsets[name] + member.size_bytes
+            offset = data_offset(file, member, directory.limits[name])
+            end = offset + member.size_bytes
             if end != directory.limits[name]:
                 raise DumpError("bytes that belong to no member follow it")
-    return offsets
+            # Its header is next to the one just read.
+            found[name] = _Data(member, offset, npy_prefix(file.near, offset, member.size_bytes))
+    return found
 
 
-def _read_manifest(file: InputFile, member: ZipMember, offset: int) -> Manifest:
+def _read_manifest(file: InputFile, data: _Data) -> Manifest:
+    member = data.member
     if member.size_bytes > MANIFEST_LIMIT:
         raise DumpError(f"it has {member.size_bytes} bytes, more than {MANIFEST_LIMIT}")
     text = bytearray(member.size_bytes)
-    stream = member_stream(file, member, offset)
+    stream = member_stream(file, member, data.offset)
     stream.fill(memoryview(text))
     stream.finish()
     return manifest_from_text(bytes(text))
@@ -108,8 +125,9 @@ def _require_same_member(key: str, stored: Stored, member: ZipMember) -> None:
         raise DumpError("its manifest and the zip directory disagree on its name or CRC-32")
 
 
-def _tensor(file: InputFile, entry: Entry, stored: Stored, member: ZipMember, offset: int) -> StoredTensor:
-    header = parse_npy_header(file.read(offset, min(PREFIX_LIMIT, member.size_bytes)))
+def _tensor(file: InputFile, entry: Entry, stored: Stored, data: _Data) -> StoredTensor:
+    member, offset = data.member, data.offset
+    header = parse_npy_header(data.prefix)
     if header.header_bytes + header.data_bytes != member.size_bytes:
         raise DumpError(f"its shape {header.shape} and its {member.size_bytes} bytes do not agree")
     _require_agreement(entry, stored, member, header, offset)

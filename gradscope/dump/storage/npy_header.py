@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +27,7 @@ AXES_LIMIT: Final = 32
 
 MAGIC: Final = b"\x93NUMPY"
 _ALIGNMENT: Final = 64
+_USUAL_HEADER: Final = 128
 _DICTIONARY: Final = re.compile(
     rb"\{\s*'descr':\s*'([^']{1,16})',\s*'fortran_order':\s*(True|False),\s*'shape':\s*\(([0-9, ]*)\)\s*,?\s*\}\s*"
 )
@@ -69,6 +71,21 @@ def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return MAGIC + b"\x01\x00" + len(text).to_bytes(2, "little") + text
 
 
+def npy_prefix(read: Callable[[int, int], bytes], offset: int, size_bytes: int) -> bytes:
+    """Returns as many first bytes of a `.npy` file or member as `parse_npy_header` needs.
+
+    Args:
+        read: Returns a number of bytes from an offset on.
+        offset: The offset of the first byte.
+        size_bytes: The bytes of the file or member.
+    """
+    # Almost every header has 128 bytes.
+    start = read(offset, min(_USUAL_HEADER, size_bytes))
+    length = int.from_bytes(start[8:10], "little") + 10
+    usual = start[6:7] == b"\x01" and length <= len(start)
+    return start if usual else read(offset, min(PREFIX_LIMIT, size_bytes))
+
+
 def parse_npy_header(prefix: bytes) -> NpyHeader:
     """Parses the header at the start of `prefix`.
 
@@ -79,7 +96,12 @@ def parse_npy_header(prefix: bytes) -> NpyHeader:
         DumpError: `prefix` does not start with a `.npy` header, or its dtype or shape is refused.
     """
     start, length = _extent(prefix)
-    match = _DICTIONARY.fullmatch(prefix, start, start + length) if start + length <= len(prefix) else None
+    return _parsed(prefix[start : start + length], start, length)
+
+
+@lru_cache(maxsize=256)  # tensors of one shape have one header
+def _parsed(dictionary: bytes, start: int, length: int) -> NpyHeader:
+    match = _DICTIONARY.fullmatch(dictionary) if length == len(dictionary) else None
     if match is None:
         raise DumpError("its npy header is malformed, or of a structured dtype")
     descriptor, shape = match[1].decode("latin-1"), _parse_shape(match[3])

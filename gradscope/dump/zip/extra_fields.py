@@ -37,6 +37,8 @@ def wide_numbers(fields: dict[int, bytes], numbers: list[int]) -> list[int]:
         DumpError: The zip64 field has fewer numbers than are needed.
     """
     missing = numbers.count(LIMIT_32)
+    if not missing:
+        return numbers
     content = fields.get(EXTRA_ZIP64, b"")
     if len(content) < 8 * missing:
         raise DumpError("its zip64 field is damaged")

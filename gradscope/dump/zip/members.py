@@ -36,11 +36,11 @@ def read_local_header(file: InputFile, offset: int) -> LocalHeader:
     Raises:
         DumpError: There is no local header, or it is damaged.
     """
-    fixed = file.read(offset, LOCAL.size)
+    fixed = file.near(offset, LOCAL.size)
     signature, _, flags, method, _, _, crc32, compressed, size, name_bytes, extra_bytes = LOCAL.unpack(fixed)
     if signature != LOCAL_SIGNATURE:
         raise DumpError("it has no header")
-    variable = file.read(offset + LOCAL.size, name_bytes + extra_bytes)
+    variable = file.near(offset + LOCAL.size, name_bytes + extra_bytes)
     fields = parse_extra(variable[name_bytes:])
     size_bytes, compressed_bytes = wide_numbers(fields, [size, compressed])
     return LocalHeader(

@@ -59,7 +59,7 @@ def _table(table: Table) -> Iterator[str]:
     if any(column.group for column in shown.columns):
         yield f"<tr>{''.join(_groups(shown.columns))}</tr>"
     yield f"<tr>{''.join(map(_heading, shown.columns))}</tr></thead><tbody>"
-    texts = [column_texts(column, shown.cells(at), _SCREEN) for at, column in enumerate(shown.columns)]
+    texts = [column_texts(*each, _SCREEN) for each in zip(shown.columns, shown.cells_by_column(), strict=True)]
     for line, cells in zip(shown.lines, zip(*texts, strict=True), strict=True):
         first = text_html(cells[0])
         name = f'<a href="{link_to(line.keys[0])}">{first}</a>' if line.keys else first

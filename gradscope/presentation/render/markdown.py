@@ -15,7 +15,7 @@ from typing import Final
 from gradscope.presentation.render.cells import RIGHT, column_texts
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.screen import Screen
-from gradscope.presentation.tables.table import Table
+from gradscope.presentation.tables.table import Cell, Column, Table
 
 _SCREEN: Final = Screen()
 
@@ -79,7 +79,7 @@ def _table(table: Table, most: int) -> list[str]:
     shown = table.without_empty_columns()
     left_out = _left_out(len(shown.lines), most, "lines")
     shown = replace(shown, lines=shown.lines[:most], notes=(*left_out, *shown.notes))
-    columns = [_cells(shown, position) for position in range(len(shown.columns))]
+    columns = [_cells(column, cells) for column, cells in zip(shown.columns, shown.cells_by_column(), strict=True)]
     lines = [
         _line([_escaped(column.full_heading) for column in shown.columns]),
         _line(["---:" if column.kind in RIGHT else "---" for column in shown.columns]),
@@ -92,9 +92,8 @@ def _table(table: Table, most: int) -> list[str]:
     return ["<details>", f"<summary>{_html(shown.title)}</summary>", "", *lines, "", "</details>"]
 
 
-def _cells(table: Table, position: int) -> list[str]:
-    column = table.columns[position]
-    texts = [text.strip() for text in column_texts(column, table.cells(position), _SCREEN)]
+def _cells(column: Column, cells: Sequence[Cell]) -> list[str]:
+    texts = [text.strip() for text in column_texts(column, cells, _SCREEN)]
     return texts if column.kind in RIGHT else [_code_span(text) for text in texts]
 
 

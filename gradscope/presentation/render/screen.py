@@ -103,4 +103,18 @@ def pad(text: str, width: int, *, right: bool = False) -> str:
 
 def widest(texts: list[str]) -> int:
     """Returns the columns of the widest of some texts; 0 where there are none."""
-    return max(map(cell_len, texts), default=0)
+    return max(map(len if _is_narrow(texts) else cell_len, texts), default=0)
+
+
+def padded(texts: list[str], width: int, *, right: bool = False) -> list[str]:
+    """Returns each text as `pad` does."""
+    if not _is_narrow(texts):
+        return [pad(text, width, right=right) for text in texts]
+    return [text.rjust(width) for text in texts] if right else [text.ljust(width) for text in texts]
+
+
+def _is_narrow(texts: list[str]) -> bool:
+    """Returns whether every character of some texts takes one column."""
+    # Asked once for a column: characters are measured one by one, and most tables have none that is wide.
+    joined = "".join(texts)
+    return joined.isascii() and joined.isprintable()

@@ -76,9 +76,7 @@ def rows_of(manifest: Manifest) -> tuple[Row, ...]:
         DumpError: A statistic in the manifest is not a number.
     """
     facts = _Facts(manifest)
-    return tuple(
-        Row(family=entry.family, name=entry.name, values=dict(facts.values(entry))) for entry in facts.in_order()
-    )
+    return tuple(Row(family=entry.family, name=entry.name, values=facts.values(entry)) for entry in facts.in_order())
 
 
 class _Facts:
@@ -91,6 +89,7 @@ class _Facts:
         self._gains = layer_gains(manifest.layers)
         self._ratios = gradient_ratios(manifest)
         self._kinds = column_kinds()
+        self._known: dict[str, ColumnKind | None] = {}
 
     def in_order(self) -> list[Entry]:
         """Returns the entries in execution order; entries of one rank in the order written."""
@@ -116,19 +115,28 @@ class _Facts:
         path, _, output = entry.name.rpartition(".")
         return self._layers.get(entry.name) or (self._layers.get(path) if output.isdecimal() else None)
 
-    def values(self, entry: Entry) -> Iterator[tuple[str, Json]]:
-        """Yields the values of an entry, in the order of columns."""
-        yield "shape", list(entry.shape)
-        yield "dtype", entry.dtype
+    def values(self, entry: Entry) -> dict[str, Json]:
+        """Returns the values of an entry, in the order of columns."""
+        values: dict[str, Json] = {"shape": list(entry.shape), "dtype": entry.dtype}
         stats = self._statistics(entry)
         if _FIRST in stats:
-            yield _FIRST, stats[_FIRST]
-        for name in stats:
+            values[_FIRST] = stats[_FIRST]
+        for name, value in stats.items():
+            kind = self._kind(name)
+            if kind is not None:
+                # JSON has NaN and infinities as strings.
+                plain = type(value) is float or isinstance(value, bool | int | float)
+                values[name] = value if plain else str(value) if kind == "text" else number(stats, name)
+        values.update(self._ratios_of(entry))
+        values.update(_origin(entry))
+        return values
+
+    def _kind(self, name: str) -> ColumnKind | None:
+        """Returns the kind of a statistic; None where rows do not have it, or not from the statistics."""
+        if name not in self._known:
             kind = self._kinds.get(base_of(name), "number")
-            if kind != "histogram" and name not in (_FIRST, *_OF_ENTRY):
-                yield name, _checked(stats, name, kind)
-        yield from self._ratios_of(entry)
-        yield from _origin(entry)
+            self._known[name] = None if kind == "histogram" or name in (_FIRST, *_OF_ENTRY) else kind
+        return self._known[name]
 
     def _statistics(self, entry: Entry) -> Mapping[str, Json]:
         target = self._by_key.get(entry.alias_of) if entry.alias_of is not None else None
@@ -153,7 +161,7 @@ def _gains(gains: LayerGains, family: str) -> Iterator[tuple[str, Json]]:
     yield from ((name, gain) for name, gain in found if gain is not None)
 
 
-def _origin(entry: Entry) -> Iterator[tuple[str, Json]]:
+def _origin(entry: Entry) -> dict[str, Json]:
     facts: dict[str, Json] = {
         "source": entry.site.source,
         "of": entry.site.of,
@@ -163,13 +171,4 @@ def _origin(entry: Entry) -> Iterator[tuple[str, Json]]:
         "alias_of": entry.alias_of,
         "absent": entry.absent,
     }
-    yield from ((name, fact) for name, fact in facts.items() if fact is not None)
-
-
-def _checked(stats: Mapping[str, Json], name: str, kind: ColumnKind) -> Json:
-    """Returns a statistic, its number as a number."""
-    # JSON has NaN and infinities as strings.
-    value = stats[name]
-    if isinstance(value, bool | int | float):
-        return value
-    return str(value) if kind == "text" else number(stats, name)
+    return {name: fact for name, fact in facts.items() if fact is not None}

@@ -87,6 +87,8 @@ def _column(
     written: Callable[[float], str],
     aligned: Callable[[Sequence[str]], list[str]],
 ) -> list[str]:
+    if not any(isinstance(cell, Range) for cell in cells):
+        return aligned(["" if cell is None or isinstance(cell, Range) else written(cell) for cell in cells])
     # A range whose ends are written alike is one number to its reader.
     bounds = [list(dict.fromkeys(written(bound) for bound in _bounds(cell))) for cell in cells]
     lows = [each[0] if each else "" for each in bounds]

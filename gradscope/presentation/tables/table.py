@@ -109,12 +109,15 @@ class Table:
     cuts_names: bool = True
     names_hidden_columns: bool = True
 
-    def cells(self, position: int) -> tuple[Cell, ...]:
-        """Returns the cells of the column at a position."""
-        return tuple(line.cells[position] for line in self.lines)
+    def cells_by_column(self) -> list[tuple[Cell, ...]]:
+        """Returns the cells of each column."""
+        columns = list(zip(*(line.cells for line in self.lines), strict=True))
+        return columns or [()] * len(self.columns)
 
     def without_empty_columns(self) -> Table:
         """Returns the table without the columns that have no values; the name stays."""
-        kept = [n for n, column in enumerate(self.columns) if not n or column.has_values(self.cells(n))]
-        lines = tuple(replace(line, cells=tuple(line.cells[n] for n in kept)) for line in self.lines)
+        columns = self.cells_by_column()
+        kept = [n for n, column in enumerate(self.columns) if not n or column.has_values(columns[n])]
+        rows = zip(*(columns[n] for n in kept), strict=True)
+        lines = tuple(Line(cells=cells, keys=line.keys) for cells, line in zip(rows, self.lines, strict=True))
         return replace(self, columns=tuple(self.columns[n] for n in kept), lines=lines)

@@ -35,6 +35,11 @@ def tensor_from_file(spelling: str) -> Any:
         return file.array(names[key])
 
 
+def file_of(spelling: str) -> Path:
+    """Returns the path of the file in which a spelling names a tensor."""
+    return _path_and_key(spelling)[0]
+
+
 def _path_and_key(spelling: str) -> tuple[Path, str | None]:
     full = Path(spelling)
     path, colon, key = spelling.rpartition(":")

@@ -13,19 +13,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from gradscope import naming
+from gradscope.arrays.dtypes import as_numpy_dtype, is_key, storable
 from gradscope.dump.reader import DumpFile, open_dump
 from gradscope.errors import DumpError, UsageError
 from gradscope.frameworks.modules.tree_names import tree_names
 from gradscope.naming import printable
 from gradscope.tracing.data.mismatches import dtype_in_words
 from gradscope.tracing.loading.pipelines import Pipeline
+
+#: An array, or the shape and dtype of one that has not been read.
+_Leaf: TypeAlias = np.ndarray | jax.ShapeDtypeStruct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +105,12 @@ def batch_from_file(path: Path, expected: Any, *, partial: bool = False) -> File
     """
     model_leaves = dict(zip(tree_names(expected), jax.tree_util.tree_leaves(expected), strict=True))
     with open_dump(path) as file:
-        return checked(str(path), expected, _arrays(file, path, model_leaves), partial=partial)
+        names = _names(file, path, model_leaves)
+        stated = {name: _stated(file, key) for name, key in names.items()}
+        # A compressed file can state, and have, a thousand times its own size.
+        _require_fitting(str(path), model_leaves, stated, partial=partial)
+        arrays = {name: file.array(key) for name, key in names.items()}
+        return checked(str(path), expected, arrays, partial=partial)
 
 
 def pipeline_leaves(text: str, index: int | None, seed: int = 0) -> dict[str, np.ndarray]:
@@ -139,13 +148,8 @@ def checked(what: str, expected: Any, arrays: Mapping[str, np.ndarray], *, parti
     """
     leaves, tree = jax.tree_util.tree_flatten(expected)
     model_leaves = dict(zip(tree_names(expected), leaves, strict=True))
+    _require_fitting(what, model_leaves, arrays, partial=partial)
     absent = model_leaves.keys() - arrays.keys()
-    problems = list(_problems(model_leaves, arrays, frozenset() if partial else absent))
-    if problems:
-        own = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in model_leaves.items())
-        raise DumpError(
-            f"{what} is not a batch for this model: {'; '.join(problems)}", hint=f"the model's own batch is {own}"
-        )
     size = next(iter(_sizes(arrays).values()), 1)
     present = {name: leaf for name, leaf in model_leaves.items() if name not in absent}
     found = {name: _as(leaf.dtype, arrays[name]) for name, leaf in present.items()}
@@ -161,17 +165,34 @@ def checked(what: str, expected: Any, arrays: Mapping[str, np.ndarray], *, parti
     )
 
 
-def _arrays(file: DumpFile, path: Path, model_leaves: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _names(file: DumpFile, path: Path, model_leaves: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the keys of a file's tensors by the names of the leaves that they are."""
     entries = [entry for entry in file.manifest.entries if entry.family in (naming.TENSOR, naming.INPUT)]
-    arrays = {entry.name: file.array(naming.key_of(entry.family, entry.name)) for entry in entries}
+    keys = {entry.name: naming.key_of(entry.family, entry.name) for entry in entries}
     if path.suffix == ".npy" and len(model_leaves) == 1:
-        return dict(zip(model_leaves, arrays.values(), strict=True))
-    return arrays
+        return dict(zip(model_leaves, keys.values(), strict=True))
+    return keys
 
 
-def _problems(
-    model_leaves: Mapping[str, Any], arrays: Mapping[str, np.ndarray], lacking: Collection[str]
-) -> Iterator[str]:
+def _stated(file: DumpFile, key: str) -> _Leaf:
+    """Returns the shape and dtype that the file states for an array; the data of random keys is read."""
+    entry = file.entry(key)
+    if is_key(entry.dtype) or not storable(entry.dtype):
+        return file.array(key)
+    return jax.ShapeDtypeStruct(entry.shape, as_numpy_dtype(entry.dtype))
+
+
+def _require_fitting(what: str, model_leaves: Mapping[str, Any], arrays: Mapping[str, _Leaf], *, partial: bool) -> None:
+    absent = model_leaves.keys() - arrays.keys()
+    problems = list(_problems(model_leaves, arrays, frozenset() if partial else absent))
+    if problems:
+        own = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in model_leaves.items())
+        raise DumpError(
+            f"{what} is not a batch for this model: {'; '.join(problems)}", hint=f"the model's own batch is {own}"
+        )
+
+
+def _problems(model_leaves: Mapping[str, Any], arrays: Mapping[str, _Leaf], lacking: Collection[str]) -> Iterator[str]:
     for name, leaf in model_leaves.items():
         if name in arrays:
             yield from _leaf_problems(name, leaf, arrays[name])
@@ -184,13 +205,13 @@ def _problems(
         yield f"its leaves differ in their number of examples ({counts})"
 
 
-def _leaf_problems(name: str, leaf: Any, array: np.ndarray) -> Iterator[str]:
+def _leaf_problems(name: str, leaf: Any, array: _Leaf) -> Iterator[str]:
     if array.ndim != leaf.ndim or array.shape[1:] != leaf.shape[1:]:
         yield f"{printable(name)} has shape {list(array.shape)}, expected {_any_size(leaf.shape)}"
     found, expected = dtype_in_words(array.dtype), dtype_in_words(leaf.dtype)
     if found != expected:
         yield f"{printable(name)} is {found} ({array.dtype}), expected {expected} ({leaf.dtype})"
-    elif expected == "integer" and not _fits(leaf.dtype, array):
+    elif expected == "integer" and isinstance(array, np.ndarray) and not _fits(leaf.dtype, array):
         yield f"{printable(name)} has values from {array.min()} to {array.max()}, which {leaf.dtype} cannot represent"
 
 
@@ -203,7 +224,7 @@ def _fits(dtype: Any, array: np.ndarray) -> bool:
     return array.size == 0 or bool(limits.min <= int(array.min()) and int(array.max()) <= limits.max)
 
 
-def _sizes(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+def _sizes(arrays: Mapping[str, _Leaf]) -> dict[str, int]:
     """Returns the number of examples by leaf; scalars have none."""
     return {name: array.shape[0] for name, array in arrays.items() if array.ndim}
 

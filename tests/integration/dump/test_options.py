@@ -322,9 +322,14 @@ def test_no_input_is_overwritten(tmp_path: Path) -> None:
     model = models.write(tmp_path, models.source())
     np.savez(tmp_path / "data.npz", x=np.ones((4, 3), np.float32))
     text, data = model.read_bytes(), (tmp_path / "data.npz").read_bytes()
-    for output, role in (("model.py", "the source of a module"), ("data.npz", "one of the files that are read")):
-        line = ("dump", "model.py", "--data", "data.npz", "--force", "-o", output)
-        done = gradscope(*line, folder=tmp_path)
+    read = "one of the files that are read"
+    for options, output, role in (
+        (("--data", "data.npz"), "model.py", "the source of a module"),
+        (("--data", "data.npz"), "data.npz", read),
+        (("--feed", "pred=data.npz:x"), "data.npz", read),
+        (("--of", "pred", "--cotangent", "data.npz"), "data.npz", read),
+    ):
+        done = gradscope("dump", "model.py", *options, "--force", "-o", output, folder=tmp_path)
         assert (done.status, done.output) == (2, "")
         assert done.lines[0].endswith(f"{output}: it is {role}")
     assert (model.read_bytes(), (tmp_path / "data.npz").read_bytes()) == (text, data)

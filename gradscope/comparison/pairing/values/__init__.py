@@ -1,6 +1,8 @@
 """Values: tensors are found by what they hold, whatever they are called.
 
 - `by_values`: equal values in any layout.
+- `equality`: whether two tensors have equal values in any layout.
+- `equal_classes`: which classes of equal tensors of two dumps are equal.
 - `same_use`: which of several equal constants is meant, by the layers that use them.
 - `by_parts`: parts of packed tensors, such as the query, key and value of one kernel, or the gates of an LSTM.
 - `uneven_parts`: parts of several sizes, such as the keys and values that several queries share.

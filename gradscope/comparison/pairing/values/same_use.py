@@ -27,6 +27,15 @@ class SameUse:
         self._known: defaultdict[str, set[str]] = defaultdict(set)
         for match in matches:
             self._known[match.ref].update(match.recipe.keys)
+        self._users: defaultdict[str, list[str]] = defaultdict(list)
+        for key, around in self._cand.items():
+            for each in around:
+                self._users[each].append(key)
+
+    def likely(self, ref: str) -> frozenset[str]:
+        """Returns the parameters of the candidate for which `shared` counts anything with a parameter."""
+        known = (key for around in self._ref.get(ref, ()) for key in self._known.get(around, ()))
+        return frozenset(user for key in known for user in self._users.get(key, ()))
 
     def shared(self, match: Match) -> int:
         """Returns how many tensors around a parameter are paired with tensors around its counterpart.

@@ -56,7 +56,7 @@ def _table(table: Table, keys: Keys) -> Json:
             }
             for column in table.columns
         ],
-        "cells": [[cell_content(cell) for cell in table.cells(at)] for at in range(len(table.columns))],
+        "cells": [[cell_content(cell) for cell in cells] for cells in table.cells_by_column()],
         "keys": [[keys.number(key) for key in line.keys] for line in table.lines],
         "notes": list(table.notes),
     }

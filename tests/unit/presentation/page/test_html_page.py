@@ -118,7 +118,7 @@ def test_a_page_has_the_tables_of_the_terminal_with_their_values(pages: dict[str
     assert [each["title"] for each in shown] == [table.title for table in expected]
     for table, each in zip(expected, shown, strict=True):
         assert [column["heading"] for column in each["columns"]] == [column.heading for column in table.columns]
-        assert each["cells"][0] == list(table.cells(0))
+        assert each["cells"][0] == list(table.cells_by_column()[0])
         assert [[content["keys"][key] for key in line] for line in each["keys"]] == [
             list(line.keys) for line in table.lines
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -228,3 +229,14 @@ def test_a_pipeline_is_an_iterable_or_a_function_that_returns_one(place: str, in
 def test_a_pipeline_that_gives_no_batch_is_refused(place: str, index: int, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         DataRequest(location=place, index=index).batch({"x": leaf(1, 2)})
+
+
+def test_a_compressed_file_is_refused_by_what_it_states_before_it_is_inflated(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "bomb.npz", image=np.zeros((16, 1 << 20), np.float32))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DumpError, match=r"image has shape \[16, 1048576\], expected \[N, 4, 3\]"):
+            batch_from_file(tmp_path / "bomb.npz", EXPECTED)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,183 @@
+"""`Equality` finds whether two tensors have equal values in any layout, reading tensors of equal values once.
+
+A *class* has the tensors of one family, dtype and shape that have the same bytes, by their hash. What holds for one
+tensor of a class holds for all of them, so that two classes are compared by one pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from math import prod
+from typing import TypeAlias
+
+from gradscope.arrays.blocks import Array, blocks
+from gradscope.arrays.digest import Digest
+from gradscope.comparison.default_tolerances import default_tolerance
+from gradscope.comparison.layout.layouts import arranged
+from gradscope.comparison.layout.recipes import Recipe, RecipeStep
+from gradscope.comparison.metrics.block_pairs import block_pairs
+from gradscope.comparison.metrics.bounds import least_rel_l2
+from gradscope.comparison.metrics.measure_pair import measure
+from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.precision import comparable, scale_of
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.record import Json
+from gradscope.naming import PARAM, PARAM_GRAD, STATE, TENSOR, key_of, split_key
+from gradscope.stats import stats_of_chunks
+
+#: Family, dtype, shape and hash; a parameter without a gradient is of a family of its own.
+ValueClass: TypeAlias = tuple[str, str, tuple[int, ...], Json]
+
+#: Returns the statistics of a tensor by its key.
+Statistics: TypeAlias = Callable[[str], Mapping[str, Json]]
+
+
+class Equality:
+    """Equality finds whether two tensors have equal values in any layout; statistics rule most pairs out.
+
+    Args:
+        dumps: The dumps.
+    """
+
+    def __init__(self, dumps: Dumps) -> None:
+        self._dumps = dumps
+        self._search = LayoutSearch(dumps)
+        self.ref_stats, self.cand_stats = _statistics(dumps.ref), _statistics(dumps.cand)
+        self._ref_gradients, self._cand_gradients = _param_gradients(dumps.ref), _param_gradients(dumps.cand)
+        self._ref_absent, self._cand_absent = absent_keys(dumps.ref), absent_keys(dumps.cand)
+        self._steps: dict[tuple[ValueClass, ValueClass], tuple[RecipeStep, ...] | None] = {}
+
+    def ref_class(self, key: str) -> ValueClass:
+        """Returns the class of a tensor of the reference."""
+        return _class_of(self._dumps.ref, key, self.ref_stats(key), self._ref_absent)
+
+    def cand_class(self, key: str) -> ValueClass:
+        """Returns the class of a tensor of the candidate."""
+        return _class_of(self._dumps.cand, key, self.cand_stats(key), self._cand_absent)
+
+    def recipe(self, ref: str, cand: str) -> Recipe | None:
+        """Returns the recipe that makes the reference's tensor of the candidate's; None where values differ."""
+        classes = self.ref_class(ref), self.cand_class(cand)
+        if classes not in self._steps:
+            self._steps[classes] = self._found(ref, cand)
+        steps = self._steps[classes]
+        return None if steps is None else Recipe(keys=(cand,), steps=steps)
+
+    def _found(self, ref: str, cand: str) -> tuple[RecipeStep, ...] | None:
+        limit = self.tolerance(ref, cand)
+        if limit is None:
+            return None
+        bound = least_rel_l2(self.ref_stats(ref), self.cand_stats(cand))
+        if bound is None or bound.rel_l2 > limit:
+            return None
+        if is_constant(self.ref_stats(ref)) and not _alike(self._dumps, ref, cand):
+            return None
+        if self.ref_class(ref)[1:] == self.cand_class(cand)[1:]:
+            return ()
+        return _steps(self._dumps, self._search, (ref, cand), limit)
+
+    def tolerance(self, ref: str, cand: str) -> float | None:
+        """Returns how much two tensors may differ; None where their families or dtypes do not fit."""
+        one, other = self._dumps.ref.entry(ref), self._dumps.cand.entry(cand)
+        families = {one.family, other.family}
+        frozen = families == {PARAM, STATE} and _is_state(ref, self._ref_absent) and _is_state(cand, self._cand_absent)
+        if len(families) > 1 and TENSOR not in families and not frozen:
+            return None
+        if not comparable(one.dtype, other.dtype):
+            return None
+        return default_tolerance(one.family, one.dtype, other.dtype, reduced=False)
+
+    def agree(self, match: Match) -> bool:
+        """Returns whether the two tensors of a plain match have equal values in any layout, whatever statistics say."""
+        limit = self.tolerance(match.ref, match.cand)
+        return limit is not None and _steps(self._dumps, self._search, (match.ref, match.cand), limit) is not None
+
+    def of_gradients(self, match: Match) -> bool:
+        """Returns whether the gradients of a parameter and its counterpart are equal, and no constants."""
+        (family, name), other = split_key(match.ref), split_key(match.cand)[1]
+        if family != PARAM:
+            return False
+        ref, cand = key_of(PARAM_GRAD, name), key_of(PARAM_GRAD, other)
+        if ref not in self._ref_gradients or cand not in self._cand_gradients:
+            return False
+        return not is_constant(self.ref_stats(ref)) and self.recipe(ref, cand) is not None
+
+
+def measurable(source: DumpSource, keys: Iterable[str]) -> Iterator[str]:
+    """Yields the keys of tensors of several elements that a dump has."""
+    for key in keys:
+        entry = source.entry(key)
+        if prod(entry.shape) > 1 and entry.alias_of is None and source.has_tensor(key):
+            yield key
+
+
+def absent_keys(source: DumpSource) -> frozenset[str]:
+    """Returns the keys whose tensors are absent, themselves or as what they are an alias of."""
+    entries = {key_of(entry.family, entry.name): entry for entry in source.manifest.entries}
+    return frozenset(
+        key for key, entry in entries.items() if entries.get(entry.alias_of or key, entry).absent is not None
+    )
+
+
+def _is_state(key: str, absent: frozenset[str]) -> bool:
+    """Returns whether a tensor is state, as is a parameter that the loss has no gradient of, whatever it is called."""
+    family, name = split_key(key)
+    return family == STATE or key_of(PARAM_GRAD, name) in absent
+
+
+def is_constant(statistics: Mapping[str, Json]) -> bool:
+    """Returns whether all elements of a tensor are the same, by its statistics."""
+    return "min" in statistics and statistics["min"] == statistics.get("max")
+
+
+def _alike(dumps: Dumps, ref: str, cand: str) -> bool:
+    """Returns whether two tensors have the same sizes, in any order: constants are equal in every other shape, too."""
+    return sorted(dumps.ref.entry(ref).shape) == sorted(dumps.cand.entry(cand).shape)
+
+
+def _param_gradients(source: DumpSource) -> frozenset[str]:
+    return frozenset(measurable(source, (key for key in source.keys() if split_key(key)[0] == PARAM_GRAD)))  # noqa: SIM118 - no mapping
+
+
+def _class_of(source: DumpSource, key: str, statistics: Mapping[str, Json], absent: frozenset[str]) -> ValueClass:
+    entry = source.entry(key)
+    frozen = entry.family == PARAM and key_of(PARAM_GRAD, entry.name) in absent
+    # Without a hash a tensor is a class of its own; no hash has a slash.
+    return f"frozen {entry.family}" if frozen else entry.family, entry.dtype, entry.shape, statistics.get("hash", key)
+
+
+def _statistics(source: DumpSource) -> Statistics:
+    """Returns a function from a key to its statistics; those that the dump lacks are computed once, with the hash."""
+
+    @cache
+    def statistics(key: str) -> Mapping[str, Json]:
+        entry = source.entry(key)
+        if entry.stats:
+            return entry.stats
+        digest = Digest()
+        chunks = _hashed(source.chunks(key, reused=True), digest)
+        found = stats_of_chunks(chunks, shape=entry.shape, dtype=entry.dtype, tier="core").to_json()
+        return {**found, "hash": digest.hexadecimal()}
+
+    return statistics
+
+
+def _hashed(chunks: Iterable[Array], digest: Digest) -> Iterator[Array]:
+    for chunk in chunks:
+        digest.add(chunk)
+        yield chunk
+
+
+def _steps(dumps: Dumps, search: LayoutSearch, keys: tuple[str, str], largest: float) -> tuple[RecipeStep, ...] | None:
+    """Returns the steps that make a reference's tensor of a candidate's; None where they differ in every layout."""
+    ref, cand = keys
+    agreeing = search.agreeing(ref, cand)
+    if not agreeing:
+        return None
+    recipe = Recipe(keys=(cand,), steps=agreeing[0].steps(arranged(dumps.cand.entry(cand))))
+    one, other = dumps.ref.array(ref), recipe.made_of([dumps.cand.array(cand)])
+    dtypes = (source.entry(key).dtype for source, key in ((dumps.ref, ref), (dumps.cand, cand)))
+    metrics = measure(block_pairs(blocks(one), blocks(other)), scale_of(*dtypes, rtol=0.0, atol=0.0))
+    return recipe.steps if metrics.needed <= largest else None
