@@ -22,13 +22,13 @@ def main() -> NoReturn:
     """Runs the command line and exit."""
     open_streams()
     ends_with = None
-    if not runs_model(sys.argv[1:]):
+    if runs_model(sys.argv[1:]):
+        ends_with = supervise()
+        keep_stdout_for_results()
+    elif sys.argv[1:2] != ["watch"]:  # which goes on for days
         # What a dump has is kept to the end, and nothing in it refers back: searching it for cycles took a quarter of
         # `show` (2026-11).
         gc.disable()
-    else:
-        ends_with = supervise()
-        keep_stdout_for_results()
     with Interrupts(ends_with) as interrupts:
         from gradscope.cli.error_boundary import guarded
 
