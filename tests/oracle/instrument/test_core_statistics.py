@@ -18,7 +18,7 @@ SHAPES = [(), (1,), (7,), (3, 1500), (2, 3, 4), (0,), (2, 0)]
 def measure(request):
     """Any implementation, jitted; `platform_dependent` would choose for us."""
     place = PLACES[request.param]
-    return lambda array: core_numbers(np.asarray(jax.jit(lambda x: place(core._as_bytes(x)))(jnp.asarray(array))))
+    return lambda array: core_numbers(np.asarray(jax.jit(lambda x: place(core.as_bytes(x)))(jnp.asarray(array))))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
