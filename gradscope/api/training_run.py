@@ -12,10 +12,10 @@ import numpy as np
 
 from gradscope.api.reading import Dump
 from gradscope.dump.sources.memory_dump import MemoryDump
-from gradscope.history.at_step import manifest_at
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm
 from gradscope.history.value_histograms import ValueHistogram
+from gradscope.history.views.at_step import manifest_at
 from gradscope.presentation import PageMaker, run_page, trends_report
 from gradscope.presentation.page.notebook import run_html
 

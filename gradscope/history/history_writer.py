@@ -106,6 +106,14 @@ class HistoryWriter:
         self.flush()
         self._done(self._alarm, alarm)
 
+    def alarm_folders(self) -> set[str]:
+        """Returns the names of the folders that its alarms saved.
+
+        Raises:
+            MachineError: The disk fails.
+        """
+        return self._done(self._alarm_folders)
+
     def release(self, folder: str) -> None:
         """Writes that the folder of an alarm is no longer there.
 
@@ -235,6 +243,9 @@ class HistoryWriter:
         row = (alarm.step, alarm.rule, tensor, alarm.value, alarm.limit, alarm.why, alarm.folder)
         with _transaction(self._connection) as connection:
             connection.execute(_insertion("alarms", len(row)), row)
+
+    def _alarm_folders(self) -> set[str]:
+        return {folder for (folder,) in self._connection.execute("SELECT folder FROM alarms WHERE folder IS NOT NULL")}
 
     def _release(self, folder: str) -> None:
         with _transaction(self._connection) as connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +39,11 @@ def is_run(path: str | os.PathLike[str]) -> bool:
 def state_path(folder: Path, steps: int) -> Path:
     """Returns the path of the checkpoint after a number of steps."""
     return folder / f"state-{steps:06}.npz"
+
+
+def is_alarm_name(name: str) -> bool:
+    """Returns whether a name is that of a folder for what an alarm saves."""
+    return _ALARM.fullmatch(name) is not None
 
 
 def alarm_path(folder: Path, step: int) -> Path:
@@ -138,14 +144,18 @@ class RunFolder:
             for path in list(states_in(self.path).values())[:-number]:
                 path.unlink()
 
-    def keep_alarms(self, number: int) -> list[str]:
-        """Removes the folders that alarms saved, but for the last so many; returns the names of those removed.
+    def keep_alarms(self, number: int, saved: Collection[str]) -> list[str]:
+        """Removes folders that alarms saved, but for the last so many; returns the names of those removed.
+
+        Args:
+            number: How many stay.
+            saved: The names of those that count. Others are left of steps that a run took before it was continued from
+                an earlier one or replaced, and stay.
 
         Raises:
             MachineError: One cannot be removed.
         """
-        folders = sorted((int(match[1]), path) for path in self.path.iterdir()
-                         if (match := _ALARM.fullmatch(path.name)) is not None)  # fmt: skip
+        folders = [(step, path) for step, path in self._alarm_folders() if path.name in saved]
         removed = [path for _, path in folders[: max(len(folders) - number, 0)]]
         with machine_errors("remove a folder in", self.path):
             for path in removed:
@@ -153,6 +163,15 @@ class RunFolder:
                     (path / name).unlink(missing_ok=True)
                 path.rmdir()
         return [path.name for path in removed]
+
+    def left_alarms(self, saved: Collection[str]) -> list[str]:
+        """Returns the names of the folders of alarms that are not among those that the history has."""
+        return [path.name for _, path in self._alarm_folders() if path.name not in saved]
+
+    def _alarm_folders(self) -> list[tuple[int, Path]]:
+        """Returns the folders that alarms saved, with their steps, in order."""
+        found = ((_ALARM.fullmatch(path.name), path) for path in self.path.iterdir())
+        return sorted((int(match[1]), path) for match, path in found if match is not None)
 
 
 def _is_part(name: str) -> bool:

@@ -59,6 +59,8 @@ NOISE: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 )
 #: What stands for all trained parameters together in place of the number of a tensor.
 ALL_PARAMETERS: Final = -1
+#: How the names of facts begin that state the options of a run; one that was not given has no fact.
+RUN_OPTION: Final = "option "
 
 #: The statement of each table, letter by letter as a history has it.
 TABLES: Final[Mapping[str, str]] = MappingProxyType(

@@ -39,15 +39,10 @@ if TYPE_CHECKING:
     from gradscope.presentation.reports.inspection import InspectionReport, inspection_report
     from gradscope.presentation.reports.ledger import LedgerReport
     from gradscope.presentation.reports.proof import ProofReport
-    from gradscope.presentation.reports.run_report import (
-        RunReport,
-        RunTensorReport,
-        Which,
-        run_tensor_report,
-        step_report,
-        trends_report,
-    )
-    from gradscope.presentation.reports.run_watch import WatchReport, watch_report
+    from gradscope.presentation.reports.runs.run_report import RunReport, step_report, trends_report
+    from gradscope.presentation.reports.runs.run_watch import WatchReport, watch_report
+    from gradscope.presentation.reports.runs.series_report import RunTensorReport, run_tensor_report
+    from gradscope.presentation.reports.runs.which_tensors import Which
     from gradscope.presentation.reports.tensor import TensorReport, tensor_report
     from gradscope.presentation.tables.dump_rows import Row, rows_of
     from gradscope.presentation.tables.query import Query
@@ -67,13 +62,13 @@ _HOMES = {
     "Report": "render.formats",
     "Row": "tables.dump_rows",
     "RunDivergenceReport": "reports.comparing.compared_runs",
-    "RunReport": "reports.run_report",
-    "RunTensorReport": "reports.run_report",
+    "RunReport": "reports.runs.run_report",
+    "RunTensorReport": "reports.runs.series_report",
     "Screen": "render.screen",
     "SeriesReport": "reports.comparing.series",
     "TensorReport": "reports.tensor",
-    "WatchReport": "reports.run_watch",
-    "Which": "reports.run_report",
+    "WatchReport": "reports.runs.run_watch",
+    "Which": "reports.runs.which_tensors",
     "comparison_page": "page.comparison_page",
     "dump_page": "page.dump_page",
     "dump_report": "reports.dump_report",
@@ -82,16 +77,16 @@ _HOMES = {
     "page_html": "page.html_page",
     "rows_of": "tables.dump_rows",
     "run_page": "page.run_page",
-    "run_tensor_report": "reports.run_report",
-    "step_report": "reports.run_report",
+    "run_tensor_report": "reports.runs.series_report",
+    "step_report": "reports.runs.run_report",
     "tensor_report": "reports.tensor",
     "to_csv": "render.formats",
     "to_github": "render.formats",
     "to_json": "render.formats",
     "to_markdown": "render.formats",
     "to_text": "render.formats",
-    "trends_report": "reports.run_report",
-    "watch_report": "reports.run_watch",
+    "trends_report": "reports.runs.run_report",
+    "watch_report": "reports.runs.run_watch",
 }
 
 __all__ = [

@@ -18,7 +18,7 @@ from gradscope.presentation.page.static_html import summary_html
 from gradscope.presentation.render.document import Note
 from gradscope.presentation.reports.dump_overview import verdict_note
 from gradscope.presentation.reports.dump_report import dump_report
-from gradscope.presentation.reports.run_report import RunReport
+from gradscope.presentation.reports.runs.run_report import RunReport
 from gradscope.presentation.tables.table import Line, Table
 from gradscope.stats import Finding
 

@@ -20,7 +20,9 @@ from gradscope.presentation.page.content.table_content import tables_content
 from gradscope.presentation.page.page_parts import Page, PageMaker, PageNotes
 from gradscope.presentation.render.document import Note
 from gradscope.presentation.render.screen import BAD, GOOD
-from gradscope.presentation.reports.run_report import RunReport, alarm_sentence, trends_report
+from gradscope.presentation.reports.dump_report import origin_notes
+from gradscope.presentation.reports.runs.alarm_words import alarm_sentence
+from gradscope.presentation.reports.runs.run_report import RunReport, trends_report
 from gradscope.presentation.tables.numbers import count, number
 from gradscope.presentation.tables.run_tables import GROUPS, StepRow, step_tables, trend_table
 from gradscope.presentation.tables.table import Table
@@ -181,7 +183,7 @@ def _summary(report: RunReport, path: str) -> tuple[PageNotes | Table, ...]:
     losses = report.steps["loss"][~np.isnan(report.steps["loss"])].tolist()
     facts = [Note(label="loss", text=f"{number(losses[0])} to {number(losses[-1])}")] if losses else []
     facts += [
-        Note(label="recorded", text=f"{count(len(report.steps['step']))} steps"),
+        Note(label="steps", text=f"{count(report.taken)} taken, {count(len(report.steps['step']))} recorded"),
         Note(label="run", text=path),
     ]
     shown = alarms[:_MOST_ALARMS]
@@ -189,7 +191,10 @@ def _summary(report: RunReport, path: str) -> tuple[PageNotes | Table, ...]:
     more = len(alarms) - len(shown)
     notes += [Note(label="", text=f"and {more:,} more")] if more else []
     return (
-        PageNotes(notes=[run_verdict(report), *facts], keys=[worst.key or ""] if (worst := _worst(alarms)) else []),
+        PageNotes(
+            notes=[run_verdict(report), *origin_notes(report.origins), *facts],
+            keys=[worst.key or ""] if (worst := _worst(alarms)) else [],
+        ),
         PageNotes(title=f"Alarms ({len(alarms):,})", notes=notes, keys=[each.key or "" for each in shown]),
         steepest_trends(report, _MOST_TRENDS),
     )

@@ -2,6 +2,5 @@
 
 `dump_report` reports a dump (`dump`, `show`), on a terminal as `dump_overview` has it, `tensor` one tensor of it, and
 `ledger` what is missing. `comparing` reports `compare`; `inspection` reports `inspect`, `proof` reports `check`, and
-`explanation` reports `explain`. `run_report` reports a training run, `run_noise` the noise of its gradients, and
-`run_watch` a run that goes on.
+`explanation` reports `explain`. `runs` has the reports of a training run.
 """

@@ -12,12 +12,10 @@ import jax
 from gradscope.errors import DumpError, UsageError
 from gradscope.history.history_reader import History
 from gradscope.history.run_folder import RunFolder, is_run, states_in
+from gradscope.history.schema import RUN_OPTION
 from gradscope.naming import printable
 from gradscope.training.loop.state_files import OTHER_RUN, restored
 from gradscope.training.state import TrainState
-
-#: The names of facts in a history that have to be the same when a run is resumed.
-_OPTION = "option "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +105,7 @@ def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int) -> 
 
 def option_facts(options: Mapping[str, str]) -> dict[str, str]:
     """Returns options as facts of a history."""
-    return {f"{_OPTION}{name}": value for name, value in options.items()}
+    return {f"{RUN_OPTION}{name}": value for name, value in options.items()}
 
 
 def owned(state: TrainState) -> TrainState:
@@ -124,7 +122,7 @@ def _is_empty(path: Path) -> bool:
 def _require_same_options(path: Path, options: Mapping[str, str]) -> None:
     with History(path) as history:
         before = {
-            name.removeprefix(_OPTION): value for name, value in history.facts.items() if name.startswith(_OPTION)
+            name.removeprefix(RUN_OPTION): value for name, value in history.facts.items() if name.startswith(RUN_OPTION)
         }
     for name in dict.fromkeys([*options, *before]):
         old, new = before.get(name, ""), options.get(name, "")

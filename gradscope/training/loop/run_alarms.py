@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import jax.numpy as jnp
 
-from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.history.alarms.alarm_rules import NONFINITE
 from gradscope.history.alarms.alarm_watch import AlarmWatch
@@ -53,7 +52,6 @@ class RunAlarms:
         found: The alarms of this run.
         skipped: Updates that were skipped.
         sizes: The number of elements of each tensor by key, which the caller fills.
-        dump: The manifest of the last dump; None before.
     """
 
     def __init__(
@@ -78,7 +76,6 @@ class RunAlarms:
         self._watch = AlarmWatch(self.sizes)
         self.found: list[Alarm] = []
         self.skipped = 0
-        self.dump: Manifest | None = None
 
     def keep(self, number: int, state: TrainState, batch: Any) -> None:
         """Keeps what a step is going to be taken with."""
@@ -161,9 +158,9 @@ class RunAlarms:
     def _saved(self, state: TrainState, batch: Any, alarms: list[Alarm]) -> list[Alarm]:
         number = alarms[0].step
         folder = alarm_path(self._folder.path, number)
-        self.dump = save_step(self._model, state, batch, folder=folder, facts=self._facts)
-        named = [nonfinite_alarm(number, self.dump) if each.rule == NONFINITE else each for each in alarms]
-        write_alarms(folder, named, loss=self.dump.loss)
-        for removed in self._folder.keep_alarms(self._keep):
+        dump = save_step(self._model, state, batch, folder=folder, facts=self._facts)
+        named = [nonfinite_alarm(number, dump) if each.rule == NONFINITE else each for each in alarms]
+        write_alarms(folder, named, loss=dump.loss)
+        for removed in self._folder.keep_alarms(self._keep, self._history.alarm_folders() | {folder.name}):
             self._history.release(removed)
         return [replace(alarm, folder=folder.name) for alarm in named]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from gradscope.capturing.execution.arguments import Arguments
-from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.history.history_rows import Alarm
 from gradscope.tracing.loading.model import Model
@@ -93,7 +92,6 @@ class Outcome:
         state: Its last checkpoint.
         stopped: Whether an alarm stopped it.
         alarms: Its alarms.
-        dump: The manifest of the dump of the last step that an alarm saved; None without one.
     """
 
     resumed_from: int | None
@@ -101,4 +99,3 @@ class Outcome:
     state: Path
     stopped: bool = False
     alarms: tuple[Alarm, ...] = ()
-    dump: Manifest | None = None

@@ -81,6 +81,10 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
         HistoryWriter(folder.path, from_step=beginning.number, facts=facts) as history,
     ):
         history.describe(facts)
+        for left in folder.left_alarms(history.alarm_folders()):
+            request.tell(
+                f"{left} is of steps that the run no longer has: it stays, and --keep-alarms does not count it"
+            )
         outcome = _Loop(request, folder, history, programs, beginning, events=events).run()
     return outcome if resume else replace(outcome, resumed_from=None)
 
@@ -149,7 +153,7 @@ class _Loop:
             self._save()
         return Outcome(
             resumed_from=self._begin, steps=self._number, state=state_path(self._folder.path, self._number),
-            stopped=stopped, alarms=tuple(self._alarms.found), dump=self._alarms.dump,
+            stopped=stopped, alarms=tuple(self._alarms.found),
         )  # fmt: skip
 
     def _is_recorded(self, number: int) -> bool:

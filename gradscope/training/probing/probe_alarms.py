@@ -179,7 +179,7 @@ class ProbeAlarms:
         )  # fmt: skip
         alarms = [_with_origin(alarm, dump) for alarm in alarms]
         write_alarms(folder, alarms, loss=found.loss)
-        for removed in self._folder.keep_alarms(self._keep):
+        for removed in self._folder.keep_alarms(self._keep, self._history.alarm_folders() | {folder.name}):
             self._history.release(removed)
         return [replace(alarm, folder=folder.name) for alarm in alarms]
 

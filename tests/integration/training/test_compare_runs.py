@@ -105,7 +105,17 @@ def test_what_one_run_lacks_differs_unless_it_may_be_missing(tmp_path: Path) -> 
     one, other = recorded(tmp_path / "a", ref), recorded(tmp_path / "b", cand)
     found = gradscope("compare", one, other, "--json", folder=tmp_path)
     assert (found.status, found.json["first"]["status"], found.json["first_step"]) == (1, "missing", 0)
+    assert "of 1, only in the reference" in gradscope("compare", one, other, folder=tmp_path).output
     assert gradscope("compare", one, other, "--allow-missing", "slot/.*", folder=tmp_path).status == 0
+
+
+def test_an_option_that_a_run_was_not_given_is_not_unknown(tmp_path: Path) -> None:
+    one, other = recorded(tmp_path / "a", steps_of()), recorded(tmp_path / "b", steps_of())
+    with HistoryWriter(other, from_step=99, facts={}) as history:
+        history.describe({"option --clip": "norm(1)", "jax": "0.9"})
+    text = gradscope("compare", one, other, folder=tmp_path).output
+    assert "(not given) -> norm(1)" in text
+    assert "(unknown) -> 0.9" in text
 
 
 def test_a_loss_that_is_not_finite_in_one_run_differs(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import gradscope as gs
+from gradscope.history.history_rows import Alarm
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder
 from tests.integration.command import gradscope
@@ -131,6 +132,21 @@ def test_continuing_forgets_what_comes_later(run: Path) -> None:
     with gs.load(run) as found:
         assert found.steps["step"].tolist() == [0, 10, 15]
         assert found.alarms == ()
+
+
+def test_folders_of_alarms_that_the_history_forgot_are_kept_and_do_not_count(tmp_path: Path) -> None:
+    names = [f"alarm-{step:06}" for step in (5, 8, 100)]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "alarm.json").write_text("{}", encoding="utf-8")
+    with RunFolder(tmp_path) as folder, HistoryWriter(tmp_path, from_step=0, facts={}) as history:
+        for name, step in zip(names, (5, 8, 100), strict=True):
+            history.alarm(Alarm(step=step, rule="stuck", why="did not change", folder=name))
+        assert folder.left_alarms(history.alarm_folders()) == []
+        history.forget(50)
+        assert folder.left_alarms(history.alarm_folders()) == [names[2]]
+        assert folder.keep_alarms(1, history.alarm_folders()) == [names[0]]
+    assert sorted(path.name for path in tmp_path.glob("alarm-*")) == names[1:]
 
 
 def test_a_hundred_thousand_rows_take_little_room(tmp_path: Path) -> None:

@@ -189,6 +189,14 @@ def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Pa
     assert "to_nan.py:16" in done.output
     ((step, rule, *_, folder),) = rows(tmp_path / "run", "alarms")
     assert (rule, folder) == ("nonfinite", f"alarm-{step:06}")
+    shown = gradscope("show", "run", folder=tmp_path)
+    for line in (each for each in done.lines if each.startswith(("origin", "repair", "steps"))):
+        assert line in shown.lines
+    assert f"{step} taken" in shown.output
+    told = gradscope("show", "run", "--json", folder=tmp_path).json
+    assert (told["taken"], told["origins"][0]["source"]) == (step, "to_nan.py:16")
+    assert gradscope("report", "run", "-o", "page.html", folder=tmp_path).status == 0
+    assert told["origins"][0]["why"] in (tmp_path / "page.html").read_text(encoding="utf-8")
     alarm = tmp_path / "run" / folder
     assert json.loads((alarm / "alarm.json").read_text(encoding="utf-8"))["step"] == step
     with gs.load(alarm / "state.npz") as state:

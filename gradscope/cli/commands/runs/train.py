@@ -178,11 +178,8 @@ def _print_results(path: Path, outcome: Outcome, format_options: FormatOptions) 
     from gradscope.history.history_reader import History
     from gradscope.presentation import step_report
 
-    origins = () if outcome.dump is None else outcome.dump.origins
     with History(path) as history:
-        report = step_report(
-            "train", str(path), history, None, origins=origins, resumed_from=outcome.resumed_from
-        )  # fmt: skip
+        report = step_report("train", str(path), history, None, resumed_from=outcome.resumed_from)
     print_report(report, format_options.chosen)
 
 

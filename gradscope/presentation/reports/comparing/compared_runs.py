@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -78,7 +79,7 @@ class RunDivergenceReport:
         for row in self.divergence.rows:
             by_stage.setdefault(row.stage, []).append(row)
         lines = tuple(
-            Line(cells=(stage, f"{len(differing)} of {len(rows)}", _name(differing[0]), *_cells(differing[0])), keys=())
+            Line(cells=(stage, _how_many(differing, len(rows)), _name(differing[0]), *_cells(differing[0])), keys=())
             for stage, rows in by_stage.items()
             if (differing := [row for row in rows if row.differs])
         )
@@ -103,6 +104,13 @@ class RunDivergenceReport:
 
 def _name(row: RunRow) -> str:
     return row.name if row.family == STEP else naming.key_of(row.family, row.name)
+
+
+def _how_many(differing: Sequence[RunRow], total: int) -> str:
+    """Returns how many tensors of a stage differ, or that only one of the runs has them."""
+    statuses = {row.status for row in differing}
+    side = {"missing": "reference", "extra": "candidate"}.get(differing[0].status) if len(statuses) == 1 else None
+    return f"{len(differing)} of {total}" + ("" if side is None else f", only in the {side}")
 
 
 def _cells(row: RunRow) -> tuple[float | str | None, ...]:

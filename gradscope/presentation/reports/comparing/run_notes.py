@@ -12,6 +12,7 @@ from typing import Final
 
 from gradscope.dump.manifest.json_text import dumps
 from gradscope.dump.record import Json
+from gradscope.history.schema import RUN_OPTION
 from gradscope.presentation.render.document import Note
 from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import Screen, widest
@@ -76,7 +77,8 @@ def _change(difference: Mapping[str, Json], room: int | None, screen: Screen, *,
 
 def _side(difference: Mapping[str, Json], side: str, *, verbose: bool) -> str:
     if side not in difference:
-        return "(unknown)"
+        # A run states every option that it was given; what a dump does not state may have been given all the same.
+        return "(not given)" if str(difference["field"]).startswith(RUN_OPTION) else "(unknown)"
     value = difference[side]
     if isinstance(value, list):  # a command line
         return shlex.join(map(str, value))

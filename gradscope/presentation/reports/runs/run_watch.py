@@ -17,7 +17,9 @@ from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.presentation.render.document import Document, Note, Notes, fitted
 from gradscope.presentation.render.screen import BAD, Screen
-from gradscope.presentation.reports.run_report import SCHEMA, Which, alarm_json, alarm_sentence
+from gradscope.presentation.reports.runs.alarm_words import alarm_json, alarm_sentence
+from gradscope.presentation.reports.runs.run_report import SCHEMA
+from gradscope.presentation.reports.runs.which_tensors import Which
 from gradscope.presentation.tables.numbers import count, number
 from gradscope.presentation.tables.sparkline import sparkline
 from gradscope.presentation.tables.table import Column, Line, Table

@@ -1,9 +1,9 @@
-"""The reports of a run: its end, one of its steps, its trends, and one of its tensors over time."""
+"""The reports of a run: its end, one of its steps, and its trends."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,17 +14,17 @@ from gradscope.dump.manifest.manifest import Origin
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.history.history_reader import History
-from gradscope.history.history_rows import Alarm, TensorRow
+from gradscope.history.history_rows import Alarm
 from gradscope.history.tensor_trends import Trend
-from gradscope.history.value_histograms import ValueHistogram
-from gradscope.naming import Selection
+from gradscope.history.views.run_ending import alarm_origins, steps_taken
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.screen import BAD, Screen
 from gradscope.presentation.reports.dump_report import origin_json, origin_notes
-from gradscope.presentation.reports.run_noise import RunNoise, run_noise
-from gradscope.presentation.tables.histogram_table import histogram_table
+from gradscope.presentation.reports.runs.alarm_words import alarm_json, alarm_sentence
+from gradscope.presentation.reports.runs.run_noise import RunNoise, run_noise
+from gradscope.presentation.reports.runs.which_tensors import Which, chosen_tensors
 from gradscope.presentation.tables.numbers import count, number
-from gradscope.presentation.tables.run_tables import StepRow, TrendRow, series_table, step_tables, trend_table
+from gradscope.presentation.tables.run_tables import StepRow, TrendRow, step_tables, trend_table
 from gradscope.presentation.tables.sparkline import sparkline
 
 #: Version of the JSON: it increases when a key changes its meaning or is removed.
@@ -36,34 +36,6 @@ _TREND_COLUMN: Final = {naming.ACTIVATION: "rms", naming.ACTIVATION_GRAD: "rms"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Which:
-    """`Which` selects tensors of a run.
-
-    Attributes:
-        selection: By name or key.
-        families: By family, `slot` for all of an optimizer's variables; None for all.
-    """
-
-    selection: Selection
-    families: frozenset[str] | None = None
-
-    def selects(self, tensor: TensorRow) -> bool:
-        """Returns whether a tensor is selected."""
-        families = {tensor.family, tensor.family.partition("/")[0]}
-        chosen = self.families is None or bool(families & self.families)
-        return chosen and self.selection.selects(tensor.name, tensor.key)
-
-    def require_matches(self, tensors: Iterable[TensorRow]) -> None:
-        """Refuses a pattern that selects none of these tensors.
-
-        Raises:
-            UsageError: There is one.
-        """
-        if self.selection.select:
-            self.selection.require_matches([name for each in tensors for name in (each.name, each.key)])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
     """A `RunReport` presents a run: its loss, its alarms, and the tables of one step or the trends of all.
 
@@ -71,6 +43,7 @@ class RunReport:
         command: The command that reports, `train` or `show`.
         path: The run's folder, as the user named it.
         steps: What was recorded of each step, by column.
+        taken: How many steps the run has taken.
         alarms: What was wrong.
         shown: The rows of one step, in the order of the tables; empty for trends.
         at: The step that they are of; None for trends.
@@ -83,6 +56,7 @@ class RunReport:
     command: str
     path: str
     steps: Mapping[str, np.ndarray]
+    taken: int
     alarms: tuple[Alarm, ...]
     shown: tuple[StepRow, ...] = ()
     at: int | None = None
@@ -107,14 +81,15 @@ class RunReport:
 
     def to_json(self) -> dict[str, Json]:
         """Returns the run, its loss and alarms, and the rows."""
-        losses = self._losses()
+        losses, recorded = self._losses(), self.steps["step"]
         ends = {"first": float(losses[0]), "last": float(losses[-1])} if losses.size else {}
         found: dict[str, Json] = {
             "schema": SCHEMA,
             "command": self.command,
             "run": self.path,
-            "steps": self._taken(),
-            "recorded": len(self.steps["step"]),
+            "steps": int(recorded[-1]) + 1 if len(recorded) else 0,
+            "taken": self.taken,
+            "recorded": len(recorded),
             "step": self.at,
             "loss": {name: value for name, value in ends.items() if not math.isnan(value)},
             "alarms": [alarm_json(alarm) for alarm in self.alarms],
@@ -132,7 +107,8 @@ class RunReport:
         if losses.size:
             line = sparkline(losses.tolist(), _LOSS_WIDTH, unicode=screen.unicode)
             facts["loss"] = f"{_shown(losses[0])} to {_shown(losses[-1])}  {line}"
-        facts["recorded"] = f"{count(len(recorded))} of {count(self._taken())} steps"
+        up_to = f", the last is step {int(recorded[-1])}" if len(recorded) else ""
+        facts["steps"] = f"{count(self.taken)} taken, {count(len(recorded))} recorded{up_to}"
         if self.at is not None:
             facts["tables"] = f"of step {self.at}"
         if self.resumed_from is not None:
@@ -143,57 +119,10 @@ class RunReport:
     def _losses(self) -> np.ndarray:
         return self.steps["loss"]
 
-    def _taken(self) -> int:
-        """Returns the number of steps up to the last recorded one."""
-        recorded = self.steps["step"]
-        return int(recorded[-1]) + 1 if len(recorded) else 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunTensorReport:
-    """A `RunTensorReport` presents one tensor over time.
-
-    Attributes:
-        path: The run's folder, as the user named it.
-        key: The tensor's key.
-        stats: Its statistics by column, and `step`.
-        histograms: Its histograms by step; empty where none were recorded.
-    """
-
-    path: str
-    key: str
-    stats: Mapping[str, np.ndarray]
-    histograms: Mapping[int, ValueHistogram]
-
-    def document(self, screen: Screen) -> Document:
-        """Returns a table with a line for each step, and one of the histograms."""
-        drawn = histogram_table(self.histograms, unicode=screen.unicode)
-        return (
-            series_table(self.key, self.stats), *((drawn,) if self.histograms else ()),
-            Notes(notes=(Note(label="run", text=self.path),)),
-        )  # fmt: skip
-
-    def rows(self) -> list[dict[str, Json]]:
-        """Returns a row for each step: its number, and the statistics that are known."""
-        found = zip(*(values.tolist() for values in self.stats.values()), strict=True)
-        return [
-            {name: value for name, value in zip(self.stats, row, strict=True) if not math.isnan(value)} for row in found
-        ]
-
-    def to_json(self) -> dict[str, Json]:
-        """Returns the tensor's key, the rows, and the histograms, where there are any."""
-        drawn: list[Json] = [
-            {"step": step, "bins": list(each.bins), "counts": list(each.counts), "lower": each.lower.tolist(),
-             "upper": each.upper.tolist()}
-            for step, each in self.histograms.items()
-        ]  # fmt: skip
-        found: dict[str, Json] = {"schema": SCHEMA, "command": "show", "run": self.path, "tensor": self.key}
-        return {**found, "rows": list(self.rows()), **({"histograms": drawn} if drawn else {})}
-
 
 def step_report(
     command: str, path: str, history: History, step: int | None, *, which: Which | None = None,
-    origins: tuple[Origin, ...] = (), resumed_from: int | None = None,
+    resumed_from: int | None = None,
 ) -> RunReport:  # fmt: skip
     """Returns the report of one step of a run.
 
@@ -203,7 +132,6 @@ def step_report(
         history: Its history.
         step: The step; None for the last recorded one.
         which: Which tensors; None for all.
-        origins: Where what was not finite began.
         resumed_from: The number of steps before this command.
 
     Raises:
@@ -215,11 +143,13 @@ def step_report(
         step = int(steps["step"][-1])
     if step is None or step not in steps["step"]:
         raise UsageError(f"step {step} was not recorded", hint=_nearest(steps["step"], step))
-    found, chosen = history.stats_at(step), _chosen(history, which)
+    found, chosen = history.stats_at(step), chosen_tensors(history, which)
     rows = tuple(StepRow(tensor=tensor, stats=found[at]) for at, tensor in chosen.items() if at in found)
+    alarms = history.alarms()
     return RunReport(
-        command=command, path=path, steps=steps, alarms=history.alarms(), shown=rows, at=step, origins=origins,
-        resumed_from=resumed_from, noise=run_noise(history, chosen, step),
+        command=command, path=path, steps=steps, taken=steps_taken(history, steps["step"], alarms), alarms=alarms,
+        shown=rows, at=step, origins=alarm_origins(history, alarms), resumed_from=resumed_from,
+        noise=run_noise(history, chosen, step),
     )  # fmt: skip
 
 
@@ -234,42 +164,18 @@ def trends_report(path: str, history: History, *, which: Which | None = None) ->
     Raises:
         DumpError: The history is damaged.
     """
-    found, chosen = history.columns(("l2", "rms")), _chosen(history, which)
+    found, chosen = history.columns(("l2", "rms")), chosen_tensors(history, which)
     rows = tuple(
         TrendRow(tensor=tensor, column=column, trend=Trend.of(found[at]["step"], found[at][column]))
         for at, tensor in chosen.items()
         if at in found
         for column in [_TREND_COLUMN.get(tensor.family, "l2")]
     )
+    steps, alarms = history.steps(), history.alarms()
     return RunReport(
-        command="show", path=path, steps=history.steps(), alarms=history.alarms(), trends=rows,
-        noise=run_noise(history, chosen),
+        command="show", path=path, steps=steps, taken=steps_taken(history, steps["step"], alarms), alarms=alarms,
+        trends=rows, origins=alarm_origins(history, alarms), noise=run_noise(history, chosen),
     )  # fmt: skip
-
-
-def run_tensor_report(path: str, history: History, key: str) -> RunTensorReport:
-    """Returns the report of one tensor of a run over time.
-
-    Raises:
-        UsageError: The run has no such tensor.
-        DumpError: The history is damaged.
-    """
-    at = history.number_of(key)
-    return RunTensorReport(
-        path=path, key=key, stats=history.stats_of(at), histograms=history.histograms_of(at)
-    )  # fmt: skip
-
-
-def _chosen(history: History, which: Which | None) -> dict[int, TensorRow]:
-    """Returns the selected tensors by number, in the order of the step.
-
-    Raises:
-        UsageError: A pattern selects nothing.
-    """
-    if which is None:
-        return history.tensors
-    which.require_matches(history.tensors.values())
-    return {number: tensor for number, tensor in history.tensors.items() if which.selects(tensor)}
 
 
 def _nearest(recorded: np.ndarray, step: int | None) -> str:
@@ -281,20 +187,3 @@ def _nearest(recorded: np.ndarray, step: int | None) -> str:
 
 def _shown(value: float) -> str:
     return "not a number" if math.isnan(value) else number(float(value))
-
-
-def alarm_sentence(alarm: Alarm) -> str:
-    """Returns an alarm in words."""
-    subject = "" if alarm.key is None else f"{alarm.key} "
-    saved = "" if alarm.folder is None else f"; the state before it and its batch are in {alarm.folder}"
-    return f"at step {alarm.step} {subject}{alarm.why}{saved}"
-
-
-def alarm_json(alarm: Alarm) -> dict[str, Json]:
-    """Returns an alarm as JSON; what it lacks is left out."""
-    family, name = (None, None) if alarm.key is None else naming.split_key(alarm.key)
-    facts: dict[str, Json] = {
-        "step": alarm.step, "rule": alarm.rule, "family": family, "name": name, "why": alarm.why,
-        "value": alarm.value, "limit": alarm.limit, "folder": alarm.folder,
-    }  # fmt: skip
-    return {name: fact for name, fact in facts.items() if fact is not None}

@@ -1,0 +1,52 @@
+"""Reads how far a run came, and where what was not finite in it began, from the files beside its history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from gradscope.dump.manifest.manifest import Origin
+from gradscope.dump.reader import open_dump
+from gradscope.errors import GradscopeError
+from gradscope.history.alarms.alarm_rules import NONFINITE
+from gradscope.history.history_reader import History
+from gradscope.history.history_rows import Alarm
+from gradscope.history.run_folder import is_alarm_name, states_in
+
+
+def alarm_origins(history: History, alarms: Sequence[Alarm]) -> tuple[Origin, ...]:
+    """Returns where what was not finite began, by the dump of the first such alarm that has one.
+
+    Args:
+        history: The run's history.
+        alarms: Its alarms.
+
+    Returns:
+        The origins; empty where nothing was not finite, or no dump of it can be read any more.
+    """
+    for alarm in alarms:
+        # The name comes from the history, which may be a stranger's, and leads nowhere out of the run's folder.
+        if alarm.rule == NONFINITE and alarm.folder is not None and is_alarm_name(alarm.folder):
+            with suppress(GradscopeError), open_dump(history.folder / alarm.folder) as dump:
+                return dump.manifest.origins
+    return ()
+
+
+def steps_taken(history: History, recorded: np.ndarray, alarms: Sequence[Alarm]) -> int:
+    """Returns how many steps a run has taken, as far as its checkpoints and its history tell.
+
+    Args:
+        history: The run's history.
+        recorded: The steps that were recorded, in order.
+        alarms: Its alarms.
+
+    Raises:
+        MachineError: The folder cannot be read.
+    """
+    saved = max(states_in(history.folder), default=0)
+    last = int(recorded[-1]) if len(recorded) else -1
+    # A run that an alarm ends has recorded the step, and its checkpoint is of before it.
+    undone = saved > 0 and last == saved and any(alarm.step == last for alarm in alarms)
+    return saved if undone else max(saved, last + 1)

@@ -1,0 +1,73 @@
+"""The reports of one tensor of a run over time, and of one of its numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradscope.dump.record import Json
+from gradscope.history.history_reader import History
+from gradscope.history.value_histograms import ValueHistogram
+from gradscope.presentation.render.document import Document, Note, Notes
+from gradscope.presentation.render.screen import Screen
+from gradscope.presentation.reports.runs.run_report import SCHEMA
+from gradscope.presentation.tables.histogram_table import histogram_table
+from gradscope.presentation.tables.run_tables import series_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTensorReport:
+    """A `RunTensorReport` presents one tensor over time.
+
+    Attributes:
+        path: The run's folder, as the user named it.
+        key: The tensor's key.
+        stats: Its statistics by column, and `step`.
+        histograms: Its histograms by step; empty where none were recorded.
+    """
+
+    path: str
+    key: str
+    stats: Mapping[str, np.ndarray]
+    histograms: Mapping[int, ValueHistogram]
+
+    def document(self, screen: Screen) -> Document:
+        """Returns a table with a line for each step, and one of the histograms."""
+        drawn = histogram_table(self.histograms, unicode=screen.unicode)
+        return (
+            series_table(self.key, self.stats), *((drawn,) if self.histograms else ()),
+            Notes(notes=(Note(label="run", text=self.path),)),
+        )  # fmt: skip
+
+    def rows(self) -> list[dict[str, Json]]:
+        """Returns a row for each step: its number, and the statistics that are known."""
+        found = zip(*(values.tolist() for values in self.stats.values()), strict=True)
+        return [
+            {name: value for name, value in zip(self.stats, row, strict=True) if not math.isnan(value)} for row in found
+        ]
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns the tensor's key, the rows, and the histograms, where there are any."""
+        drawn: list[Json] = [
+            {"step": step, "bins": list(each.bins), "counts": list(each.counts), "lower": each.lower.tolist(),
+             "upper": each.upper.tolist()}
+            for step, each in self.histograms.items()
+        ]  # fmt: skip
+        found: dict[str, Json] = {"schema": SCHEMA, "command": "show", "run": self.path, "tensor": self.key}
+        return {**found, "rows": list(self.rows()), **({"histograms": drawn} if drawn else {})}
+
+
+def run_tensor_report(path: str, history: History, key: str) -> RunTensorReport:
+    """Returns the report of one tensor of a run over time.
+
+    Raises:
+        UsageError: The run has no such tensor.
+        DumpError: The history is damaged.
+    """
+    at = history.number_of(key)
+    return RunTensorReport(
+        path=path, key=key, stats=history.stats_of(at), histograms=history.histograms_of(at)
+    )  # fmt: skip
