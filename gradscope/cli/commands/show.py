@@ -67,7 +67,8 @@ def show(
     options.require_one_of(tensor=tensor, ledger=ledger, step=step)
     if is_run(dump):
         refused = {"--diff": diff, "--ledger": ledger, "--check": check, "--sort": sort, "--no-fold": no_fold}
-        print_report(_of_run(dump, step, tensor, selection_options, refused), format_options.chosen)
+        report = _of_run(dump, step, tensor, selection_options, refused, overview=not full)
+        print_report(report, format_options.chosen)
         return
     if step is not None:
         raise UsageError("--step is of a training run, and this is none", hint="name the folder of a run")
@@ -93,7 +94,13 @@ def show(
 
 
 def _of_run(
-    path: Path, step: int | None, tensor: str | None, selection: SelectionOptions, refused: Mapping[str, object]
+    path: Path,
+    step: int | None,
+    tensor: str | None,
+    selection: SelectionOptions,
+    refused: Mapping[str, object],
+    *,
+    overview: bool,
 ) -> Report:
     from gradscope.history.history_reader import History
     from gradscope.presentation import Which, run_tensor_report, step_report, trends_report
@@ -107,7 +114,7 @@ def _of_run(
             return run_tensor_report(str(path), history, tensor)
         if step is not None:
             return step_report("show", str(path), history, step, which=which)
-        return trends_report(str(path), history, which=which)
+        return trends_report(str(path), history, which=which, overview=overview and not selection.is_set)
 
 
 def _difference(ref: Path, cand: Path, tensor: str | None) -> Report:

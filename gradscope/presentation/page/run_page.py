@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
 from gradscope.dump.record import Json
-from gradscope.history.alarms.alarm_rules import NONFINITE
 from gradscope.history.history_reader import History
-from gradscope.history.history_rows import Alarm, TensorRow
+from gradscope.history.history_rows import TensorRow
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import INPUT, SLOT_PREFIX
 from gradscope.presentation.page.content.json_values import Keys, rounded
@@ -19,12 +18,12 @@ from gradscope.presentation.page.content.packed_series import OCTAVE_PARTS, pack
 from gradscope.presentation.page.content.table_content import tables_content
 from gradscope.presentation.page.page_parts import Page, PageMaker, PageNotes
 from gradscope.presentation.render.document import Note
-from gradscope.presentation.render.screen import BAD, GOOD
+from gradscope.presentation.render.screen import BAD
 from gradscope.presentation.reports.dump_report import origin_notes
-from gradscope.presentation.reports.runs.alarm_words import alarm_sentence
+from gradscope.presentation.reports.runs.alarm_words import alarm_sentence, run_verdict, worst_alarm
 from gradscope.presentation.reports.runs.run_report import RunReport, trends_report
 from gradscope.presentation.tables.numbers import count, number
-from gradscope.presentation.tables.run_tables import GROUPS, StepRow, step_tables, trend_table
+from gradscope.presentation.tables.over_time.run_tables import GROUPS, StepRow, step_tables, trend_table
 from gradscope.presentation.tables.table import Table
 
 #: The statistics that are packed, the most important first; `l2` follows from `rms` and the number of elements.
@@ -192,25 +191,12 @@ def _summary(report: RunReport, path: str) -> tuple[PageNotes | Table, ...]:
     notes += [Note(label="", text=f"and {more:,} more")] if more else []
     return (
         PageNotes(
-            notes=[run_verdict(report), *origin_notes(report.origins), *facts],
-            keys=[worst.key or ""] if (worst := _worst(alarms)) else [],
+            notes=[run_verdict(alarms), *origin_notes(report.origins), *facts],
+            keys=[worst.key or ""] if (worst := worst_alarm(alarms)) else [],
         ),
         PageNotes(title=f"Alarms ({len(alarms):,})", notes=notes, keys=[each.key or "" for each in shown]),
         steepest_trends(report, _MOST_TRENDS),
     )
-
-
-def run_verdict(report: RunReport) -> Note:
-    """Returns the verdict on a run: what was not finite, else its first alarm, or that there was none."""
-    # What is not finite ends a run, and is what a reader comes for; the alarms before it are listed below.
-    first = _worst(report.alarms)
-    told = "no alarm" if first is None else f"{first.rule}: {alarm_sentence(first)}"
-    return Note(label="verdict", text=told, style=GOOD if first is None else BAD)
-
-
-def _worst(alarms: Sequence[Alarm]) -> Alarm | None:
-    fatal = (each for each in alarms if each.rule == NONFINITE)
-    return next(fatal, next(iter(alarms), None))
 
 
 def steepest_trends(report: RunReport, most: int) -> Table:

@@ -187,5 +187,5 @@ def _spans(blocks: Sequence[_Block], item: Item, start: int, end: int, name: str
 
 def _hidden_note(blocks: Sequence[_Block], kept: Sequence[_Block]) -> list[str]:
     shown = {block.column.full_heading for block in kept}
-    hidden = [block.column.full_heading for block in blocks if block.column.full_heading not in shown]
+    hidden = [name for block in blocks if (name := block.column.full_heading) and name not in shown]
     return [f"hidden at this width: {', '.join(hidden)} (--format json has them all)"] if hidden else []

@@ -4,7 +4,7 @@
   row for every family and name of a dump; a `Query` selects and orders them.
 - A *table* (`table`) has columns and lines of values. A *line* may show two rows, a value and its gradient
   (`sections`), or all iterations of a loop (`folding`).
-- `run_tables` and `histogram_table` make those of a run; `sparkline` draws a series in one line.
+- `over_time` makes those of a run; `sparkline` draws a series in one line.
 - `by_block` makes the table of a dump's overview, in a given number of lines.
 - `facts` are the lines about the run below the tables, and `numbers` writes numbers as people read them.
 """

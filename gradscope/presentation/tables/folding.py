@@ -83,7 +83,7 @@ def _fold_cells(column: Column, cells: Sequence[Cell]) -> Cell:
         return _fold_names([str(cell) for cell in present])
     if column.kind == "text":
         return _SEVERAL
-    return _extremes([cell for cell in present if isinstance(cell, int | float)])
+    return extremes([cell for cell in present if isinstance(cell, int | float)])
 
 
 def _fold_names(names: Sequence[str]) -> Cell:
@@ -99,7 +99,7 @@ def _fold_words(cells: Sequence[tuple[object, ...]], total: int) -> Cell:
     return tuple(word if count == total else f"{word} {count}/{total}" for word, count in counts.items())
 
 
-def _extremes(numbers: Sequence[float]) -> Cell:
+def extremes(numbers: Sequence[float]) -> Cell:
     """Returns the range of some numbers; NaN where one of them is NaN."""
     # NaN has no order, and must not be lost.
     if any(map(math.isnan, numbers)):

@@ -82,9 +82,7 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
     ):
         history.describe(facts)
         for left in folder.left_alarms(history.alarm_folders()):
-            request.tell(
-                f"{left} is of steps that the run no longer has: it stays, and --keep-alarms does not count it"
-            )
+            request.tell(f"{left} is of steps that the run no longer has: it stays, and is not counted")
         outcome = _Loop(request, folder, history, programs, beginning, events=events).run()
     return outcome if resume else replace(outcome, resumed_from=None)
 

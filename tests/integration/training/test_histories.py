@@ -20,7 +20,7 @@ import gradscope as gs
 from gradscope.history.history_rows import Alarm
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder
-from tests.integration.command import gradscope
+from tests.integration.command import gradscope, in_terminal
 from tests.integration.training.histories import KEYS, STEPS, record, row, write
 
 
@@ -72,6 +72,23 @@ def test_show_has_trends_steps_and_tensors(run: Path) -> None:
     text = gradscope("show", run, folder=run).output
     assert "at step 20 param_grad/w has 2 NaN; the state before it and its batch are in alarm-000020" in text
     assert "4.00 to 1.10" in text
+
+
+def test_a_terminal_shows_a_run_on_one_screen_and_all_of_it_in_full(tmp_path: Path) -> None:
+    blocks = [f"{family}/block{at}" for family in ("param", "update") for at in range(60)]
+    names = [f"activation_grad/scan[{at}]" for at in range(60)]
+    others = [f"param/{chr(97 + at)}{chr(97 + at // 2)}" for at in range(40)]
+    run = write(tmp_path / "run", keys=(*KEYS, *blocks, *names, *others))
+    shown = in_terminal("show", "run", folder=tmp_path, columns=100).plain
+    lines = shown.splitlines()
+    assert len(lines) <= 40
+    assert lines[0].startswith("verdict  nonfinite: at step 20 param_grad/w has 2 NaN")
+    assert "param/block[0..59]" in shown
+    assert "gradscope show run --full" in shown
+    assert len(in_terminal("show", "run", "--full", folder=tmp_path, columns=100).plain.splitlines()) > 200
+    assert "param/block7" in gradscope("show", run, folder=tmp_path).output  # a pipe has everything
+    watched = in_terminal("watch", "run", "--once", folder=tmp_path, columns=100).plain
+    assert "scan[0..59]" in watched
 
 
 @pytest.mark.parametrize(

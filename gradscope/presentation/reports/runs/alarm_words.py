@@ -1,10 +1,15 @@
-"""Alarms in words, and as JSON."""
+"""Alarms in words, and as JSON, and the verdict on a run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gradscope import naming
 from gradscope.dump.record import Json
+from gradscope.history.alarms.alarm_rules import NONFINITE
 from gradscope.history.history_rows import Alarm
+from gradscope.presentation.render.document import Note
+from gradscope.presentation.render.screen import BAD, GOOD
 
 
 def alarm_sentence(alarm: Alarm) -> str:
@@ -22,3 +27,17 @@ def alarm_json(alarm: Alarm) -> dict[str, Json]:
         "value": alarm.value, "limit": alarm.limit, "folder": alarm.folder,
     }  # fmt: skip
     return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+def run_verdict(alarms: Sequence[Alarm]) -> Note:
+    """Returns the verdict on a run: what was not finite, else its first alarm, or that there was none."""
+    # What is not finite ends a run, and is what a reader comes for; the alarms before it are listed, too.
+    first = worst_alarm(alarms)
+    told = "no alarm" if first is None else f"{first.rule}: {alarm_sentence(first)}"
+    return Note(label="verdict", text=told, style=GOOD if first is None else BAD)
+
+
+def worst_alarm(alarms: Sequence[Alarm]) -> Alarm | None:
+    """Returns the alarm that the verdict on a run tells; None without alarms."""
+    fatal = (each for each in alarms if each.rule == NONFINITE)
+    return next(fatal, next(iter(alarms), None))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gradscope.dump.record import Json
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
-from gradscope.presentation.tables.run_tables import NoiseRow, noise_table
+from gradscope.presentation.tables.over_time.run_tables import NoiseRow, noise_table
 from gradscope.presentation.tables.table import Table
 
 

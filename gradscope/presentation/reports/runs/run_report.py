@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -17,22 +19,27 @@ from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm
 from gradscope.history.tensor_trends import Trend
 from gradscope.history.views.run_ending import alarm_origins, steps_taken
-from gradscope.presentation.render.document import Document, Note, Notes
+from gradscope.presentation.render.document import Document, Note, Notes, fitted
 from gradscope.presentation.render.screen import BAD, Screen
 from gradscope.presentation.reports.dump_report import origin_json, origin_notes
-from gradscope.presentation.reports.runs.alarm_words import alarm_json, alarm_sentence
+from gradscope.presentation.reports.runs.alarm_words import alarm_json, alarm_sentence, run_verdict, worst_alarm
 from gradscope.presentation.reports.runs.run_noise import RunNoise, run_noise
 from gradscope.presentation.reports.runs.which_tensors import Which, chosen_tensors
 from gradscope.presentation.tables.numbers import count, number
-from gradscope.presentation.tables.run_tables import StepRow, TrendRow, step_tables, trend_table
+from gradscope.presentation.tables.over_time.folded_trends import folded_trends
+from gradscope.presentation.tables.over_time.run_tables import StepRow, TrendRow, step_tables, trend_table
 from gradscope.presentation.tables.sparkline import sparkline
 
 #: Version of the JSON: it increases when a key changes its meaning or is removed.
 SCHEMA: Final = 1
 #: Columns of the loss's sparkline.
 _LOSS_WIDTH: Final = 40
-#: The statistic whose trend is shown: of activations and their gradients, whose size depends on the batch, the rms.
-_TREND_COLUMN: Final = {naming.ACTIVATION: "rms", naming.ACTIVATION_GRAD: "rms"}
+#: On one screen, the most alarms beside the worst, and the fewest lines of trends.
+_MOST_ALARMS: Final = 4
+_FEWEST_TRENDS: Final = 3
+#: The statistic whose trend is shown: of activations and their gradients, whose size depends on the batch, the rms; of
+#: updates what they are of the parameter, where that is known; of others the norm.
+_TREND_COLUMN: Final = {naming.ACTIVATION: "rms", naming.ACTIVATION_GRAD: "rms", naming.UPDATE: "ratio"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +58,7 @@ class RunReport:
         origins: Where what was not finite began, as far as that was searched.
         resumed_from: The number of steps before this command; None where it resumed nothing.
         noise: The noise of gradients; None where none was recorded.
+        overview: Whether a terminal shows the trends on one screen.
     """
 
     command: str
@@ -64,9 +72,14 @@ class RunReport:
     origins: tuple[Origin, ...] = ()
     resumed_from: int | None = None
     noise: RunNoise | None = None
+    overview: bool = False
 
     def document(self, screen: Screen) -> Document:
-        """Returns the tables, the alarms, and the facts about the run last."""
+        """Returns the tables, the alarms, and the facts about the run last; one screen begins with these."""
+        if self.overview and screen.width is not None:
+            return fitted(
+                partial(self._on_one_screen, screen), screen, most=screen.overview_lines, fewest=_FEWEST_TRENDS
+            )
         tables = step_tables(self.shown) if self.at is not None else (trend_table(self.trends, unicode=screen.unicode),)
         alarms = (Note(label=each.rule, text=alarm_sentence(each), style=BAD) for each in self.alarms)
         noise = () if self.noise is None else (self.noise.table(),)
@@ -99,6 +112,21 @@ class RunReport:
             "origins": [origin_json(each) for each in self.origins] or None,
         }
         return {name: fact for name, fact in found.items() if fact is not None}
+
+    def _on_one_screen(self, screen: Screen, most: int) -> Document:
+        worst = worst_alarm(self.alarms)
+        others = [each for each in self.alarms if each is not worst]
+        shown = others[:_MOST_ALARMS]
+        notes = [Note(label=each.rule, text=alarm_sentence(each), style=BAD) for each in shown]
+        more = len(others) - len(shown)
+        notes += [Note(label="", text=f"and {more:,} more (--full lists all)")] if more else []
+        noise = "" if self.noise is None else "; with the noise of gradients"
+        text = f"gradscope show {shlex.quote(self.path)} --full{noise}; a part: --step, --tensor, --families, --select"
+        return (
+            Notes(notes=(run_verdict(self.alarms), *origin_notes(self.origins), *self._facts(screen))),
+            Notes(title=f"Other alarms ({len(others):,})", notes=tuple(notes)),
+            folded_trends(self.trends, most, unicode=screen.unicode), Notes(notes=(Note(label="more", text=text),)),
+        )  # fmt: skip
 
     def _facts(self, screen: Screen) -> Sequence[Note]:
         losses = self._losses()
@@ -153,29 +181,35 @@ def step_report(
     )  # fmt: skip
 
 
-def trends_report(path: str, history: History, *, which: Which | None = None) -> RunReport:
+def trends_report(path: str, history: History, *, which: Which | None = None, overview: bool = False) -> RunReport:
     """Returns the report of the trends of a run.
 
     Args:
         path: The run's folder, as the user named it.
         history: Its history.
         which: Which tensors; None for all.
+        overview: Whether a terminal shows them on one screen.
 
     Raises:
         DumpError: The history is damaged.
     """
-    found, chosen = history.columns(("l2", "rms")), chosen_tensors(history, which)
+    found, chosen = history.columns(("l2", "rms", "ratio")), chosen_tensors(history, which)
     rows = tuple(
         TrendRow(tensor=tensor, column=column, trend=Trend.of(found[at]["step"], found[at][column]))
         for at, tensor in chosen.items()
         if at in found
-        for column in [_TREND_COLUMN.get(tensor.family, "l2")]
+        for column in [_trend_column(tensor.family, found[at])]
     )
     steps, alarms = history.steps(), history.alarms()
     return RunReport(
         command="show", path=path, steps=steps, taken=steps_taken(history, steps["step"], alarms), alarms=alarms,
-        trends=rows, origins=alarm_origins(history, alarms), noise=run_noise(history, chosen),
+        trends=rows, origins=alarm_origins(history, alarms), noise=run_noise(history, chosen), overview=overview,
     )  # fmt: skip
+
+
+def _trend_column(family: str, stats: Mapping[str, np.ndarray]) -> str:
+    column = _TREND_COLUMN.get(family, "l2")
+    return "l2" if np.isnan(stats[column]).all() else column
 
 
 def _nearest(recorded: np.ndarray, step: int | None) -> str:

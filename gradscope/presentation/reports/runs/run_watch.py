@@ -21,6 +21,7 @@ from gradscope.presentation.reports.runs.alarm_words import alarm_json, alarm_se
 from gradscope.presentation.reports.runs.run_report import SCHEMA
 from gradscope.presentation.reports.runs.which_tensors import Which
 from gradscope.presentation.tables.numbers import count, number
+from gradscope.presentation.tables.over_time.repeated_names import ITERATIONS, repeated
 from gradscope.presentation.tables.sparkline import sparkline
 from gradscope.presentation.tables.table import Column, Line, Table
 
@@ -146,18 +147,23 @@ class WatchReport:
         return [Note(label=label, text=text) for label, text in facts.items()]
 
     def _layers(self, screen: Screen, most: int) -> Table:
-        worst = sorted(self.layers, key=lambda each: -each.badness)[:most]
-        kept = [layer for layer in self.layers if layer in worst]
+        groups = [
+            (name, max((self.layers[at] for at in group), key=lambda each: each.badness))
+            for name, group in repeated([each.tensor.name for each in self.layers], ITERATIONS)
+        ]
+        worst = sorted(range(len(groups)), key=lambda at: -groups[at][1].badness)[:most]
+        named = [groups[at] for at in sorted(worst)]
+        kept = [layer for _, layer in named]
         finite = [value for layer in kept for value in layer.values if math.isfinite(value) and value > 0]
         ends = (math.log(min(finite)), math.log(max(finite))) if finite else (0.0, 0.0)
         lines = tuple(
             Line(
                 cells=(
-                    layer.tensor.name, layer.last, layer.change, _strip(layer.values, ends, unicode=screen.unicode)
+                    name, layer.last, layer.change, _strip(layer.values, ends, unicode=screen.unicode)
                 ),
                 keys=(layer.tensor.key,),
             )
-            for layer in kept
+            for name, layer in named
         )  # fmt: skip
         columns = (
             Column(heading="name", kind="name"),
@@ -165,9 +171,11 @@ class WatchReport:
             Column(heading="of median", kind="number", group="gradient", priority=1),
             Column(heading="", kind="text"),
         )
-        shown = f"{len(kept):,} of {len(self.layers):,}, changed most" if len(kept) < len(self.layers) else len(kept)
+        shown = f"{len(kept):,} of {len(groups):,}, changed most" if len(kept) < len(groups) else len(kept)
         note = f"to the right: the last {max((len(each.values) for each in kept), default=0)} recorded steps"
-        return Table(title=f"Gradients ({shown})", columns=columns, lines=lines, notes=(note,) if lines else ())
+        folded = "name[a..b]: of the iterations a to b, the one that changed most"
+        notes = (note, folded) if len(groups) < len(self.layers) else (note,)
+        return Table(title=f"Gradients ({shown})", columns=columns, lines=lines, notes=notes if lines else ())
 
 
 def watch_report(path: str, history: History, which: Which) -> WatchReport:

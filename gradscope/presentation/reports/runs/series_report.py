@@ -14,8 +14,8 @@ from gradscope.history.value_histograms import ValueHistogram
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.screen import Screen
 from gradscope.presentation.reports.runs.run_report import SCHEMA
-from gradscope.presentation.tables.histogram_table import histogram_table
-from gradscope.presentation.tables.run_tables import series_table
+from gradscope.presentation.tables.over_time.histogram_table import histogram_table
+from gradscope.presentation.tables.over_time.run_tables import series_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,9 +104,9 @@ def step_tables(rows: Sequence[StepRow]) -> tuple[Table, ...]:
     return tuple(table for table in found if table.lines)
 
 
-def trend_table(rows: Sequence[TrendRow], *, unicode: bool) -> Table:
-    """Returns the table of trends: one line for each tensor."""
-    columns = (
+def trend_columns() -> tuple[Column, ...]:
+    """Returns the columns of a table of trends."""
+    return (
         Column(heading="tensor", kind="name"),
         Column(heading="statistic", kind="text", priority=3),
         Column(heading="first", kind="number", priority=1),
@@ -114,18 +114,24 @@ def trend_table(rows: Sequence[TrendRow], *, unicode: bool) -> Table:
         Column(heading="slope", kind="number", priority=1),
         Column(heading="", kind="text", priority=2),
     )
-    lines = tuple(
-        Line(
-            cells=(
-                row.tensor.key, row.column, _number(row.trend.first), _number(row.trend.last), row.trend.slope,
-                sparkline(row.trend.values, _SPARKLINE_WIDTH, unicode=unicode),
-            ),
-            keys=(row.tensor.key,),
-        )
-        for row in rows
+
+
+def trend_line(row: TrendRow, *, unicode: bool) -> Line:
+    """Returns the line of a trend."""
+    return Line(
+        cells=(
+            row.tensor.key, row.column, _number(row.trend.first), _number(row.trend.last), row.trend.slope,
+            sparkline(row.trend.values, _SPARKLINE_WIDTH, unicode=unicode),
+        ),
+        keys=(row.tensor.key,),
     )  # fmt: skip
+
+
+def trend_table(rows: Sequence[TrendRow], *, unicode: bool) -> Table:
+    """Returns the table of trends: one line for each tensor."""
+    lines = tuple(trend_line(row, unicode=unicode) for row in rows)
     note = f"slope: powers of ten in {SLOPE_STEPS} steps"
-    return Table(title=f"Trends ({len(lines):,})", columns=columns, lines=lines, notes=(note,) if lines else ())
+    return Table(title=f"Trends ({len(lines):,})", columns=trend_columns(), lines=lines, notes=(note,) if lines else ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
