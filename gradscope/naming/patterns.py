@@ -101,6 +101,8 @@ def nearest_hint(requested: str, known: Iterable[str]) -> str:
     near = _nearest(requested, names)
     if near:
         return "did you mean " + ", ".join(map(printable, near)) + "?"
+    if len(names) == 1:
+        return f"there is only {printable(names[0])}"
     if len(names) <= _FEW:
         return "there are " + ", ".join(map(printable, names)) if names else "there are no names to select from"
     return f"there are {len(names):,} names, such as {', '.join(map(printable, names[:3]))}"

@@ -30,7 +30,7 @@ def show(
         str | None,
         typer.Option(
             metavar="KEY",
-            help="One tensor in detail, with its histogram, such as activation/stem/conv.",
+            help="One tensor in detail, with its histogram, such as activation/stem/conv; of a run also loss.",
             autocompletion=tensor_keys,
         ),
     ] = None,

@@ -71,7 +71,7 @@ class SelectionOptions(NameOptions):
             metavar="LIST",
             autocompletion=family_names,
             help="Only these families, separated by commas: activation, activation_grad, param, param_grad, input, "
-            "input_grad, example_grad, term, state, aux.",
+            "input_grad, example_grad, term, state, aux; of a run clipped_grad, update, slot, average, too.",
             rich_help_panel=_PANEL,
         ),
     ] = None

@@ -155,3 +155,4 @@ def test_what_is_no_run_is_one_message(tmp_path: Path, name: str, status: int) -
     (tmp_path / "file").write_text("")
     done = gradscope("watch", name, folder=tmp_path)
     assert (done.status, done.errors.count("error:")) == (status, 1), done.errors
+    assert f"{name} is no run" in done.errors

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradscope.dump.record import Json
+from gradscope.errors import MissingKeyError
 from gradscope.history.history_reader import History
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.presentation.render.document import Document, Note, Notes
@@ -20,11 +21,11 @@ from gradscope.presentation.tables.over_time.run_tables import series_table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTensorReport:
-    """A `RunTensorReport` presents one tensor over time.
+    """A `RunTensorReport` presents one tensor, or one number of the steps, over time.
 
     Attributes:
         path: The run's folder, as the user named it.
-        key: The tensor's key.
+        key: The tensor's key, or the number's name.
         stats: Its statistics by column, and `step`.
         histograms: Its histograms by step; empty where none were recorded.
     """
@@ -61,13 +62,26 @@ class RunTensorReport:
 
 
 def run_tensor_report(path: str, history: History, key: str) -> RunTensorReport:
-    """Returns the report of one tensor of a run over time.
+    """Returns the report of one tensor of a run over time, or of one of the numbers of its steps.
+
+    Args:
+        path: The run's folder, as the user named it.
+        history: Its history.
+        key: The tensor's key, or a number's name, such as `loss`.
 
     Raises:
-        UsageError: The run has no such tensor.
+        MissingKeyError: The run has neither.
         DumpError: The history is damaged.
     """
-    at = history.number_of(key)
+    steps = history.steps()
+    numbers = [name for name, values in steps.items() if name != "step" and not np.isnan(values).all()]
+    if key in numbers:
+        return RunTensorReport(path=path, key=key, stats={"step": steps["step"], key: steps[key]}, histograms={})
+    try:
+        at = history.number_of(key)
+    except MissingKeyError as error:
+        hint = f"{error.hint}; numbers of each step are {', '.join(numbers)}" if numbers else error.hint
+        raise MissingKeyError(error.message, hint=hint) from None
     return RunTensorReport(
         path=path, key=key, stats=history.stats_of(at), histograms=history.histograms_of(at)
     )  # fmt: skip

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
+from gradscope import naming
+from gradscope.errors import UsageError
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
 from gradscope.naming import Selection
+
+#: Why a run has no tensor of a family that depends on an option of `train`.
+_WHY_NONE: Final = {
+    naming.CLIPPED_GRAD: "without --clip and --multiply the optimizer gets param_grad as it is; ",
+    naming.AVERAGE: "moving averages are of --ema; ",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,25 +33,36 @@ class Which:
 
     def selects(self, tensor: TensorRow) -> bool:
         """Returns whether a tensor is selected."""
-        families = {tensor.family, tensor.family.partition("/")[0]}
-        chosen = self.families is None or bool(families & self.families)
+        chosen = self.families is None or bool(_families_of(tensor) & self.families)
         return chosen and self.selection.selects(tensor.name, tensor.key)
 
     def require_matches(self, tensors: Iterable[TensorRow]) -> None:
-        """Refuses a pattern that selects none of these tensors.
+        """Refuses a pattern, or families, that select none of these tensors.
 
         Raises:
-            UsageError: There is one.
+            UsageError: There is one, or no tensor is of the families.
         """
+        tensors = list(tensors)
+        known = dict.fromkeys(tensor.family.partition("/")[0] for tensor in tensors)
+        if self.families is not None and not any(_families_of(each) & self.families for each in tensors):
+            why = next((_WHY_NONE[family] for family in sorted(self.families) if family in _WHY_NONE), "")
+            raise UsageError(
+                f"the run has no tensor of {', '.join(sorted(self.families))}",
+                hint=f"{why}it has {', '.join(known) or 'recorded no step yet'}",
+            )
         if self.selection.select:
             self.selection.require_matches([name for each in tensors for name in (each.name, each.key)])
+
+
+def _families_of(tensor: TensorRow) -> set[str]:
+    return {tensor.family, tensor.family.partition("/")[0]}
 
 
 def chosen_tensors(history: History, which: Which | None) -> dict[int, TensorRow]:
     """Returns the selected tensors by number, in the order of the step.
 
     Raises:
-        UsageError: A pattern selects nothing.
+        UsageError: A pattern, or the families, select nothing.
     """
     if which is None:
         return history.tensors
