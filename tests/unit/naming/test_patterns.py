@@ -56,6 +56,7 @@ def test_an_invalid_expression_is_refused() -> None:
         ("DENSE1", ["dense1", "dense2"], "did you mean dense1, dense2?"),
         ("dense1", ["Dense1", "Dense1"], "did you mean Dense1?"),
         ("zzz", ["a", "b", "a"], "there are a, b"),
+        ("zzz", ["a", "a"], "there is only a"),
         ("zzz", [f"layer{n}" for n in range(1234)], "there are 1,234 names, such as layer0, layer1, layer2"),
         ("zzz", [], "there are no names to select from"),
         ("na\x1bme", ["na\x1bm"], "did you mean na\\x1bm?"),
