@@ -16,6 +16,7 @@ from typing import Final
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.manifest.zero_reasons import PRODUCT_OF
+from gradscope.naming.wording import counted
 from gradscope.stats.findings.kernels import KernelLayer, kernel_layers
 from gradscope.stats.findings.rule_evidence import (
     RuleEvidence,
@@ -74,8 +75,8 @@ def _without_signal(evidence: RuleEvidence, layers: Sequence[KernelLayer]) -> It
 
     A layer of zeros that is added to a signal, or scales one, is a branch that starts at zero.
     """
-    zeros = [kernel for layer in layers for kernel in layer.kernels if is_zero(kernel)]
-    silent = [kernel for kernel in zeros if not is_zero(evidence.entry(naming.PARAM_GRAD, kernel.name))]
+    zeros = {kernel.name: kernel for layer in layers for kernel in layer.kernels if is_zero(kernel)}
+    silent = [kernel for kernel in zeros.values() if not is_zero(evidence.entry(naming.PARAM_GRAD, kernel.name))]
     lost: dict[str, list[Entry]] = {}
     for kernel in silent:
         ends = f": {PRODUCT_OF}{key(kernel)} is 0"
@@ -86,13 +87,15 @@ def _without_signal(evidence: RuleEvidence, layers: Sequence[KernelLayer]) -> It
                 lost.setdefault(kernel.name, []).append(concerned)
     silent = [kernel for kernel in silent if kernel.name in lost]
     if silent:
-        gradients = [each for kernel in silent for each in lost[kernel.name]]
-        closest = max(gradients, key=lambda entry: (entry.family == naming.ACTIVATION_GRAD, entry.site.index))
+        first, *others = silent
+        closest = max(lost[first.name], key=lambda entry: (entry.family == naming.ACTIVATION_GRAD, entry.site.index))
+        alike = f"; {counted(len(others), 'kernel')} more {'is' if len(others) == 1 else 'are'} alike" if others else ""
         why = (
             f"is zero, and so is what its layer returns: {naming.printable(closest.name)}, which that multiplies, "
-            "gets no gradient"
+            f"gets no gradient{alike}"
         )
-        yield suspect("init", silent[0], why, [*silent, *gradients])
+        gradients = [each for kernel in silent for each in lost[kernel.name]]
+        yield suspect("init", first, why, [*silent, *gradients])
 
 
 def _gains_without_movement(evidence: RuleEvidence, kernel_layers: Sequence[KernelLayer]) -> list[Entry]:

@@ -322,6 +322,9 @@ def test_a_kernel_of_zeros_whose_product_multiplies_a_signal_is_the_cause_and_a_
     assert (only.rule, only.family, only.name, only.tensors) == ("init", "param", "dense1/kernel", 3)
     assert "dense0, which that multiplies, gets no gradient" in only.why
     assert find(network("mul")) == ()
+    shared = network("dot_general")
+    again = replace(shared.layers[1], path="dense1#2", index=5)
+    assert "alike" not in find(replace(shared, layers=(*shared.layers, again)))[0].why
 
 
 def test_unused_parameters_are_told_once_by_part_and_cut_ones_are_zero_gradients() -> None:
