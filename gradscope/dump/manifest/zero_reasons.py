@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+#: What precedes a parameter of zeros in a reason, where it is not itself the factor, but a product of it with a matrix.
+PRODUCT_OF: Final = "the product of "
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroReason:

@@ -20,7 +20,7 @@ from gradscope.presentation.tables.folding import folded
 from gradscope.presentation.tables.query import Query
 from gradscope.presentation.tables.sections import sections
 from gradscope.presentation.tables.table import Table
-from gradscope.stats import RULES, Finding
+from gradscope.stats import RULES, Finding, is_thrown_away
 
 #: Version of the JSON: it increases when a key changes its meaning or is removed.
 SCHEMA: Final = 1
@@ -28,6 +28,8 @@ SCHEMA: Final = 1
 _FINDINGS_PER_RULE: Final = 10
 #: The label of what to do.
 _REPAIR: Final = "repair"
+#: The end of a sentence on an origin that harms nothing.
+_THROWN_AWAY: Final = "it reaches neither the loss nor the gradient of a parameter"
 #: The rules that origins explain.
 _OF_ORIGINS: Final = frozenset({"nonfinite", "overflow"})
 
@@ -46,6 +48,7 @@ class DumpReport:
         fold: Whether on a terminal the iterations of a loop share a line.
         overview: Whether a terminal shows an overview and not the tables.
         checked: The rules whose findings make the command fail, and are errors where they are annotated.
+        thrown_away: Whether what is not finite reaches neither the loss nor a gradient that is asked for.
     """
 
     command: str
@@ -57,6 +60,7 @@ class DumpReport:
     fold: bool
     overview: bool
     checked: frozenset[str] = frozenset()
+    thrown_away: bool = False
 
     def document(self, screen: Screen) -> Document:
         """Returns the tables, the findings, and the facts about the run last; or an overview of these."""
@@ -65,7 +69,7 @@ class DumpReport:
         tables = self.tables(screen)
         nothing = Notes(notes=() if tables else (Note(label="tensors", text="none"),))
         about_run = (Note(label=label, text=text) for label, text in facts(self.path, self.manifest))
-        origins = Notes(title="Where it began", notes=origin_notes(self.manifest.origins))
+        origins = Notes(title="Where it began", notes=self._origin_notes(self.manifest.origins))
         return (*tables, nothing, _findings(self.findings), origins, Notes(notes=tuple(about_run)))
 
     def overview_facts(self) -> OverviewFacts:
@@ -82,12 +86,18 @@ class DumpReport:
         """Returns what the verdict does not say: where NaNs and infinities began, and the repair."""
         worst = self.findings[0] if self.findings else None
         told = [each for each in self.manifest.origins if worst is not None and worst.why.startswith(each.why)]
-        notes = origin_notes([replace(each, why="") if each in told else each for each in self.manifest.origins])
+        notes = self._origin_notes([replace(each, why="") if each in told else each for each in self.manifest.origins])
         if worst is None or any(note.label == _REPAIR for note in notes):
             return notes
         remedy = next((rule.remedy for rule in RULES if rule.name == worst.rule), "")
         text = f"{remedy[:1].lower()}{remedy[1:]}".removesuffix(".")
         return (*notes, *([Note(label=_REPAIR, text=text, style=style_of_words(worst.rule))] if text else ()))
+
+    def _origin_notes(self, origins: Sequence[Origin]) -> tuple[Note, ...]:
+        """Returns notes on origins: of what is thrown away, that it is, without a repair of what harms nothing."""
+        if not self.thrown_away:
+            return origin_notes(origins)
+        return tuple(Note(label="note", text=f"{_origin_sentence(each)}; {_THROWN_AWAY}") for each in origins)
 
     def rules_by_key(self) -> dict[str, list[str]]:
         """Returns the rules that found something in a tensor, by its key, the worst first."""
@@ -106,15 +116,7 @@ class DumpReport:
 
     def annotations(self) -> list[Annotation]:
         """Returns the findings and origins next to their source lines, or that nothing looks wrong."""
-        began = [
-            Annotation(
-                level="error" if self.checked & _OF_ORIGINS else "warning",
-                title="gradscope: where it began",
-                message=f"{origin.name} {origin.why}" + (f"; {origin.repair}" if origin.repair else ""),
-                source=origin.source,
-            )
-            for origin in self.manifest.origins
-        ]
+        began = list(map(self._origin_annotation, self.manifest.origins))
         told = tuple(origin.why for origin in self.manifest.origins if origin.why)
         found = [
             Annotation(
@@ -127,7 +129,18 @@ class DumpReport:
             if not (told and finding.why.startswith(told))
         ]
         fine = Annotation(level="notice", title="gradscope", message=f"nothing looks wrong in {self.path}")
-        return [*began, *found] or [fine]
+        is_fine = not found and (self.thrown_away or not began)
+        return [*began, *found, *([fine] if is_fine else [])]
+
+    def _origin_annotation(self, origin: Origin) -> Annotation:
+        level = "error" if self.checked & _OF_ORIGINS else "warning"
+        more = _THROWN_AWAY if self.thrown_away else origin.repair
+        return Annotation(
+            level="notice" if self.thrown_away else level,
+            title="gradscope: where it began",
+            message=f"{origin.name} {origin.why}" + (f"; {more}" if more else ""),
+            source=origin.source,
+        )
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns name, family and values of each row."""
@@ -141,8 +154,13 @@ class DumpReport:
             **facts_json(self.path, self.manifest),
             "rows": list(self.rows()),
             "findings": [_finding_json(finding) for finding in self.findings],
-            **({"origins": [origin_json(each) for each in self.manifest.origins]} if self.manifest.origins else {}),
+            **({"origins": list(map(self._origin_json, self.manifest.origins))} if self.manifest.origins else {}),
         }
+
+    def _origin_json(self, origin: Origin) -> dict[str, Json]:
+        if not self.thrown_away:
+            return origin_json(origin)
+        return {**origin_json(replace(origin, repair="")), "thrown_away": True}
 
 
 def dump_report(
@@ -188,6 +206,7 @@ def dump_report(
         fold=fold,
         overview=overview,
         checked=checked,
+        thrown_away=bool(manifest.origins) and is_thrown_away(manifest),
     )
 
 

@@ -65,7 +65,7 @@ def _rank(suspect: Suspect) -> tuple[int, float]:
 def _explains(cause: Suspect, other: Suspect) -> bool:
     rule, consequence = cause.finding.rule, other.finding.rule
     if consequence == "zero-grad":
-        return _explains_zero(cause, other.finding.why)
+        return _explains_zero(cause, other)
     where = _CONSEQUENCES.get(rule, {}).get(consequence)
     if where == "behind":
         return other.begin >= cause.begin
@@ -74,13 +74,14 @@ def _explains(cause: Suspect, other: Suspect) -> bool:
     return where == "anywhere"
 
 
-def _explains_zero(cause: Suspect, why: str) -> bool:
+def _explains_zero(cause: Suspect, other: Suspect) -> bool:
     """Returns whether gradients are exactly zero because of a cause."""
+    why = other.finding.why
     if why.startswith("is absent"):
         return False  # the program has no path for them, whatever the numbers are
     if cause.finding.rule in ("underflow", "saturated"):
         return "underflow in" in why if cause.finding.rule == "underflow" else "rounds to zero" in why
-    return cause.total
+    return cause.total or other.keys <= cause.keys
 
 
 def _finding(suspect: Suspect, keys: set[str]) -> Finding:

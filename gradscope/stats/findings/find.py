@@ -61,7 +61,7 @@ RULES: Final = (
         "zero.",
         formula="fwd_gain = rms(x W) / rms(x) of a layer with one kernel, beyond the factor up or down, where the "
         "layers behind change with it; or std(W) = 0; or W, or the gain of a "
-        "normalisation, = 0 and its gradient = 0",
+        "normalisation, = 0 and its gradient = 0; or W = 0 where x W multiplies another signal",
         thresholds=("init",),
         remedy="Draw the kernel with deviation 1/sqrt(fan in), times sqrt(2) before a ReLU; a normalisation behind it "
         "makes the scale irrelevant.",

@@ -13,6 +13,7 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
+from gradscope.dump.manifest.zero_reasons import PRODUCT_OF
 from gradscope.dump.record import STOPPED
 from gradscope.stats.findings.rule_evidence import (
     Finding,
@@ -25,6 +26,8 @@ from gradscope.stats.findings.rule_evidence import (
 )  # fmt: skip
 
 _UNUSED: Final = "disconnected"
+#: How the reason of a zero gradient begins where a gate is closed.
+_GATED: Final = "masked: multiplied by exact zeros in mul"
 _NUMBER: Final = re.compile(r"\d+")
 #: The most names of unused parts of a block that a finding lists.
 _MOST_NAMES: Final = 4
@@ -48,7 +51,7 @@ def zero_gradient(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
 
 def _of_all_blocks(reason: str) -> str:
     """Returns a reason without the numbers in the name of a parameter, which differ from block to block."""
-    place, separator, name = reason.partition(f": {naming.PARAM}/")
+    place, separator, name = reason.partition(f" {naming.PARAM}/")
     return place + separator + _NUMBER.sub("#", name)
 
 
@@ -88,6 +91,8 @@ def _is_switched_off_by(param: Entry, entry: Entry, reason: str) -> bool:
     """Returns whether a gradient is zero because a parameter is, which the next step changes."""
     if reason.endswith(f": {key(param)} is 0"):
         return True
+    if reason.endswith(f": {PRODUCT_OF}{key(param)} is 0"):
+        return f"{_GATED} " in reason  # where two signals are multiplied by each other, `init` tells it
     source = param.site.source
     return param.site.index >= entry.site.index and source is not None and source in reason
 

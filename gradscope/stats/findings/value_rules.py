@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gradscope import naming
-from gradscope.dump.manifest.manifest import Entry, Origin
+from gradscope.dump.manifest.manifest import Entry, Manifest, Origin
 from gradscope.stats.findings.rule_evidence import (
     Finding,
     RuleEvidence,
@@ -27,6 +27,18 @@ _FORWARD: Final = (naming.ACTIVATION, naming.INPUT, naming.PARAM, naming.STATE)
 _FILLS: Final = frozenset({"select_n", "scatter", "broadcast_in_dim", "pad", "concatenate", "dynamic_update_slice"})
 #: The part of the largest number at which a type is about to overflow.
 _CLOSE: Final = 0.5
+
+
+def is_thrown_away(manifest: Manifest) -> bool:
+    """Returns whether NaNs and infinities are known to reach neither the loss nor the gradient of a parameter or input.
+
+    Args:
+        manifest: The manifest of a dump in which something is not finite; tensors are not read.
+    """
+    evidence = RuleEvidence(manifest)
+    left_out = any(line.family == naming.PARAM_GRAD and line.reason == "filtered" for line in manifest.ledger.missing)
+    known = manifest.loss is not None and evidence.of(naming.PARAM_GRAD) and not left_out
+    return bool(known) and not _matters(evidence, evidence.nonfinite)
 
 
 def nonfinite(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:

@@ -15,6 +15,8 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
+from gradscope.dump.manifest.zero_reasons import PRODUCT_OF
+from gradscope.naming.wording import counted
 from gradscope.stats.findings.kernels import KernelLayer, kernel_layers
 from gradscope.stats.findings.rule_evidence import (
     RuleEvidence,
@@ -22,11 +24,14 @@ from gradscope.stats.findings.rule_evidence import (
     Thresholds,
     column,
     is_zero,
+    key,
     suspect,
 )  # fmt: skip
 from gradscope.stats.findings.trends import signal_trend
 from gradscope.stats.findings.unit_rules import saturated_activations
 
+#: How the reason of a zero gradient begins where a product of two signals loses it.
+_MIXED: Final = "masked: multiplied by exact zeros in dot_general"
 #: The part of a gain's logarithm that has to reach the layers behind.
 _REACHES: Final = 0.5
 #: The root mean square of an input, or of an answer, above which it is large for layers of a usual scale.
@@ -41,6 +46,7 @@ def weights(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]
     layers = kernel_layers(evidence)
     saturated = _read_by_saturated(evidence, thresholds)
     yield from _without_movement(evidence, layers)
+    yield from _without_signal(evidence, layers)
     yield from _all_equal(layers)
     beyond = [
         layer for number, layer in enumerate(layers) if _is_beyond(evidence, layers, number, saturated, thresholds)
@@ -62,6 +68,34 @@ def _without_movement(evidence: RuleEvidence, layers: Sequence[KernelLayer]) -> 
         still.sort(key=lambda entry: entry.site.index)
         why = "is zero, and so is its gradient: it stays zero, and nothing passes it in either direction"
         yield suspect("init", still[0], why, still, total=True)
+
+
+def _without_signal(evidence: RuleEvidence, layers: Sequence[KernelLayer]) -> Iterator[Suspect]:
+    """Finds kernels of zeros whose product is a factor of another signal, which gets no gradient: queries without keys.
+
+    A layer of zeros that is added to a signal, or scales one, is a branch that starts at zero.
+    """
+    zeros = {kernel.name: kernel for layer in layers for kernel in layer.kernels if is_zero(kernel)}
+    silent = [kernel for kernel in zeros.values() if not is_zero(evidence.entry(naming.PARAM_GRAD, kernel.name))]
+    lost: dict[str, list[Entry]] = {}
+    for kernel in silent:
+        ends = f": {PRODUCT_OF}{key(kernel)} is 0"
+        for cause in evidence.manifest.causes:
+            concerned = evidence.entry(cause.family, cause.name)
+            mixed = cause.why.startswith(_MIXED) and cause.why.endswith(ends)
+            if mixed and concerned is not None:
+                lost.setdefault(kernel.name, []).append(concerned)
+    silent = [kernel for kernel in silent if kernel.name in lost]
+    if silent:
+        first, *others = silent
+        closest = max(lost[first.name], key=lambda entry: (entry.family == naming.ACTIVATION_GRAD, entry.site.index))
+        alike = f"; {counted(len(others), 'kernel')} more {'is' if len(others) == 1 else 'are'} alike" if others else ""
+        why = (
+            f"is zero, and so is what its layer returns: {naming.printable(closest.name)}, which that multiplies, "
+            f"gets no gradient{alike}"
+        )
+        gradients = [each for kernel in silent for each in lost[kernel.name]]
+        yield suspect("init", first, why, [*silent, *gradients])
 
 
 def _gains_without_movement(evidence: RuleEvidence, kernel_layers: Sequence[KernelLayer]) -> list[Entry]:

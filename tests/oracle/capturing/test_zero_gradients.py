@@ -315,6 +315,49 @@ def test_a_parameter_without_a_fault_is_not_named(said: dict[str, str]) -> None:
     assert set(said) == set(FAULTS)
 
 
+def normal(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape) / shape[0] ** 0.5
+
+
+def dense(p: Any, name: str, x: Any) -> Any:
+    with jax.named_scope(name):
+        return x @ p[name]["kernel"] + p[name]["bias"][None]
+
+
+@pytest.mark.parametrize(("silent", "other"), [("keys", "queries"), ("queries", "keys")])
+def test_a_kernel_of_zeros_is_named_where_its_product_multiplies_a_signal(silent: str, other: str) -> None:
+    def loss(p: Any, x: Any) -> Any:
+        queries, keys = dense(p, "queries", x), dense(p, "keys", x)
+        turned = jnp.concatenate([keys[:, 2:], -keys[:, :2]], axis=-1)
+        return (jnp.square(dense(p, "head", jax.nn.softmax(0.5 * queries @ (keys + turned).T) @ x))).sum()
+
+    p = {name: {"kernel": normal(n, 4, 4), "bias": ZEROS} for n, name in enumerate(("queries", "keys", "head"))}
+    p[silent]["kernel"] = jnp.zeros((4, 4))
+    gradients = jax.grad(loss)(p, normal(7, 5, 4))
+    assert not gradients[other]["kernel"].any()
+    assert gradients[silent]["kernel"].any()
+    dump = gs.capture(loss, p, normal(7, 5, 4))
+    assert f": the product of param/{silent}/kernel is 0" in said_of(dump, "param_grad")[f"{other}/kernel"]
+    assert [(each.rule, each.name) for each in dump.findings()] == [("init", f"{silent}/kernel")]
+
+
+def test_branches_that_start_at_zero_are_no_findings_however_they_are_switched_off() -> None:
+    def loss(p: Any, x: Any) -> Any:
+        low_rank = p["low_rank"]
+        x = x + x @ (low_rank["a"] @ (2.0 * low_rank["b"]))
+        x = x + dense(p, "gate", x) * jnp.tanh(dense(p, "gated", x))
+        return jnp.square(dense(p, "head", x + dense(p, "down", jax.nn.relu(dense(p, "up", x))))).sum()
+
+    names = ("gate", "gated", "up", "down", "head")
+    p: Any = {name: {"kernel": normal(n, 4, 4), "bias": ZEROS} for n, name in enumerate(names)}
+    p["gate"]["kernel"] = p["down"]["kernel"] = jnp.zeros((4, 4))
+    p["low_rank"] = {"a": normal(8, 4, 2), "b": jnp.zeros((2, 4))}
+    dump = gs.capture(loss, p, normal(7, 16, 4))
+    said = said_of(dump, "param_grad")
+    assert {"low_rank/a", "gated/kernel", "gated/bias", "up/kernel", "up/bias"} == set(said)
+    assert dump.findings() == ()
+
+
 def test_two_faults_are_both_named_whether_on_one_way_or_on_two() -> None:
     said = whys(
         {

@@ -304,6 +304,29 @@ def test_a_gradient_that_a_parameter_of_zeros_with_a_gradient_switches_off_is_no
     assert ("zero-grad", "body") in found(body, head, entry("param_grad/head", [[0.0]], 1), causes=(cause,))
 
 
+def test_a_kernel_of_zeros_whose_product_multiplies_a_signal_is_the_cause_and_a_gate_is_none() -> None:
+    def network(primitive: str) -> Manifest:
+        manifest = chain([1.0, 1.0])
+        zeros = (
+            entry("param/dense1/kernel", np.zeros((4, 4)), 2),
+            entry("activation_grad/dense0", np.zeros((8, 4)), 0),
+            entry("param_grad/dense0/kernel", np.zeros((4, 4)), 0),
+        )
+        names = {(each.family, each.name) for each in zeros}
+        kept = [each for each in manifest.entries if (each.family, each.name) not in names]
+        why = f"masked: multiplied by exact zeros in {primitive} at model.py:9: the product of param/dense1/kernel is 0"
+        causes = tuple(Cause(family=each.family, name=each.name, why=why) for each in zeros[1:])
+        return replace(manifest, entries=(*kept, *zeros), causes=causes)
+
+    (only,) = find(network("dot_general"))
+    assert (only.rule, only.family, only.name, only.tensors) == ("init", "param", "dense1/kernel", 3)
+    assert "dense0, which that multiplies, gets no gradient" in only.why
+    assert find(network("mul")) == ()
+    shared = network("dot_general")
+    again = replace(shared.layers[1], path="dense1#2", index=5)
+    assert "alike" not in find(replace(shared, layers=(*shared.layers, again)))[0].why
+
+
 def test_unused_parameters_are_told_once_by_part_and_cut_ones_are_zero_gradients() -> None:
     entries = (
         entry("param/used/w", [1.0]),

@@ -1,12 +1,21 @@
-"""Names of operands: the argument or the constant that an operand is, whatever its shape and type."""
+"""Names of operands: the argument or the constant that an operand is, whatever its shape and type.
+
+An operand of zeros has the name of the parameter that makes it so, such as the kernel of a layer that returns zeros.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
+
+import numpy as np
 
 from gradscope import naming
+from gradscope.capturing.explain.zeros.neighbourhood import Neighbourhood
+from gradscope.dump.manifest.zero_reasons import PRODUCT_OF
+from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.forward import FrameVariable
-from gradscope.tracing.jaxpr.frames import OPERAND, resolve
+from gradscope.tracing.dataflow.reachability import is_inexact
+from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, resolve
 from gradscope.tracing.jaxpr.jaxcompat import is_literal
 from gradscope.tracing.tracer import Trace
 
@@ -18,6 +27,17 @@ _SAME_VALUE: Final = frozenset(
     {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "copy", "convert_element_type", "pvary",
      "pcast", "neg"}
 )  # fmt: skip
+#: Zero where one operand is.
+_ELEMENTWISE: Final = frozenset({"mul", "div"})
+_MIXING: Final = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+#: Zero where all operands are.
+_SUMS: Final = frozenset({"add", "add_any", "sub", "concatenate"})
+#: Zero where the first operand is.
+_FIRST: Final = _SAME_VALUE | {"slice", "split", "reduce_sum", "rev"}
+#: Number of axes and name of a parameter of zeros; None where there is none.
+_Zeros: TypeAlias = tuple[int, str] | None
+#: How many operations upstream are looked at for a parameter of zeros.
+_NEAR: Final = 24
 
 
 class OperandNames:
@@ -25,14 +45,31 @@ class OperandNames:
 
     Args:
         trace: The trace.
+        values: Values of operands, and of the arguments.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, values: Neighbourhood) -> None:
+        self._values = values
         self._arguments = trace.arguments
         self._frames = {frame.key: frame for frame in trace.root.walk()}
 
-    def of(self, variable: FrameVariable) -> str:
-        """Returns what an operand is: an argument's name, `axis_index` or `CONSTANT`; "" for anything else."""
+    def of(self, variable: FrameVariable, iteration: IterationIndex) -> str:
+        """Returns what an operand is: an argument's name, `axis_index` or `CONSTANT`; "" for anything else.
+
+        Of zeros, it is the parameter of zeros because of which they are: `param/w` where they are a multiple of it,
+        element by element, and `the product of param/w` where they are one with a matrix.
+
+        Args:
+            variable: The operand.
+            iteration: The iteration of the loops around its frame.
+        """
+        name = self._stated(variable)
+        if name or not is_inexact(variable.atom) or np.any(self._values.value(variable, iteration)):
+            return name
+        found = self._zeros(variable, {}, _NEAR)
+        return "" if found is None else found[1]
+
+    def _stated(self, variable: FrameVariable) -> str:
         frame, atom = variable
         while not is_literal(atom) and (key := resolve(frame, atom)) is not None:
             if not key.frame and key.equation == OPERAND:
@@ -48,3 +85,39 @@ class OperandNames:
                 return ""
             atom = equation.invars[0]
         return CONSTANT
+
+    def _zeros(self, variable: FrameVariable, known: dict[ValueKey, _Zeros], near: int) -> _Zeros:
+        """Returns the number of axes and the name of the parameter of zeros; None where there is none nearby."""
+        key = None if is_literal(variable.atom) else resolve(*variable)
+        if key is None or not near:
+            return None
+        if key not in known:
+            known[key] = None
+            is_argument = key.equation == OPERAND
+            known[key] = self._of_argument(key, variable) if is_argument else self._of_result(key, known, near - 1)
+        return known[key]
+
+    def _of_argument(self, key: ValueKey, variable: FrameVariable) -> _Zeros:
+        leaf = None if key.frame else self._arguments[key.position]
+        if leaf is None or leaf.family != naming.PARAM or np.any(array := self._values.value(variable, ())):
+            return None
+        return np.ndim(array), naming.key_of(leaf.family, leaf.name)
+
+    def _of_result(self, key: ValueKey, known: dict[ValueKey, _Zeros], near: int) -> _Zeros:
+        frame = self._frames[key.frame]
+        equation = frame.jaxpr.eqns[key.equation]
+        name = equation.primitive.name
+        found = (self._zeros(FrameVariable(frame, atom), known, near) for atom in equation.invars)
+        if name in _FIRST:
+            return next(found)
+        if name in _ELEMENTWISE:
+            return next(filter(None, found), None)
+        if name in _MIXING:
+            return next(map(_as_product, filter(None, found)), None)
+        # Of a kernel and a bias, both zero, it is the kernel.
+        return max(filter(None, every)) if name in _SUMS and None not in (every := list(found)) else None
+
+
+def _as_product(zeros: tuple[int, str]) -> tuple[int, str]:
+    axes, name = zeros
+    return axes, name if name.startswith(PRODUCT_OF) else f"{PRODUCT_OF}{name}"

@@ -151,7 +151,7 @@ class _Search:
         self._differentiably = partial(differentiably, run.trace.reachability)
         self._flow = ForwardFlow()
         self._barriers = Barriers(run.trace.root, run.trace.liveness)
-        self._names = OperandNames(run.trace)
+        self._names = OperandNames(run.trace, neighbourhood)
         self._layers = {
             (layer.frame, number): layer.path.template
             for layer in sorted(run.trace.layers, key=lambda layer: len(layer.path.components))
@@ -254,7 +254,7 @@ class _Search:
                 for variable, each in zip(outputs, cotangents, strict=True)
             ],
             layer=self._layers.get((frame, number)),
-            names=[self._names.of(FrameVariable(frame, atom)) for atom in equation.invars],
+            names=[self._names.of(FrameVariable(frame, atom), value_at.iteration) for atom in equation.invars],
             part=value_at.part,
         )
 

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Final
 
 from gradscope.presentation.tables.by_block.block_cells import BlockFacts
+from gradscope.presentation.tables.by_block.call_labels import call_labels
 from gradscope.presentation.tables.by_block.contents import BlockTree, Contents
 from gradscope.presentation.tables.by_block.folded_blocks import Block, Folding, Group
 from gradscope.presentation.tables.table import Cell, Column, Line, Table
@@ -71,6 +72,7 @@ class Overview:
     def __init__(self, tree: BlockTree, shown: Shown, notes: Mapping[str, Sequence[str]]) -> None:
         self._tree = tree
         self._shown = shown
+        self._labels = call_labels(tree)
         self._ranks = {key: rank for rank, key in enumerate(notes)}
 
     def table(self, room: int) -> Table:
@@ -176,10 +178,16 @@ class Overview:
             instances=[[self._contents(each) for each in instance] for instance in instances],
         )
 
+    def _name(self, item: _Item) -> str:
+        """Returns an item's name, with the parameter that tells its blocks from other calls of the same layer."""
+        labels = {self._labels.get(block, "") for block in item.blocks}
+        label = labels.pop() if len(labels) == len(item.groups) == 1 else ""
+        return f"{item.name} ({label})" if label else item.name
+
     def _line(self, item: _Item) -> Line:
         facts = self._facts(item)
         keys = dict.fromkeys(row.key for instance in facts.instances for each in instance for row in each.rows)
-        cells = (item.name, *(cell(facts) for cell in self._shown.cells.values()), facts.words() or None)
+        cells = (self._name(item), *(cell(facts) for cell in self._shown.cells.values()), facts.words() or None)
         return Line(cells=cells, keys=tuple(keys))
 
 

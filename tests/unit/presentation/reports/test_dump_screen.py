@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from gradscope.dump.manifest.manifest import Manifest, Origin
+from dataclasses import replace
+
+from gradscope.dump.manifest.manifest import Ledger, LedgerLine, Manifest, Origin
 from gradscope.presentation.render.document import lay_out_document
-from gradscope.presentation.render.screen import Screen
+from gradscope.presentation.render.screen import DIM, Screen
 from gradscope.presentation.reports.dump_report import dump_report
-from gradscope.stats import Finding
+from gradscope.stats import Finding, is_thrown_away
 from tests.support.report_samples import entry
 
 WHY = "made the first Inf: log of 0"
@@ -41,3 +43,35 @@ def test_another_origin_than_the_verdict_is_told() -> None:
 
 def test_the_repair_of_a_finding_without_an_origin_is_that_of_its_rule() -> None:
     assert "repair   lower the learning rate or warm it up" in on_screen(finding("dead", "has 100.0% dead units"))
+
+
+def test_what_is_thrown_away_is_a_note_without_a_repair() -> None:
+    entries = (entry("activation_grad", "early"), entry("param_grad", "w"))
+    spoilt = replace(entries[0], stats={**entries[0].stats, "nan": 1})
+    manifest = Manifest(
+        entries=(spoilt, entries[1]), origins=(origin("sent back the first NaN", "use log1p"),), loss=1.0
+    )
+    report = dump_report("show", "a.npz", manifest, (), overview=True)
+    screen = Screen(width=200, height=24)
+    text = lay_out_document(report.document(screen), screen)
+    (told,) = (line for line in text.split("\n") if "early/log" in line.plain)
+    assert told.plain.startswith(
+        "note     early/log (net.py:7) sent back the first NaN; it reaches neither the loss nor"
+    )
+    assert [span.style for span in told.spans] == [DIM]
+    assert "use log1p" not in text.plain
+    assert report.to_json()["origins"] == [
+        {"direction": "forward", "name": "early/log", "source": "net.py:7", "why": "sent back the first NaN",
+         "thrown_away": True}
+    ]  # fmt: skip
+    assert [each.level for each in report.annotations()] == ["notice", "notice"]
+
+
+def test_what_may_reach_a_gradient_that_was_not_asked_for_is_an_origin() -> None:
+    spoilt = replace(entry("activation_grad", "early"), stats={"nan": 1, "size": 2})
+    known, filtered = entry("param_grad", "w"), LedgerLine(name="v", family="param_grad", reason="filtered")
+    manifest = Manifest(entries=(spoilt, known), loss=1.0)
+    assert is_thrown_away(manifest)
+    assert not is_thrown_away(replace(manifest, ledger=Ledger(missing=(filtered,))))
+    assert not is_thrown_away(replace(manifest, entries=(spoilt,)))
+    assert not is_thrown_away(replace(manifest, loss=float("nan")))

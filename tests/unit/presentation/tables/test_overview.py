@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -110,6 +111,19 @@ def test_a_long_chain_has_several_lines_so_that_a_trend_shows() -> None:
     assert [each.high for each in gradients if isinstance(each, Range)] == pytest.approx(
         [0.5 ** (91 - 10 * at) for at in range(1, 10)]
     )
+
+
+def test_calls_of_one_layer_are_told_apart_by_the_parameter_that_each_alone_uses() -> None:
+    used = {"b": {"w1": 2, "b1": 1, "all": 3}, "b#2": {"w2": 2, "all": 3}, "b#3": {"u": 2, "v": 2}, "c": {"w": 2}}
+    used |= {"d": {"w": 2}, "d#2": {"w": 2}}
+    params = {f"{path[0]}/{name}": axes for path, names in used.items() for name, axes in names.items()}
+    entries = [entry("activation", path, index=at) for at, path in enumerate(used)]
+    entries += [replace(entry("param", name), shape=(2,) * axes) for name, axes in params.items()]
+    layers = [
+        Layer(path=path, index=at, params=tuple(f"{path[0]}/{name}" for name in names), outputs=(path,))
+        for at, (path, names) in enumerate(used.items())
+    ]
+    assert list(cells(manifest(*entries, layers=layers), 10)) == ["b (w1)", "b#2 (w2)", "b#3", "c", "d", "d#2"]
 
 
 def test_a_closed_block_counts_what_is_inside_once() -> None:
