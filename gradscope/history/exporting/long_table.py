@@ -41,7 +41,7 @@ def long_rows(history: History, selects: Callable[[TensorRow], bool]) -> Iterato
         noise = history.noise_at(step)
         yield from ((step, _STEP, "", name, value) for name, value in noise.pop(None, {}).items())
         for number, stats in (*history.stats_at(step).items(), *noise.items()):
-            tensor = chosen.get(number)
+            tensor = None if number is None else chosen.get(number)
             if tensor is not None:
                 yield from ((step, tensor.family, tensor.name, name, value) for name, value in stats.items())
 

@@ -56,7 +56,9 @@ def run_html(line: str, report: RunReport) -> str:
     """
     shown = ("loss", "grad_norm", "update_norm")
     chart = SmallChart(title="over steps", lines={name: _known(report.steps, name) for name in shown})
-    return _put_together([run_verdict(report), Note(label="run", text=line)], chart, steepest_trends(report, _LINES))
+    return _put_together(
+        [run_verdict(report.alarms), Note(label="run", text=line)], chart, steepest_trends(report, _LINES)
+    )
 
 
 def _rms(manifest: Manifest, family: str, names: Sequence[str]) -> list[float | None]:

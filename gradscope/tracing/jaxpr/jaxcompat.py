@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import jax
@@ -217,7 +218,7 @@ def manual_axes(equation: Equation) -> tuple[str, ...]:
 def trace_state() -> object:
     """Returns what identifies the transformation that is being traced: equal where it is the same one."""
     # JAX 0.6 has it in `jax.core`.
-    found = getattr(jex_core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state
+    found = getattr(jex_core, "get_opaque_trace_state", None) or import_module("jax.core").get_opaque_trace_state
     return found(convention="gradscope")
 
 
