@@ -48,6 +48,8 @@ _TIMES: Final = 16
 _MORE: Final = 64
 #: A fixed number of repetitions is multiplied by this.
 _REPETITIONS: Final = 4
+#: How many times a loop ran, once for each of its conditions, and what it carries.
+_State: TypeAlias = tuple[Any, list[Any]]
 _COMPARISONS: Final = frozenset({"lt", "le", "gt", "ge"})
 
 
@@ -61,7 +63,7 @@ def tightenings(frames: Iterable[Frame]) -> tuple[Tightening, ...]:
     found: dict[Tightening, None] = {}
     for frame in (each for each in frames if each.bypassed):
         for equation in frame.jaxpr.eqns:
-            if kind_of(equation) == "while":
+            if _is_while(equation):
                 found |= {"condition": None, "step": None}
             elif only_repeats(equation):
                 found["repetitions"] = None
@@ -120,7 +122,7 @@ class _Evaluation:
             (inside,) = sub_jaxprs(equation)
             operands = solve_operands(equation, values)
             return self.of(inside.jaxpr, inside.constants, [*operands.solve, *operands.right])
-        if kind == "while":
+        if _is_while(equation):
             return self._while(equation, values)
         repetitions = _REPETITIONS if self._tightening == "repetitions" else 1
         made = evaluated_inside(equation, values, self.of, repetitions=repetitions)
@@ -133,26 +135,26 @@ class _Evaluation:
         (condition, in_condition), (body, in_body) = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
         tight = _Evaluation(self._tightening, in_solver=self._tightening == "step")
 
-        def goes_on(state: tuple[Any, list[Any]]) -> Any:
+        def goes_on(state: _State) -> Any:
             return self.of(condition, in_condition, [*first, *state[1]])[0]
 
-        def step(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
+        def step(state: _State) -> _State:
             return state[0] + 1, self.of(body, in_body, [*constants, *state[1]])
 
-        def goes_on_longer(state: tuple[Any, list[Any]]) -> Any:
+        def goes_on_longer(state: _State) -> Any:
             residual = tight.condition(condition, in_condition, first, state[1])
             return residual & (state[0] < most)
 
-        def tight_step(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
+        def tight_step(state: _State) -> _State:
             return state[0] + 1, tight.of(body, in_body, [*constants, *state[1]])
 
-        start = (jnp.zeros((), jnp.int32), carries)
-        usual = jax.lax.while_loop(goes_on, step, start)
+        start = (jnp.zeros(condition.outvars[0].aval.shape, jnp.int32), carries)
+        usual = _repeated(goes_on, step, start)
         if self._tightening == "repetitions":
             return usual[1]
         most = _TIMES * usual[0] + _MORE
         # A smaller tolerance of the residual continues from where the solver stopped; one of the steps starts anew.
-        return jax.lax.while_loop(goes_on_longer, tight_step, usual if self._tightening == "condition" else start)[1]
+        return _repeated(goes_on_longer, tight_step, usual if self._tightening == "condition" else start)[1]
 
     def condition(self, jaxpr: Jaxpr, constants: Sequence[Any], fixed: Sequence[Any], state: Sequence[Any]) -> Any:
         """Returns the value of a loop's condition, in which what the state is compared with is smaller.
@@ -175,6 +177,27 @@ class _Evaluation:
             known.update(zip(equation.outvars, self._through(equation, values), strict=True))
             changing.update(equation.outvars if any(changes) else ())
         return self._value(known, jaxpr.outvars[0])
+
+
+def _is_while(equation: Equation) -> bool:
+    """Returns whether an equation is a `while`, also one that `vmap` batched, which is opaque to observation."""
+    return equation.primitive.name == "while"
+
+
+def _repeated(goes_on: Callable[[_State], Any], step: Callable[[_State], _State], start: _State) -> _State:
+    """Returns the state after a loop, each lane's as it was when that lane's condition became false."""
+
+    def lanes_step(state: _State) -> _State:
+        going = goes_on(state)
+        return jax.tree_util.tree_map(
+            lambda new, old: jnp.where(jnp.reshape(going, going.shape + (1,) * (jnp.ndim(new) - going.ndim)), new, old),
+            step(state),
+            state,
+        )
+
+    # A `while` has one condition for each example where `vmap` batched it: they lead the shapes of all that it carries.
+    alone = start[0].ndim == 0
+    return jax.lax.while_loop(lambda state: jnp.any(goes_on(state)), step if alone else lanes_step, start)
 
 
 def _smaller(tolerance: Any) -> Any:
