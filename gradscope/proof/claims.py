@@ -22,7 +22,7 @@ _TOO_COARSE: Final = 0.05
 #: A claim that is so close to the differences at three steps, themselves ten times as close or closer, needs no others.
 _CLOSE: Final = 1e-7
 #: An error that shrinks to this part of itself with the solvers' tolerance comes from the solvers.
-_SHRUNK: Final = 1 / 30
+_SHRUNK: Final = 1 / 10
 #: Factors that differ by less than this besides their errors are one.
 _SAME_FACTOR: Final = 1e-4
 
