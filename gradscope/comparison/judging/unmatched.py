@@ -5,7 +5,8 @@ it is a step in between: everything that is computed from it is compared, and ag
 modules, and a layer of one that is no layer of the other makes no difference then. That holds for ports, which have
 other names or layouts, and between precisions, where casts are layers of one side; otherwise a missing layer was lost.
 Against a capture from PyTorch neither does what such a capture never holds, or what PyTorch keeps beside the program:
-outputs beside the loss, inputs of the loss alone, and counts of the batches seen.
+outputs beside the loss, inputs of the loss alone, and counts of the batches seen. A file without a manifest, such as
+one that `numpy.savez` wrote, needs the first two no more than that: it has no loss, so the gradients speak for it.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def unmatched(
     facts = _Facts(
         ported=any(map(_is_ported, pairing.matched)) or dtypes[0] != dtypes[1],
         losses_agree=_losses_agree(dumps, reduce(coarser, dtypes)),
+        gradients_agree=_gradients_agree(rows.values()),
     )
     ref = _PairedDump(dumps.ref, in_ref, loop_outputs, facts)
     cand = _PairedDump(dumps.cand, in_cand, {match.ref: match for match in pairing.inverse}, facts)
@@ -94,12 +96,19 @@ def _losses_agree(dumps: Dumps, dtype: str) -> bool:
     return one is not None and other is not None and abs(one - other) <= tolerance * abs(one)
 
 
+def _gradients_agree(rows: Iterable[ComparisonRow]) -> bool:
+    """Returns whether gradients are compared, and all of them agree."""
+    gradients = [row.status for row in rows if is_gradient(row.family)]
+    return bool(gradients) and all(status == "same" for status in gradients)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """_Facts stores whether one program is a port or a cast of the other, and whether the losses agree."""
+    """_Facts stores whether one program is a port or a cast of the other, and whether losses and gradients agree."""
 
     ported: bool
     losses_agree: bool
+    gradients_agree: bool
 
 
 @dataclass(frozen=True)
@@ -154,7 +163,7 @@ def _why_redundant(key: str, own: _PairedDump, other: _PairedDump) -> str:
     owner = own.source.resolve(key)
     if reason := own.source.entry(owner).absent:
         return f"there is no tensor on either side ({reason})"
-    if reason := _why_of_one_framework(owner, own, other):
+    if reason := _why_of_one_framework(owner, own, other) or _why_of_bare_file(owner, own, other):
         return reason
     # A file without layers has one name for a tensor, not one for every layer that returns it unchanged.
     if owner != key and owner in own.compared and not other.source.manifest.layers:
@@ -180,6 +189,20 @@ def _why_of_one_framework(owner: str, own: _PairedDump, other: _PairedDump) -> s
     start = key_of(subject_family(entry.family) or entry.family, entry.name)
     if entry.family in (INPUT, INPUT_GRAD) and own.facts.losses_agree and own.lies_between(start):
         return "captures of PyTorch hold no inputs of the loss alone, and the losses agree"
+    return ""
+
+
+def _why_of_bare_file(owner: str, own: _PairedDump, other: _PairedDump) -> str:
+    """Returns why a file without a manifest needs no such tensor; "" where it does, or has one."""
+    manifest = other.source.manifest
+    if manifest.layers or manifest.loss is not None or not own.source.manifest.layers:
+        return ""
+    entry = own.source.entry(owner)
+    if entry.family == AUX and not any(each.family == AUX for each in manifest.entries):
+        return "the other file has no manifest, and no outputs beside the loss"
+    start = key_of(subject_family(entry.family) or entry.family, entry.name)
+    if entry.family in (INPUT, INPUT_GRAD) and own.facts.gradients_agree and start not in own.computed_from:
+        return "only the loss reads it, and the gradients agree"
     return ""
 
 
