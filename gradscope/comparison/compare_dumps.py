@@ -27,7 +27,7 @@ from gradscope.comparison.judging.loop_output_rows import loop_output_rows
 from gradscope.comparison.judging.noise import WITHIN, DefaultLimits, in_noise_floors
 from gradscope.comparison.judging.rounding_floors import Floor, RoundingFloors, is_within
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.judging.unmatched import unmatched
+from gradscope.comparison.judging.unmatched import unmatched, without_refuted
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.metrics.evidence import PairEvidence, evidence_of
@@ -73,6 +73,8 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
 
     pairing = paired(dumps, options)
     rows = judged(dumps, pairing.matched, options)
+    pairing = without_refuted(dumps, pairing, rows)
+    rows = {match.ref: rows[match.ref] for match in pairing.matched}
     missing, extra = unmatched(dumps, pairing, rows)
     rows |= {
         key: one_sided(each, allowed, cand.manifest.ledger) for key, each in zip(pairing.only_ref, missing, strict=True)

@@ -80,7 +80,9 @@ def test_two_biases_are_one_where_they_add_up_to_it() -> None:
     assert wrong.first_divergence.forward is not None
 
 
-def test_an_lstm_of_pytorch_is_the_same_as_one_with_a_single_bias() -> None:
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_an_lstm_of_pytorch_is_the_same_as_one_with_a_single_bias(factor: float) -> None:
+    """It is so, too, where the port scales the output in the scope of the LSTM, and PyTorch after it."""
     torch = pytest.importorskip("torch", reason="PyTorch is absent: its LSTM was NOT compared")
     from gradscope.frameworks.torch import capture
 
@@ -93,7 +95,7 @@ def test_an_lstm_of_pytorch_is_the_same_as_one_with_a_single_bias() -> None:
             self.head = torch.nn.Linear(8, 3)
 
         def forward(self, x: Any) -> Any:
-            return self.head(self.lstm(x)[0][:, -1])
+            return self.head(self.lstm(x)[0][:, -1] * factor)
 
     network, x = Network(), torch.randn(4, 5, 6)
     reference = capture(network, lambda y: y.square().mean(), {"x": x})
@@ -109,7 +111,7 @@ def test_an_lstm_of_pytorch_is_the_same_as_one_with_a_single_bias() -> None:
     def loss(scale: float) -> Any:
         def program(weights: Any, batch: Any) -> Any:
             with jax.named_scope("lstm"):
-                h = torch_like.lstm(weights["lstm"], batch["x"])
+                h = torch_like.lstm(weights["lstm"], batch["x"]) * factor
             with jax.named_scope("head"):
                 y = torch_like.linear(weights["head"], h) * scale
             return jnp.square(y).mean()
