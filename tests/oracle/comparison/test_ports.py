@@ -90,3 +90,39 @@ def test_an_image_on_its_side_is_told_where_no_parameter_is(width: int, channels
     assert all("own values alone" not in row.why for row in both.rows)
     # A fault behind a right layout leaves the input alone.
     assert "may be the cause" not in port(kernel * 1.1, image).sentence
+
+
+def _transposing(*, port: bool, slope: float = 1.0) -> Dump:
+    """Three layers; the port keeps its kernels on their side, and the second layer's output `[8, 4]` for `[4, 8]`."""
+    names = [f"blocks.{number}" for number in "abc"] if port else ["fc1", "fc2", "fc3"]
+    draw = np.random.default_rng(3).normal
+    x, *kernels = (draw(size=size).astype(np.float32) for size in ((4, 6), (6, 8), (8, 8), (8, 3)))
+
+    def turned(value: Any) -> Any:
+        return value.T if port else value
+
+    def loss(weights: Any, batch: Any) -> Any:
+        first, second, third = (turned(weights[name]["kernel"]) for name in names)
+        with jax.named_scope(names[0]):
+            y = jnp.tanh(batch["x"] @ first)
+        with jax.named_scope(names[1]):
+            y = turned(jnp.tanh(y @ second * slope))
+        with jax.named_scope(names[2]):
+            return jnp.square(jnp.tanh(turned(y) @ third)).mean()
+
+    own = {name: {"kernel": np.ascontiguousarray(turned(kernel))} for name, kernel in zip(names, kernels, strict=True)}
+    return captured((loss, own, {"x": x}))
+
+
+def test_a_faulty_layer_with_a_transposed_output_is_measured_in_that_layout() -> None:
+    one = _transposing(port=False)
+    assert gs.compare(one, _transposing(port=True)).verdict == "same"
+    faulty = _transposing(port=True, slope=1.3)
+    for found, name in ((gs.compare(one, faulty), "fc2"), (gs.compare(faulty, one), "blocks.b")):
+        first = found.first_divergence.forward
+        assert first is not None
+        assert first.name == name, found.sentence
+        rows = {row.family: row for row in found.rows if row.name == name}
+        for family in ("activation", "activation_grad"):
+            assert rows[family].made_by == "transpose [1, 0]"
+            assert "rel_l2" in rows[family].why
