@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration import command
 from tests.integration.command import gradscope, gradscope_process
+from tests.support.reproduction import run
 
 NET = """
 from flax import nnx
@@ -123,3 +124,30 @@ def test_inputs_of_a_wrong_shape_show_the_line_that_minds(tmp_path: Path) -> Non
     assert done.status == 4
     assert done.lines[0].startswith("gradscope: error: batch of net.Net(5): ")
     assert any('File "net.py", line 9, in __call__' in line for line in done.lines)
+
+
+BLOCKS = """
+import flax.linen as nn
+
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.LayerNorm()(nn.tanh(nn.Dense(6)(x)) + x)
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(Block(name="second")(Block(name="first")(x)))
+"""
+
+
+def test_a_linen_module_is_reproduced_with_its_parameters(tmp_path: Path) -> None:
+    pytest.importorskip("flax", reason="flax is not installed: its modules were NOT reproduced")
+    (tmp_path / "blocks.py").write_text(BLOCKS)
+    line = ("dump", "blocks.py:Net", "--input", "float32[4,6]", "-o", "blocks.npz")
+    assert gradscope(*line, folder=tmp_path).status == 0
+    assert gradscope("isolate", "Net/second", "blocks.npz", "blocks.py:Net", folder=tmp_path).status == 0
+    ran = run(tmp_path / "repro" / "isolated.py")
+    assert ran.status == 0, ran.output
+    held = [name for kind, name in ran.errors if kind == "vjp"]
+    assert len(held) == 5  # the input, and the two parameters of each of both modules inside
