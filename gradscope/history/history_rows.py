@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -96,3 +97,8 @@ class StepRecord:
     noise: Mapping[str | None, Mapping[str, float | int | None]] = field(
         default_factory=dict[str | None, Mapping[str, float | int | None]]
     )
+
+
+def fact_texts(facts: Mapping[str, object]) -> dict[str, str]:
+    """Returns what a run states about itself as the table has it: a text as it is, all else as JSON."""
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}

@@ -73,9 +73,11 @@ def supervise() -> Callable[[int], None]:
         _end_as(_status_of(child, waited), record)
     _end_with_parent(parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    recording = os.getpid()
 
     def ends_with(status: int) -> None:
-        record[:] = bytes((1, status))
+        if os.getpid() == recording:  # a process that the model forked shares the record
+            record[:] = bytes((1, status))
 
     return ends_with
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import deque
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 from gradscope import naming
 from gradscope.errors import GradscopeError
 from gradscope.history.alarms.alarm_rules import NONFINITE
-from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
+from gradscope.history.history_rows import Alarm, StepRecord, TensorRow, fact_texts
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder, dump_path, state_path
 from gradscope.tracing.user_frames import user_code
@@ -74,8 +73,7 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
     beginning = Start(state=first, previous=None, number=0)
     if resume:
         beginning = start(folder.path, first, programs.no_gradients(first), steps=request.steps)
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in request.facts.items()}
-    facts = {**texts, **option_facts(request.options)}
+    facts = {**fact_texts(request.facts), **option_facts(request.options)}
     with (
         _event_file(request, folder, beginning.number if resume else None, facts) as events,
         HistoryWriter(folder.path, from_step=beginning.number, facts=facts) as history,

@@ -150,7 +150,8 @@ class ProbeAlarms:
             if self._on_alarm == "stop" and not ends:
                 alarm = alarms[0]
                 saved = "" if alarm.folder is None else f"; its state and batch are in {alarm.folder}"
-                raise ModelError(f"step {alarm.step:,}: {alarm.rule}: {alarm.key or ''} {alarm.why}{saved}")
+                where = f"{alarm.key} " if alarm.key else ""
+                raise ModelError(f"step {alarm.step:,}: {alarm.rule}: {where}{alarm.why}{saved}")
 
     def _saved(self, found: _Found, replay: StepReplay) -> list[Alarm]:
         """Returns alarms with the folder in which their step is, if it can be had again."""

@@ -12,7 +12,7 @@ import jax
 from gradscope.capturing.run_environment import machine_provenance
 from gradscope.errors import UsageError
 from gradscope.history.history_reader import History
-from gradscope.history.history_rows import StepRecord
+from gradscope.history.history_rows import StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder, is_run
 from gradscope.naming import printable
@@ -44,7 +44,7 @@ class ProbeHistory:
 
     def __init__(self, path: Path, start: int, *, force: bool) -> None:
         self.folder = _opened(path, start, force=force)
-        facts = {name: str(value) for name, value in machine_provenance().items()}
+        facts = fact_texts(machine_provenance())
         try:
             self.writer = HistoryWriter(self.folder.path, from_step=start, facts=facts)
         except BaseException:

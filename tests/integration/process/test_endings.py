@@ -42,6 +42,14 @@ def test_a_process_that_something_else_ends_has_no_status_of_a_result(tmp_path: 
     assert not list(tmp_path.glob("*.npz"))
 
 
+def test_a_process_that_the_model_forks_has_no_say_in_the_status(tmp_path: Path) -> None:
+    lines = ("import os, sys", "if not os.fork():", "    sys.exit(3)", "os.wait()", "os._exit(0)")
+    (tmp_path / "model.py").write_text("\n".join(lines))
+    done = gradscope_process("dump", "model.py", folder=tmp_path)
+    assert done.status == 5
+    assert f"{ENDED} with status 0" in done.errors
+
+
 def test_a_flag_that_xla_does_not_know_is_no_difference(tmp_path: Path) -> None:
     models.write(tmp_path, models.source())
     done = gradscope_process("dump", "model.py", folder=tmp_path, XLA_FLAGS="--xla_no_such_flag=1")
