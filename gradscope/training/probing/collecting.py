@@ -24,7 +24,7 @@ from gradscope.tracing.tracer import leaves_of, variable_leaves
 from gradscope.training.recording.recorded import outline_of
 from gradscope.training.state import named_leaves, slots_of
 
-_FUNCTIONAL = (
+FUNCTIONAL = (
     "there, write (value, grads), seen = gs.value_and_grad(loss)(...), return seen, and call probe.write(step, seen) "
     "outside"
 )
@@ -196,7 +196,7 @@ class Collector:
             raise UsageError(
                 f"probe.{method} is called inside a transformation of its own (scan, vmap, shard_map, or another jit), "
                 "from which nothing gets out but by being returned",
-                hint=_FUNCTIONAL,
+                hint=FUNCTIONAL,
             )
 
 
@@ -235,7 +235,7 @@ def current(method: str) -> Observer:
     if found is None:
         raise UsageError(
             f"probe.{method} is called outside of a step that probe.jit compiled",
-            hint=f"compile the step with probe.jit, in place of jax.jit; or, {_FUNCTIONAL}",
+            hint=f"compile the step with probe.jit, in place of jax.jit; or, {FUNCTIONAL}",
         )
     return found
 

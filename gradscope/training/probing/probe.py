@@ -10,13 +10,14 @@ from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
 import jax
+from jax.core import Tracer
 
 from gradscope.capturing.execution.function_call import indices
 from gradscope.capturing.seen import Seen
 from gradscope.capturing.value_and_grad import Signature
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
-from gradscope.training.probing.collecting import Collected, current
+from gradscope.training.probing.collecting import FUNCTIONAL, Collected, current
 from gradscope.training.probing.observed_outside import collected_from, steps_in
 from gradscope.training.probing.probe_alarms import ON_ALARM, OnAlarm, ProbeAlarms
 from gradscope.training.probing.probe_history import ProbeHistory
@@ -188,8 +189,8 @@ class Probe:
             the step as it is.
 
         Raises:
-            UsageError: The probe has a step already; from the function returned: the probe is closed, or the step
-                calls `value_and_grad` nowhere.
+            UsageError: The probe has a step already; from the function returned: the probe is closed, the step calls
+                `value_and_grad` nowhere, or it is itself called inside a transformation.
             MachineError: From the function returned: the history cannot be written.
             ModelError: From the function returned: an alarm stops the loop.
         """
@@ -249,6 +250,12 @@ class Probe:
 
     def _taken(self, step: ProbedStep, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._require_open()
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree_util.tree_leaves((args, kwargs))):
+            raise UsageError(
+                "the step of a probe is called inside a transformation (scan, vmap, or another jit), "
+                "from which nothing gets out but by being returned",
+                hint=FUNCTIONAL,
+            )
         number, arguments, loss = self._next, (args, kwargs), None
         self._alarms.before(step, number, arguments)
         if number % self._every:

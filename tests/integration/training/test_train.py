@@ -236,6 +236,7 @@ def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Pa
         (("--select", "haed/*"), 2, "selects nothing"),
         (("--save-every", "often"), 2, "is no number of steps"),
         (("--dump-at", "1,last"), 2, "is no list of steps"),
+        (("--dump-at", "1,900"), 2, "there is no step 900 among"),
         (("--batch-index", "3"), 2, "step n takes batch n"),
         (("--resume", "-o", "empty"), 2, "there is no run in empty to resume"),
         (("-o", "run"), 2, "run holds a run"),

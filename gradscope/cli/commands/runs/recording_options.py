@@ -159,11 +159,11 @@ class RecordOptions:
         names = listed(self.check, [*known, ALL], "alarm")
         return frozenset(known) if ALL in names else names
 
-    def dumped(self) -> Callable[[int], bool]:
-        """Returns the function that tells whether a step is dumped.
+    def dumped(self, steps: int) -> Callable[[int], bool]:
+        """Returns the function that tells whether a step is dumped, of a run of so many.
 
         Raises:
-            UsageError: `--dump-at` is no list of steps.
+            UsageError: `--dump-at` is no list of steps, or has one that the run does not take.
         """
         from gradscope.errors import UsageError
 
@@ -171,6 +171,10 @@ class RecordOptions:
         if not all(each.isdecimal() for each in listed):
             raise UsageError(f"--dump-at {self.dump_at!r} is no list of steps", hint="as in --dump-at 0,100,250")
         chosen, every = {int(each) for each in listed}, self.dump_every
+        if max(chosen, default=0) >= steps:
+            raise UsageError(
+                f"--dump-at {self.dump_at}: there is no step {max(chosen):,} among {steps:,}", hint="steps count from 0"
+            )
         return lambda number: number in chosen or (every is not None and number % every == 0)
 
     def saving(self) -> Saving:

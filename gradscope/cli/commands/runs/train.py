@@ -142,7 +142,7 @@ def _trained(
             noise_every=record_options.per_example_every, microbatch=record_options.microbatch,
             placement=None if devices is None else Placement(devices, arguments.shapes[1], arguments.batch_size),
             tensorboard=record_options.tensorboard, saving=record_options.saving(),
-            check_numerics=record_options.check_numerics, is_dumped=record_options.dumped(),
+            check_numerics=record_options.check_numerics, is_dumped=record_options.dumped(steps),
             on_alarm=record_options.on_alarm.value, keep_alarms=record_options.keep_alarms, tell=tell,
             options=chosen, facts=_facts(model, model_options.facts(arguments)), stop=stop.is_set, progress=shown,
         )  # fmt: skip

@@ -238,6 +238,11 @@ def test_inside_a_transformation_the_functional_form_is_named(wrong: Any, tmp_pa
             step(initial()[0], batch(0))
         assert "(value, grads), seen = gs.value_and_grad(loss)(...)" in (caught.value.hint or "")
         assert "probe.write(step, seen)" in (caught.value.hint or "")
+    with gs.Probe(tmp_path, force=True) as probe:
+        step = probe.jit(loop_step(probe.value_and_grad, probe.record))
+        with pytest.raises(gs.UsageError, match="step of a probe is called inside a transformation") as caught:
+            jax.jit(step)(initial(), batch(0))
+        assert "probe.write(step, seen)" in (caught.value.hint or "")
 
 
 def test_bad_input_is_one_message(tmp_path: Path) -> None:
