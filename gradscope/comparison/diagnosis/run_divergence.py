@@ -34,6 +34,9 @@ SCHEMA: Final = 1
 #: The numbers of a step that are compared: the norms among the others follow from the tensors.
 _NUMBERS: Final = ("loss", "learning_rate")
 
+#: The statistic that depends on which step was recorded before, which a run that was resumed has otherwise.
+_OF_TWO_STEPS: Final = "cosine"
+
 #: What differs between any two runs and says nothing about them.
 _OF_THE_COMMAND: Final = ("argv",)
 
@@ -193,7 +196,7 @@ class _Judge:
         bound = least_rel_l2(ref, cand)
         tolerance = self._tolerances[tensor.key]
         least = 0.0 if bound is None else bound.rel_l2
-        same = dict(ref) == dict(cand) if tolerance is None else _admits(tolerance, least)
+        same = _of_one_step(ref) == _of_one_step(cand) if tolerance is None else _admits(tolerance, least)
         return RunRow(
             name=tensor.name, family=tensor.family, status="same" if same else "different", bound=least,
             tolerance="" if tolerance is None else tolerance.spelling, ref=_float(ref.get("l2")),
@@ -222,6 +225,10 @@ class _Judge:
         # What is computed from gradients has their error.
         judged_as = naming.PARAM_GRAD if follows_the_loss(family) else family
         return default_tolerance(judged_as, dtype, dtype, reduced=self._reduced)
+
+
+def _of_one_step(stats: Mapping[str, Json]) -> dict[str, Json]:
+    return {name: value for name, value in stats.items() if name != _OF_TWO_STEPS}
 
 
 def _admits(tolerance: Tolerance, least: float) -> bool:

@@ -187,6 +187,11 @@ def test_planted_differences_of_real_runs_are_found(tmp_path: Path) -> None:
         done = gradscope(*train, *options, "-o", name, folder=tmp_path)
         assert done.status == 0, done.errors
     assert gradscope("compare", "a", "a", "--bitwise", folder=tmp_path).status == 0
+    resumed = (*train, "norm(1)", "--data", "data.py:batches", "-o", "resumed")
+    gradscope(*(4 if each == 7 else each for each in resumed), folder=tmp_path)  # step 3 is recorded as its last
+    assert gradscope(*resumed, "--resume", folder=tmp_path).status == 0
+    done = gradscope("compare", "a", "resumed", "--bitwise", folder=tmp_path)
+    assert done.status == 0, done.stdout
     batch = gradscope("compare", "a", "b", "--json", folder=tmp_path)
     first = batch.json["first"]
     assert (batch.status, batch.json["first_step"], first["family"], first["name"]) == (1, 4, "input", "x")
