@@ -16,7 +16,7 @@ from reading_bench.cases import Case, cases
 _HEAD = """# The bench of reading
 
 `scripts/bench reading` measures the commands that read dumps, and those that read nothing; it writes this page.
-`--quick` measures small files and writes nothing; `--json` prints the figures for a program. A figure is
+`scripts/bench reading --quick` measures small files and writes nothing; `--json` prints the figures. A figure is
 a ratio where it has a unit of comparison, else seconds of one core; repetitions of a command and of what it is compared
 with alternate.
 
