@@ -129,7 +129,7 @@ def test_every_option_that_a_page_names_is_one() -> None:
     known = {option for options in OPTIONS.values() for option in options.split()} | {"--help", "--version", "--eval"}
     known |= {f"--no-{option.removeprefix('--')}" for option in ("--state-updates", "--check-numerics")}
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (README, *REPOSITORY.glob("docs/**/*.md")))
-    foreign = r"^.*\b(?:pip|pytest)\b.*$|`tensorboard [^`]*`|^\$ tensorboard .*$"
+    foreign = r"^.*\b(?:pip|pytest)\b.*$|`(?:tensorboard |scripts/)[^`]*`|^\$ tensorboard .*$"
     text = re.sub(foreign, "", pages, flags=re.MULTILINE)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
     assert named - known == {"--install-completion"}

@@ -70,8 +70,8 @@ class SelectionOptions(NameOptions):
         typer.Option(
             metavar="LIST",
             autocompletion=family_names,
-            help="Only these, separated by commas: activation, param, input, and each of them with _grad; example_grad, "
-            "term, state, aux; of runs also clipped_grad, update, slot, average.",
+            help="Only these: activation, param, input, each also with _grad, example_grad, term, state, aux; of runs "
+            "also clipped_grad, update, slot, average.",
             rich_help_panel=_PANEL,
         ),
     ] = None
