@@ -37,7 +37,7 @@ class AlarmRule:
     families: tuple[str, ...] = ()
 
 
-_SPIKE: Final = "above mean + 6 standard deviations of the last 128 steps; silent before 64"
+_SPIKE: Final = "above mean + 6 standard deviations of the last 128 steps, and 5 of logarithms; silent before 64"
 
 #: Every rule.
 RULES: Final = (

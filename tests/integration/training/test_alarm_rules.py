@@ -119,9 +119,18 @@ def test_spikes_are_silent_before_there_is_something_to_compare_with() -> None:
     assert watched(Training(1), fault) == []
 
 
-def test_the_limit_is_mean_and_six_deviations_of_the_last_128_steps() -> None:
+def test_skewed_losses_as_of_small_batches_are_no_spikes() -> None:
+    for seed in range(5):
+        losses = np.random.default_rng(seed).lognormal(-5, 0.6, 2000)
+        watch = AlarmWatch({})
+        assert [alarm for step, loss in enumerate(losses) for alarm in watch.step(step, {"loss": loss})] == []
+
+
+def test_the_limit_is_that_of_the_last_128_steps_in_values_and_in_logarithms() -> None:
     values = np.random.default_rng(0).normal(5, 1, 300)
-    limit = values[-128:].mean() + 6 * values[-128:].std()
+    last = values[-128:]
+    logarithms = np.log(last)
+    limit = max(last.mean() + 6 * last.std(), np.exp(logarithms.mean() + 5 * logarithms.std()))
     for value, found in ((limit * 0.999, 0), (limit * 1.001, 1)):
         watch = AlarmWatch({})
         assert [alarm for step, each in enumerate(values) for alarm in watch.step(step, {"loss": each})] == []

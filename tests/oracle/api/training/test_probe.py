@@ -192,7 +192,8 @@ def test_a_scan_over_steps_is_written_as_so_many_steps(tmp_path: Path) -> None:
 def test_a_spike_in_a_scan_is_an_alarm_with_its_tensor(tmp_path: Path) -> None:
     batches = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(batch, range(80)))
     spiked = {**batches, "x": batches["x"].at[SPIKE].mul(100)}
-    params = {"hidden": {"w": 0.01 * initial()[0]["hidden"]["w"]}, "head": initial()[0]["head"]}
+    first = initial()[0]
+    params = {"hidden": {"w": 0.01 * first["hidden"]["w"]}, "head": {"w": 5 * first["head"]["w"]}}
     of_each = lambda carry, each: (carry, gs.value_and_grad(loss)(params, each)[1])  # noqa: E731
     _, seen = jax.jit(lambda batches: jax.lax.scan(of_each, 0, batches))(spiked)
     with gs.Probe(tmp_path) as probe:
