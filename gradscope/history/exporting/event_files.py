@@ -20,6 +20,7 @@ from gradscope.errors import UsageError
 from gradscope.frameworks.extras import install_hint
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
+from gradscope.history.run_folder import event_files_in
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import printable
 
@@ -59,8 +60,10 @@ class EventFile:
 
     def __init__(self, folder: Path, *, from_step: int | None = None) -> None:
         self._folder = folder
+        # tensorboardX names files by the second, overwrites what has the name, and readers take files by their names.
+        order = f".{len(event_files_in(folder)):06}"
         with self._errors():
-            self._writer = EventsWriter(str(folder.absolute() / "events"))
+            self._writer = EventsWriter(str(folder.absolute() / "events"), filename_suffix=order)
         if from_step is not None:
             started = _EVENTS.SessionLog(status=_EVENTS.SessionLog.START)
             self._write(_EVENTS.Event(step=from_step, wall_time=time.time(), session_log=started))

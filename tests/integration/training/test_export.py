@@ -189,3 +189,14 @@ class TestTensorBoard:
             one, other = ([(event.step, event.value) for event in each.Scalars(tag)] for each in (live, later))
             assert one == other
         assert [event.step for event in live.Histograms("param/head/kernel")] == [0, 4, 7]
+
+    def test_files_of_one_second_are_told_apart_and_read_in_their_order(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from gradscope.history.exporting.event_files import EventFile
+
+        monkeypatch.setattr("tensorboardX.event_file_writer.time.time", lambda: 1_000_000_000.5)
+        for loss in range(12):
+            with EventFile(tmp_path) as file:
+                file.step(StepRecord(numbers={"step": loss, "loss": float(loss)}, stats={}))
+        assert [event.value for event in self.read(tmp_path).Scalars("loss")] == list(range(12))
