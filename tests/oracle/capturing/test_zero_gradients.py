@@ -384,6 +384,21 @@ def test_a_healthy_loss_is_not_run_twice() -> None:
     assert len(runs) == 1
 
 
+def test_what_several_searches_need_is_observed_in_one_run() -> None:
+    runs: list[int] = []
+
+    def counted(w: Any, x: Any) -> Any:
+        jax.debug.callback(lambda: runs.append(1))
+        return (w * x).sum()
+
+    names = ("a slice of a concatenation", "a slice of a padded value", "the median of a concatenation")
+    losses = {name: FAULTS[name][0] for name in names}
+    said = whys({**losses, "counted": counted}, dict.fromkeys((*losses, "counted"), ONES))
+    assert set(said) == set(names)
+    jax.effects_barrier()
+    assert len(runs) == 3  # the step, what is around the gradients, and what is beyond
+
+
 def test_an_unused_carry_of_the_last_iteration_is_disconnected_in_that_iteration() -> None:
     def loss(w: Any, x: Any) -> Any:
         def step(carry: Any, row: Any) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from gradscope.capturing.explain.zeros.neighbourhood import (
 )
 from gradscope.capturing.explain.zeros.operand_names import OperandNames
 from gradscope.capturing.explain.zeros.softmax_rows import single_weights
+from gradscope.capturing.explain.zeros.use_results import NonzeroTerm, UseResult, VariableAt, ZeroDerivative
 from gradscope.capturing.explain.zeros.zero_uses import EquationUse
 from gradscope.dump.manifest.manifest import Cause
 from gradscope.naming import IterationIndex
@@ -84,55 +85,42 @@ def causes_of(
     if neighbourhood is None:
         return tuple(Cause(family=zero.family, name=zero.name, why=_TOO_LARGE) for zero in zeros)
     search = _Search(run, neighbourhood, most_bytes)
-    found = ((zero, _explained(search, starts[zero], zero.iteration)) for zero in zeros)
-    return tuple(Cause(family=zero.family, name=zero.name, why=why) for zero, why in found if why)
+    trails = {zero: _Trail(VariableAt(starts[zero], zero.iteration)) for zero in zeros}
+    under_way = list(trails.values())
+    while under_way:
+        for trail in under_way:
+            search.follow(trail)
+        under_way = [trail for trail in under_way if trail.unobserved]
+        search.observe([trail.unobserved for trail in under_way])
+    whys = ((zero, trail.failure or "; ".join(trail.causes)) for zero, trail in trails.items())
+    return tuple(Cause(family=zero.family, name=zero.name, why=why) for zero, why in whys if why)
 
 
-def _explained(search: _Search, start: FrameVariable, iteration: IterationIndex) -> str:
-    """Returns why one gradient is zero, or why that is not known."""
-    with Attempt() as attempt:
-        return "; ".join(search.causes(start, iteration))
-    return attempt.failure or ""
-
-
-class _VariableAt(NamedTuple):
-    """A `_VariableAt` is a value, or a part of it, in one iteration of the loops around its frame.
+class _Trail:
+    """A `_Trail` is how far the search for the causes of one zero gradient has come.
 
     Attributes:
-        variable: The value.
-        iteration: The iteration.
-        elements: For each of its elements whether it is in the part, as bytes; empty for all of it.
+        waiting: The values that are still to be looked at.
+        seen: Those and the values that were.
+        causes: What was found, the cause nearest to the gradient first.
+        unobserved: The values without which the search does not go on; empty where it is at its end.
+        failure: Why the search failed; None where it did not.
     """
 
-    variable: FrameVariable
-    iteration: IterationIndex
-    elements: bytes = b""
-
-    @property
-    def part(self) -> np.ndarray | None:
-        """The elements that are asked about, as booleans; None for all."""
-        shape = self.variable.atom.aval.shape
-        return np.frombuffer(self.elements, bool).reshape(shape) if self.elements else None
-
-    def arriving(self, gradient: np.ndarray | None) -> bool:
-        """Returns whether a gradient with respect to the value is not zero in the part."""
-        return gradient is not None and bool(np.any(gradient if self.part is None else gradient[self.part]))
+    def __init__(self, start: VariableAt) -> None:
+        self.waiting = [start]
+        self.seen = {start}
+        self.causes: dict[str, None] = {}
+        self.unobserved: tuple[FrameVariable, ...] = ()
+        self.failure: str | None = None
 
 
-class _ZeroDerivative(NamedTuple):
-    """A `_ZeroDerivative` is a use from which nothing comes back, although something arrives there."""
+class _UnobservedError(Exception):
+    """Values have not been observed yet, without which the search does not go on."""
 
-    reason: str
-
-
-class _NonzeroTerm(NamedTuple):
-    """A `_NonzeroTerm` is a use from which something comes back."""
-
-    use: str
-
-
-#: The result for one use of a value; a `_VariableAt` where the arriving gradient is zero already.
-_Result: TypeAlias = _ZeroDerivative | _NonzeroTerm | _VariableAt
+    def __init__(self, variables: tuple[FrameVariable, ...]) -> None:
+        super().__init__()
+        self.variables = variables
 
 
 class _Search:
@@ -148,6 +136,7 @@ class _Search:
         self._run, self._most_bytes = run, most_bytes
         self._neighbourhood = neighbourhood
         self._beyond = set[FrameVariable]()
+        self._too_large = set[tuple[FrameVariable, ...]]()
         self._differentiably = partial(differentiably, run.trace.reachability)
         self._flow = ForwardFlow()
         self._barriers = Barriers(run.trace.root, run.trace.liveness)
@@ -158,23 +147,42 @@ class _Search:
             for number in layer.equations
         }
 
-    def causes(self, start: FrameVariable, iteration: IterationIndex) -> list[str]:
-        """Returns why the gradient with respect to a value is zero, the cause nearest to the value first."""
-        waiting = [_VariableAt(start, iteration)]
-        seen = set(waiting)
-        found: dict[str, None] = {}
-        while waiting and len(seen) < _MOST_VALUES and len(found) < _MOST_CAUSES:
-            causes, further = self._look(waiting.pop(0))
-            found |= dict.fromkeys(causes)
-            fresh = [value_at for value_at in further if value_at not in seen]
-            seen.update(fresh)
-            waiting += fresh
-        return list(found)
+    def follow(self, trail: _Trail) -> None:
+        """Goes on with a search, to its end or to values that have to be observed first."""
+        trail.unobserved = ()
+        with Attempt() as attempt:
+            while trail.waiting and len(trail.seen) < _MOST_VALUES and len(trail.causes) < _MOST_CAUSES:
+                try:
+                    causes, further = self._look(trail.waiting[0])
+                except _UnobservedError as needed:
+                    trail.unobserved = needed.variables
+                    return
+                del trail.waiting[0]
+                trail.causes |= dict.fromkeys(causes)
+                fresh = [value_at for value_at in further if value_at not in trail.seen]
+                trail.seen.update(fresh)
+                trail.waiting += fresh
+        trail.failure = attempt.failure
 
-    def _look(self, value_at: _VariableAt) -> tuple[list[str], list[_VariableAt]]:
+    def observe(self, groups: Sequence[tuple[FrameVariable, ...]]) -> None:
+        """Observes everything from groups of values to the loss: in one run of it, or one for each group that fits."""
+        if not self._observes([variable for group in groups for variable in group]):
+            self._too_large.update(group for group in groups if not self._observes(group))
+
+    def _observes(self, variables: Sequence[FrameVariable]) -> bool:
+        """Returns whether everything from some values to the loss is observed, which it is now if it fits in memory."""
+        if not self._beyond.issuperset(variables):
+            found = observe_neighbourhood(self._run, variables, (), self._most_bytes)
+            if found is None:
+                return False
+            self._neighbourhood.include(found)
+            self._beyond.update(self._flow.closure(variables))
+        return True
+
+    def _look(self, value_at: VariableAt) -> tuple[list[str], list[VariableAt]]:
         """Returns the causes at one value, and the values at which the arriving gradient is zero already."""
         zero_derivatives: list[str] = []
-        further: list[_VariableAt] = []
+        further: list[VariableAt] = []
         flowing: dict[str, None] = {}
         results = [*self._computed(value_at), *self._renamed(value_at)]
         if not results:
@@ -185,9 +193,9 @@ class _Search:
             return [f"disconnected: nothing that the loss depends on is made from it{here}"], []
         for result in results:
             match result:
-                case _ZeroDerivative(reason=reason):
+                case ZeroDerivative(reason=reason):
                     zero_derivatives.append(reason)
-                case _NonzeroTerm(use=use):
+                case NonzeroTerm(use=use):
                     flowing[use] = None
                 case _:
                     further.append(result)
@@ -197,44 +205,38 @@ class _Search:
             return [single_weights(value_at.variable, known) or cancelled], []
         return zero_derivatives, further
 
-    def _computed(self, value_at: _VariableAt) -> Iterator[_Result]:
+    def _computed(self, value_at: VariableAt) -> Iterator[UseResult]:
         """Yields the result for each equation that computes with a value."""
         every = self._flow.steps(value_at.variable)
         steps = [step for step in every if step.way == "compute" and self._differentiably(step)]
         for frame, number in dict.fromkeys((step.frame, step.number) for step in steps):
             use = self._use(frame, number, value_at)
             if use is None:
-                yield _ZeroDerivative(f"not followed beyond {location_of(frame, number)}")
+                yield ZeroDerivative(f"not followed beyond {location_of(frame, number)}")
             elif not any(np.any(each) for each in use.cotangents):
                 outputs = (step.to for step in steps if (step.frame, step.number) == (frame, number))
-                yield from (_VariableAt(variable, value_at.iteration) for variable in outputs)
+                yield from (VariableAt(variable, value_at.iteration) for variable in outputs)
             else:
                 yield from self._of_use(use, value_at.iteration)
 
-    def _of_use(self, use: EquationUse, iteration: IterationIndex) -> Sequence[_Result]:
+    def _of_use(self, use: EquationUse, iteration: IterationIndex) -> Sequence[UseResult]:
         """Returns the results for a use at which a gradient arrives."""
         where = location_of(use.frame, use.number)
+        parts: dict[FrameVariable, np.ndarray] = {}
         with Attempt() as attempt:  # a collective runs inside its shard_map only
             if use.gradient().any():
-                return [_NonzeroTerm(where)]
+                return [NonzeroTerm(where)]
             outputs = (FrameVariable(use.frame, each) for each in use.outputs)
-            parts = [(variable, at) for variable, at in zip(outputs, use.goes_on(), strict=False) if at.any()]
-            if parts and self._is_observed([variable for variable, _ in parts]):
-                return [_VariableAt(variable, iteration, at.tobytes()) for variable, at in parts]
-            return [_ZeroDerivative(use.reason())]
-        return [_ZeroDerivative(f"not followed beyond {where}, which {attempt.failure}")]
+            parts = {variable: at for variable, at in zip(outputs, use.goes_on(), strict=False) if at.any()}
+            if not parts or tuple(parts) in self._too_large:
+                return [ZeroDerivative(use.reason())]
+        if attempt.failure is not None:
+            return [ZeroDerivative(f"not followed beyond {where}, which {attempt.failure}")]
+        if not self._beyond.issuperset(parts):
+            raise _UnobservedError(tuple(parts))
+        return [VariableAt(variable, iteration, at.tobytes()) for variable, at in parts.items()]
 
-    def _is_observed(self, variables: Sequence[FrameVariable]) -> bool:
-        """Returns whether everything from some values to the loss is observed, which it is now if it fits in memory."""
-        if not self._beyond.issuperset(variables):
-            found = observe_neighbourhood(self._run, variables, (), self._most_bytes)
-            if found is None:
-                return False
-            self._neighbourhood.include(found)
-            self._beyond.update(self._flow.closure(variables))
-        return True
-
-    def _use(self, frame: Frame, number: int, value_at: _VariableAt) -> EquationUse | None:
+    def _use(self, frame: Frame, number: int, value_at: VariableAt) -> EquationUse | None:
         """Returns an equation's use of a value, with numbers; None where not all of them are known."""
         equation = frame.jaxpr.eqns[number]
         operands = [
@@ -258,7 +260,7 @@ class _Search:
             part=value_at.part,
         )
 
-    def _renamed(self, value_at: _VariableAt) -> Iterator[_Result]:
+    def _renamed(self, value_at: VariableAt) -> Iterator[UseResult]:
         """Yields the result for each variable of another frame that is the same value."""
         for step in self._flow.steps(value_at.variable):
             if step.way == "compute" or not self._differentiably(step):
@@ -266,7 +268,7 @@ class _Search:
             if step.to.frame.transfer.exclusive and not self._neighbourhood.was_executed(
                 step.to.frame, value_at.iteration
             ):
-                yield _ZeroDerivative(f"branch not taken: {location_of(step.frame, step.number)}")
+                yield ZeroDerivative(f"branch not taken: {location_of(step.frame, step.number)}")
                 continue
             use = location_of(step.frame, step.number)
             if any(loop.length == 0 for loop in step.to.frame.loops):
@@ -278,19 +280,19 @@ class _Search:
                 one = arrived[value_at.iteration[-1]] if stacked and arrived is not None else arrived
                 if value_at.elements and step.way not in ("stack", "slice"):
                     same = value_at._replace(variable=step.to, iteration=iteration)
-                    yield _NonzeroTerm(use) if same.arriving(arrived) else same
+                    yield NonzeroTerm(use) if same.arriving(arrived) else same
                 elif np.any(one):
-                    yield _NonzeroTerm(use)
+                    yield NonzeroTerm(use)
                 elif np.any(arrived):
-                    yield _ZeroDerivative(f"masked: iteration {value_at.iteration[-1]} of {use} is not taken")
+                    yield ZeroDerivative(f"masked: iteration {value_at.iteration[-1]} of {use} is not taken")
                 else:
-                    yield _VariableAt(step.to, iteration)
+                    yield VariableAt(step.to, iteration)
 
-    def _unlooped(self, step: Step, iteration: IterationIndex, use: str) -> Iterator[_Result]:
+    def _unlooped(self, step: Step, iteration: IterationIndex, use: str) -> Iterator[UseResult]:
         """Yields the result for a loop of no iterations, which returns its first carry and uses nothing else."""
         carried = carried_past(step)
         for to in carried:
             arrives = np.any(self._neighbourhood.cotangent(to, iteration))
-            yield _NonzeroTerm(use) if arrives else _VariableAt(to, iteration)
+            yield NonzeroTerm(use) if arrives else VariableAt(to, iteration)
         if not carried:
-            yield _ZeroDerivative(f"disconnected: {use}, a loop of no iterations")
+            yield ZeroDerivative(f"disconnected: {use}, a loop of no iterations")
