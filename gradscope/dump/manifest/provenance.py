@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +41,7 @@ def content_hash(arrays: Sequence[Any]) -> str:
     return digest.hexdigest()
 
 
+@cache  # its metadata is read from a file, and what is imported stays the same
 def _version(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)
