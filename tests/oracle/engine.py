@@ -150,7 +150,11 @@ def observe(
     """
     spec = CaptureSpec() if spec is None else spec
     trace = trace_loss(loss, variables, batch, operations=spec.looks_inside_layers)
-    plan = make_plan(trace, spec, observer)
+    return observe_plan(trace, make_plan(trace, spec, observer), variables, batch, jit=jit)
+
+
+def observe_plan(trace: Trace, plan: Plan, variables: Any, batch: Any, *, jit: bool) -> Observation:
+    """Run the observing program of a plan; see `observe`."""
     program, reached = observing_program(trace, plan)
     leaves = jax.tree_util.tree_leaves((variables, batch))
     if jit:
@@ -251,7 +255,8 @@ def check_compiled(loss: Loss, variables: Any, batch: Any) -> Observation:
 
 def check_gradients(loss: Loss, variables: Any, batch: Any) -> Observation:
     """Hold a loss's value and parameter gradients to `jax.grad`: bit for bit uncompiled, to rounding compiled."""
-    stepwise, compiled = check_stepwise(loss, variables, batch), observe(loss, variables, batch)
+    stepwise = check_stepwise(loss, variables, batch)
+    compiled = observe_plan(stepwise.trace, stepwise.plan, variables, batch, jit=True)
     assert_close(compiled.loss, stepwise.loss)
     for number, gradient in stepwise.observed.gradients.items():
         assert_close(compiled.observed.gradients[number], gradient, what=compiled.trace.arguments[number].name)

@@ -8,6 +8,7 @@ something, and has to find them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +29,27 @@ def bits_of(tree: Any) -> list[bytes]:
     return [engine.bits(leaf) for leaf in jax.tree_util.tree_leaves(tree)]
 
 
-@pytest.fixture(scope="module", params=list(QUICK))
-def op_by_op(request: pytest.FixtureRequest) -> tuple[Case, Any, list[bytes]]:
+@cache
+def plain(name: str) -> tuple[Case, Any, list[bytes]]:
     """A model, its arguments, and the bits that `jax.value_and_grad` gives for them, every operation run by itself."""
-    case = ZOO[request.param]
+    case = ZOO[name]
     arguments = case.arguments()
     with jax.disable_jit():
         return case, arguments, bits_of(jax.value_and_grad(case.loss, has_aux=case.has_aux)(*arguments))
 
 
+@pytest.fixture(scope="module", params=list(QUICK))
+def op_by_op(request: pytest.FixtureRequest) -> tuple[Case, Any, list[bytes]]:
+    return plain(request.param)
+
+
 def test_operation_by_operation_a_step_that_observes_gives_the_same_bits(
     op_by_op: tuple[Case, Any, list[bytes]],
 ) -> None:
-    case, arguments, plain = op_by_op
+    case, arguments, expected = op_by_op
     with jax.disable_jit():
         observed, seen = gradscope.value_and_grad(case.loss, has_aux=case.has_aux, observe="tensors")(*arguments)
-    assert bits_of(observed) == plain
+    assert bits_of(observed) == expected
     assert len(seen) > 0
 
 
@@ -51,7 +57,7 @@ def test_operation_by_operation_the_program_that_a_dump_runs_gives_the_same_bits
     op_by_op: tuple[Case, Any, list[bytes]],
 ) -> None:
     """Unlike above the model is traced before: loops are loops and checkpoints are checkpoints, and their rules run."""
-    case, (variables, batch), plain = op_by_op
+    case, (variables, batch), expected = op_by_op
     observation = engine.observe(case.loss, variables, batch, jit=False)
     observed = observation.observed
     gradients = [
@@ -60,18 +66,15 @@ def test_operation_by_operation_the_program_that_a_dump_runs_gives_the_same_bits
         if leaf.family in {"param", "state"}
     ]
     assert len(observed.cotangents) > 0
-    assert bits_of([observed.loss, observed.auxiliary, gradients]) == plain
+    assert bits_of([observed.loss, observed.auxiliary, gradients]) == expected
 
 
 def test_operation_by_operation_what_flows_back_to_every_operand_is_seen_without_changing_it() -> None:
-    case = ZOO["transformer, scanned and checkpointed"]
-    variables, batch = case.arguments()
-    with jax.disable_jit():
-        plain = bits_of(jax.value_and_grad(case.loss)(variables, batch))
+    case, (variables, batch), expected = plain("transformer, scanned and checkpointed")
     everything = CaptureSpec(operations=True, operands=True, terms=True)
     observed = engine.observe(case.loss, variables, batch, spec=everything, jit=False).observed
     gradients = [observed.gradients[number] for number in range(len(jax.tree_util.tree_leaves(variables)))]
-    assert bits_of([observed.loss, gradients]) == plain
+    assert bits_of([observed.loss, gradients]) == expected
 
 
 @pytest.mark.parametrize("name", QUICK)

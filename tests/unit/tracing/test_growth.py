@@ -21,7 +21,7 @@ from gradscope.tracing.tracer import trace_loss
 from tests.support.work import calls
 
 WEIGHTS = jnp.ones(3)
-SMALL, LARGE = 100, 800
+SMALL, LARGE = 50, 400
 
 
 def deep(layers: int) -> Callable[..., Any]:
