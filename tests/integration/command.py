@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.integration.in_process import run_in_process
+from tests.integration.in_process import run_in_process, run_program_in_process
 
 #: Seconds after which a command counts as hanging.
 TIMEOUT = 60.0
@@ -60,7 +60,16 @@ def gradscope(*arguments: object, folder: Path, **environment: str) -> Finished:
     """Run `gradscope ARGUMENTS` in a folder, in this process, with files for streams."""
     early = [name for name in environment if name.startswith(READ_EARLY)]
     assert not early, f"{early} are read when a process starts: run it by gradscope_process"
-    status, *streams = run_in_process(list(map(str, arguments)), folder, _environment(environment))
+    return _finished(run_in_process(list(map(str, arguments)), folder, _environment(environment)))
+
+
+def python(program: Path, *, folder: Path) -> Finished:
+    """Run `python PROGRAM` in a folder, in this process, with files for streams."""
+    return _finished(run_program_in_process(program, folder, _environment({})))
+
+
+def _finished(done: tuple[int, bytes, bytes]) -> Finished:
+    status, *streams = done
     output, errors = (written.decode(errors="surrogateescape") for written in streams)
     return Finished(status=status, output=output, errors=errors)
 

@@ -1,4 +1,4 @@
-"""A command line run in this process as if it had one of its own: it finds nothing else, and nothing of it remains.
+"""Command lines and programs run in this process as if they had one of their own: nothing is found, nothing remains.
 
 A process of its own imports JAX, which takes longer than most commands, and shares no trace and no compiled program
 with the next one. What such a process is born with is set up here and put back: arguments, working directory,
@@ -14,10 +14,12 @@ import contextlib
 import gc
 import logging
 import os
+import runpy
 import sys
 import tempfile
+import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from io import TextIOWrapper
@@ -43,16 +45,41 @@ UNINTERRUPTED: Any = SimpleNamespace(on_interrupt=lambda cleanup: None, asking=l
 
 def run_in_process(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> tuple[int, bytes, bytes]:
     """Run the command line in a folder; returns its exit status and what it wrote to its two output streams."""
+    return _run_as([PROGRAM, *arguments], lambda: guarded(partial(run, UNINTERRUPTED), arguments), folder, environment)
+
+
+def run_program_in_process(program: Path, folder: Path, environment: Mapping[str, str]) -> tuple[int, bytes, bytes]:
+    """Run a file as `python FILE` does, in a folder; returns its exit status and what it wrote to both streams."""
+
+    def run_program() -> int:
+        sys.path.insert(0, str(program.parent))
+        try:
+            runpy.run_path(str(program), run_name="__main__")
+        except SystemExit as end:
+            if isinstance(end.code, str):
+                sys.stderr.write(f"{end.code}\n")
+            return end.code if isinstance(end.code, int) else int(end.code is not None)
+        except Exception:
+            traceback.print_exc()
+            return 1
+        return 0
+
+    return _run_as([str(program)], run_program, folder, environment)
+
+
+def _run_as(
+    words: Sequence[str], program: Callable[[], int], folder: Path, environment: Mapping[str, str]
+) -> tuple[int, bytes, bytes]:
     with contextlib.ExitStack() as surroundings:
         for each in (_jax_settings(), _jax_log(), _warnings(), _collector(), _modules(), contextlib.chdir(folder)):
             surroundings.enter_context(each)
         surroundings.enter_context(_replaced(os.environ, environment))
-        surroundings.enter_context(_attribute(sys, "argv", [PROGRAM, *arguments]))
+        surroundings.enter_context(_attribute(sys, "argv", list(words)))
         output, errors = (surroundings.enter_context(_stream(name)) for name in ("stdout", "stderr"))
         surroundings.enter_context(_attribute(sys, "stdin", surroundings.enter_context(Path(os.devnull).open())))
         # A thread has a stack of its own: the user's lines that JAX remembers are the model's, and no test's.
         with ThreadPoolExecutor(1) as thread:
-            status = thread.submit(guarded, partial(run, UNINTERRUPTED), arguments).result()
+            status = thread.submit(program).result()
         return status, _written(output), _written(errors)
 
 

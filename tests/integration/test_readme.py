@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import pytest
 
-from tests.integration.command import Finished, gradscope, in_terminal
+from tests.integration.command import Finished, gradscope, in_terminal, python
 
 REPOSITORY = Path(__file__).parents[2]
 README = REPOSITORY / "README.md"
@@ -29,8 +29,9 @@ _BLOCK = re.compile(
 _PICTURE = re.compile(
     r"^<!-- output: gradscope (?P<arguments>.*) -->\n```text\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-#: A line that is one command of gradscope's.
-_ALONE = re.compile(r"gradscope [^|&;<>$]*")
+#: A line that is one command of gradscope's, or one program, and needs no shell.
+_COMMAND = re.compile(r"gradscope [^|&;<>$]*")
+_PROGRAM = re.compile(r"python (\S+\.py)")
 _STATUS = re.compile(r"#.*\bexit (\d+)")
 
 #: Seconds for a command of the tour, which may compile a model.
@@ -85,13 +86,22 @@ def test_a_page_runs_as_it_is_written(page: Path, tmp_path: Path, lenient: None)
         if step.kind == "tour-python":
             (tmp_path / f"step{number}.py").write_text(step.text, encoding="utf-8")
             line, expected = f"python step{number}.py", None
-        # What is one command needs no shell, and gives here what it gives in a process of its own (`test_verbs`).
-        # Optimizers of optax mix dtypes, which the strictness of tests refuses.
-        alone = _ALONE.fullmatch(line) is not None and not line.startswith("gradscope train")
-        words = shlex.split(line, comments=True)[1:]
-        done = gradscope(*words, folder=tmp_path) if alone else in_users_shell(line, tmp_path)
+        done = run(line, tmp_path)
         assert done.status == (int(expected[1]) if expected else 0), f"{line}\n{done.output}\n{done.errors}"
         assert done.output, f"{line} printed nothing"
+
+
+def run(line: str, folder: Path) -> Finished:
+    """Run a line, here where it needs no shell; `test_verbs` holds that to what processes of their own give."""
+    *before, last = line.split(" && ")
+    for each in before:
+        if (done := run(each, folder)).status:
+            return done
+    if _COMMAND.fullmatch(last):
+        return gradscope(*shlex.split(last, comments=True)[1:], folder=folder)
+    if program := _PROGRAM.fullmatch(last):
+        return python(folder / program[1], folder=folder)
+    return in_users_shell(last, folder)
 
 
 def in_users_shell(line: str, folder: Path) -> Finished:
