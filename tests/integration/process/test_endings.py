@@ -4,41 +4,48 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.integration import models
-from tests.integration.command import GRADSCOPE, Finished, gradscope, gradscope_process, in_shell
+from tests.integration.command import GRADSCOPE, TIMEOUT, gradscope, gradscope_process, in_shell
 
 ENDED = "a library or the model ended the process"
 
-#: What a loss does: the exit status, and what is said.
+#: What the supervised process does: the exit status, and what is said.
 ENDINGS = {
     "os.abort()": (5, f"{ENDED} by SIGABRT"),
     "os._exit(0)": (5, f"{ENDED} with status 0"),
     "os._exit(1)": (5, f"{ENDED} with status 1"),
     "os.kill(os.getpid(), signal.SIGSEGV)": (5, f"{ENDED} by SIGSEGV"),
     "os.kill(os.getpid(), signal.SIGKILL)": (-signal.SIGKILL, ""),
-    "os.closerange(3, 100)": (5, "Bad file descriptor"),
+    "os.closerange(3, 100); ends_with(1); os._exit(1)": (1, ""),
 }
+SUPERVISED = "import os, signal\nfrom gradscope.cli.running.supervisor import supervise\nends_with = supervise()\n"
+
+#: What a loss does in a whole command: the exit status, and what is said.
+LOSSES = {"os._exit(1)": (5, f"{ENDED} with status 1"), "os.closerange(3, 100)": (5, "Bad file descriptor")}
 
 
-def ending(folder: Path, line: str) -> Finished:
-    name = f"model{abs(hash(line))}.py"
+@pytest.mark.parametrize("line", ENDINGS)
+def test_a_process_that_something_else_ends_has_no_status_of_a_result(tmp_path: Path, line: str) -> None:
+    command = [sys.executable, "-P", "-c", SUPERVISED + line]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    status, says = ENDINGS[line]
+    assert done.returncode == status
+    assert says in done.stderr if says else not done.stderr
+
+
+@pytest.mark.parametrize("line", LOSSES)
+def test_a_command_whose_loss_ends_it_has_no_status_of_a_result(tmp_path: Path, line: str) -> None:
     loss = models.LOSS.replace("    return", f"    {line}\n    return")
-    models.write(folder, models.source(more="import os, signal", loss=loss), name)
-    return gradscope_process("dump", name, "-o", f"{name}.npz", folder=folder)
-
-
-def test_a_process_that_something_else_ends_has_no_status_of_a_result(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(2) as threads:
-        found = dict(zip(ENDINGS, threads.map(lambda line: ending(tmp_path, line), ENDINGS), strict=True))
-    for line, (status, says) in ENDINGS.items():
-        assert found[line].status == status, line
-        assert says in found[line].errors, line
-        assert "Traceback" not in found[line].errors, line
+    models.write(tmp_path, models.source(more="import os", loss=loss))
+    done = gradscope_process("dump", "model.py", folder=tmp_path)
+    status, says = LOSSES[line]
+    assert (done.status, says in done.errors) == (status, True), done.errors
+    assert "Traceback" not in done.errors
     assert not list(tmp_path.glob("*.npz"))
 
 
