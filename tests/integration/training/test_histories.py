@@ -171,10 +171,10 @@ def test_folders_of_alarms_that_the_history_forgot_are_kept_and_do_not_count(tmp
     assert sorted(path.name for path in tmp_path.glob("alarm-*")) == names[1:]
 
 
-def test_a_hundred_thousand_rows_take_little_room(tmp_path: Path) -> None:
+def test_ten_thousand_rows_take_little_room(tmp_path: Path) -> None:
     keys = tuple(f"param/layer{number}/kernel" for number in range(100))
-    write(tmp_path / "run", tuple(range(1000)), keys)
-    assert (tmp_path / "run" / "history.sqlite").stat().st_size < 10_000_000  # 60 MB for six times as many
+    write(tmp_path / "run", tuple(range(100)), keys)
+    assert (tmp_path / "run" / "history.sqlite").stat().st_size < 1_000_000  # 60 MB for six hundred thousand
     rows = json.loads(gradscope("show", tmp_path / "run", "--json", folder=tmp_path).output)["rows"]
     assert len(rows) == 100
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import gradscope as gs
-from tests.integration.command import GRADSCOPE, TIMEOUT, gradscope, gradscope_process
+from tests.integration.command import GRADSCOPE, TIMEOUT, gradscope
 from tests.integration.training.trained import contents, rows, write_files
 
 pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
@@ -30,11 +30,12 @@ KILLS = 2
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(usual_promotion: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the model, and `whole`, a run that nothing stopped."""
     path = tmp_path_factory.mktemp("resuming")
     write_files(path)
-    assert gradscope_process(*TRAIN, "-o", "whole", folder=path, **USUAL).status == 0
+    done = gradscope(*TRAIN, "-o", "whole", folder=path)
+    assert done.status == 0, done.errors
     return path
 
 
@@ -71,7 +72,7 @@ def test_a_killed_run_opens_and_resumes_bit_for_bit(folder: Path, trial: int) ->
     with gs.load(run) as found:
         whole = [step for step, *_ in rows(folder / "whole", "steps")]
         assert found.steps["step"].tolist() == whole[: len(found.steps["step"])]
-    done = gradscope_process(*TRAIN, "-o", run.name, "--resume", folder=folder, **USUAL)
+    done = gradscope(*TRAIN, "-o", run.name, "--resume", folder=folder)
     assert done.status == 0, done.errors
     assert contents(run, STEPS) == contents(folder / "whole", STEPS)
 
@@ -90,7 +91,6 @@ def test_a_signal_saves_the_state_and_says_how_to_go_on(folder: Path, number: in
         assert int(saved["aux/step"]) == int(state.stem.removeprefix("state-")) > 0
 
 
-@pytest.mark.usefixtures("usual_promotion")
 def test_a_second_process_is_refused(folder: Path) -> None:
     with started(folder, "locked", "--steps", 1_000_000, "--every", 1_000_000) as process:
         until(lambda: recorded(folder / "locked") >= 1, process)
@@ -115,7 +115,6 @@ def test_a_full_disk_ends_the_run_and_leaves_the_state_before_it(folder: Path) -
         assert len(run.steps["step"]) >= int(state["aux/step"])
 
 
-@pytest.mark.usefixtures("usual_promotion")
 def test_a_torn_state_is_named_and_the_one_before_it_goes_on(folder: Path) -> None:
     shutil.copytree(folder / "whole", folder / "torn")
     last = folder / "torn" / f"state-{STEPS:06}.npz"
