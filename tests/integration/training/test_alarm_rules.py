@@ -37,14 +37,15 @@ class Training:
 
     def stats(self, step: int) -> Stats:
         found: Stats = {}
+        noise, zeros = self._rng.lognormal(0, 0.1, (len(LAYERS), 5)), self._rng.integers(0, SIZE // 10, len(LAYERS))
         for depth, layer in enumerate(LAYERS):
             typical = {"param": 5 + 0.001 * step, "param_grad": 0.3, "update": 0.005, "activation": 30,
                        "activation_grad": 0.1 * 1.5**depth}  # fmt: skip
-            for family, level in typical.items():
-                l2 = level * float(self._rng.lognormal(0, 0.1))
+            for (family, level), factor in zip(typical.items(), noise[depth].tolist(), strict=True):
+                l2 = level * factor
                 found[f"{family}/{layer}"] = {"l2": l2, "rms": l2 / SIZE**0.5, "zeros": 0, "nan": 0, "inf": 0}
             found[f"update/{layer}"]["ratio"] = found[f"update/{layer}"]["l2"] / found[f"param/{layer}"]["l2"]
-            found[f"param_grad/{layer}"]["zeros"] = int(self._rng.integers(0, SIZE // 10))
+            found[f"param_grad/{layer}"]["zeros"] = int(zeros[depth])
         return found
 
 

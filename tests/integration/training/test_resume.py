@@ -25,6 +25,11 @@ TRAIN = (
     *("train", "net.py", "--data", "data.py:batches", "--steps", STEPS, "--every", 3, "--save-every", 5),
     *("--ema", 0.9, "--clip", "global_norm(1)", "-q"),
 )
+#: What starts the soonest, and never ends.
+ENDLESS = (
+    *("train", "to_nan.py", "--optimizer", "sgd(1e-9)", "-q"),
+    *("--steps", 1_000_000_000, "--every", 1_000_000_000, "--save-every", 1_000_000_000),
+)
 USUAL = {"JAX_NUMPY_DTYPE_PROMOTION": "standard"}
 KILLS = 2
 
@@ -39,9 +44,9 @@ def folder(usual_promotion: None, tmp_path_factory: pytest.TempPathFactory) -> P
     return path
 
 
-def started(folder: Path, run: str, *options: object, limit: str = "true") -> subprocess.Popen[str]:
+def started(folder: Path, *arguments: object, limit: str = "true") -> subprocess.Popen[str]:
     """The command under way, in a shell that has run another command before."""
-    command = ["bash", "-c", f'{limit}; exec "$@"', "-", *GRADSCOPE, *map(str, (*TRAIN, "-o", run, *options))]
+    command = ["bash", "-c", f'{limit}; exec "$@"', "-", *GRADSCOPE, *map(str, arguments)]
     environment = {**os.environ, **USUAL}
     return subprocess.Popen(
         command, cwd=folder, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -63,7 +68,7 @@ def recorded(run: Path) -> int:
 @pytest.mark.parametrize("trial", range(KILLS))
 def test_a_killed_run_opens_and_resumes_bit_for_bit(folder: Path, trial: int) -> None:
     generator, run = random.Random(trial), folder / f"killed{trial}"
-    process = started(folder, run.name)
+    process = started(folder, *TRAIN, "-o", run.name)
     wanted = generator.randint(1, 12)
     until(lambda: recorded(run) >= wanted, process)
     time.sleep(generator.random() / 50)
@@ -80,8 +85,7 @@ def test_a_killed_run_opens_and_resumes_bit_for_bit(folder: Path, trial: int) ->
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_the_state_and_says_how_to_go_on(folder: Path, number: int, status: int) -> None:
     run = folder / f"stopped{number}"
-    options = ("--steps", 1_000_000, "--every", 1_000_000, "--save-every", 1_000_000)
-    with started(folder, run.name, *options) as process:
+    with started(folder, *ENDLESS, "-o", run.name) as process:
         until(lambda: recorded(run) >= 1, process)
         process.send_signal(number)
         _, errors = process.communicate(timeout=TIMEOUT)
@@ -92,9 +96,9 @@ def test_a_signal_saves_the_state_and_says_how_to_go_on(folder: Path, number: in
 
 
 def test_a_second_process_is_refused(folder: Path) -> None:
-    with started(folder, "locked", "--steps", 1_000_000, "--every", 1_000_000) as process:
+    with started(folder, *ENDLESS, "-o", "locked") as process:
         until(lambda: recorded(folder / "locked") >= 1, process)
-        second = gradscope(*TRAIN, "--steps", 1_000_000, "-o", "locked", "--resume", folder=folder)
+        second = gradscope(*ENDLESS, "-o", "locked", "--resume", folder=folder)
         with gs.load(folder / "locked") as run:  # reading is not refused
             assert run.steps["step"].tolist() == [0]
         process.kill()
@@ -105,7 +109,8 @@ def test_a_second_process_is_refused(folder: Path) -> None:
 
 def test_a_full_disk_ends_the_run_and_leaves_the_state_before_it(folder: Path) -> None:
     # No file can grow beyond 100 KiB, which a write reports as a full disk is.
-    with started(folder, "full", "--every", 1, "--steps", 4000, limit="ulimit -f 100") as process:
+    line = (*TRAIN, "--every", 1, "--steps", 4000, "-o", "full")
+    with started(folder, *line, limit="ulimit -f 100") as process:
         _, errors = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 5, errors
     assert "cannot write to" in errors

@@ -21,6 +21,7 @@ optax = pytest.importorskip("optax", reason="training needs optax: pip install '
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 TRAIN = ("train", "net.py", "--data", "data.py:batches", "-q")
+RUN = ("--steps", 24, "--every", 3, "--clip", "global_norm(1)", "--ema", 0.9, "--save-every", 10, "--keep", 2)
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +29,7 @@ def folder(usual_promotion: None, tmp_path_factory: pytest.TempPathFactory) -> P
     """A folder with the models and a run of 24 steps, `run`, of which every third is recorded."""
     path = tmp_path_factory.mktemp("training")
     write_files(path)
-    done = gradscope(
-        *TRAIN, "--steps", 24, "--every", 3, "--clip", "global_norm(1)", "--ema", 0.9, "-o", "run", folder=path
-    )
+    done = gradscope(*TRAIN, *RUN, "-o", "run", folder=path)
     assert done.status == 0, done.errors
     return path
 
@@ -44,8 +43,9 @@ def module(path: Path) -> Any:
     return made
 
 
-def by_hand(folder: Path, steps: int) -> tuple[list[Any], list[Any], Any]:
-    """The losses and gradients of each step, and the last variables, of a loop with optax."""
+@pytest.fixture(scope="module")
+def by_hand(folder: Path) -> tuple[list[Any], list[Any], Any]:
+    """The losses and gradients of each of 24 steps, and the last variables, of a loop with optax."""
     net, data = module(folder / "net.py"), module(folder / "data.py").batches()
     optimizer = optax.chain(optax.clip_by_global_norm(1), net.optimizer())
     init_key, _ = jax.random.split(jax.random.key(0))
@@ -61,15 +61,15 @@ def by_hand(folder: Path, steps: int) -> tuple[list[Any], list[Any], Any]:
         return {"params": params, "rngs": rngs, **aux}, slots, value, gradients
 
     slots, losses, found = optimizer.init(variables["params"]), [], []
-    for _ in range(steps):
+    for _ in range(24):
         variables, slots, value, gradients = step(variables, slots, next(data))
         losses.append(float(value))
         found.append(gradients)
     return losses, found, variables
 
 
-def test_a_run_is_the_loop_by_hand(folder: Path) -> None:
-    losses, gradients, variables = by_hand(folder, 24)
+def test_a_run_is_the_loop_by_hand(folder: Path, by_hand: tuple[list[Any], list[Any], Any]) -> None:
+    losses, gradients, variables = by_hand
     with gs.load(folder / "run") as run:
         assert run.steps["step"].tolist() == [0, 3, 6, 9, 12, 15, 18, 21, 23]
         # The same operations, compiled in another order.
@@ -110,8 +110,8 @@ def test_losses_are_bit_for_bit_those_of_a_loop_by_hand(folder: Path) -> None:
         assert run.steps["loss"].tolist() == [losses[step] for step in run.steps["step"]]
 
 
-def test_derived_columns_are_those_of_numpy(folder: Path) -> None:
-    _, gradients, _ = by_hand(folder, 24)
+def test_derived_columns_are_those_of_numpy(folder: Path, by_hand: tuple[list[Any], list[Any], Any]) -> None:
+    _, gradients, _ = by_hand
     with gs.load(folder / "run") as run:
         steps = run.steps["step"].tolist()
         flat = [np.asarray(gradients[step]["hidden"]["kernel"], np.float64).ravel() for step in steps]
@@ -141,9 +141,7 @@ def test_the_state_is_a_checkpoint_of_other_commands(folder: Path) -> None:
 
 
 def test_the_last_states_are_kept(folder: Path) -> None:
-    options = ("--steps", 9, "--save-every", 2, "--keep", 2, "-o", "kept")
-    assert gradscope(*TRAIN, *options, folder=folder).status == 0
-    assert sorted(path.name for path in (folder / "kept").glob("state-*")) == ["state-000008.npz", "state-000009.npz"]
+    assert sorted(path.name for path in (folder / "run").glob("state-*")) == ["state-000020.npz", "state-000024.npz"]
 
 
 def test_dumps_of_steps_are_those_of_the_dump_command(folder: Path) -> None:
@@ -161,10 +159,9 @@ def test_dumps_of_steps_are_those_of_the_dump_command(folder: Path) -> None:
 
 
 def test_a_numbered_pipeline_is_the_same_run(folder: Path) -> None:
-    for name, where in (("batches", "one"), ("numbered", "two")):
-        options = ("--data", f"data.py:{name}", "--steps", 6, "--every", 2, "-q", "-o", where)
-        assert gradscope("train", "net.py", *options, folder=folder).status == 0
-    assert contents(folder / "one", 6) == contents(folder / "two", 6)
+    done = gradscope("train", "net.py", "--data", "data.py:numbered", "-q", *RUN, "-o", "numbered", folder=folder)
+    assert done.status == 0, done.errors
+    assert contents(folder / "numbered", 24) == contents(folder / "run", 24)
 
 
 def test_json_and_table_tell_the_same(folder: Path) -> None:
