@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,27 +12,24 @@ import pytest
 import gradscope
 from gradscope.dump.verify import verify
 from gradscope.stats import TensorStats, tensor_stats
-from tests.integration import command
 from tests.integration.command import Finished, gradscope_process
+from tests.integration.command import gradscope as gradscope_here
 
 COUNT = 2
 
-#: Trains nothing: one step of a scanned model, batch split over all devices, one weight split too.
-PROGRAM = """
-import sys
+#: A step of a scanned model, batch split over all devices, one weight split too; and a model that the command dumps,
+#: which spreads its variables and its batch in the same way. Loading the model takes the step.
+MODEL = """
+import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-folder, address, count, index = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-if count > 1:
-    jax.distributed.initialize(address, count, index)
-
 import gradscope as gs
 
-mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
 
 
 def put(array, *spec):
@@ -43,16 +37,7 @@ def put(array, *spec):
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
-draw = np.random.default_rng(0).standard_normal
-params = {
-    "blocks": put(draw((3, 8, 8)).astype(np.float32)),
-    "head": put(draw((8, 4)).astype(jnp.bfloat16), None, "data"),
-    "unused": put(np.ones(3, np.float32)),
-}
-batch = put(draw((8, 8)).astype(np.float32), "data")
-
-
-def loss(params, batch):
+def scanned(params, batch):
     def block(x, w):
         with jax.named_scope("block"):
             return jnp.tanh(x @ w), None
@@ -63,21 +48,23 @@ def loss(params, batch):
     return (y.astype(jnp.float32) ** 2).mean()
 
 
-for observe in ("tensors", "stats"):
-    step = jax.jit(gs.value_and_grad(loss, observe=observe))
-    (value, gradients), seen = step(params, batch)
-    manifest = gs.save(f"{folder}/{observe}", seen)
-    assert manifest.complete, manifest.note
-    assert manifest.loss == float(value)
-"""
+def take_a_step():
+    draw = np.random.default_rng(0).standard_normal
+    params = {
+        "blocks": put(draw((3, 8, 8)).astype(np.float32)),
+        "head": put(draw((8, 4)).astype(jnp.bfloat16), None, "data"),
+        "unused": put(np.ones(3, np.float32)),
+    }
+    batch = put(draw((8, 8)).astype(np.float32), "data")
+    for observe in ("tensors", "stats"):
+        step = jax.jit(gs.value_and_grad(scanned, observe=observe))
+        (value, gradients), seen = step(params, batch)
+        manifest = gs.save(os.environ["FOLDER"] + "/" + observe, seen)
+        assert manifest.complete, manifest.note
+        assert manifest.loss == float(value)
 
-#: A model that spreads its variables and its batch over all devices there are.
-MODEL = """
-import jax
-import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+take_a_step()
 
 
 def split(x, *spec):
@@ -100,39 +87,37 @@ def loss(variables, x):
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """What one process of four devices writes, and what two of two devices each do."""
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Finished]]:
+    """What this process writes by the command, in `one`, and two of two devices each, in `two`; and what they said."""
     folder = tmp_path_factory.mktemp("processes")
-    one, two = folder / "one", folder / "two"
-    run(one, 1)
-    run(two, COUNT)
-    return one, two
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        (folder / name / "model.py").write_text(MODEL)
+    here = gradscope_here("dump", "model.py", folder=folder / "one", FOLDER=str(folder / "one"))
+    address = free_address()
+
+    def process(index: int) -> Finished:
+        how = ("--distributed", f"{address},{COUNT},{index}", "-o", "model")
+        environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2", "FOLDER": str(folder / "two")}
+        return gradscope_process("dump", "model.py", "--json", *how, folder=folder / "two", **environment)
+
+    with ThreadPoolExecutor(COUNT) as pool:
+        finished = [here, *pool.map(process, range(COUNT))]
+    assert [each.status for each in finished] == [0] * (1 + COUNT), "\n".join(each.errors for each in finished)
+    return folder, finished
+
+
+@pytest.fixture(scope="module")
+def folders(finished: tuple[Path, list[Finished]]) -> tuple[Path, Path]:
+    """What one process wrote, and what two did."""
+    folder, _ = finished
+    return folder / "one", folder / "two"
 
 
 def free_address() -> str:
     with socket.socket() as found:
         found.bind(("localhost", 0))
         return f"localhost:{found.getsockname()[1]}"
-
-
-def devices(count: int) -> dict[str, str]:
-    return {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(4 // count)}
-
-
-def run(folder: Path, count: int) -> None:
-    folder.mkdir()
-    environment = os.environ | devices(count)
-    command = [sys.executable, "-P", "-c", PROGRAM, str(folder), free_address(), str(count)]
-    running = [
-        subprocess.Popen([*command, str(index)], env=environment, stderr=subprocess.PIPE, text=True)
-        for index in range(count)
-    ]
-    try:
-        ended = [process.communicate(timeout=120)[1] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert [process.returncode for process in running] == [0] * count, "\n".join(ended)
 
 
 def test_the_tensors_of_two_processes_are_those_of_one(folders: tuple[Path, Path]) -> None:
@@ -181,27 +166,17 @@ def test_statistics_from_inside_the_step_are_the_same(folders: tuple[Path, Path]
         assert [layer.elements for layer in ref.layers] == [layer.elements for layer in cand.layers]
 
 
-def test_the_command_dumps_a_model_that_is_spread_over_processes(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(MODEL)
-    assert gradscope_process("dump", "model.py", folder=tmp_path, **devices(1)).status == 0
-    address = free_address()
-
-    def process(index: int) -> Finished:
-        how = ("--distributed", f"{address},{COUNT},{index}")
-        return gradscope_process("dump", "model.py", "--json", *how, folder=tmp_path, **devices(COUNT))
-
-    with ThreadPoolExecutor(COUNT) as pool:
-        first, second = pool.map(process, range(COUNT))
-    assert (first.status, second.status) == (0, 0), first.errors + second.errors
+def test_the_command_dumps_a_model_that_is_spread_over_processes(finished: tuple[Path, list[Finished]]) -> None:
+    folder, (_, first, second) = finished
     assert first.json["dump"] == "model"
     assert second.output == "", "one speaks for all"
-    compared = command.gradscope("compare", "model.npz", "model", "--json", folder=tmp_path)
+    compared = gradscope_here("compare", "one/model.npz", "two/model", "--json", folder=folder)
     assert compared.json["verdict"] == "same"
     assert all(row["status"] == "same" for row in compared.json["rows"])
 
 
 @pytest.mark.parametrize("how", ["here", "localhost,2,0", "localhost:1,2"])
 def test_a_meeting_place_is_an_address_and_two_numbers(how: str, tmp_path: Path) -> None:
-    refused = command.gradscope("dump", "mlp", "--distributed", how, folder=tmp_path)
+    refused = gradscope_here("dump", "mlp", "--distributed", how, folder=tmp_path)
     assert refused.status == 2
     assert "neither 'auto' nor HOST:PORT,COUNT,INDEX" in refused.errors

@@ -68,7 +68,7 @@ class AlarmWatch:
                     found.append(Alarm(step=number, rule=NONFINITE, why=f"the {_shown(rule.watches)} is {value}"))
                 self._above.add(NONFINITE)
                 return found
-            limit, calm = self._limits(rule.name)
+            limit, calm = self._limits(rule.name, value)
             self._windows[rule.name].append(value)
             if value <= calm:
                 self._above.discard(rule.name)
@@ -123,8 +123,8 @@ class AlarmWatch:
         self._logarithms = {key: deque(each, _COMPARED) for key, each in found["logarithms"].items()}
         self._tensors.restore(found["tensors"])
 
-    def _limits(self, rule: str) -> tuple[float, float]:
-        """Returns the value above which there is a spike, and the one below which the last spike is over."""
+    def _limits(self, rule: str, value: float) -> tuple[float, float]:
+        """Returns what a value has to be above to be a spike, and the value below which the last spike is over."""
         window = self._windows[rule]
         if len(window) < _FEWEST:
             return math.inf, math.inf
@@ -132,7 +132,7 @@ class AlarmWatch:
         mean = float(values.mean())
         spread = max(float(values.std()), _LEAST_SPREAD * abs(mean))
         limit = mean + _DEVIATIONS * spread
-        if values.min() > 0:
+        if value > limit and values.min() > 0:  # most values are below the first limit already
             logarithms = np.log(values)
             power = logarithms.mean() + _LOGARITHMIC_DEVIATIONS * logarithms.std()
             limit = max(limit, float(np.exp(min(power, _LARGEST_POWER))))

@@ -50,40 +50,12 @@ with interrupts, DumpWriter("run.npz") as writer:
     for number in itertools.count():
         writer.add(Record(family="activation", name=str(number), **facts))
 """,
-    "tracing": """
-import jax, jax.numpy as jnp
-def endless(x):
-    while True:
-        x = jnp.sin(x)
-with interrupts:
-    begin()
-    jax.jit(endless).lower(1.0)
-""",
-    "compiling": """
-import jax, jax.numpy as jnp
-def slow_to_compile(x):
-    for n in range(500):
-        x = jnp.cumsum(jnp.sin(x) * jnp.tanh(x + n))
-    return x
-with interrupts:
-    lowered = jax.jit(slow_to_compile).lower(jnp.ones(100))
-    begin()
-    lowered.compile()
-""",
     "running": """
 import jax
 with interrupts:
     endless = jax.jit(lambda x: jax.lax.while_loop(lambda x: x >= 0, lambda x: 1 - x, x)).lower(0).compile()
     begin()
     jax.block_until_ready(endless(0))
-""",
-    "calling back": """
-import jax, jax.numpy as jnp
-def slow_on_host(x):
-    begin()
-    time.sleep(60)
-with interrupts:
-    jax.block_until_ready(jax.jit(lambda x: jax.pure_callback(slow_on_host, x, x))(jnp.float32(0)))
 """,
 }
 
@@ -112,12 +84,7 @@ def interrupted(running: subprocess.Popen[str], number: signal.Signals) -> int:
     [
         ("waiting", signal.SIGINT, 0.0, 130),
         ("writing", signal.SIGTERM, 0.11, 143),
-        ("tracing", signal.SIGINT, 0.23, 130),
-        ("compiling", signal.SIGINT, 0.31, 130),
-        ("compiling", signal.SIGTERM, 0.07, 143),
         ("running", signal.SIGINT, 0.17, 130),
-        ("running", signal.SIGTERM, 0.29, 143),
-        ("calling back", signal.SIGINT, 0.13, 130),
     ],
 )
 def test_a_signal_ends_the_process_at_once_and_leaves_no_litter(

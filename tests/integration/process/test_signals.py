@@ -76,7 +76,7 @@ def wait_until(condition: Callable[[], object]) -> None:
         ("importing", signal.SIGTERM),
         ("making a batch", signal.SIGINT),
         ("tracing", signal.SIGINT),
-        ("compiling", signal.SIGINT),
+        ("compiling", signal.SIGTERM),
         ("running", signal.SIGTERM),
     ],
 )
@@ -95,24 +95,21 @@ def test_a_signal_ends_a_dump_at_once_whatever_it_is_at(tmp_path: Path, stage: s
 
 
 def test_a_signal_while_writing_leaves_the_old_dump(tmp_path: Path) -> None:
-    layers = '    for n in range(60):\n        with jax.named_scope(f"layer{n}"):\n            x = jnp.tanh(x)\n'
-    models.write(
-        tmp_path,
-        models.source(
-            batch="def batch(key, size):\n    return jax.random.normal(key, (size, 1000, 1000))\n",
-            loss=f"def loss(variables, batch):\n    x = batch\n{layers}    return x.sum()\n",
-        ),
+    """After the third tensor: `test_interrupts` has signals at any moment of writing."""
+    slow = (
+        "import time\nfrom gradscope.dump.writer import DumpWriter\nadd, added = DumpWriter.add, []\n\n"
+        "def slowly(self, record):\n    add(self, record)\n    added.append(record)\n"
+        f"    if len(added) == 3:\n        {HERE}\n        time.sleep(60)\n\nDumpWriter.add = slowly\n"
     )
+    models.write(tmp_path, models.source(more=slow))
     (tmp_path / "model.npz").write_bytes(b"old")
-    with dumping(tmp_path, "--batch-size", "1") as running:
-        wait_until(lambda: any(size > 1 << 20 for size in partial_sizes(tmp_path)))
+    with dumping(tmp_path) as running:
+        assert running.stderr is not None
+        assert running.stderr.readline() == "here\n"
+        assert any(path.stat().st_size for path in tmp_path.glob(".gradscope-*.partial"))
         interrupted(running, signal.SIGINT)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.npz", "model.py"]
     assert (tmp_path / "model.npz").read_bytes() == b"old"
-
-
-def partial_sizes(folder: Path) -> list[int]:
-    return [path.stat().st_size for path in folder.glob(".gradscope-*.partial")]
 
 
 @pytest.mark.parametrize("delay", [0.2, 0.5])
