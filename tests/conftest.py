@@ -92,3 +92,17 @@ def x64() -> Iterator[None]:
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", before)
+
+
+@pytest.fixture
+def lenient() -> Iterator[None]:
+    """JAX as users have it, without the strictness that tests put on it, in all threads."""
+    import jax
+
+    settings = {"jax_numpy_dtype_promotion": "standard", "jax_numpy_rank_promotion": "allow"}
+    before = {name: jax.config.values[name] for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)

@@ -1,18 +1,18 @@
-"""The examples run as their texts say, each in a process of its own and in an empty folder."""
+"""The examples run as their texts say, each in an empty folder."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 
 import gradscope as gs
+from tests.integration.command import python
+
+pytestmark = pytest.mark.usefixtures("lenient")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -26,12 +26,12 @@ def run(*command: object, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_training_loop_writes_a_dump_for_every_observed_step(tmp_path: Path) -> None:
-    done = run(sys.executable, EXAMPLES / "training_loop.py", "runs", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    steps = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("step ")]
+    done = python(EXAMPLES / "training_loop.py", folder=tmp_path)
+    assert done.status == 0, done.errors
+    steps = [line.split()[1] for line in done.output.splitlines() if line.startswith("step ")]
     assert steps == ["0", "10", "20", "30", "40"]
     assert [path.name for path in sorted((tmp_path / "runs").iterdir())] == [f"step_{int(n):03}.npz" for n in steps]
-    assert "param_grad/last/kernel: l2 " in done.stdout
+    assert "param_grad/last/kernel: l2 " in done.output
 
 
 def test_a_mistake_in_a_port_is_named_and_its_repair_is_the_same(tmp_path: Path) -> None:
@@ -72,15 +72,15 @@ def loss(variables, batch): return (batch @ variables["w"]).sum()
 
 
 def test_the_hunt_finds_the_line_and_the_repair_holds(tmp_path: Path) -> None:
-    done = run(sys.executable, EXAMPLES / "nan_hunt.py", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = python(EXAMPLES / "nan_hunt.py", folder=tmp_path)
+    assert done.status == 0, done.errors
     number = 1 + next(
         at for at, line in enumerate((EXAMPLES / "nan_hunt.py").read_text().splitlines()) if "jnp.sqrt(squared)" in line
     )
-    assert "12 of 12 elements of the gradient are NaN" in done.stdout
-    assert f"origin: distance/sqrt (nan_hunt.py:{number}) " in done.stdout
-    assert "repair: use where twice" in done.stdout
-    assert done.stdout.endswith("repaired: findings none\n")
+    assert "12 of 12 elements of the gradient are NaN" in done.output
+    assert f"origin: distance/sqrt (nan_hunt.py:{number}) " in done.output
+    assert "repair: use where twice" in done.output
+    assert done.output.endswith("repaired: findings none\n")
 
 
 @pytest.mark.parametrize(
@@ -93,16 +93,12 @@ def test_the_hunt_finds_the_line_and_the_repair_holds(tmp_path: Path) -> None:
         ("scan_over_steps", "optax", "activation_grad/hidden"),
     ],
 )
-def test_a_loop_with_three_changed_lines_is_recorded(
-    loop: str, needs: str, tensor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loop_with_three_changed_lines_is_recorded(loop: str, needs: str, tensor: str, tmp_path: Path) -> None:
     for each in ("optax", needs):
         pytest.importorskip(each, reason=f"{each} is absent: the example {loop} was NOT run")
     file = EXAMPLES / "loops" / f"{loop}.py"
-    monkeypatch.setattr(sys, "argv", [str(file)])
-    # In this process: five of their own would take longer to start than the loops.
-    with contextlib.chdir(tmp_path), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        runpy.run_path(str(file), run_name="__main__")
+    done = python(file, folder=tmp_path)
+    assert done.status == 0, done.errors
     every = 1 if loop == "scan_over_steps" else 5
     with gs.load(tmp_path / "run") as run:
         assert run.steps["step"].tolist() == list(range(0, 20, every))

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import pytest
 
 from tests.integration.command import Finished, gradscope, in_terminal, python
@@ -64,20 +63,9 @@ def as_users_have_it() -> dict[str, str]:
     return {**ours, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-@pytest.fixture
-def lenient() -> Iterator[None]:
-    """JAX here as `as_users_have_it`."""
-    settings = {"jax_numpy_dtype_promotion": "standard", "jax_numpy_rank_promotion": "allow"}
-    before = {name: jax.config.values[name] for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-
-
+@pytest.mark.usefixtures("lenient")
 @pytest.mark.parametrize("page", [README, *GUIDES], ids=lambda page: page.stem)
-def test_a_page_runs_as_it_is_written(page: Path, tmp_path: Path, lenient: None) -> None:
+def test_a_page_runs_as_it_is_written(page: Path, tmp_path: Path) -> None:
     for number, step in enumerate(steps(page)):
         if step.name is not None:
             (tmp_path / step.name).write_text(step.text, encoding="utf-8")

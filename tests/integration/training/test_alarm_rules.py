@@ -54,7 +54,7 @@ def watched(training: Training, fault: Any = None, *, steps: int = STEPS, every:
     sizes = {f"{family}/{layer}": SIZE for family in ("param_grad", "activation_grad") for layer in LAYERS}
     watch, found = AlarmWatch(sizes), []
     for step in range(steps):
-        numbers, stats = training.numbers(step), training.stats(step)
+        numbers, stats = training.numbers(step), training.stats(step) if fault or step % every == 0 else {}
         unchanged = dict.fromkeys(LAYERS, False)
         if fault is not None:
             fault(step, numbers, stats, unchanged)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -36,17 +34,8 @@ SKIP = ("--steps", 95, "--save-every", BETWEEN, "--every", 1, "--on-alarm", "ski
 TRAIN = ("train", "net.py", "--data", "data.py:spiked", "--every", 10, "--optimizer", "sgd(0.001)")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_users_have_it() -> Iterator[None]:
-    """JAX as users have it, in the thread of the command, too."""
-    before = jax.config.jax_numpy_dtype_promotion
-    jax.config.update("jax_numpy_dtype_promotion", "standard")
-    yield
-    jax.config.update("jax_numpy_dtype_promotion", before)
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(usual_promotion: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("alarms")
     write_files(path)
     with (path / "data.py").open("a", encoding="utf-8") as file:
