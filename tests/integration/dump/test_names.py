@@ -186,7 +186,7 @@ def loss(v, b):
     shown(folder, "ode.py", "--ops=inputs", "--batch-size", "3", "-o", "ode.npz")
     model: dict[str, Any] = {}
     exec((folder / "ode.py").read_text(), model)
-    gradient = jax.grad(model["loss"])(model["init"](None), model["batch"](None, 3))
+    gradient = jax.jit(jax.grad(model["loss"]))(model["init"](None), model["batch"](None, 3))
     np.testing.assert_allclose(gs.load(folder / "ode.npz")["param_grad/w"], gradient["w"], rtol=1e-5)
 
 

@@ -16,7 +16,6 @@ from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
 from tests.integration.command import gradscope
 from tests.integration.training.histories import write
-from tests.integration.training.trained import write_files
 
 KEYS = ("update/w", "slot/mu/w", "param_grad/w", "clipped_grad/w", "activation/one", "param/w", "input/x")
 #: The stages in the order of a step, by the key of the tensor that is in it.
@@ -156,28 +155,42 @@ def test_what_cannot_be_compared_is_one_message(tmp_path: Path, options: tuple[s
     assert (done.status, done.errors.count("error:"), message in done.errors) == (2, 1, True), done.errors
 
 
+#: Points of a line for `linear_regression`, and the same but for the fifth batch.
+POINTS = """
+import numpy as np
+
+
+def batches():
+    rng = np.random.default_rng(7)
+    while True:
+        x = rng.uniform(-1, 1, 8).astype(np.float32)
+        yield {"x": x, "y": 3 * x + 2}
+
+
+def others():
+    for number, batch in enumerate(batches()):
+        yield {**batch, "x": batch["x"] * np.float32(1.01)} if number == 4 else batch
+"""
+
+
 def test_planted_differences_of_real_runs_are_found(tmp_path: Path) -> None:
     """Another batch at step 4, and another clip: the step, and the first tensor, that it reaches."""
     pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
-    write_files(tmp_path)
-    (tmp_path / "other.py").write_text(
-        "import data\n\n\ndef batches():\n    for number, batch in enumerate(data.batches()):\n"
-        "        yield {**batch, 'x': batch['x'] * 1.01} if number == 4 else batch\n"
-    )
-    train = ("train", "net.py", "--steps", 7, "--every", 2, "--optimizer", "sgd(0.05)", "-q", "--clip")
-    for name, options in {
-        "a": ("norm(1)", "--data", "data.py:batches"),
-        "b": ("norm(1)", "--data", "other.py:batches"),
-        "c": ("norm(0.9)", "--data", "data.py:batches"),
-    }.items():
-        done = gradscope(*train, *options, "-o", name, folder=tmp_path)
+    (tmp_path / "points.py").write_text(POINTS)
+
+    def train(run: str, data: str, clip: str, steps: int, *options: object) -> None:
+        line = ("train", "linear_regression", "--every", 2, "--optimizer", "sgd(0.05)", "-q", "--data", data)
+        done = gradscope(*line, "--clip", clip, "--steps", steps, "-o", run, *options, folder=tmp_path)
         assert done.status == 0, done.errors
+
+    train("a", "points.py:batches", "norm(1)", 7)
+    train("b", "points.py:others", "norm(1)", 7)
+    train("c", "points.py:batches", "norm(0.9)", 1)
     assert gradscope("compare", "a", "a", "--bitwise", folder=tmp_path).status == 0
-    resumed = (*train, "norm(1)", "--data", "data.py:batches", "-o", "resumed")
-    gradscope(*(4 if each == 7 else each for each in resumed), folder=tmp_path)  # step 3 is recorded as its last
-    assert gradscope(*resumed, "--resume", folder=tmp_path).status == 0
+    train("resumed", "points.py:batches", "norm(1)", 4)  # step 3 is recorded as its last
+    train("resumed", "points.py:batches", "norm(1)", 7, "--resume")
     done = gradscope("compare", "a", "resumed", "--bitwise", folder=tmp_path)
-    assert done.status == 0, done.stdout
+    assert done.status == 0, done.output
     batch = gradscope("compare", "a", "b", "--json", folder=tmp_path)
     first = batch.json["first"]
     assert (batch.status, batch.json["first_step"], first["family"], first["name"]) == (1, 4, "input", "x")

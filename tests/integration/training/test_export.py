@@ -18,7 +18,6 @@ from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.value_histograms import ValueHistogram, counted
 from tests.integration.command import gradscope
 from tests.integration.training.histories import STEPS, write
-from tests.integration.training.trained import write_files
 
 VALUES = np.array([0.0, 0.0, 1e-45, 0.5, -2.5, 3.0, 3.5], np.float32)
 
@@ -175,8 +174,7 @@ class TestTensorBoard:
 
     def test_a_run_that_writes_them_itself_has_the_same_also_when_resumed(self, tmp_path: Path) -> None:
         pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
-        write_files(tmp_path)
-        train = ("train", "net.py", "--data", "data.py:batches", "--optimizer", "sgd(0.1)", "--every", 2,
+        train = ("train", "linear_regression", "--optimizer", "sgd(0.1)", "--every", 2,
                  "--histograms-every", 4, "--tensorboard", "-q", "-o", "live")  # fmt: skip
         assert gradscope(*train, "--steps", 5, folder=tmp_path).status == 0
         done = gradscope(*train, "--steps", 8, "--resume", folder=tmp_path)
@@ -185,10 +183,10 @@ class TestTensorBoard:
         live, later = self.read(tmp_path / "live"), self.read(tmp_path / "later")
         for kind in ("scalars", "histograms"):
             assert set(live.Tags()[kind]) == set(later.Tags()[kind])
-        for tag in ("loss", "update/hidden/kernel/ratio"):
+        for tag in ("loss", "update/weight/ratio"):
             one, other = ([(event.step, event.value) for event in each.Scalars(tag)] for each in (live, later))
             assert one == other
-        assert [event.step for event in live.Histograms("param/head/kernel")] == [0, 4, 7]
+        assert [event.step for event in live.Histograms("param/weight")] == [0, 4, 7]
 
     def test_files_of_one_second_are_told_apart_and_read_in_their_order(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
