@@ -38,6 +38,11 @@ if version("jaxlib").startswith("0.10."):
 GIVEN = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join([GIVEN, *(f"--{flag}={FLAGS[flag]}" for flag in FLAGS if flag not in GIVEN)]).strip()
 
+# Where the environment keeps Python from writing bytecode, each of a hundred processes would compile the package anew,
+# for a fifth of a second.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # No deadline: the first example of a test pays for its compilation. The same examples in every run: red stays red.
 hypothesis.settings.register_profile("gradscope", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("gradscope")
