@@ -13,7 +13,7 @@ import pytest
 
 import gradscope as gs
 from tests.integration.command import gradscope
-from tests.integration.training.trained import contents, rows, write_files
+from tests.integration.training.trained import contents, rows
 
 pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
 
@@ -76,9 +76,32 @@ def test_noise_is_shown_and_exported(folder: Path) -> None:
     assert [float(found[str(step), ""]) for step in noise["step"]] == noise["variance"].tolist()
 
 
+#: What batch norm does to the gradient of an example, and nothing else.
+COUPLED = """
+import jax
+import jax.numpy as jnp
+
+
+def init(key):
+    return {"hidden": {"kernel": jax.random.normal(key, (6, 16))}, "head": {"kernel": jnp.ones((16, 2))}}
+
+
+def batch(key, size=8):
+    return {"x": jax.random.normal(key, (size, 6))}
+
+
+def loss(variables, batch):
+    with jax.named_scope("hidden"):
+        hidden = batch["x"] @ variables["hidden"]["kernel"]
+    hidden = jnp.tanh(jax.nn.standardize(hidden, axis=0))
+    with jax.named_scope("head"):
+        return ((hidden @ variables["head"]["kernel"] - batch["x"][:, :2]) ** 2).mean()
+"""
+
+
 def test_a_model_with_batch_norm_is_told_about_microbatches(tmp_path: Path) -> None:
-    write_files(tmp_path)
-    line = ("train", "net.py", "--data", "data.py:batches", "--per-example-every", 2, "--select", "head*")
+    (tmp_path / "coupled.py").write_text(COUPLED)
+    line = ("train", "coupled.py", "--optimizer", "sgd(0.1)", "--per-example-every", 2, "--select", "head*")
     done = gradscope(*line, "--steps", 3, "--microbatch", 4, "-o", "halves", folder=tmp_path)
     assert done.status == 0, done.errors
     assert done.errors.count("couples examples") == 1

@@ -255,7 +255,7 @@ def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Pa
 def test_bad_input_is_one_message(
     folder: Path, tmp_path: Path, arguments: tuple[str, ...], status: int, message: str
 ) -> None:
-    given = {"--steps": "12", "-o": str(tmp_path / "bad")} | {"--data": "data.py:batches"}
+    given = {"--steps": "12", "--every": "1", "-o": str(tmp_path / "bad")} | {"--data": "data.py:batches"}
     options = [each for name, value in given.items() if name not in arguments for each in (name, value)]
     done = gradscope("train", "net.py", "-q", *options, *arguments, folder=folder)
     assert (done.status, done.errors.count("error:")) == (status, 1), done.errors
