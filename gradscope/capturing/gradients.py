@@ -9,7 +9,7 @@ derivatives. A value may be all of them at once: the gradient with respect to a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -67,6 +67,8 @@ def gradients_of(
     known = NamedValues(trace, trace.layers, [each.path for each in leaves])
     query = TraceQuery(of=tuple(question.ys), cotangents=tuple(question.grad_ys), stops=tuple(question.stops))
     names, xs = find_names(known, query), [known.find(name) for name in question.xs]
+    # The xs are asked for by name, also where the function itself does not differentiate them.
+    trace = replace(trace, constants_before_rules=frozenset())
     trace = as_queried(trace, names, names.of, [True] * len(trace.outputs))
     for name, value in (*((y.name, y.value) for y in names.of), *zip(question.xs, (x.value for x in xs), strict=True)):
         _require_observable(trace, name, value)

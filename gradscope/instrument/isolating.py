@@ -102,6 +102,6 @@ def _values(pinned: Mapping[ValueKey, PinnedValue], loss: ValueKey | None) -> li
 def _as_seeded(trace: Trace, pinned: Mapping[ValueKey, PinnedValue], loss: ValueKey | None) -> Trace:
     """Returns the trace with the reachability from the pinned values that have a cotangent and from the loss."""
     seeded = [value for value in _values(pinned, loss) if value == loss or pinned[value].cotangents is not None]
-    reachability = reachability_from(trace.root, seeded)
+    reachability = reachability_from(trace.root, seeded, trace.constants_before_rules)
     arguments = tuple(map(as_reached, trace.arguments, reachability.arguments))
     return replace(trace, reachability=reachability, arguments=arguments)

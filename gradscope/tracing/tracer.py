@@ -15,6 +15,8 @@ from gradscope.errors import ModelError
 from gradscope.frameworks.detect import naming_calls
 from gradscope.frameworks.modules.tree_names import tree_names, tree_paths
 from gradscope.naming.paths import unique_names
+from gradscope.tracing.dataflow.constants import constants_before_rules
+from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.dataflow.liveness import Liveness, liveness_of
 from gradscope.tracing.dataflow.reachability import Reach, Reachability, reachability_of
 from gradscope.tracing.jaxpr import jaxcompat
@@ -65,6 +67,7 @@ class Trace:
         liveness: Which equations are needed, for the loss's outputs or for the values that a query selects.
         reachability: Where cotangents arrive in the backward pass, from the loss or from the values that a query
             differentiates.
+        constants_before_rules: Variables without a gradient, because a derivative rule is told that they are constant.
         layers: Its layers, composites before their parts, otherwise in execution order.
         sites: Its observable values, in program order.
         fingerprint: Equal for equal programs.
@@ -80,6 +83,7 @@ class Trace:
     root: Frame
     liveness: Liveness
     reachability: Reachability
+    constants_before_rules: frozenset[FrameVariable]
     layers: tuple[LayerCall, ...]
     sites: tuple[Site, ...]
     fingerprint: str
@@ -175,7 +179,8 @@ def _analysed(
     operations: bool,
 ) -> Trace:
     root = frame_tree(jaxpr)
-    liveness, reachability = liveness_of(root), reachability_of(root)
+    constants_before = constants_before_rules(root, (at for at, leaf in enumerate(arguments) if leaf.differentiated))
+    liveness, reachability = liveness_of(root), reachability_of(root, constants_before)
     layers = find_layers(root, liveness, ParameterOrigins(_parameter_names(arguments)), operations=operations)
     return Trace(
         jaxpr=jaxpr,
@@ -187,6 +192,7 @@ def _analysed(
         root=root,
         liveness=liveness,
         reachability=reachability,
+        constants_before_rules=constants_before,
         layers=tuple(layers),
         sites=tuple(find_sites(root, layers, liveness, reachability)),
         fingerprint=fingerprint(root),

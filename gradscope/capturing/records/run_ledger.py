@@ -29,7 +29,8 @@ class RunLedger:
     def __init__(self, run: Run) -> None:
         # Not the run itself, which would keep its tensors in memory.
         self._trace, self._spec = run.trace, run.spec
-        self._barriers = Barriers(run.trace.root, run.trace.liveness) if run.plan.is_of_loss else None
+        root, liveness, constants = run.trace.root, run.trace.liveness, run.trace.constants_before_rules
+        self._barriers = Barriers(root, liveness, constants) if run.plan.is_of_loss else None
         self._captured = 0
         self._missing: list[LedgerLine] = []
         self._accounted: set[tuple[ValueKey | UseKey, str]] = set()

@@ -145,7 +145,9 @@ def as_queried(trace: Trace, names: QueryNames, seeds: Sequence[Injected], outpu
     fed = throughout(trace.root, [each.named for each in names.fed])
     needs = Marks(seeds=dict.fromkeys(values_of([*fetched, *seeds]), Need.OUTPUT), cuts=fed)
     liveness = needed_for(trace.root, outputs, needs)
-    reachability = reachability_by_iteration(trace.root, values_at(seeds), _cuts(names))
+    # What is fetched is asked for by name, also where the program itself does not differentiate it.
+    constants = () if names.fetches else trace.constants_before_rules
+    reachability = reachability_by_iteration(trace.root, values_at(seeds), _cuts(names), constants)
     return replace(
         trace,
         liveness=liveness,

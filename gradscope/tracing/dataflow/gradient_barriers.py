@@ -8,7 +8,7 @@ reported, or it does not lead to the loss at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Final
 
@@ -18,7 +18,7 @@ from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.dataflow.reachability import is_constant, is_inexact
 from gradscope.tracing.jaxpr.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, source_in, variable_of
-from gradscope.tracing.jaxpr.jaxcompat import is_literal
+from gradscope.tracing.jaxpr.jaxcompat import is_literal, sees_symbolic_zeros
 from gradscope.tracing.jaxpr.source_lines import library_function
 
 #: The number of barriers that are reported with their locations; the others are counted.
@@ -50,10 +50,12 @@ class Barriers:
     Args:
         root: Its root frame.
         liveness: What the loss depends on.
+        constants: Variables without a gradient, because a derivative rule is told that they are constant.
     """
 
-    def __init__(self, root: Frame, liveness: Liveness) -> None:
+    def __init__(self, root: Frame, liveness: Liveness, constants: Collection[FrameVariable] = ()) -> None:
         self._root = root
+        self._constants = constants
         self._liveness = liveness
         self._frames = {frame.key: frame for frame in root.walk()}
         self._known: dict[tuple[ValueKey, Reason], str] = {}
@@ -75,7 +77,15 @@ class Barriers:
     def _detail(self, frame: Frame, value: ValueKey, absent: Reason) -> str:
         if absent == "not-executed":
             return _not_executed(frame)
-        return self.between(FrameVariable(frame, variable_of(frame, value)))
+        variable = FrameVariable(frame, variable_of(frame, value))
+        return self._constant(variable) if variable in self._constants else self.between(variable)
+
+    def _constant(self, start: FrameVariable) -> str:
+        """Returns the derivative rule that is told that a value is constant."""
+        steps = (step for variable in self._flow.closure([start]) for step in self._flow.steps(variable))
+        told = (step for step in steps if sees_symbolic_zeros(step.frame.jaxpr.eqns[step.number]))
+        first = min(told, key=lambda step: step.frame.orders[step.number])
+        return f"constant: it is made of nothing that is differentiated, as {location_of(first.frame, first.number)} is told"
 
     def between(self, start: FrameVariable) -> str:
         """Returns what cuts every path from a variable to the loss, with locations."""

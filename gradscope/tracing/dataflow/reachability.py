@@ -11,7 +11,7 @@ Zeros are no gradient, but a `while` loop inside blocks them as it blocks a grad
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final
@@ -20,9 +20,10 @@ import jax.numpy as jnp
 
 from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.backward import Marks, follow, follow_inside
+from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.jaxpr.frames import Frame, FrameKey, ValueKey
 from gradscope.tracing.jaxpr.iterations import ValueAt
-from gradscope.tracing.jaxpr.jaxcompat import OPERAND_BY_OPERAND, Atom, Equation
+from gradscope.tracing.jaxpr.jaxcompat import OPERAND_BY_OPERAND, Atom, Equation, is_literal
 
 
 class Reach(IntEnum):
@@ -95,34 +96,47 @@ def _reach(frame: Frame, levels: Sequence[int] | None, position: int) -> Reach:
     return Reach.NOTHING if levels is None else Reach(levels[position])
 
 
-def reachability_of(root: Frame) -> Reachability:
-    """Returns the reachability from the root's first output, the loss."""
-    return _reachability(root, [Reach.GRADIENT, *[Reach.NOTHING] * (len(root.jaxpr.outvars) - 1)], Marks())
+def reachability_of(root: Frame, constants: Collection[FrameVariable] = ()) -> Reachability:
+    """Returns the reachability from the root's first output, the loss.
+
+    Args:
+        root: The root frame.
+        constants: Variables that no cotangent arrives at, because they are not differentiated.
+    """
+    outputs = [Reach.GRADIENT, *[Reach.NOTHING] * (len(root.jaxpr.outvars) - 1)]
+    return _reachability(root, outputs, Marks(), constants)
 
 
-def reachability_from(root: Frame, values: Iterable[ValueKey]) -> Reachability:
+def reachability_from(
+    root: Frame, values: Iterable[ValueKey], constants: Collection[FrameVariable] = ()
+) -> Reachability:
     """Returns the reachability from some values, in all iterations of the loops around them, instead of the loss."""
     marks = Marks(seeds=dict.fromkeys(values, Reach.GRADIENT))
-    return _reachability(root, [Reach.NOTHING] * len(root.jaxpr.outvars), marks)
+    return _reachability(root, [Reach.NOTHING] * len(root.jaxpr.outvars), marks, constants)
 
 
-def reachability_by_iteration(root: Frame, values: Iterable[ValueAt], cuts: Iterable[ValueAt]) -> Reachability:
+def reachability_by_iteration(
+    root: Frame, values: Iterable[ValueAt], cuts: Iterable[ValueAt], constants: Collection[FrameVariable] = ()
+) -> Reachability:
     """Returns the reachability from some values instead of the loss, with that of every single iteration.
 
     Args:
         root: The root frame.
         values: The values that are differentiated, each in one iteration of the loops around it.
         cuts: Values that count as constant, likewise.
+        constants: Variables that no cotangent arrives at, because they are not differentiated.
     """
     seeds = frozenset(values)
     marks = Marks(
         seeds=dict.fromkeys((seed.value for seed in seeds), Reach.GRADIENT), seeded_at=seeds, cut_at=frozenset(cuts)
     )
-    return _reachability(root, [Reach.NOTHING] * len(root.jaxpr.outvars), marks)
+    return _reachability(root, [Reach.NOTHING] * len(root.jaxpr.outvars), marks, constants)
 
 
-def _reachability(root: Frame, outputs: Sequence[Reach], marks: Marks) -> Reachability:
-    analysis = _Analysis(marks)
+def _reachability(
+    root: Frame, outputs: Sequence[Reach], marks: Marks, constants: Collection[FrameVariable]
+) -> Reachability:
+    analysis = _Analysis(marks, constants)
     arguments = tuple(map(Reach, follow(root, outputs, analysis)))
     return Reachability(
         arguments=arguments,
@@ -137,24 +151,36 @@ def _reachability(root: Frame, outputs: Sequence[Reach], marks: Marks) -> Reacha
 class _Analysis:
     """An `_Analysis` follows cotangents: levels are those of `Reach`, and integers have none."""
 
-    def __init__(self, marks: Marks) -> None:
+    def __init__(self, marks: Marks, constants: Collection[FrameVariable]) -> None:
         self.marks = marks
+        self._constants = constants
         self.values: dict[FrameKey, dict[Atom, int]] = {}
         self.operands: dict[FrameKey, dict[int, Sequence[int]]] = {}
         self.outputs: dict[FrameKey, Sequence[int]] = {}
         self.by_iteration: dict[tuple[FrameKey, IterationIndex], dict[Atom, int]] = {}
 
     def leave(self, frame: Frame, outputs: Sequence[int], levels: dict[Atom, int]) -> None:
+        if self._constants:
+            levels = {atom: level for atom, level in levels.items() if not self._is_constant(frame, atom)}
+            outputs = self._varying(frame, frame.jaxpr.outvars, outputs)
         values = self.values.setdefault(frame.key, {})
         values.update((atom, max(level, values.get(atom, 0))) for atom, level in levels.items())
         self.outputs[frame.key] = _highest(outputs, self.outputs.get(frame.key))
         self.by_iteration[frame.key, self.marks.iteration] = levels
 
     def through(self, frame: Frame, number: int, outputs: Sequence[int]) -> Sequence[int]:
-        levels = self._levels(frame, number, outputs)
+        levels = self._varying(frame, frame.jaxpr.eqns[number].invars, self._levels(frame, number, outputs))
         operands = self.operands.setdefault(frame.key, {})
         operands[number] = _highest(levels, operands.get(number))
         return levels
+
+    def _varying(self, frame: Frame, atoms: Sequence[Atom], levels: Sequence[int]) -> Sequence[int]:
+        if not self._constants:
+            return levels
+        return [0 if self._is_constant(frame, atom) else level for atom, level in zip(atoms, levels, strict=True)]
+
+    def _is_constant(self, frame: Frame, atom: Atom) -> bool:
+        return not is_literal(atom) and FrameVariable(frame, atom) in self._constants
 
     def _levels(self, frame: Frame, number: int, outputs: Sequence[int]) -> Sequence[int]:
         equation = frame.jaxpr.eqns[number]

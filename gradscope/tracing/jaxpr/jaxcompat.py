@@ -148,6 +148,11 @@ def closed_over(equation: Equation) -> int:
     return equation.params.get("num_consts", 0) if equation.primitive.name in CUSTOM_RULES else 0
 
 
+def sees_symbolic_zeros(equation: Equation) -> bool:
+    """Returns whether an equation has a derivative rule that is told which of its operands are not differentiated."""
+    return equation.primitive.name in CUSTOM_RULES and bool(equation.params.get("symbolic_zeros"))
+
+
 def operation_name(equation: Equation) -> str | None:
     """Returns the name of an equation's operation; None for one that only runs a jaxpr in place.
 

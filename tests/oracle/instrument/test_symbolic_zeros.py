@@ -1,0 +1,161 @@
+"""Derivative rules that are told which operands are constant see what they see without us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import gradscope as gs
+from gradscope.instrument.query.capture_spec import CaptureSpec
+from tests.oracle.engine import assert_close, check_gradients, observe
+
+WEIGHTS = {"w": jnp.linspace(-1.0, 1.0, 9).reshape(3, 3), "gain": jnp.float32(1.5)}
+BATCH = {"x": jnp.linspace(-1.0, 2.0, 12).reshape(4, 3), "labels": jnp.array([0, 2, 1, 1])}
+
+
+@jax.custom_vjp
+def strict(x: Any, rate: Any) -> Any:
+    """`rate * tanh(x)`, whose rule refuses a rate that is differentiated."""
+    return rate * jnp.tanh(x)
+
+
+def strict_forward(x: Any, rate: Any) -> Any:
+    assert not rate.perturbed
+    return strict(x.value, rate.value), (x.value, rate.value)
+
+
+def strict_backward(kept: Any, cotangent: Any) -> Any:
+    x, rate = kept
+    return cotangent * rate / jnp.cosh(x) ** 2, jnp.zeros_like(rate)
+
+
+strict.defvjp(strict_forward, strict_backward, symbolic_zeros=True)
+
+
+@jax.custom_jvp
+def choosy(x: Any, rate: Any) -> Any:
+    """`rate * sin(x)`, whose rule refuses a rate that is differentiated."""
+    return rate * jnp.sin(x)
+
+
+@choosy.defjvp
+def choosy_jvp(primals: Any, tangents: Any) -> Any:
+    (x, rate), (of_x, of_rate) = primals, tangents
+    assert type(of_rate) is jax.custom_derivatives.SymbolicZero
+    return choosy(x, rate), rate * jnp.cos(x) * of_x
+
+
+choosy.defjvp(choosy_jvp, symbolic_zeros=True)
+
+
+def of_a_constant(rule: Callable[..., Any], weights: Any, batch: Any) -> Any:
+    with jax.named_scope("rate"):
+        rate = jnp.exp(jnp.arange(3.0)).mean()
+    with jax.named_scope("ruled"):
+        return rule(batch["x"] @ weights["w"], rate)
+
+
+def of_labels(rule: Callable[..., Any], weights: Any, batch: Any) -> Any:
+    with jax.named_scope("rate"):
+        rate = jax.nn.one_hot(batch["labels"], 3).sum()
+    with jax.named_scope("ruled"):
+        return rule(batch["x"] @ weights["w"], rate)
+
+
+def of_a_stopped_weight(rule: Callable[..., Any], weights: Any, batch: Any) -> Any:
+    with jax.named_scope("rate"):
+        rate = lax.stop_gradient(weights["gain"]) * 2.0
+    with jax.named_scope("ruled"):
+        return rule(batch["x"] @ weights["w"], rate) * weights["gain"]
+
+
+def in_a_scan(rule: Callable[..., Any], weights: Any, batch: Any) -> Any:
+    def body(carry: Any, number: Any) -> Any:
+        x, rate = carry
+        with jax.named_scope("rate"):
+            rate = rate * 0.5 + number
+        with jax.named_scope("ruled"):
+            return (rule(x @ weights["w"], rate), rate), None
+
+    return lax.scan(body, (batch["x"], jnp.float32(1.0)), jnp.arange(3.0))[0][0]
+
+
+def in_a_branch(rule: Callable[..., Any], weights: Any, batch: Any) -> Any:
+    with jax.named_scope("rate"):
+        rate = jnp.cos(jnp.float32(0.3) * len(batch["x"]))
+
+    def taken(x: Any) -> Any:
+        with jax.named_scope("ruled"):
+            return rule(x, jnp.exp(rate))
+
+    return lax.cond(batch["labels"][0] == 0, taken, lambda x: x, batch["x"] @ weights["w"])
+
+
+def under_a_checkpoint(rule: Callable[..., Any], weights: Any, batch: Any) -> Any:
+    return jax.checkpoint(lambda x: of_a_constant(rule, weights, {**batch, "x": x}))(batch["x"])
+
+
+PROGRAMS = (of_a_constant, of_labels, of_a_stopped_weight, in_a_scan, in_a_branch, under_a_checkpoint)
+
+
+@pytest.mark.parametrize("rule", [strict, choosy], ids=["custom_vjp", "custom_jvp"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_what_is_constant_stays_so(program: Any, rule: Any) -> None:
+    def loss(weights: Any, batch: Any) -> Any:
+        return jnp.square(program(rule, weights, batch)).mean()
+
+    check_gradients(loss, WEIGHTS, BATCH)
+    for spec in (CaptureSpec(), CaptureSpec(operations=True, terms=True, operands=True)):
+        seen = observe(loss, WEIGHTS, BATCH, spec=spec).seen
+        with_gradient = {name for name, each in seen.items() if each.gradient is not None}
+        assert with_gradient >= {name for name in seen if "ruled" in name.split("/")[-1]}
+        assert any("rate" in name for name in seen)
+        assert not any("rate" in name for name in with_gradient)
+
+
+def test_a_constant_has_its_gradient_where_nothing_asks() -> None:
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("ruled"):
+            x = strict(batch["x"] @ weights["w"], jnp.float32(2.0))
+        with jax.named_scope("target"):
+            target = jax.nn.one_hot(batch["labels"], 3)
+        return jnp.square(x - target).mean()
+
+    observation = observe(loss, WEIGHTS, BATCH)
+    ruled = 2.0 * jnp.tanh(BATCH["x"] @ WEIGHTS["w"])
+    target = jax.nn.one_hot(BATCH["labels"], 3)
+    assert_close(observation.seen["target"].gradient, 2.0 * (target - ruled) / target.size)
+
+
+def test_the_ledger_says_which_rule_is_told() -> None:
+    def loss(weights: Any, batch: Any) -> Any:
+        return of_a_constant(strict, weights, batch).sum()
+
+    captured = gs.capture(loss, WEIGHTS, BATCH)
+    (line,) = (each for each in captured.ledger.missing if each.name == "rate" and each.family == "activation_grad")
+    assert line.reason == "disconnected"
+    assert line.detail.startswith("constant: it is made of nothing that is differentiated, as strict at ")
+
+
+def test_a_constant_that_is_asked_for_by_name_is_differentiated() -> None:
+    @jax.custom_vjp
+    def told(x: Any, rate: Any) -> Any:
+        return rate * x
+
+    def backward(kept: Any, cotangent: Any) -> Any:
+        x, rate = kept
+        return cotangent * rate, (cotangent * x).sum()
+
+    told.defvjp(lambda x, rate: (x.value * rate.value, (x.value, rate.value)), backward, symbolic_zeros=True)
+
+    def loss(weights: Any, batch: Any) -> Any:
+        return of_a_constant(told, weights, batch).sum()
+
+    (gradient,) = gs.gradients(loss, (WEIGHTS, BATCH), ys="0", xs=["rate"])
+    np.testing.assert_allclose(gradient, (BATCH["x"] @ WEIGHTS["w"]).sum(), rtol=1e-6)
