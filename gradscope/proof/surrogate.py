@@ -116,7 +116,7 @@ def _linear(equation: Equation, values: Sequence[_Pair]) -> list[_Pair]:
 
     The rule multiplies a cotangent with a matrix; the transpose of that map multiplies a displacement.
     """
-    variables = distinct_variables(equation)
+    variables = distinct_variables(equation, lambda _, at: values[at].here is values[at].there)
     operands = [values[positions[0]] for positions in variables]
 
     def run(moved: Sequence[Any]) -> list[Any]:

@@ -67,7 +67,7 @@ class Trace:
         liveness: Which equations are needed, for the loss's outputs or for the values that a query selects.
         reachability: Where cotangents arrive in the backward pass, from the loss or from the values that a query
             differentiates.
-        constants_before_rules: Variables without a gradient, because a derivative rule is told that they are constant.
+        constants_before_rules: Variables without a gradient: they are constant, and a derivative rule may notice.
         layers: Its layers, composites before their parts, otherwise in execution order.
         sites: Its observable values, in program order.
         fingerprint: Equal for equal programs.

@@ -51,7 +51,7 @@ REASONS: Final[tuple[ReasonSpec, ...]] = (
         name="disconnected",
         phrase="the loss does not depend on them",
         sentence="The loss does not depend on the value, or gradients go around it: inside a linear solver, or as its "
-        "initial guess; or it is a constant, and a derivative rule with symbolic zeros is told so.",
+        "initial guess; or it is a constant before a derivative rule that may notice.",
         remedy="If it should reach the loss, look for a stop_gradient, an integer, or a value that is computed and not "
         "used.",
     ),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from gradscope.capturing.explain.zeros.neighbourhood import is_hidden
+from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.custom_rules import CustomRule, custom_rule
 from gradscope.tracing.jaxpr.frames import Frame, source_in
-from gradscope.tracing.jaxpr.jaxcompat import Equation, closed_over, is_literal
+from gradscope.tracing.jaxpr.jaxcompat import Equation, closed_over, is_literal, sees_symbolic_zeros
 from gradscope.tracing.tracer import Trace
 
 
@@ -21,11 +23,13 @@ class CustomRuleCall:
         rule: The function and its rule.
         frame: The frame with the call.
         number: The number of the equation in the frame.
+        variables: The positions of each distinct operand that the rule differentiates there, in the order of the first.
     """
 
     rule: CustomRule
     frame: Frame
     number: int
+    variables: Sequence[tuple[int, ...]]
 
     @property
     def equation(self) -> Equation:
@@ -45,13 +49,28 @@ def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:
             equation = frame.jaxpr.eqns[number]
             rule = custom_rule(equation)
             if rule is not None and any(map(is_inexact, equation.outvars)):
-                yield CustomRuleCall(rule=rule, frame=frame, number=number)
+                variables = distinct_variables(equation, partial(_is_constant, trace, frame))
+                yield CustomRuleCall(rule=rule, frame=frame, number=number, variables=variables)
 
 
-def distinct_variables(equation: Equation) -> list[tuple[int, ...]]:
-    """Returns the positions of each distinct operand that a rule differentiates, in the order of the first."""
+def _is_constant(trace: Trace, frame: Frame, equation: Equation, position: int) -> bool:
+    atom = equation.invars[position]
+    if is_literal(atom):
+        return sees_symbolic_zeros(equation)
+    return FrameVariable(frame, atom) in trace.constants_before_rules
+
+
+def distinct_variables(
+    equation: Equation, is_constant: Callable[[Equation, int], bool] | None = None
+) -> list[tuple[int, ...]]:
+    """Returns the positions of each distinct operand that a rule differentiates, in the order of the first.
+
+    Args:
+        equation: The call of a function with a rule.
+        is_constant: Returns whether the rule is told that the operand at a position is constant.
+    """
     positions: dict[object, list[int]] = {}
     for at, atom in enumerate(equation.invars):
-        if is_inexact(atom) and at >= closed_over(equation):
+        if is_inexact(atom) and at >= closed_over(equation) and not (is_constant and is_constant(equation, at)):
             positions.setdefault(at if is_literal(atom) else atom, []).append(at)
     return [tuple(each) for each in positions.values()]

@@ -15,7 +15,7 @@ from gradscope.capturing.explain.zeros.neighbourhood import Neighbourhood, obser
 from gradscope.proof.claims import Claim, Outcome, outcome
 from gradscope.proof.directions import DIRECTIONS, Directions, inner
 from gradscope.proof.float64 import coarsest_epsilon
-from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls, distinct_variables
+from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls
 from gradscope.proof.rules.wrong_arguments import WrongArgument, wrong_arguments
 from gradscope.proof.solver_tolerance import tightened, tightenings
 from gradscope.tracing.dataflow.forward import FrameVariable
@@ -60,7 +60,7 @@ def rule_outcomes(
 def _of_one_kind(trace: Trace) -> list[CustomRuleCall]:
     """Returns the first call of each function and each shape of operands."""
     kinds: dict[object, CustomRuleCall] = {}
-    for call in custom_rule_calls(trace):
+    for call in (call for call in custom_rule_calls(trace) if call.variables):
         kinds.setdefault((call.rule, tuple(str(atom.aval) for atom in call.equation.invars)), call)
     return list(kinds.values())
 
@@ -99,7 +99,7 @@ class _RuleOfCall:
         self._tolerance = tolerance
         self._directions = directions
         self._operands = operands
-        self._variables = distinct_variables(equation)
+        self._variables = call.variables
         self._here = [operands[positions[0]] for positions in self._variables]
         self._moved = directions.nearby(self._here)
         self._usual = _Programs(self._run, jax.jit)

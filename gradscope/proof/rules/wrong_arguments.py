@@ -14,7 +14,7 @@ from typing import Any, Final
 from gradscope import naming
 from gradscope.proof.claims import Outcome, common_factor
 from gradscope.proof.directions import DIRECTIONS
-from gradscope.proof.rules.rule_calls import CustomRuleCall, distinct_variables
+from gradscope.proof.rules.rule_calls import CustomRuleCall
 from gradscope.tracing.jaxpr.custom_rules import argument_names
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Equation, closed_over
@@ -56,7 +56,7 @@ def wrong_arguments(trace: Trace, call: CustomRuleCall, of_one: Callable[[int], 
         of_one: Returns the outcome along a random direction of one distinct variable.
     """
     found: list[WrongArgument] = []
-    for variable, (position, *_) in enumerate(distinct_variables(call.equation)):
+    for variable, (position, *_) in enumerate(call.variables):
         outcomes = [of_one(variable) for _ in range(DIRECTIONS)]
         if any(each.status == "wrong" for each in outcomes):
             factor = common_factor(outcomes)

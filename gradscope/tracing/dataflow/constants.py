@@ -1,36 +1,41 @@
-"""Constants before rules with symbolic zeros: the values that an observation must not differentiate.
+"""Constants before derivative rules: the values that an observation must not differentiate.
 
-A derivative rule with `symbolic_zeros=True` is told which of its operands are differentiated at all. It may refuse some
-(Equinox's checkpointed `while_loop`, in which diffrax solves, does) or choose another program by them. In the
-user's own step a value that depends on no differentiated argument is a constant there. A tap with a sink would make it a
-differentiated one, and the rule would see what it never sees without us.
+In the user's own step a value that depends on no differentiated argument is a constant. A tap with a sink would make it
+a differentiated one, and a custom derivative rule would see what it never sees without us:
 
-A rule without symbolic zeros is given zeros for its constants, so that nothing depends on what is observed before it.
+- A rule with `symbolic_zeros=True` is told which of its operands are differentiated at all. It may refuse some, as
+  Equinox's checkpointed `while_loop` does, in which diffrax solves, or choose another program by them.
+- A rule without is only run where some operand is differentiated, and given zeros for the others. It may refuse to be
+  run at all, as Equinox's `nondifferentiable` does.
+
+A constant that leads to no such rule is observed as any other value: nothing changes by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.reachability import Reach, is_constant, is_inexact, reachability_from
+from gradscope.tracing.jaxpr.custom_rules import may_refuse
 from gradscope.tracing.jaxpr.frames import Frame, ValueKey
-from gradscope.tracing.jaxpr.jaxcompat import is_literal, sees_symbolic_zeros
+from gradscope.tracing.jaxpr.jaxcompat import Equation, is_literal, sees_symbolic_zeros
 
 
 def constants_before_rules(root: Frame, differentiated: Iterable[int]) -> frozenset[FrameVariable]:
-    """Returns the variables that are no function of the differentiated arguments and lead to a rule that is told so.
+    """Returns the variables that depend on no differentiated argument and lead to a rule that would see a difference.
 
     Args:
         root: The root frame.
         differentiated: The numbers of the arguments that are differentiated.
     """
-    asked = set(_operands_of_rules(root))
-    if not asked:
+    calls = [(frame, equation) for frame in root.walk() if not frame.opaque for equation in _refusing(frame)]
+    if not calls:
         return frozenset()
     start = (FrameVariable(root, root.jaxpr.invars[number]) for number in differentiated)
     varying = ForwardFlow().closure(start, _passes_tangents)
-    leading = reachability_from(root, asked)
+    told = {value for call in calls for value in _told(*call, varying)}
+    leading = reachability_from(root, told)
     return frozenset(
         found
         for frame in root.walk()
@@ -42,14 +47,15 @@ def constants_before_rules(root: Frame, differentiated: Iterable[int]) -> frozen
     )
 
 
-def _operands_of_rules(root: Frame) -> Iterator[ValueKey]:
-    for frame in root.walk():
-        if frame.opaque:
-            continue
-        for equation in filter(sees_symbolic_zeros, frame.jaxpr.eqns):
-            for atom in equation.invars:
-                if not is_literal(atom) and is_inexact(atom) and atom in frame.definitions:
-                    yield ValueKey(frame.key, *frame.definitions[atom])
+def _refusing(frame: Frame) -> Iterator[Equation]:
+    return filter(may_refuse, frame.jaxpr.eqns)
+
+
+def _told(frame: Frame, equation: Equation, varying: Collection[FrameVariable]) -> Iterator[ValueKey]:
+    """Yields the operands of a call whose being constant its rule notices."""
+    atoms = [atom for atom in equation.invars if not is_literal(atom) and is_inexact(atom)]
+    if sees_symbolic_zeros(equation) or not any(FrameVariable(frame, atom) in varying for atom in atoms):
+        yield from (ValueKey(frame.key, *frame.definitions[atom]) for atom in atoms if atom in frame.definitions)
 
 
 def _passes_tangents(step: Step) -> bool:

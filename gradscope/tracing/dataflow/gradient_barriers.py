@@ -16,9 +16,9 @@ from gradscope.dump.record import STOPPED, Reason
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.dataflow.reachability import is_constant, is_inexact
-from gradscope.tracing.jaxpr.custom_rules import custom_rule
+from gradscope.tracing.jaxpr.custom_rules import custom_rule, may_refuse
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, source_in, variable_of
-from gradscope.tracing.jaxpr.jaxcompat import is_literal, sees_symbolic_zeros
+from gradscope.tracing.jaxpr.jaxcompat import is_literal
 from gradscope.tracing.jaxpr.source_lines import library_function
 
 #: The number of barriers that are reported with their locations; the others are counted.
@@ -50,7 +50,7 @@ class Barriers:
     Args:
         root: Its root frame.
         liveness: What the loss depends on.
-        constants: Variables without a gradient, because a derivative rule is told that they are constant.
+        constants: Variables without a gradient: they are constant, and a derivative rule may notice.
     """
 
     def __init__(self, root: Frame, liveness: Liveness, constants: Collection[FrameVariable] = ()) -> None:
@@ -83,9 +83,10 @@ class Barriers:
     def _constant(self, start: FrameVariable) -> str:
         """Returns the derivative rule that is told that a value is constant."""
         steps = (step for variable in self._flow.closure([start]) for step in self._flow.steps(variable))
-        told = (step for step in steps if sees_symbolic_zeros(step.frame.jaxpr.eqns[step.number]))
+        told = (step for step in steps if may_refuse(step.frame.jaxpr.eqns[step.number]))
         first = min(told, key=lambda step: step.frame.orders[step.number])
-        return f"constant: it is made of nothing that is differentiated, as {location_of(first.frame, first.number)} is told"
+        where = location_of(first.frame, first.number)
+        return f"constant: it is made of nothing that is differentiated, and {where} has a rule that may notice"
 
     def between(self, start: FrameVariable) -> str:
         """Returns what cuts every path from a variable to the loss, with locations."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Equation, opened
-from gradscope.tracing.jaxpr.source_lines import is_library_file
+from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Equation, opened, sees_symbolic_zeros
+from gradscope.tracing.jaxpr.source_lines import is_file_of, is_library_file
 
 _FUNCTION: Final = re.compile(r"(?P<name>.+) at (?P<file>.+):(?P<line>\d+)")
 
@@ -25,11 +25,13 @@ class CustomRule:
         function: Its name.
         source: `file:line` of its definition, the file without its folder; None where unknown.
         of_library: Whether it is defined by JAX or a modelling library.
+        of_jax: Whether it is defined by JAX.
     """
 
     function: str
     source: str | None
     of_library: bool
+    of_jax: bool
 
 
 def custom_rule(equation: Equation) -> CustomRule | None:
@@ -38,12 +40,22 @@ def custom_rule(equation: Equation) -> CustomRule | None:
         return None
     found = _FUNCTION.fullmatch(str(getattr(_debug_information(equation), "func_src_info", "")))
     if found is None:
-        return CustomRule(function=equation.primitive.name, source=None, of_library=False)
+        return CustomRule(function=equation.primitive.name, source=None, of_library=False, of_jax=False)
     return CustomRule(
         function=found["name"],
         source=f"{Path(found['file']).name}:{found['line']}",
         of_library=is_library_file(found["file"]),
+        of_jax=is_file_of("jax", found["file"]),
     )
+
+
+def may_refuse(equation: Equation) -> bool:
+    """Returns whether an equation has a derivative rule that may fail where an operand of it is differentiated.
+
+    JAX's own, of its activation functions for one, take every operand.
+    """
+    rule = custom_rule(equation)
+    return rule is not None and (sees_symbolic_zeros(equation) or not rule.of_jax)
 
 
 def argument_names(equation: Equation) -> dict[int, str]:

@@ -15,7 +15,10 @@ import jax
 from gradscope.tracing.jaxpr.jaxcompat import Equation
 
 #: Packages whose frames are never "the user's line": JAX, and the libraries that models are written with.
-_LIBRARIES: Final = ("jax", "jaxlib", "flax", "equinox", "haiku", "keras", "optax", "gradscope")
+_LIBRARIES: Final = (
+    *("jax", "jaxlib", "flax", "equinox", "haiku", "keras", "optax", "gradscope"),
+    *("diffrax", "jaxopt", "lineax", "optimistix"),
+)
 
 #: Folders of JAX whose functions are made of many operations.
 _FUNCTIONS: Final = ("/nn/", "/ops/", "/scipy/")

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradscope.tracing.jaxpr.jaxcompat import Equation, bind, closed_over, sees_symbolic_zeros, sub_jaxprs
+from gradscope.tracing.jaxpr.custom_rules import may_refuse
+from gradscope.tracing.jaxpr.jaxcompat import Equation, bind, closed_over, sub_jaxprs
 
 
 def pulled_back(
@@ -27,11 +28,10 @@ def pulled_back(
         For each chosen operand a gradient of its shape and dtype.
     """
     # All operands that have a gradient and not the chosen ones only: JAX's rule for the padding value of `pad` fails
-    # where the padded operand counts as constant (0.10). But a rule with symbolic zeros may refuse one that is constant
-    # in the program.
+    # where the padded operand counts as constant (0.10). But a rule may refuse one that is constant in the program.
     inexact = [
         position
-        for position in (chosen if _tells_constants(equation) else range(closed_over(equation), len(operands)))
+        for position in (chosen if _may_refuse(equation) else range(closed_over(equation), len(operands)))
         if jnp.issubdtype(jax.typeof(operands[position]).dtype, jnp.inexact)
     ]
 
@@ -45,7 +45,7 @@ def pulled_back(
     return [gradients[position] for position in chosen]
 
 
-def _tells_constants(equation: Equation) -> bool:
-    """Returns whether an equation is, or runs, a derivative rule that is told which of its operands are constant."""
+def _may_refuse(equation: Equation) -> bool:
+    """Returns whether an equation has, or runs, a derivative rule that may refuse an operand."""
     inside = (each for sub in sub_jaxprs(equation) for each in sub.jaxpr.eqns)
-    return sees_symbolic_zeros(equation) or any(map(_tells_constants, inside))
+    return may_refuse(equation) or any(map(_may_refuse, inside))

@@ -119,6 +119,34 @@ def test_what_is_constant_stays_so(program: Any, rule: Any) -> None:
         assert not any("rate" in name for name in with_gradient)
 
 
+@jax.custom_jvp
+def refusing(x: Any) -> Any:
+    """The identity, which refuses to be differentiated."""
+    return x
+
+
+@refusing.defjvp
+def refusing_jvp(primals: Any, tangents: Any) -> Any:
+    raise AssertionError
+
+
+def test_a_rule_that_is_not_run_stays_so() -> None:
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("rate"):
+            rate = jnp.exp(jnp.float32(len(batch["x"])))
+
+        def body(x: Any, _: Any) -> Any:
+            with jax.named_scope("made"):
+                return refusing(rate) * jnp.tanh(x @ weights["w"]), None
+
+        return lax.scan(body, batch["x"], None, length=2)[0].sum()
+
+    check_gradients(loss, WEIGHTS, BATCH)
+    seen = observe(loss, WEIGHTS, BATCH, spec=CaptureSpec(operations=True, terms=True, operands=True)).seen
+    assert seen["rate"].gradient is None
+    assert seen["made[0]"].gradient is not None
+
+
 def test_a_constant_has_its_gradient_where_nothing_asks() -> None:
     def loss(weights: Any, batch: Any) -> Any:
         with jax.named_scope("ruled"):
@@ -140,7 +168,7 @@ def test_the_ledger_says_which_rule_is_told() -> None:
     captured = gs.capture(loss, WEIGHTS, BATCH)
     (line,) = (each for each in captured.ledger.missing if each.name == "rate" and each.family == "activation_grad")
     assert line.reason == "disconnected"
-    assert line.detail.startswith("constant: it is made of nothing that is differentiated, as strict at ")
+    assert line.detail.startswith("constant: it is made of nothing that is differentiated, and strict at ")
 
 
 def test_a_constant_that_is_asked_for_by_name_is_differentiated() -> None:

@@ -79,5 +79,5 @@ def test_a_rule_goes_by_the_name_and_the_line_of_its_function() -> None:
     root = traced(lambda w, x: jax.nn.relu(mine(w))).root
     rules = [rule for equation in root.jaxpr.eqns if (rule := custom_rule(equation)) is not None]
     line = mine.fun.__code__.co_firstlineno
-    assert rules[0] == CustomRule(function="mine", source=f"test_forward.py:{line}", of_library=False)
+    assert rules[0] == CustomRule(function="mine", source=f"test_forward.py:{line}", of_library=False, of_jax=False)
     assert (rules[1].function, rules[1].of_library) == ("relu", True)
