@@ -1,0 +1,59 @@
+"""Eighteen faults planted into modules of Linen, NNX and Equinox are blamed on those calls of those modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import jax
+import pytest
+
+import gradscope as gs
+from tests.oracle.isolation.isolating import isolated, wrong
+from tests.zoo.blame.faulty_modules import BATCH, FRAMEWORKS, ITERATIONS, PATHS
+
+#: Every call with a fault in either pass. Those of one run are far apart: each layer is isolated from the others.
+RUNS = (
+    {"dense": "forward", "bilinear": "backward", "loop[1]/cell": "forward"},
+    {"dense": "backward", "bilinear": "forward", "loop[1]/cell": "backward"},
+    {"shared": "forward", "loop[*]/cell": "backward", "head": "forward"},
+    {"shared": "backward", "loop[*]/cell": "forward", "head": "backward"},
+    {"shared#2": "forward", "loop[*]/residual": "backward"},
+    {"shared#2": "backward", "loop[*]/residual": "forward"},
+    {"branch": "forward"},
+    {"branch": "backward"},
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_in_a_hurry() -> Iterator[None]:
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def test_every_call_has_both_faults() -> None:
+    planted = [fault for run in RUNS for fault in run.items()]
+    assert len(planted) == len(set(planted)) == 18
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_faulty_calls_alone_are_blamed(framework: str) -> None:
+    package, of = FRAMEWORKS[framework]
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    loss, variables = of({})
+    reference = gs.capture(loss, variables, BATCH, origins=False)
+    for faults in RUNS:
+        found = isolated(reference, reference, of(faults)[0], variables, BATCH)
+        kinds = {layer: kind for name, kind in faults.items() for layer in paths(name, PATHS[framework])}
+        assert set(wrong(found)) == kinds.keys(), faults
+        for row in found.different:
+            assert row.forward is not None
+            assert (row.forward.status == "same") is (kinds[row.name] == "backward"), row.name
+
+
+def paths(name: str, known: Mapping[str, str]) -> list[str]:
+    """The paths of a call; a call in every iteration has as many."""
+    if not name.startswith("loop"):
+        return [known.get(name, f"Net/{name}")]
+    which, part = name.removeprefix("loop[").split("]")
+    return [f"{known['loop'].format(number)}{part}" for number in (range(ITERATIONS) if which == "*" else [which])]
