@@ -1,8 +1,8 @@
 """One network of Linen, NNX and Equinox whose modules make a planted error, each by its framework's own constructs.
 
 A dense layer, a layer that is called twice, a bilinear layer, a scanned block of a layer and a residual sum, a branch,
-a head. A *fault* is the name of a module's call and the pass that is wrong there; `loop[*]/cell` is every iteration of a
-scanned module, and `loop[1]/cell` is one.
+a head. A *fault* is the name of a call of a module and the pass that is wrong there; `loop[*]/cell` is every iteration
+of a scanned module, and `loop[1]/cell` is one.
 """
 
 from __future__ import annotations

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 
 import gradscope as gs
+from gradscope.capturing.isolate.reproduction import reproduce
+from gradscope.tracing.loading.model import Model
 from tests.oracle.isolation.isolating import isolated, wrong
-from tests.zoo.blame.faulty_modules import BATCH, FRAMEWORKS, ITERATIONS, PATHS
+from tests.oracle.isolation.test_reproduction import ran
+from tests.zoo.blame.faulty_modules import BATCH, FRAMEWORKS, ITERATIONS, PATHS, Faults, Made
 
 #: Every call with a fault in either pass. Those of one run are far apart: each layer is isolated from the others.
 RUNS = (
@@ -36,12 +42,18 @@ def test_every_call_has_both_faults() -> None:
     assert len(planted) == len(set(planted)) == 18
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_the_faulty_calls_alone_are_blamed(framework: str) -> None:
+@cache
+def right(framework: str) -> tuple[Callable[[Faults], Made], Any, Any, gs.Dump]:
+    """A framework's network, its loss and variables without a fault, and what they give."""
     package, of = FRAMEWORKS[framework]
     pytest.importorskip(package, reason=f"{package} is not installed")
     loss, variables = of({})
-    reference = gs.capture(loss, variables, BATCH, origins=False)
+    return of, loss, variables, gs.capture(loss, variables, BATCH, origins=False)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_faulty_calls_alone_are_blamed(framework: str) -> None:
+    of, _, variables, reference = right(framework)
     for faults in RUNS:
         found = isolated(reference, reference, of(faults)[0], variables, BATCH)
         kinds = {layer: kind for name, kind in faults.items() for layer in paths(name, PATHS[framework])}
@@ -49,6 +61,18 @@ def test_the_faulty_calls_alone_are_blamed(framework: str) -> None:
         for row in found.different:
             assert row.forward is not None
             assert (row.forward.status == "same") is (kinds[row.name] == "backward"), row.name
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_call_is_a_script_that_runs_without_us(tmp_path: Path, framework: str) -> None:
+    _, loss, variables, reference = right(framework)
+    model = Model.of_values("net", loss, variables, BATCH)
+    for name, gradients in (("bilinear", 3), ("loop[1]/cell", 3)):
+        (path,) = paths(name, PATHS[framework])
+        done = ran(tmp_path, reproduce(model, path, reference.source))
+        assert done.status == 0, done.output
+        assert max(done.errors.values()) < 1e-5
+        assert sum(kind == "vjp" for kind, _ in done.errors) == gradients
 
 
 def paths(name: str, known: Mapping[str, str]) -> list[str]:
