@@ -20,6 +20,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 from gradscope.comparison.diagnosis.divergence import Program, blame_of
 from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
 from gradscope.comparison.diagnosis.likely_causes import diagnosis, names_by_hash
+from gradscope.comparison.diagnosis.likely_parts import with_likely_parts
 from gradscope.comparison.diagnosis.run_differences import extent_differences, provenance_differences
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.judge import judge, one_sided
@@ -88,6 +89,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         *loop_output_rows(dumps, pairing.inverse, options),
         *(one_sided(each, allowed, ref.manifest.ledger) for each in extra),
     )
+    every = with_likely_parts(dumps, every)
     return Comparison(
         rows=every,
         blame=blame_of(every, *_programs(dumps, pairing)),

@@ -7,7 +7,7 @@ axis (the layers of a scan), and a factor (a mean for a sum, a sign). A diagnosi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -48,6 +48,9 @@ def diagnosis(dumps: Dumps, match: Match, row: ComparisonRow, names_by_hash: Map
     Returns:
         A clause about the candidate's tensor; "" where no simple relation is found.
     """
+    one, other = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
+    if match.recipe.plain and one.shape != other.shape:
+        return _other_shape(one.shape, other.shape)
     if row.family in _STORED and match.recipe.plain:
         found = _another_tensor(dumps, match, names_by_hash) or _other_order(dumps, match)
         if found:
@@ -59,6 +62,13 @@ def names_by_hash(dumps: Dumps) -> dict[str, str]:
     """Returns the reference's names of stored tensors by the hashes of their values."""
     entries = (entry for entry in dumps.ref.manifest.entries if entry.family in _STORED and math.prod(entry.shape) > 1)
     return {digest: entry.name for entry in entries if isinstance(digest := entry.stats.get("hash"), str)}
+
+
+def _other_shape(ref: Sequence[int], cand: Sequence[int]) -> str:
+    """Returns how two shapes are related that no layout of the dumps explains."""
+    if sorted(ref) == sorted(cand):
+        return "has the reference's axes in another order, and its values do not show which (--map states it)"
+    return "has as many elements as the reference's, in another shape" if math.prod(ref) == math.prod(cand) else ""
 
 
 def _another_tensor(dumps: Dumps, match: Match, names: Mapping[str, str]) -> str:

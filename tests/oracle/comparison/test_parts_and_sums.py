@@ -48,8 +48,18 @@ def test_queries_that_share_keys_and_values_are_paired_with_their_packed_kernel(
         found = gs.compare(one, other)
         assert found, found.sentence
         assert {row.status for row in found.rows} == {"same"}
-    # A part that is not in it leaves all of them without a counterpart.
-    assert not gs.compare(packed, _apart(k=KEY * 1.01))
+    # A part that is not in it leaves all of them without a counterpart, and what their shapes suggest is told.
+    found = gs.compare(packed, _apart(k=KEY * 1.01))
+    assert not found
+    parts = "`attention/k` and `attention/q` and `attention/v`"
+    assert _likely(found) == {
+        "attention/qkv": f"has the shape of {parts} joined, and other values",
+        **dict.fromkeys(("attention/q", "attention/k", "attention/v"), "may be a part of `attention/qkv`"),
+    }
+
+
+def _likely(found: gs.Comparison) -> dict[str, str]:
+    return {row.name: row.likely for row in found.rows if row.family == "param" and row.likely}
 
 
 def _biased(biases: Mapping[str, Any]) -> Dump:
@@ -73,7 +83,12 @@ def test_two_biases_are_one_where_they_add_up_to_it() -> None:
             "layer/b_hh": "layer/b is the sum of layer/b_hh and layer/b_ih",
             "layer/b_ih": "layer/b is the sum of layer/b_hh and layer/b_ih",
         }
-    assert not gs.compare(apart, _biased({"b": one + third}))
+    found = gs.compare(apart, _biased({"b": one + third}))
+    assert not found
+    assert _likely(found) == {
+        "layer/b": "has the shape of `layer/b_hh` and `layer/b_ih` added up, and other values",
+        **dict.fromkeys(("layer/b_hh", "layer/b_ih"), "may be a part of `layer/b`"),
+    }
     # The sum is right, and what is computed from it is not.
     wrong = gs.compare(apart, _biased({"b": one + two, "c": np.full(8, 0.1, np.float32)}))
     assert not wrong

@@ -171,3 +171,16 @@ def test_a_factor_is_said_to_be_one(plain: gs.Dump) -> None:
 
 def test_another_order_of_a_sum_is_no_difference(plain: gs.Dump) -> None:
     assert gs.compare(plain, scaled(1.0, reordered=True)).verdict == "same"
+
+
+def test_a_shape_that_differs_is_said_to_be_of_other_axes_where_it_may_be() -> None:
+    def loss(params: dict[str, jax.Array], batch: jax.Array) -> jax.Array:
+        kernel = params["w"] if params["w"].shape[0] == batch.shape[1] else params["w"].T
+        with jax.named_scope("dense"):
+            return jnp.square(batch @ kernel).sum()
+
+    batch, keys = jnp.ones((2, 3)), jax.random.split(jax.random.key(0))
+    one, other = ({"w": jax.random.normal(key, shape)} for key, shape in zip(keys, ((3, 5), (5, 3)), strict=True))
+    found = gs.compare(gs.capture(loss, one, batch), gs.capture(loss, other, batch))
+    (likely,) = (row.likely for row in found.rows if (row.family, row.name) == ("param", "w"))
+    assert likely.startswith("has the reference's axes in another order")

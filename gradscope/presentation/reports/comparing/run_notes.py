@@ -21,6 +21,10 @@ _HASH: Final = re.compile(r"[0-9a-f]{32,}")
 #: The field whose hash is a name that people use, in its short form.
 _COMMIT: Final = "git_commit"
 _COMMIT_DIGITS: Final = 12
+#: The field with the command line of a dump, and those that are only there where an option was given.
+_COMMAND_LINE: Final = "argv"
+_OPTIONS: Final = ("checkpoint", "data", "batch_index", "loss", "train", "dtype")
+_SIDES: Final = ("ref", "cand")
 _ARROW: Final = " -> "
 _GAP: Final = 2
 _HASHES: Final = "hashes"
@@ -43,8 +47,10 @@ def provenance_notes(differences: Sequence[Mapping[str, Json]], screen: Screen, 
     hashes = [] if verbose else [str(each["field"]) for each in differences if _is_hash(each)]
     shown = [each for each in differences if each["field"] not in hashes]
     labels = widest([*(str(each["field"]) for each in shown), _HASHES, _EXTENT])
+    # A dump that states its command line states every option of it, as a run does.
+    given = [side for each in differences if each["field"] == _COMMAND_LINE for side in _SIDES if side in each]
     room = None if screen.width is None or verbose else screen.width - labels - _GAP
-    notes = [Note(label=str(each["field"]), text=_change(each, room, screen, verbose=verbose)) for each in shown]
+    notes = [Note(label=str(each["field"]), text=_change(each, given, room, screen, verbose=verbose)) for each in shown]
     return (*notes, *_hashes(hashes))
 
 
@@ -60,12 +66,14 @@ def _hashes(fields: Sequence[str]) -> Iterator[Note]:
 
 
 def _is_hash(difference: Mapping[str, Json]) -> bool:
-    values = [difference[side] for side in ("ref", "cand") if side in difference]
+    values = [difference[side] for side in _SIDES if side in difference]
     return difference["field"] != _COMMIT and all(isinstance(each, str) and _HASH.fullmatch(each) for each in values)
 
 
-def _change(difference: Mapping[str, Json], room: int | None, screen: Screen, *, verbose: bool) -> str:
-    ref, cand = (_side(difference, side, verbose=verbose) for side in ("ref", "cand"))
+def _change(
+    difference: Mapping[str, Json], given: Sequence[str], room: int | None, screen: Screen, *, verbose: bool
+) -> str:
+    ref, cand = (_side(difference, side, verbose=verbose, states_options=side in given) for side in _SIDES)
     if room is None or len(ref) + len(_ARROW) + len(cand) <= room:
         return f"{ref}{_ARROW}{cand}"
     # A short side leaves its room to the other one.
@@ -75,10 +83,12 @@ def _change(difference: Mapping[str, Json], room: int | None, screen: Screen, *,
     return f"{screen.elide(ref, for_ref)}{_ARROW}{screen.elide(cand, for_cand)}"
 
 
-def _side(difference: Mapping[str, Json], side: str, *, verbose: bool) -> str:
+def _side(difference: Mapping[str, Json], side: str, *, verbose: bool, states_options: bool) -> str:
     if side not in difference:
-        # A run states every option that it was given; what a dump does not state may have been given all the same.
-        return "(not given)" if str(difference["field"]).startswith(RUN_OPTION) else "(unknown)"
+        # A run states every option that it was given; what others do not state may have been given all the same.
+        field = str(difference["field"])
+        stated = field.startswith(RUN_OPTION) or (states_options and field in _OPTIONS)
+        return "(not given)" if stated else "(unknown)"
     value = difference[side]
     if isinstance(value, list):  # a command line
         return shlex.join(map(str, value))

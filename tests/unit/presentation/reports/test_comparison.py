@@ -102,3 +102,14 @@ def test_json_and_csv_have_every_row() -> None:
     in_csv = list(csv.DictReader(io.StringIO(to_csv(report))))
     assert len(found["rows"]) == len(in_csv) == len(different_runs().rows)
     assert (in_csv[2]["status"], in_csv[2]["rel_l2"]) == ("missing", "")
+
+
+@pytest.mark.parametrize(("command_line", "said"), [(True, "(not given)"), (False, "(unknown)")])
+def test_an_option_that_a_dump_was_not_given_is_not_unknown(command_line: bool, said: str) -> None:
+    differing = [{"field": "checkpoint", "cand": "weights.npz"}, {"field": "seed", "cand": 0}]
+    if command_line:
+        differing += [{"field": "argv", "ref": ["gradscope", "dump"], "cand": ["gradscope", "dump", "--checkpoint"]}]
+    comparison = replace(different_runs(), provenance_differences=tuple(differing))
+    text = to_text(ComparisonReport(comparison=comparison, verbose=True), PIPE).plain
+    assert f"{said} -> weights.npz" in text
+    assert "(unknown) -> 0" in text
