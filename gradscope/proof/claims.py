@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, SupportsFloat, TypeAlias
 
 from gradscope.proof.differences import USUAL_STEPS, Estimate, finite_difference, one_sided_derivatives
 
@@ -38,7 +38,7 @@ class Claim:
         epsilon: The relative distance of two neighbouring numbers in the precision of the loss.
     """
 
-    loss_at: Callable[[float], float]
+    loss_at: Callable[[float], SupportsFloat]
     derivative: float
     scale: float
     epsilon: float

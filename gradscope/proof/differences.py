@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, SupportsFloat
 
 #: Steps are powers of the relative precision, from the exponent `_FIRST` to `_LAST`, by number.
 _FIRST: Final = 0.2
@@ -58,7 +58,9 @@ class Estimate:
         return self.truncation + self.rounding
 
 
-def finite_difference(function: Callable[[float], float], epsilon: float, steps: Sequence[int] = ALL_STEPS) -> Estimate:
+def finite_difference(
+    function: Callable[[float], SupportsFloat], epsilon: float, steps: Sequence[int] = ALL_STEPS
+) -> Estimate:
     """Returns the derivative of a function at zero.
 
     Args:
@@ -86,11 +88,14 @@ def _departs(estimate: Estimate, finer: list[tuple[float, float]]) -> bool:
     )
 
 
-def _central(function: Callable[[float], float], epsilon: float, steps: Sequence[int]) -> Iterator[tuple[float, float]]:
+def _central(
+    function: Callable[[float], SupportsFloat], epsilon: float, steps: Sequence[int]
+) -> Iterator[tuple[float, float]]:
     """Yields the central difference at each step, and its error from rounding."""
     for number in steps:
         step = epsilon ** (_FIRST + (_LAST - _FIRST) * number / (len(ALL_STEPS) - 1))
-        above, below = function(step), function(-step)
+        # JAX returns before a value is computed, so that both are computed at once.
+        above, below = map(float, [function(step), function(-step)])
         yield (above - below) / (2 * step), epsilon * max(abs(above), abs(below)) / step
 
 
@@ -114,17 +119,21 @@ class OneSidedDerivatives:
         return low - tolerance <= value <= high + tolerance
 
 
-def one_sided_derivatives(function: Callable[[float], float], epsilon: float) -> OneSidedDerivatives:
+def one_sided_derivatives(function: Callable[[float], SupportsFloat], epsilon: float) -> OneSidedDerivatives:
     """Returns the one-sided derivatives of a function at zero.
 
     Args:
         function: The function.
         epsilon: The relative precision of its values.
     """
-    here = function(0.0)
+
+    def at(step: float) -> float:
+        return float(function(step))
+
+    here = at(0.0)
     smallest = epsilon**0.45  # small enough to avoid other kinks, large enough for the precision
     (wide_below, wide_above), (below, above) = (
-        ((here - function(-step)) / step, (function(step) - here) / step) for step in (4 * smallest, smallest)
+        ((here - at(-step)) / step, (at(step) - here) / step) for step in (4 * smallest, smallest)
     )
     noise = 16 * epsilon * abs(here) / smallest
     apart = abs(above - below)

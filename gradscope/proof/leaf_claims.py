@@ -9,6 +9,7 @@ from functools import cache, partial
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gradscope.proof.claims import Claim, Outcome, common_factor, outcome
@@ -63,18 +64,20 @@ class LossOfLeaves:
         self.here = {number: leaves[number] for number in numbers}
         self._epsilon = epsilon
         self._tighter = [partial(tighter, each) for each in tightenings]
+        value = jax.jit(value)  # so that the loss is traced once for its gradient and its differences
         self._gradient = compiled(jax.grad(lambda chosen: of_chosen(value, chosen)))
         self._along = along(value)
         self._along_surrogate = None if surrogate is None else along(surrogate)
+        self._zeros = {number: jnp.zeros(leaves[number].shape, leaves[number].dtype) for number in numbers}
         self._known: list[tuple[Mapping[int, Any], Mapping[int, Any]]] = []
 
     def claim(self, point: Mapping[int, Any], direction: Mapping[int, np.ndarray]) -> Claim:
         """Returns the claim about the derivative at a point along a direction."""
         gradient = self._gradient_at(point)
-        everywhere = {n: direction.get(n, np.zeros(leaf.shape, leaf.dtype)) for n, leaf in point.items()}
+        everywhere = self._everywhere(direction)
         terms = [inner(gradient[number], each) for number, each in direction.items()]
         return Claim(
-            loss_at=lambda step: float(self._along(point, everywhere, step)),
+            loss_at=lambda step: self._along(point, everywhere, step),
             derivative=sum(slope for slope, _ in terms),
             scale=math.hypot(*(size for _, size in terms)),
             epsilon=self._epsilon,
@@ -90,8 +93,12 @@ class LossOfLeaves:
         along = self._along_surrogate
         if along is None:
             return None
-        everywhere = {n: direction.get(n, np.zeros(leaf.shape, leaf.dtype)) for n, leaf in self.here.items()}
-        return replace(self.claim(self.here, direction), loss_at=lambda step: float(along(self.here, everywhere, step)))
+        everywhere = self._everywhere(direction)
+        return replace(self.claim(self.here, direction), loss_at=lambda step: along(self.here, everywhere, step))
+
+    def _everywhere(self, direction: Mapping[int, np.ndarray]) -> Mapping[int, Any]:
+        """Returns the direction of all leaves, zeros where it has none, where the loss is computed."""
+        return {n: jnp.asarray(direction[n]) if n in direction else self._zeros[n] for n in self.here}
 
     def _gradient_at(self, point: Mapping[int, Any]) -> Mapping[int, Any]:
         for known, gradient in self._known:
