@@ -95,6 +95,37 @@ def test_two_biases_are_one_where_they_add_up_to_it() -> None:
     assert wrong.first_divergence.forward is not None
 
 
+def _gated(*names: str, **biases: Any) -> Dump:
+    """A layer of four gates, each with a bias of its own, or with parts of joined ones."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("layer"):
+            own = weights["layer"]
+            joined = sum(own[name] for name in biases) if not names else jnp.concatenate([own[name] for name in names])
+            gates = jnp.split(batch["x"] @ own["w"] + joined, 4, axis=1)
+            return (jnp.tanh(gates[0]) * gates[1] + jnp.sin(gates[2]) * gates[3]).sum()
+
+    return captured((loss, {"layer": {"w": QUERY, **biases}}, X))
+
+
+def test_two_joined_biases_are_one_for_each_gate_where_they_add_up_to_them() -> None:
+    one, two = (_draw(size=8).astype(np.float32) for _ in range(2))
+    apart = _gated(b_ih=one, b_hh=two)
+    gates = dict(zip(("bi", "bf", "bg", "bo"), np.split(one + two, 4), strict=True))
+    for pair in ((apart, _gated(*gates, **gates)), (_gated(*gates, **gates), apart)):
+        found = gs.compare(*pair)
+        assert found, found.sentence
+        told = {row.name: row.why for row in found.rows if row.family == "param" and not row.counts}
+        assert told == {
+            **{f"layer/{gate}": "a part of the sum of layer/b_hh and layer/b_ih" for gate in gates},
+            **dict.fromkeys(
+                ("layer/b_hh", "layer/b_ih"),
+                "layer/bi and layer/bf and layer/bg and layer/bo joined are the sum of layer/b_hh and layer/b_ih",
+            ),
+        }
+    assert not gs.compare(apart, _gated(*gates, **{**gates, "bg": gates["bg"] * 1.01}))
+
+
 @pytest.mark.parametrize("factor", [1.0, 2.0])
 def test_an_lstm_of_pytorch_is_the_same_as_one_with_a_single_bias(factor: float) -> None:
     """It is so, too, where the port scales the output in the scope of the LSTM, and PyTorch after it."""

@@ -1,13 +1,16 @@
 """`sums` recognises stored tensors that add up to one of the other dump, as the two biases of PyTorch's LSTM do.
 
-Such tensors have no counterpart: infinitely many terms have one sum. That the sum is right is all that there is to
-compare, and that the gradient with respect to each term is that with respect to the sum.
+The sum may be in parts, where a framework has a bias for each gate. Such tensors have no counterpart: infinitely many
+terms have one sum. That the sum is right is all that there is to compare, and that the gradient with respect to each
+term is that with respect to the sum.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain, combinations
 from typing import Final
 
 import numpy as np
@@ -16,6 +19,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.arrays.widening import real_values
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import Shape
+from gradscope.comparison.pairing.inference.equal_parts import assigned
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
@@ -23,6 +27,9 @@ from gradscope.naming import PARAM, PARAM_GRAD, key_of, split_key
 
 #: The relative rounding error of a sum of float32 tensors by which two terms are looked for.
 _ROUNDING: Final = 1e-4
+
+#: The most tensors of one shape in one layer of which every two are added.
+_MOST_TERMS: Final = 8
 
 
 def sums(dumps: Dumps, only_ref: Sequence[str], only_cand: Sequence[str]) -> dict[str, str]:
@@ -43,24 +50,56 @@ def sums(dumps: Dumps, only_ref: Sequence[str], only_cand: Sequence[str]) -> dic
     for holder, keys, other, terms in (
         (dumps.cand, only_cand, dumps.ref, only_ref), (dumps.ref, only_ref, dumps.cand, only_cand),
     ):  # fmt: skip
-        for whole, pair in _added(holder, keys, other, terms):
-            if any(key in found for key in (whole, *pair)):
+        for parts, pair in chain(_added(holder, keys, other, terms), _added_in_parts(holder, keys, other, terms)):
+            if any(key in found for key in (*parts, *pair)):
                 continue
-            names = " and ".join(split_key(key)[1] for key in pair)
-            found[whole] = f"the sum of {names}"
-            found |= dict.fromkeys(pair, f"{split_key(whole)[1]} is the sum of {names}")
-            gradients = (_gradient(holder, whole), *(_gradient(other, key) for key in pair))
-            if gradients[0] is not None and all(
-                each is not None and _is_close(gradients[0], each, PARAM_GRAD) for each in gradients
+            names, whole = (" and ".join(split_key(key)[1] for key in some) for some in (pair, parts))
+            joined = len(parts) > 1
+            found |= dict.fromkeys(parts, f"a part of the sum of {names}" if joined else f"the sum of {names}")
+            found |= dict.fromkeys(pair, f"{whole} {'joined are' if joined else 'is'} the sum of {names}")
+            gradient = _joined_gradient(holder, parts)
+            terms_of = [_gradient(other, key) for key in pair]
+            if gradient is not None and all(
+                each is not None and _is_close(gradient, each, PARAM_GRAD) for each in terms_of
             ):
-                same = f"the gradient of {names} is that of {split_key(whole)[1]}"
-                found |= {key_of(PARAM_GRAD, split_key(key)[1]): same for key in (whole, *pair)}
+                same = f"the gradient of {names} is that of {whole}"
+                found |= {key_of(PARAM_GRAD, split_key(key)[1]): same for key in (*parts, *pair)}
     return found
+
+
+def _joined_gradient(source: DumpSource, parts: Sequence[str]) -> Array | None:
+    gradients = [gradient for part in parts if (gradient := _gradient(source, part)) is not None]
+    if len(gradients) < len(parts):
+        return None
+    return gradients[0] if len(parts) == 1 else np.concatenate(gradients)
+
+
+def _added_in_parts(
+    holder: DumpSource, keys: Sequence[str], other: DumpSource, terms: Sequence[str]
+) -> Iterator[tuple[tuple[str, ...], tuple[str, str]]]:
+    """Yields parameters of one dump that joined are the sum of two of the other, which one layer has, and those two."""
+    by_layer: defaultdict[tuple[str, Shape], list[str]] = defaultdict(list)
+    for key in filter(lambda key: _is_stored(other, key), terms):
+        by_layer[re.split(r"[/.](?=[^/.]*$)", key)[0], other.entry(key).shape].append(key)
+    by_shape: defaultdict[Shape, list[str]] = defaultdict(list)
+    for key in filter(lambda key: _is_stored(holder, key), keys):
+        by_shape[holder.entry(key).shape].append(key)
+    for (_, shape), own in by_layer.items():
+        for pair in combinations(own, 2) if shape and len(own) <= _MOST_TERMS else ():
+            one, two = (_wide(other.array(key)) for key in pair)
+            for part, singles in by_shape.items():
+                count = shape[0] // part[0] if part and part[0] else 0
+                if not 1 < count <= len(singles) or (part[0] * count, *part[1:]) != shape:
+                    continue
+                found = assigned(np.split(one + two, count), {key: holder.array(key) for key in singles})
+                if found is not None and np.any(one) and np.any(two):
+                    yield tuple(found[0]), pair
+                    break
 
 
 def _added(
     holder: DumpSource, keys: Sequence[str], other: DumpSource, terms: Sequence[str]
-) -> Iterator[tuple[str, tuple[str, str]]]:
+) -> Iterator[tuple[tuple[str], tuple[str, str]]]:
     """Yields parameters of one dump, and two of the other of the same shape that add up to each."""
     by_shape: defaultdict[Shape, list[str]] = defaultdict(list)
     for key in filter(lambda key: _is_stored(other, key), terms):
@@ -77,7 +116,7 @@ def _added(
             pair = (by_shape[shape][places[0]], by_shape[shape][places[1]])
             one, two = (_wide(other.array(key)) for key in pair)
             if np.any(one) and np.any(two) and _is_close(expected, one + two, PARAM):
-                yield whole, pair
+                yield (whole,), pair
                 break
 
 
