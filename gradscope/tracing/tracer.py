@@ -15,7 +15,7 @@ from gradscope.errors import ModelError
 from gradscope.frameworks.detect import naming_calls
 from gradscope.frameworks.modules.tree_names import tree_names, tree_paths
 from gradscope.naming.paths import unique_names
-from gradscope.tracing.dataflow.constants import constants_before_rules
+from gradscope.tracing.dataflow.constants_before_rules import constants_before_rules
 from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.dataflow.liveness import Liveness, liveness_of
 from gradscope.tracing.dataflow.reachability import Reach, Reachability, reachability_of

@@ -4,7 +4,7 @@
 2. `liveness` finds the equations that the loss, or any output, depends on.
 3. `reachability` finds the values at which a cotangent arrives in the backward pass.
 4. `forward` follows values to everything that is made from them.
-5. `constants` finds the values that an observation must not differentiate.
+5. `constants_before_rules` finds the values that an observation must not differentiate.
 6. `gradient_barriers` explains why no gradient arrives at a value.
 7. `between_known_values` splits a trace into segments between known values.
 """
