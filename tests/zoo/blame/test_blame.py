@@ -19,14 +19,12 @@ from tests.zoo.blame.faulty_modules import BATCH, FRAMEWORKS, ITERATIONS, PATHS,
 
 #: Every call with a fault in either pass. Those of one run are far apart: each layer is isolated from the others.
 RUNS = (
-    {"dense": "forward", "bilinear": "backward", "loop[1]/cell": "forward"},
-    {"dense": "backward", "bilinear": "forward", "loop[1]/cell": "backward"},
-    {"shared": "forward", "loop[*]/cell": "backward", "head": "forward"},
-    {"shared": "backward", "loop[*]/cell": "forward", "head": "backward"},
+    {"dense": "forward", "bilinear": "backward", "loop[1]/cell": "forward", "head": "backward"},
+    {"dense": "backward", "bilinear": "forward", "loop[1]/cell": "backward", "head": "forward"},
+    {"shared": "forward", "loop[*]/cell": "backward", "branch": "forward"},
+    {"shared": "backward", "loop[*]/cell": "forward", "branch": "backward"},
     {"shared#2": "forward", "loop[*]/residual": "backward"},
     {"shared#2": "backward", "loop[*]/residual": "forward"},
-    {"branch": "forward"},
-    {"branch": "backward"},
 )
 
 
