@@ -78,7 +78,7 @@ def test_a_page_of_a_run_is_made_without_jax(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "status", "message"),
     [
-        ("run one/step_1.npz", 2, "run is a training run, and a page has one run alone"),
+        ("run one/step_1.npz", 2, "run is a training run, and one/step_1.npz is none"),
         ("none.npz", 3, "none.npz: it cannot be opened"),
         ("one/step_1.npz -o taken.html", 2, "taken.html exists"),
         ("one/step_1.npz -o nowhere/page.html", 2, "there is no folder"),

@@ -3,6 +3,7 @@
 import { tensorAddress } from "./address.js";
 import { choice, element, section } from "./elements.js";
 import { ramp } from "./heat_map.js";
+import { csv, plainCell, save } from "./saving.js";
 import { cellText, matcher, numeric, printable } from "./text.js";
 
 /** The most parts of a block that are shown at once; the others follow on demand. */
@@ -11,8 +12,8 @@ const MOST_PARTS = 200;
 const MOST_FOUND = 200;
 
 export class BlockTree {
-  /** @param {BlocksContent} blocks @param {string[]} keys */
-  constructor(blocks, keys) {
+  /** @param {BlocksContent} blocks @param {string[]} keys @param {string} [when] */
+  constructor(blocks, keys, when = "") {
     this.blocks = blocks;
     this.keys = keys;
     /** @type {number[][]} */
@@ -28,7 +29,7 @@ export class BlockTree {
     });
     list.selectedIndex = this.column;
     this.list = element("ul", { class: "tree" });
-    this.box = section("tree", "Layers as a tree", box);
+    this.box = section("tree", `Layers as a tree${when}`, box, element("button", { type: "button", click: () => this.saveCsv() }, "CSV"));
     this.box.append(this.list);
     this.query = "";
     /** @type {Set<number>} */
@@ -123,6 +124,12 @@ export class BlockTree {
       ...(words === "" ? [] : [element("span", { class: "words found" }, words)]),
       element("span", { class: "flow", title: flow === "" ? "" : "reads the values of these siblings" }, flow),
     );
+  }
+
+  saveCsv() {
+    const { names, columns, words } = this.blocks;
+    const lines = names.map((_, at) => [this.path(at), words[at] ?? "", ...columns.map((column) => plainCell(column.cells[at]))]);
+    save("layers.csv", "text/csv", csv([["block", "findings", ...columns.map((column) => column.name)], ...lines]));
   }
 
   /** @param {number} size */

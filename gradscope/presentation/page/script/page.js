@@ -5,11 +5,15 @@ import { BlockTree } from "./block_tree.js";
 import { readContent } from "./content.js";
 import { depthCharts } from "./depth_view.js";
 import { choice, element, section } from "./elements.js";
+import { LineChart } from "./line_chart.js";
+import { RunData } from "./run_data.js";
 import { RunView } from "./run_view.js";
 import { TensorView } from "./tensor_view.js";
 import { VirtualTable } from "./virtual_table.js";
 
 const TYPING_PAUSE_MS = 120;
+/** @type {Record<string, string>} the names of the sections that are read without scripts */
+const READ_AS_IT_IS = { summary: "Summary", overview: "Overview" };
 
 async function start() {
   const main = document.querySelector("main");
@@ -26,35 +30,41 @@ async function start() {
 
 /** @param {Content} content @param {Uint8Array} packed @param {HTMLElement} main */
 function build(content, packed, main) {
+  const overview = document.getElementById("overview") ?? main.appendChild(element("section"));
   const charts = depthCharts(content.depth, content.keys);
   if (charts.length > 0) {
     const depth = section("depth", "Along depth");
     depth.append(...charts.map((chart) => chart.box));
-    main.append(depth);
+    overview.before(depth);
   }
-  const run = content.run === undefined ? null : new RunView(content.run, packed, content.sets[0]?.tables ?? [], content.keys);
-  if (run !== null) main.append(run.curveSection, run.heatSection, run.stepSection);
-  const tables = run === null ? tableSection(content, main) : run.tables;
-  const tree = content.blocks === undefined || content.blocks.names.length === 0 ? null : new BlockTree(content.blocks, content.keys);
+  const run = content.runs === undefined ? null : new RunView(content.runs.map((each) => new RunData(each, packed, content.keys)), content);
+  if (run !== null) overview.before(...run.sections());
+  const tables = run === null ? tableSection(content, main) : run.allTables();
+  const tree = content.blocks === undefined || content.blocks.names.length === 0 ? null : new BlockTree(content.blocks, content.keys, run === null ? "" : `, at step ${run.runs[0]?.steps.at(-1)}`);
   if (tree !== null) main.append(tree.box);
   const tensor = new TensorView(content);
   document.body.append(tensor.box);
 
   const search = element("input", { type: "search", placeholder: "Search names, or a glob like *conv*", "aria-label": "Search names", "aria-keyshortcuts": "/" });
-  header(search, () => [...charts, ...(run?.allCharts() ?? [])].forEach((chart) => chart.draw(true)), run);
+  const allCharts = () => [...charts, ...(run?.allCharts() ?? []), ...own];
+  header(search, () => allCharts().forEach((chart) => chart.draw(true)), run);
 
+  /** @type {LineChart[]} those of the selected tensor */
+  let own = [];
   const follow = (/** @type {Set<string>} */ changed) => {
-    if (changed.has("step") || changed.has("from") || changed.has("to")) run?.address();
+    if (["step", "from", "to", "of"].some((name) => changed.has(name))) run?.address();
     if (changed.has("search")) {
       const query = selected("search");
       if (search.value !== query) search.value = query;
       [...tables, ...(tree === null ? [] : [tree])].forEach((each) => each.filter(query));
     }
-    if (changed.has("tensor") || (changed.has("step") && run !== null)) {
-      const known = run?.tensorCharts(selected("tensor")) ?? [];
-      tensor.show(selected("tensor"), [...known.map((chart) => chart.box), ...(run?.tensorHistogram(selected("tensor")) ?? [])]);
+    if (changed.has("tensor") || (run !== null && (changed.has("step") || changed.has("from") || changed.has("to")))) {
+      const known = run?.tensor(selected("tensor"));
+      own = known?.charts ?? [];
+      tensor.show(selected("tensor"), known?.elements ?? []);
       document.body.classList.toggle("has-tensor", !tensor.box.hidden);
       tables.forEach((table) => table.drawRows());
+      allCharts().forEach((chart) => chart.follow());
     }
   };
   whenSelected(follow);
@@ -125,9 +135,10 @@ function header(search, redraw, run) {
     },
   }, "Light or dark");
   dark.addEventListener("change", redraw);
-  const links = [...document.querySelectorAll("main section[id]")].map((each) => {
-    const heading = each.querySelector("h2")?.textContent ?? "";
-    return element("button", { type: "button", class: "jump", click: () => each.scrollIntoView() }, each.id === "summary" ? "Summary" : heading);
+  const sections = [...document.querySelectorAll("main section[id]")].filter((each) => each.childElementCount > 0);
+  const links = sections.map((each) => {
+    const heading = READ_AS_IT_IS[each.id] ?? each.querySelector("h2")?.textContent ?? "";
+    return element("button", { type: "button", class: "jump", click: () => each.scrollIntoView() }, heading);
   });
   document.querySelector("header")?.append(element("nav", { "aria-label": "Page" }, ...links), search, theme);
 }

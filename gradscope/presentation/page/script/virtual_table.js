@@ -2,7 +2,7 @@
 
 import { selected, tensorAddress } from "./address.js";
 import { element } from "./elements.js";
-import { csv, save } from "./saving.js";
+import { csv, plainCell, save } from "./saving.js";
 import { cellText, isNumeric, matcher, numeric, printable } from "./text.js";
 
 const ROW_PIXELS = 26;
@@ -28,6 +28,7 @@ export class VirtualTable {
     this.query = "";
     this.lines = table.keys.map((_, at) => at);
     this.texts = table.keys.map((line, at) => this.searched(line, at));
+    this.title = element("strong", {}, printable(table.title));
     this.count = element("output", {});
     this.body = element("tbody");
     this.heads = element("thead");
@@ -55,7 +56,7 @@ export class VirtualTable {
     return element(
       "div",
       { class: "controls" },
-      element("strong", {}, printable(this.table.title)),
+      this.title,
       this.count,
       element("details", { class: "menu" }, element("summary", {}, "Columns"), element("div", {}, ...boxes)),
       element("button", { type: "button", click: () => this.saveCsv() }, "CSV"),
@@ -82,6 +83,12 @@ export class VirtualTable {
   replaceCells(cells) {
     this.table = { ...this.table, cells };
     this.arrange();
+  }
+
+  /** @param {string} title */
+  rename(title) {
+    this.table = { ...this.table, title };
+    this.title.textContent = printable(title);
   }
 
   /** @param {string} query */
@@ -210,7 +217,7 @@ export class VirtualTable {
 
   saveCsv() {
     const visible = this.table.columns.map((_, at) => at).filter((at) => this.shown[at]);
-    const lines = this.lines.map((line) => visible.map((at) => plain(this.table.cells[at]?.[line])));
+    const lines = this.lines.map((line) => visible.map((at) => plainCell(this.table.cells[at]?.[line])));
     save(`${this.table.title.split(" ")[0] ?? "table"}.csv`, "text/csv", csv([visible.map((at) => this.heading(at)), ...lines]));
   }
 }
@@ -220,12 +227,6 @@ function spacer(rows) {
   const cell = element("td");
   cell.style.height = `${rows * ROW_PIXELS}px`;
   return element("tr", { class: "spacer", "aria-hidden": "true" }, cell);
-}
-
-/** @param {Cell | undefined} cell @returns {string | number} */
-function plain(cell) {
-  if (Array.isArray(cell)) return cell.map(plain).join("..");
-  return typeof cell === "number" ? cell : String(cell ?? "");
 }
 
 /**

@@ -40,7 +40,7 @@ def test_a_page_opens_without_an_error_a_request_or_a_scroll_bar_below(opened: O
 def test_without_javascript_the_summary_is_read(opened: Open) -> None:
     page = opened("dump", java_script_enabled=False).page
     assert "dead: activation/block1/relu" in page.inner_text("#summary")
-    assert "Block by block" in page.inner_text("#summary")
+    assert "Block by block" in page.inner_text("#overview")
     assert "need JavaScript" in page.inner_text("main")
 
 

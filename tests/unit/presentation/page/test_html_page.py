@@ -174,7 +174,7 @@ def test_a_page_that_cannot_be_small_enough_is_its_summary() -> None:
 
 def test_a_run_has_its_series_and_alarms(pages: dict[str, str]) -> None:
     content, packed = content_of(pages["run"])
-    run = content["run"]
+    (run,) = content["runs"]
     assert run["steps"] == list(range(8))
     assert len(packed) == 3 * len(run["packed"]) * len(run["keys"]) * 8
     assert run["alarms"] == [
