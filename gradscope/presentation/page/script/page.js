@@ -12,6 +12,10 @@ import { TensorView } from "./tensor_view.js";
 import { VirtualTable } from "./virtual_table.js";
 
 const TYPING_PAUSE_MS = 120;
+/** The longest wait for the first charts. */
+const MOST_PAINTING_MS = 100;
+/** The width of a chart on A4 or letter paper, with margins. */
+const PAPER_PIXELS = 660;
 /** @type {Record<string, string>} the names of the sections that are read without scripts */
 const READ_AS_IT_IS = { summary: "Summary", overview: "Overview" };
 
@@ -24,12 +28,12 @@ async function start() {
     return;
   }
   const { content, packed } = await readContent(encoded);
-  build(content, packed, main);
+  await build(content, packed, main);
   document.documentElement.dataset["ready"] = "true";
 }
 
 /** @param {Content} content @param {Uint8Array} packed @param {HTMLElement} main */
-function build(content, packed, main) {
+async function build(content, packed, main) {
   const overview = document.getElementById("overview") ?? main.appendChild(element("section"));
   const charts = depthCharts(content.depth, content.keys);
   if (charts.length > 0) {
@@ -38,7 +42,9 @@ function build(content, packed, main) {
     overview.before(depth);
   }
   const run = content.runs === undefined ? null : new RunView(content.runs.map((each) => new RunData(each, packed, content.keys)), content);
-  if (run !== null) overview.before(...run.sections());
+  if (run !== null) overview.before(run.curveSection);
+  await painted();
+  if (run !== null) overview.before(...run.belowCurves(content));
   const tables = run === null ? tableSection(content, main) : run.allTables();
   const tree = content.blocks === undefined || content.blocks.names.length === 0 ? null : new BlockTree(content.blocks, content.keys, run === null ? "" : `, at step ${run.runs[0]?.steps.at(-1)}`);
   if (tree !== null) main.append(tree.box);
@@ -70,6 +76,7 @@ function build(content, packed, main) {
   whenSelected(follow);
   follow(new Set(["search", "tensor"]));
 
+  printing(tables, allCharts, run);
   let waiting = 0;
   search.addEventListener("input", () => {
     clearTimeout(waiting);
@@ -86,6 +93,38 @@ function build(content, packed, main) {
       if (event.target === search) search.blur();
       else if (selected("tensor") !== "") select({ tensor: "" });
     }
+  });
+}
+
+/** Waits until what there is has been painted; a page that is not shown paints nothing. */
+function painted() {
+  return new Promise((done) => {
+    requestAnimationFrame(() => setTimeout(done));
+    setTimeout(done, MOST_PAINTING_MS);
+  });
+}
+
+/**
+ * Prints on white paper, charts in its width, and tables from their first row on.
+ * @param {VirtualTable[]} tables @param {() => LineChart[]} charts @param {RunView | null} run
+ */
+function printing(tables, charts, run) {
+  const root = document.documentElement.dataset;
+  let theme = root["theme"];
+  const draw = (/** @type {number | undefined} */ width) => {
+    charts().forEach((chart) => chart.draw(true, width));
+    run?.heat.draw();
+    tables.forEach((table) => table.print(width !== undefined));
+  };
+  addEventListener("beforeprint", () => {
+    theme = root["theme"];
+    root["theme"] = "light";
+    draw(PAPER_PIXELS);
+  });
+  addEventListener("afterprint", () => {
+    if (theme === undefined) delete root["theme"];
+    else root["theme"] = theme;
+    draw(undefined);
   });
 }
 

@@ -1,10 +1,9 @@
 /** The numbers of one run: statistics by tensor and step, which are unpacked when they are first asked for. */
 
-import { unpacked } from "./content.js";
+import { packedBytes, unpacked } from "./content.js";
 import { numeric } from "./text.js";
 
 const COUNTED = ["zeros", "nan", "inf"];
-const BYTES = 3;
 /** The most scopes of a name; one from a file may have any number. */
 const MOST_SCOPES = 64;
 
@@ -28,7 +27,7 @@ class Planes {
     const known = this.known.get(name);
     const [at, derived] = [this.names.indexOf(name), this.derived.get(name)];
     if (known !== undefined || (at < 0 && derived === undefined)) return known;
-    const size = BYTES * this.rows * this.steps.length;
+    const size = packedBytes(this.rows, this.steps.length);
     const made = derived?.() ?? unpacked(this.packed.subarray(at * size, (at + 1) * size), this.rows, this.steps.length, this.parts);
     this.known.set(name, made);
     return made;

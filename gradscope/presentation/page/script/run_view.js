@@ -47,10 +47,12 @@ export class RunView {
     if (families.includes("activation_grad")) this.heatFamily.list.value = "activation_grad";
     this.heatSection = section("heat", "Layers against steps", this.heatFamily.box, this.heatStatistic.box, ...(this.several ? [this.heatRun.box] : []));
     this.heatSection.append(this.heat.box);
-    const sets = content.sets.map((set) => set.tables);
-    this.tables = runs.map((_, at) => (sets[at] ?? []).map((table) => new VirtualTable(table, content.keys)));
-    this.noiseTables = runs.map((run) => (run.run.noise?.tables ?? []).map((table) => new VirtualTable(table, content.keys)));
-    this.differenceTables = this.differences.map((each) => each.tables.map((table) => new VirtualTable({ ...table, title: this.differences.length > 1 ? `${each.name}: ${table.title}` : table.title }, content.keys)));
+    /** @type {VirtualTable[][]} by run */
+    this.tables = [];
+    /** @type {VirtualTable[][]} by run */
+    this.noiseTables = [];
+    /** @type {VirtualTable[]} */
+    this.differenceTables = [];
     this.depth = element("div", {});
     this.shown = element("div", {});
     this.place = element("output", {});
@@ -59,18 +61,26 @@ export class RunView {
     this.list = list;
     this.stepSection = section("step", "One step", element("label", { class: "slider" }, "step ", this.slider, " ", this.place), ...(this.several ? [box] : []));
     this.stepSection.append(this.depth, this.shown);
-    this.address();
+    this.range();
+    this.drawCurves();
   }
 
-  /** All sections, in their order. */
-  sections() {
+  /** Makes what is below the curves, and returns its sections. @param {Content} content */
+  belowCurves(content) {
+    const made = (/** @type {TableContent[] | undefined} */ tables) => (tables ?? []).map((table) => new VirtualTable(table, content.keys));
+    this.tables = this.runs.map((_, at) => made(content.sets[at]?.tables));
+    this.noiseTables = this.runs.map((run) => made(run.run.noise?.tables));
+    const named = (/** @type {string} */ name, /** @type {TableContent} */ table) => (this.differences.length > 1 ? { ...table, title: `${name}: ${table.title}` } : table);
+    this.differenceTables = made(this.differences.flatMap((each) => each.tables.map((table) => named(each.name, table))));
     const differences = section("differences", "Where the runs differ");
-    differences.append(...this.differenceTables.flat().map((table) => table.box));
-    return [this.curveSection, this.heatSection, this.stepSection, ...(this.differences.length > 0 ? [differences] : [])];
+    differences.append(...this.differenceTables.map((table) => table.box));
+    this.drawHeat();
+    this.followStep();
+    return [this.heatSection, this.stepSection, ...(this.differences.length > 0 ? [differences] : [])];
   }
 
   allTables() {
-    return [...this.tables, ...this.noiseTables, ...this.differenceTables].flat();
+    return [...this.tables.flat(), ...this.noiseTables.flat(), ...this.differenceTables];
   }
 
   allCharts() {
@@ -84,23 +94,38 @@ export class RunView {
 
   /** Follows the address: the run, the step, and the range of steps. */
   address() {
-    const stepOf = (/** @type {string} */ name, /** @type {number} */ otherwise) => {
-      const text = selected(name);
-      return text === "" || Number.isNaN(Number(text)) ? otherwise : Number(text);
-    };
+    if (this.range()) {
+      this.drawCurves();
+      this.drawHeat();
+    }
+    this.followStep();
+  }
+
+  /** Follows the range of steps in the address, and returns whether it is another one. */
+  range() {
+    const from = this.stepOf("from", this.first);
+    const to = Math.max(this.stepOf("to", this.last), from);
+    const moved = from !== this.from || to !== this.to;
+    [this.from, this.to] = [from, to];
+    this.fromField.value = String(from);
+    this.toField.value = String(to);
+    return moved;
+  }
+
+  /** @param {string} name @param {number} otherwise */
+  stepOf(name, otherwise) {
+    const text = selected(name);
+    return text === "" || Number.isNaN(Number(text)) ? otherwise : Number(text);
+  }
+
+  followStep() {
     this.run = this.runs.find((run) => run.name === selected("of")) ?? this.runs[0];
     this.list.value = this.run?.name ?? "";
-    this.from = stepOf("from", this.first);
-    this.to = Math.max(stepOf("to", this.last), this.from);
-    this.fromField.value = String(this.from);
-    this.toField.value = String(this.to);
-    const at = this.run?.positionFrom(stepOf("step", this.last)) ?? -1;
+    const at = this.run?.positionFrom(this.stepOf("step", this.last)) ?? -1;
     this.slider.max = String(Math.max((this.run?.steps.length ?? 0) - 1, 0));
     this.slider.value = String(at);
     this.step = this.run?.steps[at] ?? 0;
     this.place.textContent = at < 0 ? "none was recorded" : `${this.step}`;
-    this.drawCurves();
-    this.drawHeat();
     this.drawStep(at);
   }
 

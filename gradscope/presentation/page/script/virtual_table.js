@@ -8,6 +8,8 @@ import { cellText, isNumeric, matcher, numeric, printable } from "./text.js";
 const ROW_PIXELS = 26;
 const ROWS_BEYOND = 12;
 const ROWS_IN_SIGHT = 18;
+/** The most rows of a table that are printed. */
+const MOST_PRINTED = 300;
 /** Columns that a table does not show at first: those that a terminal drops first. */
 const LESS_IMPORTANT = 8;
 const SAMPLED = 400;
@@ -26,6 +28,7 @@ export class VirtualTable {
     /** @type {{column: number, down: boolean} | null} */
     this.order = null;
     this.query = "";
+    this.printed = false;
     this.lines = table.keys.map((_, at) => at);
     this.texts = table.keys.map((line, at) => this.searched(line, at));
     this.title = element("strong", {}, printable(table.title));
@@ -99,6 +102,12 @@ export class VirtualTable {
     this.arrange();
   }
 
+  /** Draws the rows that are printed, or those in sight again. @param {boolean} printed */
+  print(printed) {
+    this.printed = printed;
+    this.drawRows();
+  }
+
   /** @param {number} column */
   sort(column) {
     const again = this.order?.column === column;
@@ -163,11 +172,13 @@ export class VirtualTable {
   }
 
   drawRows() {
-    const first = Math.max(0, Math.floor(this.scroller.scrollTop / ROW_PIXELS) - ROWS_BEYOND);
-    const last = Math.min(this.lines.length, first + ROWS_IN_SIGHT + 2 * ROWS_BEYOND);
+    const first = this.printed ? 0 : Math.max(0, Math.floor(this.scroller.scrollTop / ROW_PIXELS) - ROWS_BEYOND);
+    const last = Math.min(this.lines.length, this.printed ? MOST_PRINTED : first + ROWS_IN_SIGHT + 2 * ROWS_BEYOND);
     const focused = document.activeElement?.getAttribute("data-line");
     const rows = this.lines.slice(first, last).map((line, at) => this.row(line, first + at));
-    this.body.replaceChildren(spacer(first), ...rows, spacer(this.lines.length - last));
+    const left = this.lines.length - last;
+    const more = element("tr", {}, element("td", { colspan: this.shown.length }, `and ${left.toLocaleString("en-US")} more`));
+    this.body.replaceChildren(spacer(first), ...rows, ...(left > 0 && this.printed ? [more] : [spacer(left)]));
     if (focused !== null && focused !== undefined) this.link(focused)?.focus({ preventScroll: true });
   }
 

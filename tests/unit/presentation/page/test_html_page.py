@@ -176,7 +176,7 @@ def test_a_run_has_its_series_and_alarms(pages: dict[str, str]) -> None:
     content, packed = content_of(pages["run"])
     (run,) = content["runs"]
     assert run["steps"] == list(range(8))
-    assert len(packed) == 3 * len(run["packed"]) * len(run["keys"]) * 8
+    assert len(packed) == (1 + 3 * len(run["keys"]) * 8) * len(run["packed"])
     assert run["alarms"] == [
         {"step": 7, "rule": "nonfinite", "why": "has 2 NaN", "key": content["keys"].index("activation_grad/layer0")}
     ]
