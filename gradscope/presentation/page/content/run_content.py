@@ -104,7 +104,7 @@ class RecordedRun:
         series = b"".join(packed(planes[name]) for name in shown)
         noise, noise_series = self._noise(noise_steps, keys, len(series))
         facts: dict[str, Json] = {
-            "name": self.name,
+            "name": shortened(self.name),
             "steps": steps.tolist(),
             "curves": _curves(self.steps),
             "keys": [keys.number(tensor.key) for tensor in self.tensors.values()],
@@ -113,7 +113,7 @@ class RecordedRun:
             "packed": list(shown),
             "octave_parts": OCTAVE_PARTS,
             "alarms": [
-                {"step": each.step, "rule": each.rule, "why": each.why,
+                {"step": each.step, "rule": shortened(each.rule), "why": shortened(each.why),
                  "key": None if each.key is None else keys.number(each.key)}
                 for each in self.alarms
             ],

@@ -15,6 +15,10 @@ import { numberText, numeric, printable } from "./text.js";
 
 const HEIGHT = 260;
 const NARROWEST = 240;
+/** The most marks that are named below a chart, and where the pointer is. */
+const MOST_MARKS = 12;
+/** Longer numbers of an axis are shortened. */
+const LONGEST_PLACE = 99_999;
 /** What is zero is drawn so far below the smallest value of a logarithmic axis. */
 const BELOW = 10;
 
@@ -47,8 +51,9 @@ export class LineChart {
       swatch.style.borderTopStyle = line.dashed ? "dashed" : "solid";
       return element("li", {}, swatch, ` ${printable(line.label)}`);
     });
-    const marked = marks.map((mark) => element("li", { class: "mark" }, printable(mark.text)));
-    return element("ul", { class: "legend" }, ...items, ...marked.slice(0, 12));
+    const marked = marks.slice(0, MOST_MARKS).map((mark) => element("li", { class: "mark" }, printable(mark.text)));
+    const more = marks.length > MOST_MARKS ? [element("li", { class: "mark" }, `and ${marks.length - MOST_MARKS} more`)] : [];
+    return element("ul", { class: "legend" }, ...items, ...marked, ...more);
   }
 
   /** Draws the mark of the selected tensor anew. */
@@ -109,7 +114,7 @@ export class LineChart {
         ...lines.map((line, at) => ({ label: line.label, stroke: lineColour(line.hue ?? at), width: 1.5, dash: line.dashed ? [6, 4] : [], points: { show: points, size: 5 }, spanGaps: true })),
       ],
       axes: [
-        { ...axis, label: across, labelSize: 18, size: 34, values: (_plot, splits) => splits.map((at) => (Number.isInteger(at) ? String(at) : "")) },
+        { ...axis, label: across, labelSize: 18, size: 34, values: (_plot, splits) => splits.map((at) => (Number.isInteger(at) ? place(at) : "")) },
         { ...axis, size: 72, grid: { ...axis.grid, filter: (_plot, splits) => splits.map((value) => (logarithmic && !isDecade(value) ? null : value)) }, values: (_plot, splits) => splits.map((value) => (value === null || value === undefined ? "" : tick(value, logarithmic))) },
       ],
       hooks: {
@@ -156,7 +161,7 @@ export class LineChart {
       const value = line.values[at];
       return value === null || value === undefined ? "" : `${printable(line.label)} ${numberText(value)}`;
     });
-    const marks = this.parts.marks.filter((mark) => mark.at === this.parts.positions[at]).map((mark) => printable(mark.text));
+    const marks = this.parts.marks.filter((mark) => mark.at === this.parts.positions[at]).slice(0, MOST_MARKS).map((mark) => printable(mark.text));
     this.told.textContent = [printable(this.parts.names[at] ?? ""), ...values, ...marks].filter(Boolean).join("  ·  ");
   }
 
@@ -221,6 +226,11 @@ function decades(low, high) {
   const [from, to] = [Math.log10(low), Math.log10(high)];
   const margin = Math.max((to - from) * 0.06, 0.125);
   return [10 ** (from - margin), 10 ** (to + margin)];
+}
+
+/** A place on the axis as text: 250M for 250,000,000. @param {number} at */
+function place(at) {
+  return Math.abs(at) <= LONGEST_PLACE ? String(at) : at.toLocaleString("en-US", { notation: "compact", maximumFractionDigits: 3 });
 }
 
 /** @param {number | null | undefined} value */

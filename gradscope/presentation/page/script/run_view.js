@@ -202,10 +202,13 @@ export class RunView {
     });
     const alarms = this.runs.flatMap((run) => run.run.alarms.map((alarm) => ({ at: alarm.step, text: `step ${alarm.step}: ${alarm.rule}${this.suffix(run)}` })));
     const first = this.differences.flatMap((each) => (each.first === null ? [] : [{ at: each.first, text: `step ${each.first}: first difference${this.differences.length > 1 ? ` of ${each.name}` : ""}` }]));
+    /** @type {Map<string, MarkContent & {times: number}>} */
+    const marks = new Map();
+    for (const mark of [...first, ...alarms]) marks.set(mark.text, { ...mark, times: (marks.get(mark.text)?.times ?? 0) + 1 });
     const negative = curves.some((line) => line.values.some((value) => value !== null && value < 0));
     return new LineChart({
       title, across: "step", names: steps.map((step) => `step ${step}`), positions: steps, lines,
-      marks: [...first, ...alarms].filter((mark) => this.inRange(mark.at)),
+      marks: [...marks.values()].filter((mark) => this.inRange(mark.at)).map((mark) => (mark.times === 1 ? mark : { ...mark, text: `${mark.text} (${mark.times} times)` })),
       logarithmic: logarithmic && !negative,
       chosen: (_line, at) => select({ step: String(steps[at] ?? "") }),
     });

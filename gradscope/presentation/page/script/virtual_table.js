@@ -166,7 +166,8 @@ export class VirtualTable {
     const column = this.table.columns[at];
     const cells = this.table.cells[at] ?? [];
     const step = Math.max(1, Math.floor(cells.length / SAMPLED));
-    let longest = (column?.heading.length ?? 0) + 3;
+    const beside = this.table.columns.filter((other, number) => this.shown[number] && other.group === column?.group).length;
+    let longest = Math.max((column?.heading.length ?? 0) + 3, Math.ceil((column?.group.length ?? 0) / Math.max(beside, 1)));
     for (let line = 0; line < cells.length; line += step) longest = Math.max(longest, cellText(cells[line], column?.kind ?? "").length);
     return Math.min(longest, WIDEST_NAME) + 2;
   }
