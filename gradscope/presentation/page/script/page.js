@@ -16,8 +16,8 @@ const TYPING_PAUSE_MS = 120;
 const MOST_PAINTING_MS = 100;
 /** The width of a chart on A4 or letter paper, with margins. */
 const PAPER_PIXELS = 660;
-/** @type {Record<string, string>} the names of the sections that are read without scripts */
-const READ_AS_IT_IS = { summary: "Summary", overview: "Overview" };
+/** @type {Record<string, string>} the names of sections whose heading is none, or longer */
+const NAMES = { summary: "Summary", overview: "Overview", tree: "Layers as a tree" };
 
 async function start() {
   const main = document.querySelector("main");
@@ -176,10 +176,13 @@ function header(search, redraw, run) {
   dark.addEventListener("change", redraw);
   const sections = [...document.querySelectorAll("main section[id]")].filter((each) => each.childElementCount > 0);
   const links = sections.map((each) => {
-    const heading = READ_AS_IT_IS[each.id] ?? each.querySelector("h2")?.textContent ?? "";
+    const heading = NAMES[each.id] ?? each.querySelector("h2")?.textContent ?? "";
     return element("button", { type: "button", class: "jump", click: () => each.scrollIntoView() }, heading);
   });
-  document.querySelector("header")?.append(element("nav", { "aria-label": "Page" }, ...links), search, theme);
+  const bar = document.querySelector("header");
+  bar?.append(element("nav", { "aria-label": "Page" }, ...links), search, theme);
+  // What is jumped to begins below the bar, which is of several lines where it is narrow.
+  if (bar !== null) new ResizeObserver(() => document.documentElement.style.setProperty("--bar", `${bar.offsetHeight}px`)).observe(bar);
 }
 
 void start();
