@@ -27,7 +27,7 @@ _SUMMARY_ONLY: Final = LEVELS[-1]
 #: The page's own modules, each after those that it imports.
 _MODULES: Final = (
     "text", "content", "address", "elements", "saving", "facts_table", "virtual_table", "line_chart", "depth_view",
-    "heat_map", "block_tree", "tensor_view", "run_data", "run_view", "page",
+    "heat_map", "block_tree", "tensor_view", "run_data", "run_heat", "run_view", "page",
 )  # fmt: skip
 _IMPORT: Final = re.compile(r'^import (\{.*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT: Final = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)

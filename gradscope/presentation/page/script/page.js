@@ -7,6 +7,7 @@ import { depthCharts } from "./depth_view.js";
 import { choice, element, section } from "./elements.js";
 import { LineChart } from "./line_chart.js";
 import { RunData } from "./run_data.js";
+import { HEAT } from "./run_heat.js";
 import { RunView } from "./run_view.js";
 import { TensorView } from "./tensor_view.js";
 import { VirtualTable } from "./virtual_table.js";
@@ -58,7 +59,9 @@ async function build(content, packed, main) {
   /** @type {LineChart[]} those of the selected tensor */
   let own = [];
   const follow = (/** @type {Set<string>} */ changed) => {
-    if (["step", "from", "to", "of"].some((name) => changed.has(name))) run?.address();
+    if (["step", "from", "to", "of", ...HEAT].some((name) => changed.has(name))) run?.address();
+    if ([...changed].some((name) => name.startsWith("sort."))) tables.forEach((table) => table.followOrder());
+    if (changed.has("colour")) tree?.followColour();
     if (changed.has("search")) {
       const query = selected("search");
       if (search.value !== query) search.value = query;

@@ -3,14 +3,12 @@
 import { select, selected } from "./address.js";
 import { choice, element, section } from "./elements.js";
 import { factsTable } from "./facts_table.js";
-import { HeatMap } from "./heat_map.js";
 import { LineChart, lineValues } from "./line_chart.js";
 import { RunData, family, innermost } from "./run_data.js";
+import { NOISE, RunHeat } from "./run_heat.js";
 import { magnitudeBars } from "./tensor_view.js";
 import { cellText, printable } from "./text.js";
 import { VirtualTable } from "./virtual_table.js";
-
-const NOISE = ["noise_scale", "gsnr"];
 
 /** @typedef {{label: string, steps: number[], values: (number | null)[], run?: RunData, dashed?: boolean}} Curve */
 
@@ -37,16 +35,7 @@ export class RunView {
     const range = element("span", { class: "range" }, element("label", {}, "steps from ", this.fromField), element("label", {}, " to ", this.toField));
     this.curveSection = section("curves", "Curves over steps", range);
     this.curveSection.append(this.curves);
-    this.heat = new HeatMap((key, step) => select({ tensor: key, step: String(step) }));
-    const families = [...new Set(runs.flatMap((run) => run.families))];
-    this.noisy = NOISE.filter((name) => runs.some((run) => run.noise?.names.includes(name)));
-    const names = [...new Set(runs.flatMap((run) => run.names)), ...this.noisy];
-    this.heatFamily = choice("of", families, () => this.drawHeat());
-    this.heatStatistic = choice("statistic", names, () => this.drawHeat());
-    this.heatRun = choice("run", runs.map((run) => run.name), () => this.drawHeat());
-    if (families.includes("activation_grad")) this.heatFamily.list.value = "activation_grad";
-    this.heatSection = section("heat", "Layers against steps", this.heatFamily.box, this.heatStatistic.box, ...(this.several ? [this.heatRun.box] : []));
-    this.heatSection.append(this.heat.box);
+    this.heat = new RunHeat(runs);
     /** @type {VirtualTable[][]} by run */
     this.tables = [];
     /** @type {VirtualTable[][]} by run */
@@ -74,9 +63,9 @@ export class RunView {
     this.differenceTables = made(this.differences.flatMap((each) => each.tables.map((table) => named(each.name, table))));
     const differences = section("differences", "Where the runs differ");
     differences.append(...this.differenceTables.map((table) => table.box));
-    this.drawHeat();
+    this.heat.follow(this.from, this.to);
     this.followStep();
-    return [this.heatSection, this.stepSection, ...(this.differences.length > 0 ? [differences] : [])];
+    return [this.heat.section, this.stepSection, ...(this.differences.length > 0 ? [differences] : [])];
   }
 
   allTables() {
@@ -94,10 +83,8 @@ export class RunView {
 
   /** Follows the address: the run, the step, and the range of steps. */
   address() {
-    if (this.range()) {
-      this.drawCurves();
-      this.drawHeat();
-    }
+    if (this.range()) this.drawCurves();
+    this.heat.follow(this.from, this.to);
     this.followStep();
   }
 
@@ -212,17 +199,6 @@ export class RunView {
       logarithmic: logarithmic && !negative,
       chosen: (_line, at) => select({ step: String(steps[at] ?? "") }),
     });
-  }
-
-  drawHeat() {
-    const statistic = this.heatStatistic.list.value;
-    if (this.noisy.includes(statistic)) this.heatFamily.list.value = "param_grad";
-    const of = this.heatFamily.list.value;
-    const run = this.runs.find((each) => each.name === this.heatRun.list.value) ?? this.runs[0];
-    const found = run?.heat(statistic, of);
-    if (found === undefined) return;
-    const columns = found.steps.map((_, at) => at).filter((at) => this.inRange(found.steps[at] ?? 0));
-    this.heat.show({ title: `${of} ${statistic}`, names: found.names, steps: columns.map((at) => found.steps[at] ?? 0), values: (row, column) => found.value(row, columns[column] ?? 0) });
   }
 
   /** @param {number} at the position of the step */

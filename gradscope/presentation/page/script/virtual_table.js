@@ -1,6 +1,6 @@
 /** A table of any length: only the rows in sight are elements. It is sorted, filtered, and shows chosen columns. */
 
-import { selected, tensorAddress } from "./address.js";
+import { select, selected, tensorAddress } from "./address.js";
 import { element } from "./elements.js";
 import { csv, plainCell, save } from "./saving.js";
 import { cellText, isNumeric, matcher, numeric, printable } from "./text.js";
@@ -25,8 +25,7 @@ export class VirtualTable {
     this.keys = keys;
     /** @type {boolean[]} */
     this.shown = table.columns.map((column, at) => at === 0 || column.priority < LESS_IMPORTANT);
-    /** @type {{column: number, down: boolean} | null} */
-    this.order = null;
+    this.order = this.wantedOrder();
     this.query = "";
     this.printed = false;
     this.lines = table.keys.map((_, at) => at);
@@ -111,8 +110,25 @@ export class VirtualTable {
   /** @param {number} column */
   sort(column) {
     const again = this.order?.column === column;
-    if (again && !this.order?.down) this.order = null;
-    else this.order = { column, down: !again };
+    const down = again ? (this.order?.down ? "+" : "") : "-";
+    select({ [this.sortName()]: down === "" ? "" : `${down}${this.heading(column)}` }, { quiet: true });
+  }
+
+  /** The part of the address that has its order. */
+  sortName() {
+    return `sort.${this.table.title.split(/ \(|,/)[0]}`;
+  }
+
+  /** The order in the address. @returns {{column: number, down: boolean} | null} */
+  wantedOrder() {
+    const wanted = selected(this.sortName());
+    const column = this.table.columns.findIndex((_, at) => this.heading(at) === wanted.slice(1));
+    return wanted === "" || column < 0 ? null : { column, down: wanted.startsWith("-") };
+  }
+
+  /** Follows the address. */
+  followOrder() {
+    this.order = this.wantedOrder();
     this.drawHeads();
     this.arrange();
   }

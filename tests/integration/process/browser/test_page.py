@@ -198,6 +198,22 @@ def test_the_noise_of_gradients_is_a_curve_a_table_and_a_heat_map(opened: Open) 
     assert page.locator("canvas.heat").evaluate("canvas => [canvas.width, canvas.height]") == [3, 1]
 
 
+def test_what_is_chosen_is_in_the_address_and_a_link_shows_it(opened: Open) -> None:
+    page = opened("run").page
+    page.locator("#heat select").first.select_option("activation")
+    page.locator("#heat select").nth(1).select_option("zeros")
+    page.locator("#tree select").select_option("activation rms")
+    layers = page.locator(".table-box", has_text="Layers (")
+    layers.get_by_role("button", name="rms").first.click()
+    place = page.evaluate("location.hash")
+    other = opened("run", place).page
+    assert [other.locator("#heat select").nth(at).input_value() for at in (0, 1)] == ["activation", "zeros"]
+    assert other.locator("#tree select").input_value() == "activation rms"
+    head = other.locator(".table-box", has_text="Layers (").locator("th[aria-sort=descending]")
+    assert head.inner_text().startswith("rms")
+    assert other.locator(".table-box", has_text="Layers (").locator("tbody th").first.inner_text() == "layer2"
+
+
 def test_a_link_to_what_is_not_there_says_so(opened: Open) -> None:
     page = opened("dump", "#tensor=activation/gone").page
     assert "No tensor of this name" in page.locator("#tensor").inner_text()
